@@ -30,7 +30,7 @@ from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
-from ppojob_trainer.data.picture_forms import why_blind
+from ppojob_trainer.data.picture_readers import why_blind
 from ppojob_trainer.data.prompt_store import PromptStore
 from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate
@@ -48,6 +48,7 @@ from ppojob_trainer.models.kinds import (
     ModelKind,
 )
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
+from ppojob_trainer.models.memory import GIB, least_cache
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.tokenizer_fit import (
     check_rows,
@@ -139,7 +140,7 @@ def check_inputs(config: RunConfig) -> Preflight:
         if spec.reward_model is not None:
             _check_reward_model(spec.reward_model, found)
         if spec.judge is not None:
-            _check_judge(spec.judge, found)
+            _check_judge(spec.judge, spec.roles.judge.gpus_per_replica, found)
             found.add(list(_answers_without_room(spec.judge, spec.rewards)))
         _check_rewards(spec, found)
         _check_sampler(spec, found)
@@ -325,7 +326,7 @@ def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
         found.add([*unfit, *_template_refusals(chat)])
 
 
-def _check_judge(spec: JudgeSpec, found: Preflight) -> None:
+def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
     """Judge the folder of the judge, and what it is asked by."""
     report = check_model_folder(Path(spec.path), JUDGE)
     found.add(report.errors, report.warnings)
@@ -334,6 +335,11 @@ def _check_judge(spec: JudgeSpec, found: Preflight) -> None:
         why, allowed = f"the model was made for {limit}", f"at most {limit}"
         where, code = "spec.judge.maxTokens", ReasonCode.OUT_OF_RANGE
         found.add([Problem(where, shown(longest), why, allowed, code)])
+    tokens, cache = longest or limit or 0, spec.kv_cache_gib
+    if cache is not None and int(cache * GIB) < (least := least_cache(spec, tokens, gpus)):
+        why = f"a text of {tokens} tokens takes {least / GIB:.3g} of it at least"
+        where, allowed = "spec.judge.kvCacheGib", "that or more, or a smaller spec.judge.maxTokens"
+        found.add([Problem(where, shown(cache), why, allowed, ReasonCode.OUT_OF_RANGE)])
     if not Path(spec.path).is_dir():
         return  # that the folder is missing has been said
     setting = "a template of its own"

@@ -183,6 +183,13 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
     ("kind", "changes"),
     [
         pytest.param("seeing_tiles", {"algorithm": PPO}, id="huggingface"),
+        pytest.param("seeing_squares", {}, id="huggingface_learns"),
+        pytest.param(
+            "seeing_squares",
+            {"rollout": VLLM},
+            id="vllm_sees_ahead",
+            marks=[pytest.mark.vllm, pytest.mark.long],
+        ),
         pytest.param("seeing_3", {"rollout": VLLM}, id="vllm_learns", marks=pytest.mark.vllm),
     ],
 )
@@ -194,7 +201,7 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     A critic sees the pictures too. The tower is frozen, or learns, and engines have it as it is.
     With vLLM, which takes long to load, in one rank.
     """
-    learns = kind == "seeing_3"
+    learns = kind != "seeing_tiles"
     ranks = {"ranksPerReplica": 1 if learns else 2}
     # Policy and critic draw dropout of one state in one process, and of two apart.
     tiny_jobs.make_tiny_folder(tmp_path, 0.1 if learns else 0.0, kind)

@@ -214,6 +214,7 @@ CASES: dict[str, Spoil] = {
     "reward model: template refuses": judge_template("{{ raise_exception('no users') }}"),
     "judge: no chat template": served(lambda one: (one / "chat_template.jinja").unlink()),
     "judge: longer than the model": served(maxTokens=257),
+    "judge: no room for a text": served(maxTokens=200, kvCacheGib=0.00005, dtype="float32"),
     "judge: no room for its answers": lambda wrong: [
         served(maxTokens=200)(wrong),
         wrong.set("spec.rewards", [{"function": "judge"}]),

@@ -48,6 +48,8 @@ def dense(
             visible[i, span.prefix_start : span.prefix_start + span.prefix_length] = True
             visible[i, span.start : i + 1] = True
             position[i] = span.prefix_length + i - span.start
+        for first, end in span.wholes:
+            visible[first:end, first:end] = True
     if window is not None:
         visible &= position[:, None] < position + window
     key, value = (x.repeat_interleave(heads // x.shape[1], dim=1) for x in (key, value))

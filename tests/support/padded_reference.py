@@ -1,5 +1,6 @@
 """The slow way: every row by itself, its prompt again each time, all logits at once."""
 
+import inspect
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,6 +11,7 @@ from tiny_models import NAMES, PATCH, PICTURE, turned
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -31,6 +33,7 @@ _PROCESSORS = (
     Glm46VImageProcessorPil,
     GotOcr2ImageProcessorPil,
     PixtralImageProcessorPil,
+    Gemma3ImageProcessorPil,
 )
 
 
@@ -87,8 +90,11 @@ def whole_logits(
     seen = {}
     if pictures:
         seen = pixels_of(folder, unpacked(pictures))
+        types = (ids == NAMES.index(PICTURE)).int()
         if "image_grid_thw" in seen:
-            seen["mm_token_type_ids"] = (ids == NAMES.index(PICTURE)).int()
+            seen["mm_token_type_ids"] = types
+        if "token_type_ids" in inspect.signature(model.forward).parameters:
+            seen["token_type_ids"] = types
     logits: Tensor = model(input_ids=ids, use_cache=False, **seen).logits
     return logits[0, len(prompt) - 1 :]
 
@@ -101,7 +107,7 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     if isinstance(processor, PixtralImageProcessorPil):
         options["patch_size"] = 2 * PATCH
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
-    return {name: one for name, one in made.items() if name != "num_patches"}
+    return {name: one for name, one in made.items() if name not in {"num_patches", "num_crops"}}
 
 
 def processor_of(folder: Path) -> Any:

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import torch
 from tiny_models import (
+    BEGIN_SQUARE,
     CORRECTED,
     DELTA_NETWORKS,
+    END_SQUARE,
     HALF_ROTATED,
     MIXTURE,
     NAMES,
@@ -26,6 +28,7 @@ from tiny_models import (
     write_model,
 )
 from transformers import (
+    Gemma3ForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     InternVLForConditionalGeneration,
@@ -47,6 +50,7 @@ SEEING = {
     "seeing_caller": Qwen2_5_VLForConditionalGeneration,
     "seeing_tiles": InternVLForConditionalGeneration,
     "seeing_lines": Mistral3ForConditionalGeneration,
+    "seeing_squares": Gemma3ForConditionalGeneration,
 }
 """Models that see pictures, by what the command line calls them."""
 DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
@@ -81,14 +85,19 @@ THREE_WAYS = [
 MARKS = {
     InternVLForConditionalGeneration: ("<img>", "</img>"),
     Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
+    Gemma3ForConditionalGeneration: (BEGIN_SQUARE, END_SQUARE),
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
+IN_WINDOWS = {"sliding_window_pattern": 2, "sliding_window": 6}
+IN_WINDOWS |= {"head_dim": 32, "query_pre_attn_scalar": 32, "model_type": "gemma3_text"}
+IN_WINDOWS |= {"rope_parameters": None}
 TEXTS = {
     InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     Mistral3ForConditionalGeneration: PLAIN,
+    Gemma3ForConditionalGeneration: IN_WINDOWS,
 }
 """Of those whose tokens of pictures are counted as those of text, what their text is."""
 TILE = 4 * PATCH
@@ -104,8 +113,13 @@ def save_seeing_model(
     if model_class in DEEP:
         sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
     videos = {"video_token_id": NAMES.index(VIDEO)} if model_class in VIDEOS else {}
+    more = {}
+    if model_class is Gemma3ForConditionalGeneration:
+        first = len(NAMES)
+        more = {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
     config = model_class.config_class(
         **videos,
+        **more,
         text_config=sizes,
         vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
         image_token_id=NAMES.index(PICTURE),
@@ -115,10 +129,12 @@ def save_seeing_model(
     model = model_class(config)
     draw_corrections(model)
     for name, weight in model.named_parameters():
-        if name.endswith(("position_embeddings", "cls_token")):
+        if name.endswith(("position_embeddings", "cls_token", "input_projection_weight")):
             weight.data.normal_(std=0.3)
     write_model(folder, model)
     (folder / "preprocessor_config.json").write_text(json.dumps(_processor(model_class)))
+    if model_class is Gemma3ForConditionalGeneration:
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}))
     if model_class in TIMED:
         size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 128 * PATCH**2}
         settings = json.dumps({"patch_size": PATCH, "size": size})
@@ -161,6 +177,9 @@ def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
         return {"image_processor_type": "PixtralImageProcessorFast", "patch_size": PATCH} | {
             "size": {"longest_edge": 16 * PATCH}
         }
+    if model_class is Gemma3ForConditionalGeneration:
+        size = {"height": TILE, "width": TILE}
+        return {"image_processor_type": "Gemma3ImageProcessor", "size": size}
     if model_class in GLM:  # of two frames
         processor["image_processor_type"] = GLM[model_class]
         return processor | {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
@@ -198,6 +217,10 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"model_type": "pixtral", "image_size": 16 * PATCH}
+    if model_class is Gemma3ForConditionalGeneration:
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
+        tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
+        return tower | {"vision_use_head": False}
     tower = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}

@@ -3,7 +3,7 @@
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `lfm2_moe`,
-`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `talker` or `searcher`, or
+`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `talker` or `searcher`, or
 `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
@@ -108,7 +108,8 @@ WIDE_HEADS = {
 """The same of heads of 32, as vLLM on the CPU wants them."""
 PATCH = 4
 PICTURE, VIDEO = "~", "^"
-MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]")
+BEGIN_SQUARE, END_SQUARE = "<start_of_image>", "<end_of_image>"
+MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE)
 """Tokens around pictures."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
@@ -238,11 +239,15 @@ def save_tokenizer(
     """Write a tokenizer into a folder."""
     tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
+    special = ["<|im_start|>", *filter(MARKS.__contains__, names)]
+    if BEGIN_SQUARE in names:  # which a template writes for a picture
+        special.append(PICTURE)
+        template = template.replace(f"'{PICTURE}'", f"'{BEGIN_SQUARE}'")
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
         eos_token="<|im_end|>",
         pad_token=pad,
-        additional_special_tokens=["<|im_start|>", *filter(MARKS.__contains__, names)],
+        additional_special_tokens=special,
     )
     fast.chat_template = template
     fast.save_pretrained(folder)

@@ -18,6 +18,7 @@ from padded_reference import as_in_files, whole_logprobs
 from seeing_models import GLM, TEXTS, save_seeing_model
 from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
 from transformers import (
+    Gemma3ForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     InternVLForConditionalGeneration,
@@ -52,8 +53,9 @@ FAMILIES = {
     "glm mixture": Glm4vMoeForConditionalGeneration,
     "internvl": InternVLForConditionalGeneration,
     "mistral": Mistral3ForConditionalGeneration,
+    "gemma": Gemma3ForConditionalGeneration,
 }
-SHARED = ("2", "3 mixture", "glm mixture", "mistral")
+SHARED = ("2", "3 mixture", "glm mixture", "mistral", "gemma")
 """Of these, one of each kind of tower and of layers, and of heads tied and not."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}

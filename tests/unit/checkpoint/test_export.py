@@ -179,6 +179,14 @@ def test_weights_that_are_gone_are_missed(
     assert what in line
 
 
+def test_numbers_that_travel_with_the_weights_are_not_missed(export, model_folder: Path) -> None:
+    """Those of Gemma 4 have a dimension in files, and so are as all other weights."""
+    (model_folder / "config.json").write_text(json.dumps({"model_type": "gemma4_text"}))
+    (model_folder / SINGLE_FILE).unlink()
+    (model_folder / "model.safetensors.index.json").unlink()
+    export()
+
+
 @pytest.mark.slow  # imports transformers
 @pytest.mark.timeout(180)
 def test_transformers_loads_it_with_equal_weights(tmp_path: Path):

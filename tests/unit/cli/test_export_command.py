@@ -32,9 +32,14 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def checkpoint(run: Path, model: dict[str, object]) -> None:
+def checkpoint(
+    run: Path, model: dict[str, object], critic: dict[str, object] | None = None
+) -> None:
     """A checkpoint behind step 4 of a job with this model."""
     spec = changed_job([])["spec"] | {"model": model}
+    if critic is not None:
+        ppo = {"type": "ppo", "promptsPerStep": 4, "samplesPerPrompt": 2}
+        spec |= {"algorithm": ppo, "critic": critic}
     job = PPOJob.model_validate({**changed_job([]), "spec": spec})
     store = CheckpointStore(run / "checkpoints", job_uid="u", config=resolve(job).trajectory_json())
     pending = store.begin(4)
@@ -91,6 +96,22 @@ def test_adapters_that_a_job_began_with_stay_in_their_export(run: Path, tmp_path
     said = refused(tmp_path / "later", export)
     assert f"the job began with {adapter}" in said
     assert (adapter / "adapter_config.json").exists()
+
+
+@pytest.mark.parametrize("options", [["--critic"], []])
+def test_neither_the_policy_s_nor_the_critic_s_beginning_is_written_over(
+    run: Path, tmp_path: Path, options: list[str]
+) -> None:
+    """Whichever of the two is written."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text((tmp_path / "model" / "config.json").read_text())
+    model, critic = {"path": str(tmp_path / "model")}, {"path": str(other)}
+    model["tokenizerPath"] = str(tmp_path)
+    checkpoint(tmp_path / "ppo", model, critic=critic)
+    target = tmp_path / "model" if options else other
+    assert f"the job began with {target}" in refused(tmp_path / "ppo", target, *options)
+    assert (target / "config.json").exists()
 
 
 def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: Path) -> None:

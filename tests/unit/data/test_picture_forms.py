@@ -10,16 +10,20 @@ from typing import Any
 import pytest
 from PIL import Image
 from seeing_models import TILE, form_of, save_seeing_model
-from tiny_models import NAMES, PATCH, PICTURE, picture
+from tiny_models import BEGIN_SQUARE, END_SQUARE, NAMES, PATCH, PICTURE, picture
 from transformers import (
     AutoTokenizer,
+    Gemma3ForConditionalGeneration,
+    Gemma3Processor,
     InternVLForConditionalGeneration,
     InternVLProcessor,
     Mistral3ForConditionalGeneration,
 )
+from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 
+from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.picture_forms import PictureForm, Wanted, why_shown_none
 from ppojob_trainer.data.pictures import opened, packed
 
@@ -65,9 +69,18 @@ class OfMistral:
         return {"input_ids": [self.tokenizer.encode(text.replace("[IMG]", PICTURE))]}
 
 
+def of_gemma(folder: Path) -> Any:
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    for name, token in {"boi": BEGIN_SQUARE, "eoi": END_SQUARE, "image": PICTURE}.items():
+        setattr(tokenizer, f"{name}_token", token)
+        setattr(tokenizer, f"{name}_token_id", tokenizer.convert_tokens_to_ids(token))
+    return Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(folder), tokenizer, None, 4)
+
+
 PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
     "internvl": (InternVLForConditionalGeneration, of_internvl),
     "mistral": (Mistral3ForConditionalGeneration, OfMistral),
+    "gemma": (Gemma3ForConditionalGeneration, of_gemma),
 }
 
 
@@ -86,9 +99,10 @@ def test_a_prompt_has_the_tokens_of_the_processor(
     folders: dict[str, Path], name: str, size: tuple[int, int]
 ) -> None:
     form, processor = form_of(folders[name]), PROCESSORS[name][1](folders[name])
-    shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{PICTURE}b{PICTURE}c"
+    mark = BEGIN_SQUARE if name == "gemma" else PICTURE
+    shown, text = [picture("red", size), picture("blue", (40, 20))], f"a{mark}b{mark}c"
     told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
-    ids = form.expanded(processor.tokenizer.encode(text), packed(shown))
+    ids = form.expanded(processor.tokenizer.encode(form.rewritten(text)), packed(shown))
     assert ids == told
     places = form.places(ids, packed(shown))
     assert [one for own in places for one in own] == [
@@ -119,6 +133,73 @@ def test_tiles_are_bounded_by_pixels(folders: dict[str, Path], size: tuple[int, 
     assert form.fitted(file, Wanted(most=10**6)) == file
 
 
+@pytest.mark.processes
+@pytest.mark.parametrize("said", ["\n\n{}\n", "{}", "{}\n{}"])
+def test_blank_lines_around_a_square_are_merged_as_by_the_processor(
+    tmp_path: Path, said: str
+) -> None:
+    """A tokenizer of the hub has tokens for two and more ends of lines."""
+    save_seeing_model(tmp_path, Gemma3ForConditionalGeneration)
+    path = tmp_path / "tokenizer.json"
+    body = json.loads(path.read_text())
+    merged = body["model"]["vocab"] | {"\n\n": 200, "\n\n\n": 201, "\n\n\n\n": 202}
+    merges = [["\n", "\n"], ["\n\n", "\n"], ["\n\n", "\n\n"]]
+    body["model"] |= {"vocab": merged, "merges": merges}
+    path.write_text(json.dumps(body))
+    parts: list[dict[str, str]] = [{"type": "text", "text": said.partition("{}")[0]}]
+    for text in said.split("{}")[1:]:
+        parts += [{"type": "image"}, {"type": "text", "text": text}]
+    shown, messages = [picture("red")] * said.count("{}"), [{"role": "user", "content": parts}]
+    processor = of_gemma(tmp_path)
+    text = processor.tokenizer.apply_chat_template(messages, tokenize=False)
+    told = processor(text=text, images=[opened(one) for one in shown])["input_ids"][0]
+    with ChatTokenizer(tmp_path) as chat:
+        (ids,) = chat.encode_chats([messages], open_turn=False)
+        assert chat.pictures is not None
+        assert chat.pictures.expanded(ids, packed(shown)) == told
+        literal = [{"role": "user", "content": f"a{BEGIN_SQUARE}"}]
+        (ids,) = chat.encode_chats([literal], open_turn=False)  # without a picture it is text
+        assert PICTURE not in chat.decode(ids, skip_special_tokens=False)
+    assert {201, 202} & {*told}  # which text makes that is put around it
+
+
+def test_squares_of_the_hub_are_of_896_pixels_and_256_tokens(tmp_path: Path) -> None:
+    """What the files of google/gemma-3-4b-it say of pictures."""
+    tower = {"image_size": 896, "patch_size": 14, "model_type": "siglip_vision_model"}
+    marks = {"boi_token_index": 255_999, "eoi_token_index": 256_000, "image_token_index": 262_144}
+    texts = (BEGIN_SQUARE, END_SQUARE, "<image_soft_token>")
+    files: dict[str, dict[str, object]] = {
+        "config.json": {"mm_tokens_per_image": 256, "vision_config": tower, **marks},
+        "preprocessor_config.json": {
+            "do_pan_and_scan": None,
+            "do_resize": True,
+            "image_processor_type": "Gemma3ImageProcessor",
+            "image_seq_length": 256,
+            "size": {"height": 896, "width": 896},
+        },
+        "processor_config.json": {"image_seq_length": 256, "processor_class": "Gemma3Processor"},
+        "tokenizer.json": {
+            "added_tokens": [
+                {"id": id_, "content": text}
+                for id_, text in zip(marks.values(), texts, strict=True)
+            ]
+        },
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    form = form_of(tmp_path)
+    assert form.sides(picture("red", (40, 20))) == (896, 896)
+    assert form.expanded([2, 262_144], packed([picture("red")])) == [2, *[262_144] * 256]
+    said = "<start_of_image><image_soft_token><end_of_image>"
+    assert form.rewritten("user\n<start_of_image>a") == f"user\n\n\n{said}\n\na"
+
+
+def test_squares_have_one_size(folders: dict[str, Path]) -> None:
+    form, file = form_of(folders["gemma"]), picture("red", (40, 20))
+    assert form.fitted(file, Wanted(most=8, sides=(8, 8))) == file
+    assert form.sides(file) == (TILE, TILE)
+
+
 def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Path) -> None:
     for kind, _ in PROCESSORS.values():
         save_seeing_model(tmp_path, kind)
@@ -137,6 +218,13 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("internvl", "config.json", {"vision_config": {"patch_size": [PATCH]}}),
         ("mistral", "preprocessor_config.json", {"size": {"height": 64, "width": 64}}),
         ("mistral", "config.json", {"spatial_merge_size": 0}),
+        ("gemma", "preprocessor_config.json", {"do_pan_and_scan": True}),
+        ("gemma", "preprocessor_config.json", {"do_resize": False}),
+        ("gemma", "preprocessor_config.json", {"size": {"height": TILE, "width": 2 * TILE}}),
+        ("gemma", "processor_config.json", {"image_seq_length": 9}),
+        ("gemma", "config.json", {"mm_tokens_per_image": 5}),
+        ("gemma", "config.json", {"image_token_index": 4000}),
+        ("gemma", "config.json", {"text_config": {"sliding_window": 3}}),
     ],
 )
 def test_a_folder_with_other_settings_is_shown_none(

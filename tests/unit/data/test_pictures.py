@@ -9,16 +9,19 @@ import pytest
 import tiny_jobs
 from PIL import Image
 from prompt_files import PromptFiles, good_row
+from seeing_models import SEEING, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, SEEING_TEMPLATE, picture, save_tokenizer
 
+from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.picture_forms import seen_by_all, why_blind
+from ppojob_trainer.data.picture_readers import seen_by_all, why_blind
 from ppojob_trainer.data.pictures import opened, packed, unpacked, with_parts
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
+from ppojob_trainer.models.layout_checks import check_layouts
 
 pytestmark = pytest.mark.processes
 
@@ -183,8 +186,11 @@ def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> N
         assert line.startswith("c.parquet:0:prompt: got <image> behind an answer: ")
 
 
-def test_later_messages_of_demonstrations_show_pictures_too(folder: Path) -> None:
+@pytest.mark.parametrize("kind", [None, "seeing_squares"])
+def test_later_messages_of_demonstrations_show_pictures_too(folder: Path, kind: str | None) -> None:
     """What is kept of them is what the template writes of the whole, and where each begins."""
+    if kind is not None:
+        save_seeing_model(folder / "model", SEEING[kind])
     turns = ["<image>?", "red", "and <image> or <image>.", "blue", "why?", "so"]
     roles = ["user", "assistant"] * 3
     talk = [{"role": role, "content": text} for role, text in zip(roles, turns, strict=True)]
@@ -294,6 +300,39 @@ def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes,
     why = why_blind(spec)("tiny")
     assert (told is None) == (why == "") == seen_by_all(spec)
     assert told is None or told in why
+
+
+@pytest.mark.parametrize("kind", ["seeing", "seeing_squares"])
+def test_a_size_of_pictures_has_no_effect_where_all_have_one(folder: Path, kind: str) -> None:
+    save_seeing_model(folder / "model", SEEING[kind])
+    data = tiny_jobs.make_manifest(folder)["spec"]["data"]
+    data |= {"maxPicturePixels": 4000, "minPicturePixels": 1000}
+    model = {"path": str(folder / "model"), "freezeVisionTower": False}
+    manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
+    found = [
+        (one.where, one.reason_code) for one in check_layouts(resolve(load_job(manifest)).spec)
+    ]
+    fields = ("spec.data.maxPicturePixels", "spec.data.minPicturePixels")
+    expected = [(field, ReasonCode.NO_EFFECT) for field in fields]
+    assert found == (expected if kind == "seeing_squares" else [])
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+@pytest.mark.parametrize("given", [True, False])
+@pytest.mark.parametrize("engine", ["vllm", "huggingface"])
+def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
+    folder: Path, engine: str, given: bool, gpus: int
+) -> None:
+    save_seeing_model(folder / "model", SEEING["seeing_squares"])
+    changes: dict[str, object] = {"rollout": {"engine": engine}}
+    if given:
+        changes = {"algorithm": {"type": "sft", "promptsPerStep": 4}, "rollout": {}, "rewards": []}
+    changes["roles"] = {"actorRollout": {"gpusPerReplica": gpus}}
+    spec = resolve(load_job(tiny_jobs.write_manifest(folder / "job", folder, **changes))).spec
+    why = why_blind(spec)("tiny")
+    is_refused = engine == "vllm" and not given and gpus > 0
+    assert is_refused == ("spec.rollout.engine: huggingface" in why) == (not seen_by_all(spec))
+    assert is_refused or why == ""
 
 
 def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path) -> None:

@@ -20,6 +20,18 @@ from ppojob_trainer.engine.long_rows import _blocks
 HEADS, KEY_HEADS, SIZE, SCALE = 6, 2, 8, 0.3
 LONG, SHORT = group(30, 90, 4, 61, 5), group(6, 18, 4, 12, 5)
 
+SEEING_AHEAD = (
+    [replace(SHORT[0], wholes=((1, 5),)), *SHORT[1:]],
+    [
+        replace(LONG[0], wholes=((0, 3), (4, 29))),
+        replace(LONG[1], wholes=((30, 31), (60, 119))),
+        LONG[2],
+        replace(LONG[3], wholes=((150, 160), (161, 185))),
+        *LONG[4:],
+    ],
+)
+"""The same with runs whose tokens see each other, of which some reach over blocks."""
+
 
 def inputs(spans, dtype=torch.float64):
     """Query, key and value: the same numbers in every type."""
@@ -51,6 +63,20 @@ def test_equals_dense_attention_with_gradients(spans, tile_scores, window, cap):
     told = {"sliding_window": window, "softcap": cap}
     ours = packed(spans, *tensors, tile_scores=tile_scores, **told)
     theirs = dense(spans, *tensors, scale=SCALE, window=window, cap=cap)
+    torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
+
+
+@pytest.mark.parametrize("window", [None, 1, 4, 50])
+@pytest.mark.parametrize(
+    ("tile_scores", "spans"),
+    [(1, SEEING_AHEAD[0]), *product([100, 700, 2**10, 2**21], SEEING_AHEAD)],
+)
+def test_tokens_of_a_run_see_each_other_with_gradients(spans, tile_scores, window):
+    tensors = inputs(spans)
+    ours = packed(spans, *tensors, tile_scores=tile_scores, sliding_window=window)
+    theirs = dense(spans, *tensors, scale=SCALE, window=window)
+    causal = [replace(span, wholes=()) for span in spans]
+    assert not torch.allclose(theirs, dense(causal, *tensors, scale=SCALE, window=window))
     torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
 
 

@@ -72,7 +72,7 @@ def test_the_packed_forward_is_that_of_the_whole_model(
     torch.testing.assert_close(packed_pass(model, head, rows).outputs[0], got, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_class", FAMILIES)
+@pytest.mark.parametrize("model_class", FAMILIES[:-1])  # there is no critic of Gemma 3
 def test_a_critic_sees_what_the_whole_model_does(
     tmp_path: Path, model_class: type[PreTrainedModel]
 ) -> None:
@@ -127,7 +127,7 @@ def test_the_engine_draws_what_the_whole_model_would(
 
 
 @pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
-@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-2:]])
+@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-3:]])
 def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     tmp_path: Path, model_class: type[PreTrainedModel], shown: list[bytes]
 ) -> None:
@@ -189,7 +189,7 @@ def test_angles_of_a_tower_are_not_rounded(
 @pytest.mark.parametrize(
     "size", [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (1, 150), (99, 7)]
 )
-@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-4:-2]])
+@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-5:-3]])
 def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, model_class, size) -> None:
     save_seeing_model(tmp_path, model_class)
     processor = processor_of(tmp_path)

@@ -1,5 +1,6 @@
 """How much memory a rank cannot do without, and how much there is."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, save_model
 
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.v1alpha1.rollout import JudgeSpec
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.models import memory
 from ppojob_trainer.models.log_partition import LogPartition
@@ -18,6 +20,7 @@ from ppojob_trainer.models.memory import (
     count_parameters,
     held_by_rank,
     held_in_turns,
+    least_cache,
     machine_bytes,
     offloads,
 )
@@ -256,6 +259,23 @@ def test_ranks_of_a_layout_hold_parts_of_the_policy(tmp_path, layout, each):
 def test_a_job_that_only_validates_holds_engines_alone(tmp_path):
     config = config_of(tmp_path, steps={"validateOnly": True}, model={"path": "/m"})
     assert held(config, "actorRollout") == {"rollout engine": 4 * POLICY}
+
+
+@pytest.mark.parametrize(
+    ("changes", "gpus", "numbers"),
+    [
+        ({"num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 3}, 0, 3 * 2 * 4 * 16),
+        ({"num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 3}, 2, 3 * 2 * 2 * 16),
+        ({"num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 3}, 4, 3 * 2 * 1 * 16),
+        ({"model_type": "deepseek_v3", "num_hidden_layers": 3}, 2, 3 * (512 + 64)),
+        ({"model_type": "gemma3_text"}, 0, 0),  # of whose text most layers keep a window
+    ],
+)
+def test_a_text_of_a_judge_takes_keys_and_values_of_each_layer(tmp_path, changes, gpus, numbers):
+    config = {"model_type": "llama", **SIZES, "num_attention_heads": 4, **changes}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    judge = JudgeSpec(path=str(tmp_path), dtype="bfloat16")
+    assert least_cache(judge, 10, gpus) == 10 * 2 * numbers
 
 
 def test_parameters_are_counted_by_the_files_and_an_embedding_once(tmp_path):

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from padded_reference import pixels_of
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from seeing_models import save_seeing_model
@@ -27,7 +28,7 @@ from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_stream import stored_weights
 
-SEEING = ["internvl", "mistral3"]
+SEEING = ["gemma3", "internvl", "mistral3"]
 """Of these wholes, those whose tower is read."""
 
 
@@ -142,6 +143,34 @@ def test_a_tower_has_the_bits_of_its_file(tmp_path: Path, kind: type[PreTrainedM
             assert tower is not None
             said += [one.detach() for one in tower.seen([picture("red")])]
     assert all(torch.equal(one, said[0]) for one in said)
+
+
+@pytest.mark.parametrize("learns", [True, False])
+def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(
+    tmp_path: Path, learns: bool
+) -> None:
+    """Those of google/gemma-3-4b-it, which transformers 5 changes when it reads them."""
+    folder, target = tmp_path / "model", tmp_path / "export"
+    save_seeing_model(folder, WHOLES["gemma3"])
+    path = folder / "model.safetensors"
+    stored = {
+        name.replace("vision_tower.", "vision_tower.vision_model."): weight
+        for name, weight in load_file(path).items()
+    }
+    save_file(stored, path, {"format": "pt"})
+    report = check_model_folder(folder)
+    assert (report.errors, report.warnings) == ([], [])
+    model = load_model(folder, with_tower=learns)
+    tower = tower_of(model)
+    assert tower is not None
+    (seen,) = tower.seen([picture("red")])
+    whole = WHOLES["gemma3"].from_pretrained(folder)
+    (expected,) = whole.get_image_features(**pixels_of(folder, [picture("red")])).pooler_output
+    torch.testing.assert_close(seen, expected, rtol=0, atol=1e-6)
+    export_model(target, hf_named_tensors(model), model_folder=folder, dtype=torch.float32)
+    exported = load_file(target / "model.safetensors")
+    assert exported.keys() == stored.keys()
+    assert all(torch.equal(exported[name], stored[name]) for name in stored)
 
 
 @pytest.mark.parametrize("name", SEEING)

@@ -58,19 +58,19 @@ class Beside:
         model_type, sees = str(config.get("model_type")), has_tower(config)
         layers = layer_count(model_folder)
         weights = read_weights(model_folder)
-        fixed = FAMILIES[model_type].fixed if model_type in FAMILIES else ()
+        bare = FAMILIES[model_type].bare if model_type in FAMILIES else ()
         if weights.problems:
             _refuse_without(
                 weights.problems,
                 {
                     "a vision tower": sees,
                     "layers that predict further tokens": not scores and mtp_layer_count(config),
-                    f"numbers that nobody trains ({', '.join(fixed)})": fixed,
+                    f"numbers that nobody trains ({', '.join(bare)})": bare,
                 },
             )
         tower = {name for name in weights.files if sees and name.startswith(TOWER)}
         mtp = {name for name in weights.files if not scores and is_mtp_weight(name, layers)}
-        numbers = {name for name in weights.files if fixed and name.endswith(fixed)}
+        numbers = {name for name in weights.files if bare and name.endswith(bare)}
         read = {
             path: read_tensors(path)
             for path in {weights.files[name] for name in tower | mtp | numbers}

@@ -68,7 +68,7 @@ def export_checkpoint(
     settings = identity.settings_of(found, checkpoint)
     source = (_critic if critic else _policy)(settings, checkpoint)
     model = source.model
-    _refuse_to_write_over(model, target)
+    _refuse_to_write_over(settings, checkpoint, target)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     tensors = _tensors(checkpoint, found.files, source)
     adapters = _adapters(tensors, model)
@@ -101,10 +101,14 @@ def export_checkpoint(
     return found.progress.step
 
 
-def _refuse_to_write_over(model: ModelSpec, target: Path) -> None:
+def _refuse_to_write_over(settings: Mapping[str, Json], checkpoint: Path, target: Path) -> None:
     """Keep what the job began with, as adapters that lie in an export of another job."""
-    adapters = None if model.lora is None else model.lora.path
-    for path in (model.path, model.tokenizer_path, adapters):
+    models = [_policy(settings, checkpoint).model]
+    if _trained_critic(settings) is not None:
+        models.append(_critic(settings, checkpoint).model)
+    begun = [path for model in models for path in (model.path, model.tokenizer_path)]
+    begun += [model.lora.path for model in models if model.lora is not None]
+    for path in begun:
         if path is not None and Path(path).resolve().is_relative_to(target.resolve()):
             why = f"the job began with {path}, which would be written over"
             raise ConfigError(f"--output: got {target}: {why}; another folder")
@@ -142,12 +146,12 @@ def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
     spec = settings.get("spec")
     assert isinstance(spec, dict), "an identity has been read"
     policy = _policy(settings, checkpoint).model
-    critics = {str(name): one.critic for name, one in ESTIMATORS.items() if one.critic}
-    trained = critics.get(_algorithm(settings))
+    trained = _trained_critic(settings)
     if trained is None:
+        types = " or ".join(str(name) for name, one in ESTIMATORS.items() if one.critic)
         raise ConfigError(
             f"--critic: got {checkpoint}: its job has trained no critic; that of a job of type: "
-            f"{' or '.join(critics)}, or the policy without --critic"
+            f"{types}, or the policy without --critic"
         )
     critic = CriticSpec.model_validate(spec.get("critic"))
     changes = {"path": critic.path, "lora": critic.lora, "average_decay": None}
@@ -155,6 +159,12 @@ def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
     own = _located(own, checkpoint)
     kind = CRITIC if trained == "value" else PROCESS_REWARD
     return _Source("critic", kind, own, config_changes(own.path, policy))
+
+
+def _trained_critic(settings: Mapping[str, Json]) -> str | None:
+    """What the critic that the job trains says of a row; None where it trains none."""
+    critics = {str(name): one.critic for name, one in ESTIMATORS.items()}
+    return critics.get(_algorithm(settings)) or None
 
 
 def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:

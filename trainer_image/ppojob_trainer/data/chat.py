@@ -11,6 +11,7 @@ from tokenizers import AddedToken, Tokenizer
 
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.picture_forms import PictureForm, why_shown_none
+from ppojob_trainer.data.pictures import pictures_in
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 from ppojob_trainer.json_value import Json
@@ -187,7 +188,14 @@ class ChatTokenizer(Closeable):
                 f"{self._files.template_file}: got no chat template: prompts are chat messages; "
                 f"a model with a chat template, {self._setting}, or prompts that are text"
             )
-        return self._renderer.render(conversations, variables, open_turn=open_turn)
+        texts = self._renderer.render(conversations, variables, open_turn=open_turn)
+        form = self.pictures
+        if form is None:
+            return texts
+        return [
+            form.rewritten(text) if isinstance(text, str) and pictures_in(messages) else text
+            for text, messages in zip(texts, conversations, strict=True)
+        ]
 
     def encode_prompts(
         self,

@@ -18,17 +18,24 @@ import msgspec
 from PIL import Image
 
 from ppojob_api.problem import printable
-from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.data.picture_settings import GridSettings, LinesSettings, TilesSettings
+from ppojob_trainer.data.picture_files import (
+    NEWER,
+    OF_VIDEOS,
+    PROCESSOR,
+    added_tokens,
+    read_json,
+)
+from ppojob_trainer.data.picture_settings import (
+    GridSettings,
+    LinesSettings,
+    SquaresSettings,
+    TilesSettings,
+)
 from ppojob_trainer.data.pictures import encoded, opened, unpacked
 from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
 from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import clip_of
 
-_PROCESSOR: Final = "preprocessor_config.json"
-_OF_VIDEOS: Final = "video_preprocessor_config.json"
-_NEWER: Final = "processor_config.json"
-"""Where transformers 5 saves a whole processor."""
 _QWEN: Final = "Qwen2"
 _LIMITS: Final = {
     _QWEN: (56 * 56, 28 * 28 * 1280),
@@ -38,6 +45,9 @@ _LIMITS: Final = {
 _PATCH, _MERGE, _FRAMES = 14, 2, 2
 _TILE, _RATIO, _MOST_TILES = 384, 0.5, 12
 _PIXTRAL_PATCH, _LONGEST = 16, 1024
+_SQUARE, _SQUARE_PATCH, _SQUARE_TOKENS = 224, 16, 256
+_TEXT: Final = "text_config"
+_AROUND: Final = ("boi", 255_999), ("image", 262_144), ("eoi", 256_000)
 
 Settings = Mapping[str, Any]
 
@@ -72,7 +82,7 @@ class PictureForm(ABC):
     @staticmethod
     def read(folder: Path) -> "PictureForm | None":
         """The form of a model in Hugging Face form; None where it sees none."""
-        config = _object(folder / "config.json")
+        config = read_json(folder / "config.json")
         processor, _, known = _processor_of(folder)
         if known is None or config.get("vision_feature_layer", -1) != -1:
             return None
@@ -87,6 +97,15 @@ class PictureForm(ABC):
     def told(self) -> Settings:
         """What the model's processor tells that class beside its file."""
         return {}
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether tokens of a picture attend to those behind them in it."""
+        return False
+
+    def rewritten(self, text: str) -> str:
+        """The text of a conversation with pictures, as a template writes it, for the tokenizer."""
+        return text
 
     @property
     def video(self) -> VideoForm | None:
@@ -216,7 +235,7 @@ class Grid(PictureForm):
             least, most = least / frames, most / frames
         sides = processor.get("patch_size", _PATCH), processor.get("merge_size", _MERGE)
         # In transformers' order.
-        videos = _object(folder / _NEWER).get("video_processor") or _object(folder / _OF_VIDEOS)
+        videos = read_json(folder / NEWER).get("video_processor") or read_json(folder / OF_VIDEOS)
         form = VideoForm.of(config, videos or processor, math.prod(sides))
         return cls(token, known, *sides, least, most, form)
 
@@ -292,7 +311,7 @@ class Tiles(PictureForm):
     @classmethod
     def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
         """Out of the files of a folder; None where they lack something."""
-        token, marks = config.get("image_token_id"), _added_tokens(folder)
+        token, marks = config.get("image_token_id"), added_tokens(folder)
         begin, end = marks.get("<img>"), marks.get("</img>")
         if not isinstance(token, int) or begin is None or end is None:
             return None
@@ -367,7 +386,7 @@ class Lines(PictureForm):
     @classmethod
     def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
         """Out of the files of a folder; None where they lack something."""
-        token, marks = config.get("image_token_index"), _added_tokens(folder)
+        token, marks = config.get("image_token_index"), added_tokens(folder)
         line_end, end = marks.get("[IMG_BREAK]"), marks.get("[IMG_END]")
         if not isinstance(token, int) or line_end is None or end is None:
             return None
@@ -405,11 +424,84 @@ class Lines(PictureForm):
         return [*(line * (height // self.unit))[:-1], self.end]
 
 
+@dataclass(frozen=True, slots=True)
+class Squares(PictureForm):
+    """Of Gemma 3: a picture is made as large as all others, and seen by all of its tokens at once.
+
+    Attributes:
+        begin: text of the token that a template writes for a picture.
+        shown: text that the model reads in its place, with `token` once.
+        size: width and height in pixels of what is seen.
+        features: tokens of a picture.
+    """
+
+    begin: str
+    shown: str
+    size: tuple[int, int]
+    features: int
+
+    @classmethod
+    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
+        """Out of the files of a folder; None where they lack something."""
+        texts = {id_: text for text, id_ in added_tokens(folder).items()}
+        begin, token, end = (config.get(f"{name}_token_index", id_) for name, id_ in _AROUND)
+        if not {begin, token, end} <= texts.keys():
+            return None
+        size = processor.get("size") or {}
+        sides = size.get("width", _SQUARE), size.get("height", _SQUARE)
+        features = config.get("mm_tokens_per_image", _SQUARE_TOKENS)
+        tower = config["vision_config"]
+        side, patch = tower.get("image_size", _SQUARE), tower.get("patch_size", _SQUARE_PATCH)
+        told = read_json(folder / NEWER).get("image_seq_length", _SQUARE_TOKENS)
+        pooled, rest = divmod(side // patch, math.isqrt(features))
+        is_whole = math.isqrt(features) ** 2 == features == told and pooled and not rest
+        window = (config.get(_TEXT) or {}).get("sliding_window") or features
+        if sides != (side, side) or not is_whole or window < features:
+            return None  # beyond a window transformers lets tokens see ahead, and vLLM does not
+        shown = f"\n\n{texts[begin]}{texts[token]}{texts[end]}\n\n"
+        return cls(token, known, texts[begin], shown, sides, features)
+
+    @property
+    def told(self) -> Settings:
+        """See `PictureForm`."""
+        return {"do_pan_and_scan": False}
+
+    @property
+    def sees_ahead(self) -> bool:
+        """See `PictureForm`."""
+        return True
+
+    def rewritten(self, text: str) -> str:
+        """See `PictureForm`: with blank lines, which may be one token with what is around them."""
+        return text.replace(self.begin, self.shown)
+
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`."""
+        del width, height
+        return self.size
+
+    def limited(self, wanted: Wanted) -> Self:
+        """See `PictureForm`: a picture has this size always."""
+        del wanted
+        return self
+
+    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
+        """See `PictureForm`."""
+        del wanted
+        return picture
+
+    def written(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        del width, height
+        return [self.token] * self.features
+
+
 _Read = Callable[[str, Settings, Settings, Path], PictureForm | None]
 _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     **dict.fromkeys(_LIMITS, (Grid.of, GridSettings)),
     "GotOcr2": (Tiles.of, TilesSettings),
     "Pixtral": (Lines.of, LinesSettings),
+    "Gemma3": (Squares.of, SquaresSettings),
 }
 """What the names of processors begin with that take pictures as is done here."""
 
@@ -420,7 +512,7 @@ def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
     Of a folder that says nothing the class is empty.
     """
     # In transformers' order.
-    processor = _object(folder / _NEWER).get("image_processor") or _object(folder / _PROCESSOR)
+    processor = read_json(folder / NEWER).get("image_processor") or read_json(folder / PROCESSOR)
     is_one = isinstance(processor, dict) and processor
     name = str(processor.get("image_processor_type", _QWEN)) if is_one else ""
     return processor, name, next((one for one in _KINDS if name.startswith(one)), None)
@@ -429,11 +521,11 @@ def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
 def why_shown_none(folder: Path) -> str:
     """Why the model of a folder, which has a vision tower, is shown no pictures; else empty."""
     _, name, known = _processor_of(folder)
-    has_tower = name or "vision_config" in _object(folder / "config.json")
+    has_tower = name or "vision_config" in read_json(folder / "config.json")
     if not has_tower or PictureForm.read(folder) is not None:
         return ""
     if not name:
-        return f"{folder} has neither a {_NEWER} nor a {_PROCESSOR} with a processor of pictures"
+        return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with a processor of pictures"
     if known is None:
         return (
             f"the processor of pictures of {folder} is a {printable(name)}, and those are known "
@@ -443,60 +535,3 @@ def why_shown_none(folder: Path) -> str:
         f"{folder} has a {printable(name)}, which is known, with settings, a vision_feature_layer "
         "or tokens around pictures that are not"
     )
-
-
-def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
-    """Say of a data source what keeps its rows from having pictures; empty where they may.
-
-    Whoever else reads the policy's tokens takes pictures as the policy does.
-    """
-    form = PictureForm.read(Path(spec.model.path))
-    forms = [PictureForm.read(Path(path)) for path in spec.reference_paths]
-
-    blind = next((one for one in spec.critic_paths if PictureForm.read(Path(one)) != form), None)
-
-    def why(data_source: str) -> str:
-        if spec.data.teacher_prompt_key is not None or spec.algorithm.reprompt is not None:
-            return "not in this version where the teacher has prompts of its own"
-        if blind is not None:
-            return f"{blind} of spec.critic takes none, or not as the policy"
-        number = 0 if spec.reference is None else spec.reference.number_for(data_source)
-        if number is None or forms[number] == form:
-            return ""
-        return f"{spec.reference_paths[number]} of spec.reference takes none, or not as the policy"
-
-    return why
-
-
-def seen_by_all(spec: PPOJobSpec) -> bool:
-    """Whether the policy sees pictures, and all who read its tokens take them as it does."""
-    form = PictureForm.read(Path(spec.model.path))
-    readers = [*spec.critic_paths, *spec.reference_paths]
-    return form is not None and all(PictureForm.read(Path(path)) == form for path in readers)
-
-
-class _Added(msgspec.Struct):
-    id: int
-    content: str
-
-
-class _AddedTokens(msgspec.Struct):
-    added_tokens: list[_Added]
-
-
-def _added_tokens(folder: Path) -> dict[str, int]:
-    """Tokens of a folder that no text is merged into, by their text."""
-    try:
-        body = (folder / "tokenizer.json").read_bytes()
-        found = msgspec.json.decode(body, type=_AddedTokens)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # whoever needs it tells of it
-    return {one.content: one.id for one in found.added_tokens}
-
-
-def _object(path: Path) -> dict[str, Any]:
-    try:
-        found = msgspec.json.decode(path.read_bytes())
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # whoever needs it tells of it
-    return found if isinstance(found, dict) else {}

@@ -3,7 +3,7 @@
 transformers reads no folder with other types, so it is shown no pictures.
 """
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
@@ -20,6 +20,11 @@ class _Limits(Struct):
 class _TileSize(Struct):
     height: _May = UNSET
     width: _May = UNSET
+
+
+class _SquareSize(Struct):
+    height: _Number
+    width: _Number
 
 
 class _LongestEdge(Struct):
@@ -45,12 +50,27 @@ class _LinesProcessor(Struct):
     size: _LongestEdge | None = None
 
 
+class _SquaresProcessor(Struct):
+    size: _SquareSize | None = None
+    do_resize: Literal[True] | UnsetType = UNSET
+    do_pan_and_scan: Literal[False] | None = None
+
+
 class _TilesTower(Struct):
     patch_size: _Number | _Sides | UnsetType = UNSET
 
 
 class _LinesTower(Struct):
     patch_size: _May = UNSET
+
+
+class _SquaresTower(Struct):
+    image_size: _May = UNSET
+    patch_size: _May = UNSET
+
+
+class _SquaresText(Struct):
+    sliding_window: _Number | None = None
 
 
 class GridSettings(Struct):
@@ -74,3 +94,15 @@ class LinesSettings(Struct):
     vision_config: _LinesTower
     processor: _LinesProcessor
     spatial_merge_size: _May = UNSET
+
+
+class SquaresSettings(Struct):
+    """See `GridSettings`."""
+
+    vision_config: _SquaresTower
+    processor: _SquaresProcessor
+    text_config: _SquaresText | None = None
+    mm_tokens_per_image: _May = UNSET
+    boi_token_index: _May = UNSET
+    image_token_index: _May = UNSET
+    eoi_token_index: _May = UNSET

@@ -6,8 +6,8 @@ again in the backward pass instead of being kept. What is held beside queries, k
 with the tokens of the rows; a short row counts with its prompt, shared or not, since a tile has a
 copy of its keys, and up to twice for padding. On a CPU tiles take less than half the time of the
 fused kernel of `scaled_dot_product_attention` in bfloat16 at the lengths of the demo. On a GPU
-`varlen_rows` does all of that, but for float32, dropout, capped scores and sinks, which its kernel
-lacks.
+`varlen_rows` does all of that, but for float32, dropout, capped scores, sinks and tokens that see
+ahead, which its kernel lacks.
 
 Legend: T packed tokens, t of them in a rank's run, H query heads, K key heads, G = H / K, D head
 size; a tile has R rows of Q queries and S keys.
@@ -146,6 +146,8 @@ class AttentionPlans:
             options = {"tile_scores": GPU_TILE_SCORES, **options}
         self._make = partial(plan_attention, spans, **options)
         self._spans = spans
+        self.see_ahead = any(span.wholes for span in spans)
+        """Whether tokens see some behind them, as those of a picture may."""
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
         self._made: dict[tuple[int | None, int, int], AttentionPlan] = {}
@@ -216,6 +218,10 @@ def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int
         ],
         dim=2,
     )
+    for row, span in enumerate(spans):
+        for first, end in span.wholes:
+            run = slice(first - span.start, end - span.start)
+            seen[row, run, len(before) :][:, run] = True
     if window is not None:
         of_query = prefix + own
         of_key = torch.cat([before.expand(len(spans), -1), of_query], dim=1)
@@ -394,7 +400,8 @@ def attend_packed(
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         queries, keys, values = sequence_ranks.to_heads(*packed)
-        if has_kernel(queries) and dropout == 0.0 and softcap is None and s_aux is None:
+        is_plain = softcap is None and s_aux is None and not attention_plans.see_ahead
+        if has_kernel(queries) and dropout == 0.0 and is_plain:
             rows = attention_plans.rows
             output = attend_rows(queries, keys, values, rows, scale=scaling, window=sliding_window)
         else:

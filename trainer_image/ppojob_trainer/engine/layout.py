@@ -23,12 +23,14 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive packed tokens that attend to each other causally."""
+    """Consecutive packed tokens that attend to each other causally, but for `wholes`."""
 
     start: int  # place of the first token in the packed sequence
     length: int
     prefix_start: int = 0  # place of the prompt that all of the span attends to
     prefix_length: int = 0  # tokens of that prompt, 0 where the span has none before it
+    # its runs of packed tokens, (first, behind the last), that also see what is ahead in their run
+    wholes: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +103,7 @@ class _Text:
     positions: Tensor  # (1, tokens) int64, or (3, tokens) of those that pictures have
     pictures: bytes  # as one value
     places: Tensor  # (n,) int64, its tokens that stand for these
+    wholes: tuple[tuple[int, int], ...] = ()  # see `Span`, as the text counts them
 
     @classmethod
     def of(
@@ -115,9 +118,11 @@ class _Text:
         if form is None or not pictures:
             return cls(ids, sources, torch.arange(len(ids))[None], b"", ids[:0])
         listed = ids.tolist()
-        places = torch.tensor([one for own in form.places(listed, pictures, later) for one in own])
+        found = form.places(listed, pictures, later)
+        places = torch.tensor([one for own in found for one in own])
         positions = torch.tensor(form.positions(listed, pictures, later))
-        return cls(ids, sources, positions, pictures, places)
+        wholes = tuple((own[0], own[-1] + 1) for own in found) if form.sees_ahead else ()
+        return cls(ids, sources, positions, pictures, places, wholes)
 
     def followed_by(self, read: _Text) -> _Text:
         """What is read behind it, of a response."""
@@ -164,12 +169,14 @@ class _Packer:
     def add(self, *texts: _Text, prefix: Span | None = None) -> Span:
         """Append a span of texts that continues `prefix`, or starts a row."""
         length = sum(len(text.ids) for text in texts)
-        before = 0 if prefix is None else prefix.length
-        span = Span(self.end, length, 0 if prefix is None else prefix.start, before)
+        begin, wholes = self.end, []
         for text in texts:
+            wholes += [(self.end + first, self.end + end) for first, end in text.wholes]
             self.texts.append(text)
             self.starts.append(self.end)
             self.end += len(text.ids)
+        before = (0, 0) if prefix is None else (prefix.start, prefix.length)
+        span = Span(begin, length, *before, tuple(wholes))
         if length:
             self.spans.append(span)
         return span

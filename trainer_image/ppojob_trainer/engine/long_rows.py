@@ -12,7 +12,7 @@ and S keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log
@@ -229,13 +229,18 @@ class _Hiding:
     queries: int
     distance: int  # of the first query behind the first key, in tokens of the row; 0 of own keys
     window: int | None
+    # (queries, keys) of the block that see each other all the same
+    ahead: tuple[tuple[slice, slice], ...] = ()
 
     def __call__(self, scores: Tensor) -> Tensor:
         """(K, G * Q, S), in place."""
         keys = scores.shape[-1]
         by_query = scores.view(len(scores), -1, self.queries, keys)
-        if self.distance == 0:
-            by_query.add_(scores.new_full((self.queries, keys), -torch.inf).triu_(1))
+        if self.distance <= 0:
+            later = scores.new_full((self.queries, keys), -torch.inf).triu_(1 + self.distance)
+            for seeing, seen in self.ahead:
+                later[seeing, seen] = 0.0
+            by_query.add_(later)
         if self.window is not None and self.distance + self.queries > self.window:
             nearest = self.distance - self.window
             by_query.add_(scores.new_full((self.queries, keys), -torch.inf).tril_(nearest))
@@ -245,7 +250,8 @@ class _Hiding:
 def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]]]:
     """Queries of each block, with the keys of each block they see.
 
-    With a window own keys come first, for every query sees one of them.
+    With a window own keys come first, for every query sees one of them. Keys that only tokens see
+    which see ahead come last.
     """
     for span in rows.spans:
         prefix = _pieces(span.prefix_start, span.prefix_length, rows.block)
@@ -259,8 +265,32 @@ def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]
                 blocks = [
                     (k, d) for k, d in reversed(blocks) if d - (k.stop - k.start - 1) <= first
                 ]
+            seeing = [one for one in span.wholes if _overlap(queries, one)]
+            blocks += [
+                (keys, queries.start - keys.start)
+                for keys in own[i + 1 :]
+                if any(_overlap(keys, one) for one in seeing)
+            ]
             count = queries.stop - queries.start
-            yield queries, [(keys, _Hiding(count, d, rows.window)) for keys, d in blocks]
+            found = []
+            for keys, distance in blocks:
+                ahead = _ahead(queries, keys, seeing) if distance <= 0 else ()
+                found.append((keys, _Hiding(count, distance, rows.window, ahead)))
+            yield queries, found
+
+
+def _overlap(piece: slice, run: tuple[int, int]) -> slice | None:
+    """What of a piece lies in a run, counted from the beginning of the piece."""
+    first, end = max(piece.start, run[0]), min(piece.stop, run[1])
+    return slice(first - piece.start, end - piece.start) if first < end else None
+
+
+def _ahead(
+    queries: slice, keys: slice, wholes: Sequence[tuple[int, int]]
+) -> tuple[tuple[slice, slice], ...]:
+    """Queries and keys of each run that see each other."""
+    pairs = [(_overlap(queries, one), _overlap(keys, one)) for one in wholes]
+    return tuple((left, right) for left, right in pairs if left and right)
 
 
 def _pieces(start: int, length: int, largest: int) -> list[slice]:

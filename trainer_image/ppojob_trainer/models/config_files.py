@@ -24,6 +24,8 @@ _PARTS: Final = (
 WHOLE_NAMES: Final = {
     "model.language_model.": "model.",
     "model.visual.": TOWER,
+    "vision_tower.vision_model.": f"{TOWER}vision_tower.",  # of Gemma 3, before transformers 5
+    "model.vision_tower.vision_model.": f"{TOWER}vision_tower.",
     **{f"{part}.": f"{TOWER}{part}." for part in _PARTS},
     **{f"model.{part}.": f"{TOWER}{part}." for part in _PARTS},
     "language_model.model.": "model.",

@@ -182,6 +182,7 @@ class Family:
         feed_forward: of models whose blocks are others than llama's.
         learnt: numbers of a layer that are trained, each a tensor of one.
         fixed: numbers of a layer that files hold and nobody trains.
+        bare: those of them that files hold without a dimension.
         has_layers_apart: whether layers differ from each other; see `layers_apart`.
         modules: modules around the layers that transformers has other names for, and those that all
             other models have.
@@ -227,6 +228,7 @@ class Family:
     feed_forward: FeedForward | None = None
     learnt: tuple[str, ...] = ()
     fixed: tuple[str, ...] = ()
+    bare: tuple[str, ...] = ()
     has_layers_apart: bool = False
     modules: Mapping[str, str] = field(default_factory=dict)
     file_names: Mapping[str, str] = field(default_factory=dict)
@@ -845,6 +847,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
         learnt=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
         fixed=("mlp.act_fn.beta", "mlp.act_fn.eps"),
+        bare=("mlp.act_fn.beta", "mlp.act_fn.eps"),
         classifiers=(TOKENS,),
     ),
     "lfm2": _LFM2,

@@ -369,10 +369,14 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     The meta device has no values.
     """
     base: Any = model.base_model
+    tower = trained_tower(model)
     if (rotary := getattr(base, "rotary_emb", None)) is not None:  # of Mamba's hybrids may be none
         base.rotary_emb = type(rotary)(config=model.config).to(device)
-    for holder, name, part in _without_weights(trained_tower(model)):
+    for holder, name, part in _without_weights(tower):
         setattr(holder, name, type(part)(holder.config).to(device))
+    for part in () if tower is None else tower.modules():
+        if "position_ids" in dict(part.named_buffers(recurse=False)):  # of Siglip's patches
+            part.position_ids = torch.arange(part.position_ids.shape[-1], device=device)[None]
     for embedding in base.children():
         if (scale := getattr(embedding, "scalar_embed_scale", None)) is not None:
             embedding.embed_scale = torch.tensor(scale, dtype=torch.float32, device=device)

@@ -22,6 +22,7 @@ from ppojob_trainer.models.architectures import (
     sizes_of,
 )
 from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
 from ppojob_trainer.models.weight_files import read_weights
 
@@ -247,6 +248,21 @@ def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[s
     weights = _WEIGHT_BYTES[judge.dtype] * parameters.get(judge.path, 0) // max(1, gpus)
     held = weights + int((judge.kv_cache_gib or 0) * GIB)
     return {"judge": Held(held, held, held)} if held else {}
+
+
+def least_cache(judge: JudgeSpec, tokens: int, gpus: int) -> int:
+    """Bytes that keys and values of a text take at the least, of each of its GPUs, or of its pod.
+
+    Layers that keep states count nothing; 0 where some keep a window of it.
+    """
+    sizes = sizes_of(judge.path)
+    if sizes is None or FAMILIES[sizes.model_type].has_windows:
+        return 0
+    layers = [sizes.attention(n) for n in range(sizes.layers) if sizes.has_attention(n)]
+    numbers = [2 * max(1, one.key_heads // max(1, gpus)) * one.head_size for one in layers]
+    if sizes.latents is not None:
+        numbers = [sizes.latents.cached for _ in layers]
+    return _WEIGHT_BYTES[judge.dtype] * tokens * sum(numbers)
 
 
 def _model(weights: int, offload: Collection[str], moments: float | None) -> Held:

@@ -5,6 +5,11 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor
 from transformers import AutoModel, PreTrainedConfig
+from transformers.models.gemma3.modeling_gemma3 import (
+    Gemma3Model,
+    Gemma3MultiModalProjector,
+    Gemma3PreTrainedModel,
+)
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionEmbeddings, Glm4vVisionModel
 from transformers.models.internvl.modeling_internvl import (
     InternVLModel,
@@ -100,6 +105,19 @@ class _Mistral3Tower(_Projected, Mistral3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
+class _Gemma3Tower(_Projected, Gemma3PreTrainedModel):  # type: ignore[misc]
+    """That of Gemma 3."""
+
+    projector = Gemma3MultiModalProjector
+    get_image_features = Gemma3Model.get_image_features
+
+    def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
+        """(tokens, h) of a picture, (1, 3, y, x)."""
+        output = self.get_image_features(pixel_values)
+        output.pooler_output = output.pooler_output.flatten(0, 1)
+        return output
+
+
 TOWERS: Final = {
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "qwen2_5_vl_vision": Qwen2_5_VisionTransformerPretrainedModel,
@@ -109,6 +127,7 @@ TOWERS: Final = {
     "qwen3_5_moe_vision": Qwen3_5MoeVisionModel,
     "glm4v_vision": _GlmTower,
     "glm4v_moe_vision": _GlmTower,
+    "gemma3": _Gemma3Tower,
     "internvl": _InternVLTower,
     "mistral3": _Mistral3Tower,
 }

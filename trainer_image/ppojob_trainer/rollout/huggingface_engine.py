@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
+from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.routes import Routes, as_bytes
@@ -211,17 +212,12 @@ class HuggingFaceEngine:
             attention_mask[n, longest - len(prompt) :] = 1
         attention_mask = attention_mask.to(self._home)
         positions = (attention_mask.cumsum(dim=-1) - 1).clamp(min=0)
-        given: dict[str, Any] = {"input_ids": input_ids.to(self._home)}
+        given: dict[str, Any] = {"input_ids": input_ids.to(self._home), "position_ids": positions}
+        given["attention_mask"] = attention_mask
         ahead = torch.zeros(len(place), 1)
         if any(pictures for _, pictures, _ in place):
-            given, positions, ahead = self._shown(input_ids, positions, list(place))
-        output, experts = self._pass(
-            **given,
-            attention_mask=attention_mask,
-            position_ids=positions,
-            use_cache=True,
-            logits_to_keep=1,
-        )
+            ahead = self._show(given, list(place))
+        output, experts = self._pass(**given, use_cache=True, logits_to_keep=1)
         for row, key in zip(rows, keys, strict=True) if experts else ():
             row.experts.append(experts[place[key]][longest - len(key[0]) :])
         spread = torch.tensor([place[key] for key in keys], device=self._home)
@@ -234,27 +230,37 @@ class HuggingFaceEngine:
             ahead.to(self._home, torch.int64)[spread],
         )
 
-    def _shown(
+    def _show(
         self,
-        input_ids: Tensor,
-        positions: Tensor,
+        given: dict[str, Any],
         prompts: list[tuple[tuple[int, ...], bytes, tuple[int, ...]]],
-    ) -> tuple[dict[str, Any], Tensor, Tensor]:
-        """What stands for prompts with their pictures, positions, and `ahead`."""
+    ) -> Tensor:
+        """Give a pass over prompts their pictures, too; returns `_Batch.ahead`."""
+        input_ids, positions = given.pop("input_ids"), given["position_ids"]
         tower = tower_of(self._model)
         assert tower is not None, "pictures for a model that sees none"
         rows = [torch.tensor(tower.form.positions(*prompt)) for prompt in prompts]
         positions, ahead = positions.cpu().expand(len(rows[0]), -1, -1).clone(), []
-        seen = torch.zeros_like(input_ids, dtype=torch.bool)
+        seen = torch.full(input_ids.shape, -1)  # which picture a token stands for; -1 for none
         for n, (own, prompt) in enumerate(zip(rows, prompts, strict=True)):
             positions[:, n, -own.shape[1] :] = own
             ahead.append(int(own.max()) + 1 - own.shape[1])
-            for one in tower.form.places(*prompt):
-                seen[n, len(seen[n]) - own.shape[1] + torch.tensor(one)] = True
-        embeddings = self._model.get_input_embeddings()(input_ids.to(self._home))
-        places = seen.flatten().nonzero()[:, 0].to(self._home)
-        given = tower.shown(embeddings, places, [held for _, held, _ in prompts])
-        return given, positions.squeeze(0).to(self._home), torch.tensor(ahead)[:, None]
+            for number, one in enumerate(tower.form.places(*prompt)):
+                seen[n, len(seen[n]) - own.shape[1] + torch.tensor(one)] = number
+        embeddings = self._model.get_input_embeddings()(input_ids)
+        places = (seen.flatten() >= 0).nonzero()[:, 0].to(self._home)
+        given |= tower.shown(embeddings, places, [held for _, held, _ in prompts])
+        given["position_ids"] = positions.squeeze(0).to(self._home)
+        if tower.form.sees_ahead:
+            given["attention_mask"] = create_masks_for_vision_model(
+                config=self._model.config,
+                inputs_embeds=given["inputs_embeds"],
+                attention_mask=given["attention_mask"],
+                past_key_values=None,
+                position_ids=given["position_ids"],
+                block_sequence_ids=seen.to(self._home),
+            )
+        return torch.tensor(ahead)[:, None]
 
     def _decode(self, batch: _Batch) -> None:
         """Feed each row's last token."""

@@ -15,12 +15,13 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
+from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import language_part, text_config
-from ppojob_trainer.rollout import told_vllm, vllm_drafts, vllm_pictures
+from ppojob_trainer.rollout import told_vllm, vllm_ahead, vllm_drafts, vllm_pictures
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
     key_value_bytes_per_token,
@@ -205,13 +206,17 @@ class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
 
 
 def model_config(
-    config: PreTrainedConfig, changes: Mapping[str, Json], sees: bool
+    config: PreTrainedConfig, changes: Mapping[str, Json], form: PictureForm | None
 ) -> PreTrainedConfig:
-    """What vLLM makes its model of, in place of what it has read from the folder."""
+    """What vLLM makes its model of, in place of what it has read from the folder.
+
+    `form` says how it is shown pictures; None where it is not.
+    """
+    sees = form is not None
     part = language_part(config) if sees else text_config(config)
     told = {} if sees else told_vllm.settings(part)
     changed = told_vllm.corrected(change(part, {**told, **changes}))
-    kind = _seeing(changed) if sees else None
+    kind = None if form is None else _seeing(changed, form)
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None
         changed.mlp_only_layers = [] if is_mixture else list(range(changed.num_hidden_layers))
@@ -226,9 +231,10 @@ def model_config(
     return changed
 
 
-def _seeing(part: PreTrainedConfig) -> type | None:
+def _seeing(part: PreTrainedConfig, form: PictureForm) -> type | None:
     """What computes a language model that is shown pictures; None of no known model."""
     if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
         return kind
     known = vllm.ModelRegistry.models.get(next(iter(part.architectures or ()), ""))
-    return vllm_pictures.seeing(known.load_model_cls()) if known else None
+    given = vllm_ahead.SeeingAhead if form.sees_ahead else vllm_pictures.Seeing
+    return vllm_pictures.seeing(known.load_model_cls(), given) if known else None

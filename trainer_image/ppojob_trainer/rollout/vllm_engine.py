@@ -78,6 +78,7 @@ with process_state_kept(), garbage_kept():
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from ppojob_trainer.rollout import (
+        vllm_ahead,
         vllm_arguments,
         vllm_drafts,
         vllm_experts,
@@ -134,7 +135,10 @@ class VllmEngine:
         self._on_cpu = device == "cpu"
         config = language_config(model_folder)
         self._vocab_size = int(config.vocab_size)
-        self._pictures = PictureForm.read(model_folder)
+        form = PictureForm.read(model_folder)
+        # Such a model is shown none on a GPU (`data.picture_readers`), and stays one of text.
+        is_text = form is None or (form.sees_ahead and not self._on_cpu)
+        self._pictures = None if is_text else form
         self._adapters = None if lora is None else vllm_weights.ADAPTERS
         self._tells_experts = tells_experts
         dtype = DTYPES[rollout.dtype]
@@ -147,7 +151,7 @@ class VllmEngine:
             arguments.hf_overrides = partial(
                 vllm_arguments.model_config,
                 changes=overrides or {},
-                sees=self._pictures is not None,
+                form=self._pictures,
             )
             if lora is not None:
                 self._make_room(arguments, lora)
@@ -181,6 +185,8 @@ class VllmEngine:
     def _give_tower(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Let the model see by the trainer's own tower."""
         self._engine.apply_model(partial(give_tower, folder=folder, dtype=dtype, device=device))
+        if self._pictures is not None and self._pictures.sees_ahead:
+            self._engine.apply_model(vllm_ahead.see_ahead)
 
     @property
     def policy_version(self) -> int:

@@ -62,7 +62,7 @@ class _PictureInputs:
     dummies: None
 
 
-class _Seeing(SupportsMultiModal):  # type: ignore[misc]
+class Seeing(SupportsMultiModal):  # type: ignore[misc]
     """What the language model of a family that sees pictures has of the trainer's."""
 
     def embed_multimodal(self, *, picture: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
@@ -72,7 +72,7 @@ class _Seeing(SupportsMultiModal):  # type: ignore[misc]
         return tower.seen([file.numpy().tobytes() for file in picture])
 
 
-class _SeeingAxes(_Seeing, SupportsMRoPE):  # type: ignore[misc]
+class _SeeingAxes(Seeing, SupportsMRoPE):  # type: ignore[misc]
     """The same where tokens of pictures have three positions."""
 
     def get_mrope_input_positions(
@@ -100,9 +100,9 @@ def _registered(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 @cache
-def seeing(base: type[nn.Module], given: type = _Seeing) -> type[nn.Module]:
+def seeing(base: type[nn.Module], given: type[Seeing] = Seeing) -> type[nn.Module]:
     """A class of vLLM's for language models, with the tower that the trainer has."""
-    own = {"embed_input_ids": SupportsMultiModal.embed_input_ids}
+    own = {"embed_input_ids": given.embed_input_ids}
     name = f"{given.__name__.lstrip('_')}{base.__name__}"
     return _registered(type(name, (base, given), own))
 

@@ -1,0 +1,49 @@
+"""Whether all who read the policy's tokens in a job see pictures as it does. Loads no torch."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.data.picture_forms import PictureForm
+
+
+def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
+    """Say of a data source what keeps its rows from having pictures; empty where they may.
+
+    Whoever else reads the policy's tokens takes pictures as the policy does.
+    """
+    form = PictureForm.read(Path(spec.model.path))
+    forms = [PictureForm.read(Path(path)) for path in spec.reference_paths]
+    blind = next((one for one in spec.critic_paths if PictureForm.read(Path(one)) != form), None)
+
+    def why(data_source: str) -> str:
+        if spec.data.teacher_prompt_key is not None or spec.algorithm.reprompt is not None:
+            return "not in this version where the teacher has prompts of its own"
+        if _is_drawn_causally(spec, form):
+            why = "on GPUs vLLM was not tried with tokens of pictures that see those behind them"
+            return f"{why}, as this model's do: spec.rollout.engine: huggingface goes"
+        if blind is not None:
+            return f"{blind} of spec.critic takes none, or not as the policy"
+        number = 0 if spec.reference is None else spec.reference.number_for(data_source)
+        if number is None or forms[number] == form:
+            return ""
+        return f"{spec.reference_paths[number]} of spec.reference takes none, or not as the policy"
+
+    return why
+
+
+def seen_by_all(spec: PPOJobSpec) -> bool:
+    """Whether the policy sees pictures, and all who read its tokens take them as it does."""
+    form = PictureForm.read(Path(spec.model.path))
+    readers = [*spec.critic_paths, *spec.reference_paths]
+    if form is None or _is_drawn_causally(spec, form):
+        return False
+    return all(PictureForm.read(Path(path)) == form for path in readers)
+
+
+def _is_drawn_causally(spec: PPOJobSpec, form: PictureForm | None) -> bool:
+    """Whether vLLM draws rows on GPUs, where tokens of pictures would not see ahead, as they do."""
+    if form is None or not form.sees_ahead or spec.algorithm.given or spec.rollout.replay:
+        return False
+    role = spec.roles.rollout or spec.roles.actor_rollout
+    return spec.rollout.engine == "vllm" and role.gpus_per_replica > 0

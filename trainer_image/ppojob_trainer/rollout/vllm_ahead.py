@@ -1,0 +1,139 @@
+"""Tokens of pictures that see those behind them, in vLLM on processors, whose rows are causal.
+
+vLLM's kernel leaves the causal mask out for whole requests. So attention of such tokens is computed
+once more: each picture as a request of its own, which ends with it. What vLLM gives a step has a
+picture whole, or the rest of one whose beginning it kept, so keys and values of all of it are
+there. Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
+"""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from vllm import _custom_ops as ops
+from vllm import envs
+from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.models.interfaces import SupportsMultiModal
+from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
+
+from ppojob_trainer.rollout.vllm_pictures import Seeing
+
+
+class _Runs(NamedTuple):
+    """Tokens of a step that see ahead, as requests."""
+
+    tokens: Tensor  # (n,) int64, among those of the step
+    starts: Tensor  # (runs + 1,) int32, where each run begins among these
+    lengths: Tensor  # (runs,) int32, of its row up to its end
+    blocks: Tensor  # (runs, b) int32, where keys and values of its row are
+
+
+class SeeingAhead(Seeing):
+    """A language model whose tokens of pictures see each other."""
+
+    marked: Tensor | None = None
+    """(tokens of a step,) bool, which of them stand for pictures."""
+
+    def embed_input_ids(
+        self,
+        input_ids: Tensor,
+        multimodal_embeddings: Sequence[Tensor] | None = None,
+        *,
+        is_multimodal: Tensor | None = None,
+    ) -> Tensor:
+        """Embeddings (t, h) of the next pass, whose attention is told of its pictures."""
+        self.marked = is_multimodal if multimodal_embeddings else None
+        embedded: Tensor = SupportsMultiModal.embed_input_ids(
+            self, input_ids, multimodal_embeddings, is_multimodal=is_multimodal
+        )
+        return embedded
+
+
+class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
+    """Attention of a layer of such a model."""
+
+    model: SeeingAhead
+
+    def forward(
+        self,
+        layer: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        kv_cache: Tensor,
+        attn_metadata: CPUAttentionMetadata | None,
+        output: Tensor,
+        *others: Any,
+        **named: Any,
+    ) -> Tensor:
+        """As vLLM's, but for tokens that see ahead."""
+        given = key, value, kv_cache, attn_metadata, output
+        said: Tensor = super().forward(layer, query, *given, *others, **named)
+        if attn_metadata is None or self.model.marked is None:
+            return said
+        runs = _runs_of(self.model.marked, attn_metadata)
+        seeing = query.index_select(0, runs.tokens)
+        seen = torch.empty_like(seeing)
+        keys, values = kv_cache.view(*kv_cache.shape[:2], 2 * kv_cache.shape[2], -1).chunk(2, dim=2)
+        plan = ops.cpu_attn_get_scheduler_metadata(
+            num_reqs=len(runs.lengths),
+            num_heads=self.num_heads,
+            num_kv_heads=self.num_kv_heads,
+            head_dim=self.head_size,
+            seq_lens=runs.lengths,
+            dtype=query.dtype,
+            query_start_loc=runs.starts,
+            causal=False,
+            sliding_window_size=self.sliding_window,
+            isa=layer.isa,
+            enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
+        )
+        ops.cpu_attention_with_kv_cache(
+            query=seeing,
+            key_cache=keys,
+            value_cache=values,
+            output=seen,
+            query_start_loc=runs.starts,
+            seq_lens=runs.lengths,
+            scale=self.scale,
+            causal=False,
+            alibi_slopes=None,
+            sliding_window=self.sliding_window,
+            block_table=runs.blocks,
+            softcap=self.logits_soft_cap,
+            scheduler_metadata=plan,
+            s_aux=None,
+        )
+        said.index_copy_(0, runs.tokens, seen.view(len(seen), *said.shape[1:]))
+        return said
+
+
+def see_ahead(model: nn.Module) -> None:
+    """Let tokens of pictures see those behind them, in each layer of a model of `SeeingAhead`."""
+    for layer in model.modules():
+        if isinstance(layer, Attention):
+            layer.impl.__class__ = _Ahead
+            layer.impl.model = model
+
+
+def _runs_of(marked: Tensor, step: CPUAttentionMetadata) -> _Runs:
+    """The pictures of a step. Between two of a row are other tokens."""
+    places, starts, lengths, rows = [], [0], [], []
+    ends = step.query_start_loc.tolist()
+    for row, (begin, end) in enumerate(pairwise(ends)):
+        own = marked[begin:end].nonzero()[:, 0].tolist()
+        behind = int(step.seq_lens[row]) - (end - begin)  # tokens of the row before this step
+        for number, place in enumerate(own):
+            places.append(begin + place)
+            if number + 1 == len(own) or own[number + 1] != place + 1:
+                starts.append(len(places))
+                lengths.append(behind + place + 1)
+                rows.append(row)
+    return _Runs(
+        torch.tensor(places),
+        torch.tensor(starts, dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32),
+        step.block_table[rows].contiguous(),
+    )
