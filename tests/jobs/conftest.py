@@ -1,10 +1,10 @@
 """Whole jobs on real processes: a tiny model and its data, `ppojob run` as a person starts it."""
 
+import contextlib
 import functools
 import hashlib
 import json
-import subprocess
-import sys
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import job_points
 import pytest
 import run_folders
+import run_server
 import tiny_jobs
 from job_runs import Run
 from made_once import made_once
@@ -39,14 +40,16 @@ def classifier(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forks the ranks of all jobs, so that libraries are loaded once a session.
+    """Forks the ranks of all jobs and `ppojob` itself, so that libraries are loaded once a session.
 
-    A job that is started in another environment than the tests' has a server of its own.
+    A job that is started in another environment than the tests' has servers of its own.
     """
     folder = tmp_path_factory.mktemp("forks")
     servers = start_fork_servers(folder / "server", folder / "log", tiny_jobs.environment())
+    servers.append(run_server.start(folder / "runs", tiny_jobs.environment()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(contract.ENV_FORK_SERVER, str(folder / "server"))
+        patch.setenv(run_server.FOLDER, str(folder / "runs"))
         yield
     for server in servers:
         server.kill()
@@ -121,25 +124,18 @@ def start(tmp_path: Path, fork_server: None) -> Iterator[Callable[..., Run]]:
         command: str = "run",
         **environment: str,
     ) -> Run:
-        called = [sys.executable, "-m", "ppojob_cli", command, manifest, "--plain", *options]
-        process = subprocess.Popen(
-            [*called, "--output", output],
-            env=tiny_jobs.environment(**environment),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            cwd=tmp_path,
-        )
-        runs.append(Run(process, output))
+        called = [command, manifest, "--plain", *options, "--output", output]
+        said = tmp_path / f"said-{len(runs)}"
+        with said.open("wb") as file, contextlib.chdir(tmp_path):
+            process = run_server.run(called, tiny_jobs.environment(**environment), file)
+        runs.append(Run(process, output, said))
         return runs[-1]
 
     yield run
     for started in runs:
         if started.process.poll() is None:
-            started.process.kill()
-            started.process.communicate()
-        if started.process.stdout is not None:
-            started.process.stdout.close()
+            started.process.send_signal(signal.SIGKILL)
+            started.process.wait()
         run_folders.kill_all(started.output)
 
 

@@ -125,10 +125,13 @@ def test_a_killed_job_trains_adapters_of_experts_of_one_tensor(
 
 
 @pytest.mark.parametrize(("engine", "ranks"), [("vllm", 1), ("huggingface", 2)])
-def test_a_killed_job_trains_the_layer_that_predicts_further_tokens(
-    run_twice, tiny_folder_of, tmp_path: Path, engine: str, ranks: int
+def test_a_job_trains_the_layer_that_predicts_further_tokens(
+    run_twice, finished, tiny_folder_of, tmp_path: Path, engine: str, ranks: int
 ):
-    """Engines draw without it, and exports have it, with what it shares with the model."""
+    """Engines draw without it, and exports have it, with what it shares with the model.
+
+    Killed with the engine that starts sooner: neither draws with what a kill may lose.
+    """
     folder = tiny_folder_of(0.0, "with_mtp")
     job = {
         **SHORT,
@@ -137,7 +140,10 @@ def test_a_killed_job_trains_the_layer_that_predicts_further_tokens(
         "roles": {"actorRollout": {"ranksPerReplica": ranks}},
         "checkpoint": {"every": 1},
     }
-    calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
+    if engine == "huggingface":
+        calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
+    else:
+        calm = finished("run", folder, **job)
     for record in run_folders.metrics(calm)[-2:]:
         assert record["actor/mtp_loss"] > 1.0
         assert record["training/rollout_probs_diff_mean"] < 1e-4
@@ -152,23 +158,9 @@ def test_a_killed_job_trains_the_layer_that_predicts_further_tokens(
     assert torch.equal(after[f"{layer}shared_head.head.weight"], after["lm_head.weight"])
 
 
-@pytest.mark.parametrize(
-    ("model", "engine", "dtype", "ranks"),
-    [
-        ("hybrid", "huggingface", "float32", 2),
-        ("hybrid", "vllm", "bfloat16", 1),
-        ("nemotron_h", "huggingface", "float32", 2),
-        ("lfm2_moe", "huggingface", "float32", 2),
-        ("lfm2_moe", "vllm", "float32", 1),
-        ("granitemoehybrid", "vllm", "float32", 1),
-    ],
-)
-def test_a_killed_job_of_states_ends_as_an_undisturbed_one(
-    run_twice, tiny_folder_of, tmp_path: Path, model: str, engine: str, dtype: str, ranks: int
-):
-    """Over ranks that share heads of states and of attention, and in one."""
-    folder = tiny_folder_of(0.0, model)
-    job = {
+def job_of_states(engine: str, dtype: str, ranks: int) -> dict[str, object]:
+    """Over ranks that share heads of states and of attention, or in one."""
+    return {
         **SHORT,
         "rollout": {"engine": engine, "dtype": dtype, "maxSequences": 16, **ENGINES[engine]},
         "roles": {
@@ -176,12 +168,41 @@ def test_a_killed_job_of_states_ends_as_an_undisturbed_one(
         },
         "checkpoint": {"every": 1},
     }
-    calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
-    for record in run_folders.metrics(calm)[-2:]:
+
+
+def assert_learnt(model: Path, output: Path, limit: float = 1e-4) -> None:
+    for record in run_folders.metrics(output)[-2:]:
         assert record["actor/grad_norm"] > 0.0
-        limit = 1e-4 if dtype == "float32" else 0.05
         assert record["training/rollout_probs_diff_mean"] < limit
-    loaded(folder / "model", calm / "export")
+    loaded(model, output / "export")
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "dtype", "ranks"),
+    [
+        ("hybrid", "huggingface", "float32", 2),
+        ("hybrid", "vllm", "bfloat16", 1),
+        ("lfm2_moe", "huggingface", "float32", 2),
+    ],
+)
+def test_a_killed_job_of_states_ends_as_an_undisturbed_one(
+    run_twice, tiny_folder_of, tmp_path: Path, model: str, engine: str, dtype: str, ranks: int
+):
+    folder = tiny_folder_of(0.0, model)
+    job = job_of_states(engine, dtype, ranks)
+    calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
+    assert_learnt(folder / "model", calm, 1e-4 if dtype == "float32" else 0.05)
+
+
+@pytest.mark.parametrize(
+    ("model", "engine", "ranks"),
+    [("nemotron_h", "huggingface", 2), ("lfm2_moe", "vllm", 1), ("granitemoehybrid", "vllm", 1)],
+)
+def test_other_states_are_learnt(finished, tiny_folder_of, model: str, engine: str, ranks: int):
+    """What kills may lose of states is lost by the others too."""
+    folder = tiny_folder_of(0.0, model)
+    output = finished("run", folder, **job_of_states(engine, "float32", ranks))
+    assert_learnt(folder / "model", output)
 
 
 def test_a_killed_job_of_a_part_ends_as_an_undisturbed_one(

@@ -11,25 +11,28 @@ from pathlib import Path
 import pytest
 import run_folders
 
+from ppojob_trainer.supervisor.forked_process import Process
+
 
 @dataclass
 class Run:
-    """One call of `ppojob run`: its process and its run folder."""
+    """One call of `ppojob run`: its process, its run folder, and the file of what it says."""
 
-    process: subprocess.Popen[str]
+    process: Process
     output: Path
+    said: Path
     lines: list[str] = field(default_factory=list)
 
     def wait(self, seconds: float = 300.0) -> int:
         """Wait for the end; answers the exit status. What it printed is in `lines`."""
         try:
-            printed, _ = self.process.communicate(timeout=seconds)
+            status = self.process.wait(seconds)
         except subprocess.TimeoutExpired:
-            self.process.kill()
-            printed, _ = self.process.communicate()
-            pytest.fail(f"no end within {seconds} s:\n{printed}\n{self.logs()}")
-        self.lines += printed.splitlines()
-        return self.process.returncode
+            self.process.send_signal(signal.SIGKILL)
+            self.process.wait()
+            pytest.fail(f"no end within {seconds} s:\n{self.said.read_text()}\n{self.logs()}")
+        self.lines = self.said.read_text().splitlines()
+        return status
 
     def succeed(self, seconds: float = 300.0) -> "Run":
         """Wait for the end, which must be a good one."""

@@ -5,9 +5,11 @@ import os
 import random
 import subprocess
 import sys
+import tempfile
 import warnings
 from pathlib import Path
 
+import run_server
 from ruamel.yaml import YAML
 
 REWARD = '''
@@ -141,6 +143,9 @@ def reward_at(path: Path, source: str, **settings: object) -> list[dict[str, obj
 def run_alone(manifest: Path) -> Path:
     """Run a job that nobody disturbs; answers its run folder, which is made beside the manifest."""
     output = manifest.parent / "run"
-    command = [sys.executable, "-m", "ppojob_cli", "run", manifest, "--output", output]
-    subprocess.run(command, check=True, capture_output=True, env=environment())
+    with tempfile.TemporaryFile() as said:
+        called = ["run", manifest, "--output", output]
+        status = run_server.run(called, environment(), said).wait()
+        said.seek(0)
+        assert status == 0, said.read().decode()
     return output

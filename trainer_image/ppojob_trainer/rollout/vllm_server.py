@@ -4,6 +4,7 @@ It tells vLLM what the engines of a job are told too. What vLLM refuses before i
 is refused again however often it is asked: the exit status says so.
 """
 
+import os
 import sys
 
 import uvloop
@@ -24,9 +25,14 @@ def main() -> None:
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()
     validate_parsed_serve_args(args)
     args.hf_overrides = told_vllm.served
-    operations = told_vllm.operations(language_config(args.model))
-    if operations is not None and current_platform.is_cpu():
-        args.compilation_config.custom_ops = operations
+    if current_platform.is_cpu():
+        operations = told_vllm.operations(language_config(args.model))
+        if operations is not None:
+            args.compilation_config.custom_ops = operations
+        # The engine computes in its own process. vLLM would start one more for that, to bind its
+        # threads to cores, which a judge's are not.
+        args.distributed_executor_backend = "uni"
+        os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
         uvloop.run(run_server(args))
     except ValueError as problem:
