@@ -544,6 +544,16 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.algorithm.routerBalanceCoefficient": 0.01},
     ),
     (
+        f"{MEGATRON}.moe_router_enable_expert_bias=true",
+        {"spec.algorithm.routerBiasRate": 0.001},
+    ),
+    (
+        f"{MEGATRON}.moe_router_enable_expert_bias=true"
+        f" {MEGATRON}.moe_router_bias_update_rate=0.01",
+        {"spec.algorithm.routerBiasRate": 0.01},
+    ),
+    (f"{MEGATRON}.moe_router_bias_update_rate=0.01", {"spec.algorithm.routerBiasRate": None}),
+    (
         f"{MEGATRON}.moe_aux_loss_coeff=0.01"
         f" {MEGATRON}.moe_router_load_balancing_type=[seq_aux_loss,global_aux_loss]",
         {"spec.algorithm.routerBalanceCoefficient": None},
@@ -789,7 +799,8 @@ FATES = [
     ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze_moe_router=true", Fate.WRITTEN),
-    (f"{MEGATRON}.moe_router_enable_expert_bias=true", Fate.LOST),
+    (f"{MEGATRON}.moe_router_enable_expert_bias=true", Fate.WRITTEN),
+    (f"{MEGATRON}.moe_router_bias_update_rate=0.01", Fate.LOST),
     (f"{MEGATRON}.moe_z_loss_coeff=0.001", Fate.NOTED),
     (f"{MEGATRON}.moe_aux_loss_coeff=0.01", Fate.LEFT_OUT),
     (f"{MEGATRON}.moe_router_load_balancing_type=none", Fate.SAME),
