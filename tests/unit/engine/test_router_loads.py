@@ -25,6 +25,7 @@ from ppojob_trainer.rows.experience import Experience
 
 RATE = 0.01
 SPEC = AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3, router_bias_rate=RATE)
+OPTIMIZER = OptimizerSpec(gradient_clip=0.0)
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
 CORRECTED = [
     name for name, one in FAMILIES.items() if one.mixture is not None and one.mixture.correction
@@ -47,7 +48,7 @@ def updated(
         load_model(folder),
         HEAD,
         spec,
-        OptimizerSpec(gradient_clip=0.0),
+        OPTIMIZER,
         10,
         routers=RouterCoefficients.of(SPEC),
     )
@@ -144,6 +145,21 @@ def test_an_update_that_is_left_out_moves_no_bias(tmp_path, rows):
     found, values = updated(tmp_path, rows)
     assert values["actor/skipped"] == 1.0
     assert all(torch.equal(found[layer], bias) for layer, bias in before.items())
+
+
+def test_replayed_experts_count_as_those_that_routers_find(tmp_path, rows):
+    """One layer with experts: what its router reads has been through none."""
+    kind, options = FAMILY_MODELS["glm4_moe"]
+    sizes = {**TWO_LAYERS, "vocab_size": 97, "pad_token_id": None, **options}
+    dense = sizes["num_hidden_layers"] - 1
+    write_model(tmp_path, make_model(kind, **{**sizes, "first_k_dense_replace": dense}))
+    expected, _ = updated(tmp_path, rows)
+    engine = TrainEngine(load_model(tmp_path), HEAD, TrainingSpec(autocast="none"), OPTIMIZER, 10)
+    engine.predict(rows, records=True)
+    rows.experts = (rows.experts + 1) % options["n_routed_experts"]
+    found, _ = updated(tmp_path, rows)
+    assert len(found) == 1
+    assert all(torch.equal(found[layer], bias) for layer, bias in expected.items())
 
 
 def test_even_loads_move_nothing(tmp_path, rows):

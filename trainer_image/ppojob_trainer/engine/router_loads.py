@@ -73,9 +73,9 @@ class RouterLoads:
         """(layers, E) int64 in host memory; tensor ranks have the same tokens."""
         loads = torch.zeros(self._shape, dtype=torch.int64)
         number, _ = self._world.dims.place(self._world.rank, "tensor")
-        for one in self._passes if number == 0 else ():
-            for layer, counts in one.items():
-                loads[layer] += counts.cpu()
+        for layer in self._biases if number == 0 else ():
+            if of_passes := [one[layer] for one in self._passes if layer in one]:
+                loads[layer] = torch.stack(of_passes).sum(dim=0).cpu()
         told = sum_over_ranks(self._world, loads.flatten().tolist())
         return torch.tensor(told, dtype=torch.float64).long().view(self._shape)
 
