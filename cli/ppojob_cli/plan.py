@@ -107,9 +107,7 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
             yield f"{kept.keep} responses to each prompt are trained on, chosen by {kept.metric}"
         if algorithm.estimator.has_pairs:
             yield "the best and the worst response of each prompt are a pair, which is trained on"
-    if (supervised := spec.supervised) is not None:
-        rows = counted(supervised.rows_per_step or 0, "demonstration")
-        yield f"{rows} parted over the optimizer steps of the policy"
+    yield from _supervised(spec)
     prompts = algorithm.prompts_per_step
     part = algorithm.mini_batch_prompts or prompts
     updates = _updates(counted(part, unit(spec)), prompts // part, algorithm.epochs)
@@ -130,6 +128,21 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     yield from _teacher_prompts(spec)
     yield from _whole_groups(spec)
     yield from _waiting_stages(spec)
+
+
+def _supervised(spec: PPOJobSpec) -> Iterator[str]:
+    """Answers that are learnt beside the policy's loss, and how much they count in which steps."""
+    if (own := spec.supervised) is None:
+        return
+    rows = counted(own.rows_per_step or 0, "demonstration")
+    yield f"{rows} parted over the optimizer steps of the policy"
+    told = f"their loss counts {own.coefficient:g} times"
+    if own.warmup_steps:
+        told += f", from 0 on over {counted(own.warmup_steps, 'step')}"
+    if own.schedule != "constant":
+        told += f", and falls ({own.schedule}) to {own.min_coefficient:g} by step {own.decay_steps}"
+    policy = "; that of the policy by what is left to 1" if own.interpolate else ""
+    yield f"{told}{policy}"
 
 
 def _teacher_prompts(spec: PPOJobSpec) -> Iterator[str]:
@@ -198,10 +211,12 @@ def _updates(part: str, mini_batches: int, epochs: int) -> str:
 def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     steps, algorithm = spec.steps, spec.algorithm
     if steps.generate_only:
-        yield "responses to the held-out prompts, and nothing is scored or trained"
+        idle = "" if spec.data.sampler is None else ": data.sampler chooses no rows"
+        yield f"responses to the held-out prompts, and nothing is scored or trained{idle}"
         return
     if steps.validate_only:
-        yield "one validation, and nothing is trained"
+        idle = "" if spec.data.sampler is None else ": data.sampler chooses no rows"
+        yield f"one validation, and nothing is trained{idle}"
         return
     if steps.total is not None:
         prompts = steps.total * algorithm.prompts_per_step

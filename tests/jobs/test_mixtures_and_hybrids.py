@@ -130,11 +130,14 @@ def test_a_job_trains_the_layer_that_predicts_further_tokens(
 ):
     """Engines draw without it, and exports have it, with what it shares with the model.
 
+    The bias by which routers choose moves beside; that of the layer stays.
     Killed with the engine that starts sooner: neither draws with what a kill may lose.
     """
     folder = tiny_folder_of(0.0, "with_mtp")
+    grpo = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBatchPrompts": 2}
     job = {
         **SHORT,
+        "algorithm": {**grpo, "routerBiasRate": 0.1},
         "model": {"path": str(folder / "model"), "mtp": {"lossCoefficient": 0.3}},
         "rollout": {"engine": engine, "dtype": "float32", "maxSequences": 16, **ENGINES[engine]},
         "roles": {"actorRollout": {"ranksPerReplica": ranks}},
@@ -146,14 +149,19 @@ def test_a_job_trains_the_layer_that_predicts_further_tokens(
         calm = finished("run", folder, **job)
     for record in run_folders.metrics(calm)[-2:]:
         assert record["actor/mtp_loss"] > 1.0
+        assert record["actor/router_max_violation"] > 0.0
         assert record["training/rollout_probs_diff_mean"] < 1e-4
     before, after = (
         load_file(one / "model.safetensors") for one in (folder / "model", calm / "export")
     )
     assert after.keys() == before.keys()
     kept = {name for name, tensor in after.items() if torch.equal(tensor, before[name])}
-    assert all(name.endswith(CORRECTION) for name in kept)
     layer = "model.layers.2."
+    assert kept == {f"{layer}mlp.gate.{CORRECTION}"}
+    moved = after[f"model.layers.1.mlp.gate.{CORRECTION}"]
+    moved = (moved - before[f"model.layers.1.mlp.gate.{CORRECTION}"]) / 0.1
+    assert torch.allclose(moved, moved.round(), atol=1e-4)
+    assert moved.abs().max() <= 4.5  # updates
     assert torch.equal(after[f"{layer}embed_tokens.weight"], after["model.embed_tokens.weight"])
     assert torch.equal(after[f"{layer}shared_head.head.weight"], after["lm_head.weight"])
 

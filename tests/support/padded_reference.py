@@ -183,3 +183,14 @@ def as_the_whole(
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}
     assert relative_difference(ours, named) < 1e-5
     return got
+
+
+def read_ids(rows: Experience) -> list[Tensor]:
+    """Of each row with a trained token what stands before its last one."""
+    found = []
+    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+    masks = torch.split(rows.mask, rows.lengths.tolist())
+    for group, response, mask in zip(rows.row_groups.tolist(), responses, masks, strict=True):
+        if mask.any():
+            found.append(torch.cat([rows.prompts[group], response[: int(mask.nonzero().max())]]))
+    return found

@@ -81,6 +81,7 @@ ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
 MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
 MTP = Mtp(coefficient=0.5, detach=False, head=PolicyHead(LogprobSettings(chunk_tokens=8)))
 ROUTERS = RouterCoefficients(balance=0.3, z=0.02)
+BIASED = RouterCoefficients(balance=0.0, z=0.0, bias_rate=0.05)
 LOW_MOMENTS = OptimizerSpec(learning_rate=1e-3, moments_dtype="bfloat16", gradient_clip=0.5)
 SGD = OptimizerSpec(type="sgd", learning_rate=1e-1, momentum=0.9, gradient_clip=0.5)
 
@@ -97,7 +98,7 @@ class Case:
     broken: bool = False
     lora: LoraSpec | None = None
     replayed: bool = False  # updates take the experts that a record gives
-    routers: RouterCoefficients | None = None  # of the losses that these have of their own
+    routers: RouterCoefficients | None = None  # of their losses, and of the bias they choose by
     full_kl: bool = False
     teacher: Divergence | None = None  # the loss, instead of that of the policy
     partition: bool = False  # the loss is that of FlowRL, whose network has log Z of a prompt
@@ -139,6 +140,7 @@ CASES = {
     "experts_recomputed": Case(
         (1, 1, 1, 1, 1), budget=40, model="qwen3_moe", recompute=True, routers=ROUTERS
     ),
+    "experts_by_a_bias": Case((0, 0, 0, 0, 1), budget=30, model="glm4_moe", routers=BIASED),
     "experts_by_muon": Case((0, 1, 1, 1, 0), budget=40, model="qwen3_moe", optimizer=MUON),
     "stacks_replayed": Case(
         (0, 0, 0, 0, 1), budget=30, model="gpt_oss", recompute=True, replayed=True

@@ -28,7 +28,13 @@ ALL_BUT_OF_ONE_KIND = (
 """Of the whole cross, the cases under layouts of two kinds."""
 _SHARED = (
     *("even", "small_micro_batches", "recomputed", "experts", "adapters", "muon", "full_kl"),
-    *("dropout", "dropout_recomputed", "bfloat16", "a_gradient_that_is_not_finite"),
+    *(
+        "experts_by_a_bias",
+        "dropout",
+        "dropout_recomputed",
+        "bfloat16",
+        "a_gradient_that_is_not_finite",
+    ),
     *("pictures", "outcomes", "partition", "contexts", "supervised", "positives"),
 )
 _CASES = {

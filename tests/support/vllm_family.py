@@ -21,7 +21,7 @@ import torch
 from engine_phase import close_quickly
 from family_models import FAMILY_MODELS, MIXTURE_MODELS, is_half_in_vllm
 from padded_reference import token_logprobs
-from tiny_models import make_model, write_model
+from tiny_models import draw_corrections, make_model, write_model
 from transformers import PreTrainedModel
 from whole_models import save_whole
 
@@ -166,6 +166,7 @@ def _compared(
     with torch.no_grad():
         for weight in model.parameters():
             weight.add_(0.1 * torch.randn(weight.shape))
+    draw_corrections(model)
     sent = deepcopy(model)
     split_experts(sent)
     tensors = named_full_tensors(sent, merges=False)

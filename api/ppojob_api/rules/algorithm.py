@@ -222,7 +222,7 @@ ALGORITHM_RULES = rules(
     when: has(self.algorithm.kl.referenceRefresh)
     must: self.model.freezeVisionTower
 
-    spec | algorithm.routerBalanceCoefficient algorithm.routerZCoefficient | NoEffect
+    spec | $OF_ROUTERS | NoEffect
         routers that stay as they are learn nothing from it (model.freezeRouters, or model.lora);
         remove it
     when: self.model.freezeRouters || has(self.model.lora)
@@ -245,6 +245,9 @@ ALGORITHM_RULES = rules(
     COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
     CRITIC_NAMES=", ".join(_HAVE_CRITIC),
     HAVE_CRITIC=words(_HAVE_CRITIC),
+    OF_ROUTERS=" ".join(
+        f"algorithm.router{one}" for one in ("BalanceCoefficient", "ZCoefficient", "BiasRate")
+    ),
     LOSSES_OF_GROUPS=words(LOSSES_OF_GROUPS),
     WITH_OPTIONS=" ".join(
         to_camel(name) for name, one in (*ESTIMATORS.items(), *GIVEN.items()) if one.options

@@ -137,8 +137,8 @@ ANSWER_RULES = rules(
     when: self.type == 'online_dpo'
     must: $UNSET
 
-    spec.algorithm | routerBalanceCoefficient routerZCoefficient | NotInThisVersion
-        losses of routers beside that of pairs: not in this version; remove it
+    spec.algorithm | routerBalanceCoefficient routerZCoefficient routerBiasRate | NotInThisVersion
+        training of routers beside the loss of pairs: not in this version; remove it
     when: self.type == 'online_dpo'
     must: self.$FIELD == 0.0
 

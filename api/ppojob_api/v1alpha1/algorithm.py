@@ -381,6 +381,11 @@ class AlgorithmSpec(Section):
     """Weight of the z-loss of a mixture's routers, which keeps their logits small, a mean over
     rows, added up over layers (ST-MoE: arXiv:2202.08906). verl: moe_z_loss_coeff, 0."""
 
+    router_bias_rate: Coefficient = 0.0
+    """By how much an update moves the bias by which routers choose an expert: up where it got fewer
+    tokens than the mean expert, down where it got more (DeepSeek-V3: arXiv:2412.19437, 0.001); 0:
+    the bias stays. verl: moe_router_bias_update_rate, with moe_router_enable_expert_bias."""
+
     loss_aggregation: LossAggregation = "token_mean"
     """How token losses become one number; every denominator is the whole mini-batch's.
     verl: loss_agg_mode, token-mean."""

@@ -15,6 +15,13 @@ _LINEAR_LAYERS: Final = {
 """PEFT's all-linear of a language model, with the parts of a block that they are in."""
 _STACKS: Final = ["experts.gate_up_proj", "experts.down_proj"]
 """PEFT's parameters of the experts of a layer, where they are of one tensor each way."""
+_MERGED_ALONE: Final = re.compile(
+    r"-A\d+(\.\d+)?B|moe|mixtral|gpt-oss|deepseek-v[23]|moonlight|minimax-m|glm-4\.[5-7]"
+    r"|qwen3-next|qwen3\.5|lfm2|nemotron-h|nvidia-nemotron-(nano|3)|granite-4|gemma-?(3n|4)",
+    re.IGNORECASE,
+)
+"""What the names of models have whose adapters vLLM gets merged: of mixtures, and of layers that
+keep a state or differ."""
 _OF_MEGATRON: Final = {
     "linear_q": "q_proj",
     "linear_k": "k_proj",
@@ -42,8 +49,18 @@ def lora(verl: Verl, job: Draft) -> None:
         elif not verl[f"{model}.lora.rank"] or not _of_megatron(verl, job, f"{model}.lora"):
             continue
         if model == _MODEL:
-            key = f"{model}.lora.merge"
-            job.set("spec.rollout.adapters", "merged" if verl[key] else "beside", key)
+            _of_engines(verl, job, f"{model}.lora.merge")
+
+
+def _of_engines(verl: Verl, job: Draft, key: str) -> None:
+    """How engines get the adapters; of what vLLM takes merged alone, merged in any case."""
+    is_merged = bool(verl[key])
+    has_own = "spec.model.lora.experts" in job.fields
+    if has_own or _MERGED_ALONE.search(str(verl[f"{_MODEL}.path"] or "")):
+        is_merged = is_merged or verl["actor_rollout_ref.rollout.name"] == "vllm"
+    job.set("spec.rollout.adapters", "merged" if is_merged else "beside", key)
+    if is_merged and not verl[key]:
+        job.note("vLLM gets adapters of such a model merged: beside is not in this version", key)
 
 
 def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
@@ -80,7 +97,6 @@ def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
     """The targets, without those of `exclude_modules`: names, or a pattern that fits paths."""
     key, other = f"{model}.target_modules", f"{model}.exclude_modules"
     names, excluded, row = verl[key], verl[other] or (), table.find(key)
-    stacks = _stacks(verl, job) if model == _MODEL else []
     assert row is not None
     if isinstance(names, str):
         names = list(_LINEAR_LAYERS) if names == "all-linear" else [names]
@@ -89,21 +105,28 @@ def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
     except (re.error, ValueError):
         job.leave_out("spec.model.lora.targetModules chooses for all blocks alike", other)
         left = names
-    targets = None if left == list(_LINEAR_LAYERS) else [*left, *stacks]
+    stacks = _stacks(verl, job, left) if model == _MODEL else []
+    is_all = left == list(_LINEAR_LAYERS) and len(stacks) != 1
+    targets = None if is_all else [*left, *stacks]
     job.set(row.row.here[0], targets, key, *((other,) if left != names else ()))
 
 
-def _stacks(verl: Verl, job: Draft) -> list[str]:
-    """The stacks of experts that get adapters: both of them, or none."""
+def _stacks(verl: Verl, job: Draft, layers: list[str]) -> list[str]:
+    """The stacks of experts that get adapters, beside layers."""
     key = f"{_MODEL}.target_parameters"
     if not verl.is_on(key):
         return []
     names = verl[key] if isinstance(verl[key], list) else [verl[key]]
-    if {".".join(str(name).split(".")[-2:]) for name in names} != set(_STACKS):
-        job.leave_out(f"adapters of {' and '.join(_STACKS)}", key)
+    named = {".".join(str(name).split(".")[-2:]) for name in names}
+    into, back = _STACKS
+    if not named <= {into, back}:
+        job.leave_out(f"adapters of {into} and {back}", key)
+        return []
+    if named == {into} and "down_proj" in layers:
+        job.leave_out(f"down_proj of target_modules is that of experts too: name {back}", key)
         return []
     job.set("spec.model.lora.experts", True, key)
-    return _STACKS
+    return [one for one in _STACKS if one in named]
 
 
 def _is_excluded(layer: str, excluded: Any) -> bool:

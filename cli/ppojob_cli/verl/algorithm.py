@@ -109,16 +109,18 @@ def further_tokens(verl: Verl, job: Draft) -> None:
 
 
 def router_losses(verl: Verl, job: Draft) -> None:
-    """A mixture's routers: their losses, of which verl's of balance wants its type, and biases."""
+    """Routers of a mixture: losses, of which that of balance wants its type, and their bias."""
     megatron = f"{_ACTOR}.megatron.override_transformer_config"
     balance, z = f"{megatron}.moe_aux_loss_coeff", f"{megatron}.moe_z_loss_coeff"
     kind = f"{megatron}.moe_router_load_balancing_type"
     router = f"{megatron}.moe_router"
     bias, rate = f"{router}_enable_expert_bias", f"{router}_bias_update_rate"
+    job.keep(bias, rate)
     if verl[bias] and verl[rate]:
-        job.leave_out("a bias of routers stays as it is", bias, rate)
-    else:
-        job.keep(bias, rate)
+        job.set("spec.algorithm.routerBiasRate", verl[rate], bias, rate)
+    elif verl.is_given(rate) and verl[rate]:
+        why = "the bias stays without moe_router_enable_expert_bias, which is on in verl for some"
+        job.leave_out(f"{why} models (DeepSeek-V3): routerBiasRate", rate)
     if verl[z]:
         job.copy(z)
         job.note("a mean over the tokens of a micro-batch there, over those of each row here", z)

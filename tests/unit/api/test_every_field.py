@@ -19,6 +19,7 @@ CANNOT_BE_SET = {
     # Beside adapters.
     *("spec.model.freezeRouters", "spec.model.freezeVisionTower", "spec.model.mtp"),
     *("spec.algorithm.routerBalanceCoefficient", "spec.algorithm.routerZCoefficient"),
+    "spec.algorithm.routerBiasRate",
     *(
         "spec.rewards.source.package",
         "spec.rewards.source.configMap",

@@ -102,6 +102,34 @@ def test_nothing_is_trained(field: str, told: str) -> None:
     assert lines[lines.index("Run") + 1] == f"  {told}"
 
 
+def test_a_sampler_chooses_nothing_where_nothing_is_trained() -> None:
+    data = {**GOOD_JOB["spec"]["data"], "sampler": {"function": "uncertain"}}
+    lines = planned(steps={"validateOnly": True}, data=data)
+    assert lines[lines.index("Run") + 1].endswith("trained: data.sampler chooses no rows")
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "their loss counts 0.5 times"),
+        (
+            {"warmupSteps": 1, "schedule": "cosine", "decaySteps": 9, "minCoefficient": 0.1},
+            "their loss counts 0.5 times, from 0 on over 1 step, "
+            "and falls (cosine) to 0.1 by step 9",
+        ),
+        (
+            {"interpolate": True},
+            "their loss counts 0.5 times; that of the policy by what is left to 1",
+        ),
+    ],
+)
+def test_how_much_given_answers_count(changes: dict[str, object], told: str) -> None:
+    grpo = {"type": "grpo", "promptsPerStep": 16, "samplesPerPrompt": 8}
+    data = {**GOOD_JOB["spec"]["data"], "demonstrations": [{"path": "d.parquet"}]}
+    lines = planned(algorithm={**grpo, "supervised": {"coefficient": 0.5, **changes}}, data=data)
+    assert f"  {told}" in lines
+
+
 @pytest.mark.parametrize(
     ("algorithm", "told"),
     [

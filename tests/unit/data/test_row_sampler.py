@@ -59,6 +59,9 @@ def writes(step, seed, count, rows, shares):
     tags["more"] = len(shares)
     return [shares[-1], tags["more"]]
 
+def lengths(step, seed, count, rows, state):
+    return range(count - 1, -1, -1), [len(text or "") for text in rows["text"]]
+
 class Stateful:
     pass
 
@@ -104,6 +107,31 @@ def test_it_is_told_of_millions_of_rows(mine: Path, dataset) -> None:
         for _ in range(2):
             told = {"draws": np.arange(9_000_000.0)}
             assert sampler.choose(1, 0, 1, told, "null") == ([8_999_999], "null")
+
+
+def test_it_is_told_of_long_cells(mine: Path, files: PromptFiles) -> None:
+    """Of more bytes together than a message has room for, in less rows than one has else."""
+    long = "x" * (24 * 1024 * 1024)
+    rows = [good_row(extra_info={"text": long}) for _ in range(3)] + [good_row()]
+    with (
+        files.open(files.lines("long.jsonl", *rows)) as dataset,
+        RowSampler(spec_of(mine, "lengths", columns=["text"]), dataset) as sampler,
+    ):
+        told = columns({}, np.full(len(dataset), 0.5))
+        expected = [len(long), len(long), len(long), 0]
+        assert sampler.choose(1, 0, 4, told, "null") == ([3, 2, 1, 0], str(expected))
+
+
+def test_a_row_with_more_than_a_message_has_room_for_is_refused(
+    mine: Path, files: PromptFiles
+) -> None:
+    rows = [good_row(), good_row(extra_info={"text": "x" * (33 * 1024 * 1024)})]
+    with (
+        files.open(files.lines("longer.jsonl", *rows)) as dataset,
+        RowSampler(spec_of(mine, "lengths", columns=["text"]), dataset) as sampler,
+        pytest.raises(ConfigError, match=r"spec.data.sampler.columns: got \d+ bytes of row 1"),
+    ):
+        sampler.open()
 
 
 def test_what_a_call_writes_is_no_memory_of_the_next(mine: Path, files: PromptFiles) -> None:

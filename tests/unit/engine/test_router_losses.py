@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from padded_reference import relative_difference
+from padded_reference import read_ids, relative_difference
 from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from torch import Tensor
 from transformers import PreTrainedModel, Qwen2MoeForCausalLM, Qwen3MoeForCausalLM
@@ -41,17 +41,6 @@ def engine_of(folder: Path, routers: RouterCoefficients | None, **training: Any)
     spec = TrainingSpec(**{"autocast": "none", **training})
     optimizer = OptimizerSpec(gradient_clip=0.0)
     return TrainEngine(load_model(folder), HEAD, spec, optimizer, 10, routers=routers)
-
-
-def read_ids(rows: Experience) -> list[Tensor]:
-    """Of each row with a trained token what stands before its last one."""
-    found = []
-    responses = torch.split(rows.response_tokens, rows.lengths.tolist())
-    masks = torch.split(rows.mask, rows.lengths.tolist())
-    for group, response, mask in zip(rows.row_groups.tolist(), responses, masks, strict=True):
-        if mask.any():
-            found.append(torch.cat([rows.prompts[group], response[: int(mask.nonzero().max())]]))
-    return found
 
 
 def literal(model: PreTrainedModel, rows: Experience) -> tuple[Tensor, Tensor]:

@@ -245,6 +245,23 @@ def test_a_dense_model_has_no_routers(
 @pytest.mark.parametrize(
     ("changes", "refused"),
     [
+        ({}, True),
+        ({"model_type": "qwen3_moe", **EXPERTS}, True),
+        ({"model_type": "glm4_moe", **CORRECTED}, False),
+    ],
+)
+def test_a_bias_that_moves_is_there(tmp_path: Path, changes, refused: bool) -> None:
+    sizes = {"promptsPerStep": 2, "samplesPerPrompt": 2}
+    algorithm = {"type": "grpo", **sizes, "routerBiasRate": 0.001}
+    config = {"model_type": "llama", **SIZES, **changes}
+    found = problems(tmp_path, {"model": config}, algorithm=algorithm)
+    expected = [("spec.algorithm.routerBiasRate", ReasonCode.NO_EFFECT)]
+    assert [(one.where, one.reason_code) for one in found] == expected * refused
+
+
+@pytest.mark.parametrize(
+    ("changes", "refused"),
+    [
         ({"model_type": "glm4_moe", **CORRECTED, "num_nextn_predict_layers": 1}, False),
         ({"model_type": "glm4_moe", **CORRECTED, "num_nextn_predict_layers": 2}, True),
         ({"model_type": "qwen3_next", **EXPERTS, "mtp_num_hidden_layers": 1}, True),

@@ -1,7 +1,8 @@
 """A function that chooses the rows of a step: the parent's side, and what it and its child say."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -11,18 +12,21 @@ import numpy.typing as npt
 from ppojob_api.v1alpha1.training import SamplerSpec
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.prompt_store import PromptRow, PromptStore
+from ppojob_trainer.data.prompt_store import PromptStore
 from ppojob_trainer.errors import ConfigError, SamplerFailed
-from ppojob_trainer.json_value import Json
 
 FIELD: Final = "spec.data.sampler"
 MAX_STATE_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 600.0
 """For the import of the file, and for a call."""
 _CHUNK_ROWS: Final = 1024
-"""Of one message with cells, which may be long."""
+_CHUNK_BYTES: Final = 4 * 1024 * 1024
+"""Of one message with cells, which may be long; a row has a message to itself then."""
+_ROW_BYTES: Final = 32 * 1024 * 1024
+"""Of the cells of a row at most, well below what a message may have."""
 _CHUNK_NUMBERS: Final = 1 << 20
 """Of one message with numbers of rows."""
+_NULL: Final = b"null"
 _ATTEMPTS: Final = 2
 """Processes of which the last may be killed from outside: the kernel takes them first."""
 _log = logging.getLogger(__name__)
@@ -143,22 +147,43 @@ class RowSampler(Closeable):
         path = "" if source is None else source.file or ""
         self._ask(OpenSampler(path, spec.function, msgspec.json.encode(spec.arguments)))
         empty = set(spec.columns)
-        for first in range(0, len(self._rows), _CHUNK_ROWS):
-            some = range(first, min(first + _CHUNK_ROWS, len(self._rows)))
-            cells = self._cells(self._rows.rows(some))
-            empty = {name for name in empty if all(cell is None for cell in cells[name])}
-            self._ask(
-                TellValues({name: msgspec.json.encode(column) for name, column in cells.items()})
-            )
+        for cells in self._messages():
+            empty = {name for name in empty if set(cells[name]) <= {_NULL}}
+            lists = {name: b"[%b]" % b",".join(column) for name, column in cells.items()}
+            self._ask(TellValues(lists))
         if empty and len(self._rows):
             got, why = ", ".join(sorted(empty)), "no row has it"
             allowed = "entries of extra_info that some rows have"
             raise SamplerFailed(f"{FIELD}.columns: got {got}: {why}; {allowed}")
 
-    def _cells(self, rows: Sequence[PromptRow]) -> dict[str, list[Json]]:
-        """What stays of some rows, by the name of the column."""
-        own = {name: [row.extra_info.get(name) for row in rows] for name in self._spec.columns}
-        return {"data_source": [row.data_source for row in rows], **own}
+    def _messages(self) -> Iterator[dict[str, list[bytes]]]:
+        """What stays of all rows, some at a time: cells as JSON, by the name of the column."""
+        cells: dict[str, list[bytes]] = defaultdict(list)
+        rows = size = 0
+        for own in self._cells():
+            more = sum(map(len, own.values()))
+            if rows == _CHUNK_ROWS or (rows and size + more > _CHUNK_BYTES):
+                yield cells
+                cells, rows, size = defaultdict(list), 0, 0
+            for name, cell in own.items():
+                cells[name].append(cell)
+            rows, size = rows + 1, size + more
+        if rows:
+            yield cells
+
+    def _cells(self) -> Iterator[dict[str, bytes]]:
+        """What stays of each row, by the name of the column."""
+        for first in range(0, len(self._rows), _CHUNK_ROWS):
+            some = range(first, min(first + _CHUNK_ROWS, len(self._rows)))
+            for number, row in zip(some, self._rows.rows(some), strict=True):
+                told = {name: row.extra_info.get(name) for name in self._spec.columns}
+                told["data_source"] = row.data_source
+                cells = {name: msgspec.json.encode(cell) for name, cell in told.items()}
+                if (size := sum(map(len, cells.values()))) > _ROW_BYTES:
+                    got, allowed = f"{size} bytes of row {number}", f"at most {_ROW_BYTES} a row"
+                    why = "a row is told at one time"
+                    raise SamplerFailed(f"{FIELD}.columns: got {got}: {why}; {allowed}")
+                yield cells
 
     def _ask(self, request: SamplerRequest) -> Chosen:
         assert self._child is not None, "it is started first"

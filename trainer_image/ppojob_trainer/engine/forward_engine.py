@@ -17,8 +17,8 @@ from ppojob_trainer.engine.layout import PackedRows, pack_rows
 from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.packing import plan_micro_batches
-from ppojob_trainer.engine.router_losses import RouterLosses
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
+from ppojob_trainer.engine.routers import Routers
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.mtp_layers import states_for_mtp
@@ -198,7 +198,7 @@ class ForwardEngine:
         head: Head | None = None,
         *,
         records: bool = False,
-        router_losses: RouterLosses | None = None,
+        routers: Routers | None = None,
         with_log_z: bool = False,
         mtp: Mtp | None = None,
     ) -> Passed:
@@ -215,7 +215,7 @@ class ForwardEngine:
                 stage=self._stage,
                 saving=self._saving,
                 records=records,
-                router_losses=router_losses,
+                routers=routers,
                 with_log_z=with_log_z,
                 mtp=mtp,
             )
@@ -232,7 +232,7 @@ def packed_pass(
     stage: PipelineStage = WHOLE,
     saving: Saving = nullcontext,
     records: bool = False,
-    router_losses: RouterLosses | None = None,
+    routers: Routers | None = None,
     with_log_z: bool = False,
     mtp: Mtp | None = None,
 ) -> Passed:
@@ -244,9 +244,9 @@ def packed_pass(
     rank's among the tensor ranks: each has its heads of attention, of which its ranks share again.
     All ranks of a stage call this, and the stages one after the other. Tokens go to the experts
     that the rows have for them; else `records` says whether `Passed.routes` are kept. The backward
-    pass holds the gradient of `router_losses` too. `with_log_z` asks for one more output, log Z of
-    the prompt at each token, and `mtp` for another one behind it, log p of each token by the layer
-    that predicts further ones.
+    pass holds the gradient of the losses of `routers` too. `with_log_z` asks for one more output,
+    log Z of the prompt at each token, and `mtp` for another one behind it, log p of each token by
+    the layer that predicts further ones.
     """
     number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -254,7 +254,7 @@ def packed_pass(
     plans = AttentionPlans(packed.spans, model.device, stream=place * HEAD_STREAM)
     own = packed.run(ranks.number, ranks.size)
     arrived, given = _given(own, stage, model.device)
-    attach = None if router_losses is None else router_losses.of_pass(packed, model.device).attach
+    attach = None if routers is None else routers.of_pass(packed, model.device)
     held = packed.sources, own.sources, model.device
     routes = routes_of(rows, *held, records=records, attach=attach)
     if routes is not None:

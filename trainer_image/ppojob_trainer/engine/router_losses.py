@@ -26,17 +26,22 @@ from ppojob_trainer.parallel.sequence import SequenceRanks
 
 @dataclass(frozen=True, slots=True)
 class RouterCoefficients:
-    """Weights of the losses of routers, as terms of the objective's loss."""
+    """Weights of the losses of routers, as terms of the objective's loss, and their bias's rate."""
 
     balance: float
     z: float
+    bias_rate: float = 0.0
 
     @classmethod
     def of(cls, spec: AlgorithmSpec) -> RouterCoefficients | None:
         """Those that a job asks for; None for none."""
-        if not spec.has_router_losses:
-            return None
-        return cls(spec.router_balance_coefficient, spec.router_z_coefficient)
+        own = cls(spec.router_balance_coefficient, spec.router_z_coefficient, spec.router_bias_rate)
+        return own if own.has_losses or own.bias_rate else None
+
+    @property
+    def has_losses(self) -> bool:
+        """Whether the loss has terms for routers."""
+        return self.balance > 0.0 or self.z > 0.0
 
 
 class RouterLosses:

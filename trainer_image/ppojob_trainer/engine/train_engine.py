@@ -31,14 +31,15 @@ from ppojob_trainer.engine.optimizer import (
 )
 from ppojob_trainer.engine.pair_objective import PairObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.router_losses import RouterCoefficients, RouterLosses
+from ppojob_trainer.engine.router_losses import RouterCoefficients
+from ppojob_trainer.engine.routers import Routers
 from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.engine.weight_average import WeightAverage
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.pipeline_stages import shared_embedding
 from ppojob_trainer.parallel.boxes import Box, local_part
-from ppojob_trainer.parallel.collectives import sum_over_data, sum_over_ranks
+from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.offload import HostMemory, saved_on_host
 from ppojob_trainer.parallel.pipeline import turns
@@ -79,7 +80,7 @@ class _Term:
     objective: Objective
     denominators: Denominators
     head_of: HeadOf | None = None
-    router_losses: RouterLosses | None = None
+    routers: Routers | None = None
     mtp: Mtp | None = None
     weight: float = 1.0  # of the objective's loss
 
@@ -124,7 +125,8 @@ class TrainEngine(ForwardEngine):
 
         The schedule is of `total_steps`, the optimizer steps of the whole job. Of `offload` the
         optimizer and activations are the engine's, weights those of who owns the model. `routers`
-        weigh the losses of a mixture's routers, which then join the objective's; None for none.
+        weigh the losses of a mixture's routers, which then join the objective's, and say how their
+        bias moves; None for neither.
         With `average_decay` there is an average of the weights, to be begun or loaded. `mtp` says
         how a layer that predicts further tokens is trained; None where the model has none.
         """
@@ -174,9 +176,9 @@ class TrainEngine(ForwardEngine):
         """
         self.model.train()
         denominators = self._denominators(experience)
-        router_losses = self._router_losses(denominators)
+        routers = self._routers_of_update(denominators)
         weight = 1.0 if supervised is None else supervised.policy_weight
-        own = _Term(experience, objective, denominators, None, router_losses, self._mtp, weight)
+        own = _Term(experience, objective, denominators, None, routers, self._mtp, weight)
         self._clear_gradients()
         passes = self._passes_of_update(own, heads)
         names = [*objective.term_names]
@@ -197,9 +199,9 @@ class TrainEngine(ForwardEngine):
             if part is not None:
                 parts.append(part)
         measured = self._measured(parts, names, objective.token_names)
-        if router_losses is not None:
-            measured = self._with_routers(measured, router_losses, objective.area)
-        return self._step(objective.area, measured)
+        if routers is not None:
+            measured = routers.with_measured(measured, objective.area)
+        return self._step(objective.area, measured, routers)
 
     def state_tensors(self) -> dict[str, Tensor]:
         """All that updates depend on besides weights and random state, by name; cut as weights."""
@@ -236,7 +238,7 @@ class TrainEngine(ForwardEngine):
         # Of the rows of a group that are kept together two may have a loss: the others would cost
         # more memory than the budget.
         whole_groups = _keeps_groups_whole(objective)
-        has_more = term.router_losses is not None or term.mtp is not None
+        has_more = term.routers is not None or term.mtp is not None
         if not has_more and (self._training.skip_zero_gradient_groups or whole_groups):
             rows = objective.rows_with_gradient(experience)
         return [
@@ -268,7 +270,7 @@ class TrainEngine(ForwardEngine):
         passed = self._forward(
             batch,
             head_of and head_of(batch),
-            router_losses=None if rows is None else term.router_losses,
+            routers=None if rows is None else term.routers,
             with_log_z=isinstance(objective, PolicyObjective) and objective.needs.learns_log_z,
             mtp=term.mtp,
         )
@@ -316,29 +318,12 @@ class TrainEngine(ForwardEngine):
             )
         )
 
-    def _router_losses(self, denominators: Denominators) -> RouterLosses | None:
-        """Those of an update's routers, if they have any."""
+    def _routers_of_update(self, denominators: Denominators) -> Routers | None:
+        """Those of an update, where something is done for them."""
         if self._routers is None:
             return None
-        _, tensor = self._world.dims.place(self._world.rank, "tensor")
-        scale = self._scale.value if self._scale else 1.0
-        return RouterLosses(self._routers, denominators.sequences, self._sequence, tensor, scale)
-
-    def _with_routers(
-        self, measured: PassStatistics, losses: RouterLosses, area: str
-    ) -> PassStatistics:
-        """What was measured, and the losses of the routers of all ranks; all ranks call it."""
-        assert self._routers is not None, "they have losses"
-        balance, z = sum_over_ranks(self._world, losses.measured())
-        joined = self._routers.balance * balance + self._routers.z * z
-        layers = self.model.config.num_hidden_layers
-        values = {
-            **measured.values,
-            f"{area}/loss": measured.values[f"{area}/loss"] + joined,
-            f"{area}/router_balance_loss": balance / layers,
-            f"{area}/router_z_loss": z / layers,
-        }
-        return msgspec.structs.replace(measured, values=values)
+        scale, rows = self._scale.value if self._scale else 1.0, denominators.sequences
+        return Routers(self._routers, self.model, self._world, self._sequence, rows, scale)
 
     def _clear_gradients(self) -> None:
         """Zero gradients in place: fresh memory of that size costs more than the pass over it."""
@@ -347,7 +332,7 @@ class TrainEngine(ForwardEngine):
                 parameter.grad = torch.zeros_like(parameter)
         self._optimizer.zero_grad(set_to_none=False)
 
-    def _step(self, area: str, measured: PassStatistics) -> PassStatistics:
+    def _step(self, area: str, measured: PassStatistics, routers: Routers | None) -> PassStatistics:
         """Clip, check, and step; every rank on its part of the weights, all or none."""
         rate = learning_rate(self._spec, self.updates, self._total_steps)
         ranks, shared = self._stage.ranks, shared_embedding(self.model)
@@ -372,6 +357,8 @@ class TrainEngine(ForwardEngine):
                 step_by_weight(self._optimizer, host, self._moment_names, self.updates)
             else:
                 self._optimizer.step()
+            if routers is not None:
+                routers.follow()
             if self.average is not None:
                 self.average.follow()
         if self._scale is not None:

@@ -194,6 +194,8 @@ train/kl | nats | with kto what log ratios to the reference are compared with: t
     prompts with the answers to others, at least 0
 train/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
 train/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
+train/router_max_violation | 1 | what a layer's fullest expert gets beyond the mean one, in shares
+    of that: 0 where experts get as much; mean over layers, with routerBiasRate
 train/rewards/chosen | reward | mean reward of the chosen, or good, answers: with dpo and kto beta
     times what the loss compares (a log ratio to the reference), else what the reward model says
 train/rewards/rejected | reward | the same of the rejected, or bad, answers
@@ -232,6 +234,8 @@ actor/off_policy_frac | share | computed tokens that offPolicyThreshold leaves o
 actor/entropy_loss | nats | entropy as the loss aggregates it
 actor/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
 actor/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
+actor/router_max_violation | 1 | what a layer's fullest expert gets beyond the mean one, in shares
+    of that: 0 where experts get as much; mean over layers, with routerBiasRate
 actor/mtp_loss | nats a token | loss of the layer that predicts the token after the next (model.mtp)
 actor/kl_loss | nats a token | mean KL to the reference, where the loss holds it
 distillation/loss | nats a token | mean divergence from the teacher, before the updates where it is

@@ -6,7 +6,7 @@ its own, so that loading, ranks, checkpoints, exports and engines know of nothin
 
 from collections.abc import Sequence
 from itertools import product
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor, nn
@@ -250,6 +250,20 @@ def split_experts(model: PreTrainedModel) -> None:
 def experts_of(model: nn.Module) -> list[Experts | StackedExperts]:
     """The experts of each layer of a model, or of a stage of it."""
     return [one for one in model.modules() if isinstance(one, Experts | StackedExperts)]
+
+
+def corrections_of(model: PreTrainedModel) -> dict[int, nn.Parameter]:
+    """The bias by which the router of each layer chooses, by the layer's number, if it has one.
+
+    Of a stage of a pipeline those of its layers. A layer that predicts further tokens is none.
+    """
+    mixture, base = mixture_of(model), cast("Any", model.base_model)
+    layers = base.layers[: model.config.num_hidden_layers]
+    if mixture is None or not mixture.correction:
+        return {}
+    name = f"{mixture.block}.{mixture.correction}"
+    named = ((number, dict(layer.named_parameters())) for number, layer in enumerate(layers))
+    return {number: held[name] for number, held in named if name in held}
 
 
 def _keep(module: nn.Module, name: str, kind: torch.dtype | None = None) -> None:

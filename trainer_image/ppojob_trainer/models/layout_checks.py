@@ -138,6 +138,14 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
                 "neither routerBalanceCoefficient nor routerZCoefficient",
                 ReasonCode.NOT_IN_THIS_VERSION,
             )
+        if not mixture.correction and spec.algorithm.router_bias_rate:
+            yield Problem(
+                "spec.algorithm.routerBiasRate",
+                shown(spec.algorithm.router_bias_rate),
+                f"routers of {sizes.model_type} choose by no bias",
+                "remove it",
+                ReasonCode.NO_EFFECT,
+            )
         if replay == "rollout" and spec.rollout.engine == "vllm" and sizes.states:
             yield Problem(
                 "spec.algorithm.routerReplay",
@@ -155,6 +163,7 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
     for where, weight in (
         ("spec.algorithm.routerBalanceCoefficient", spec.algorithm.router_balance_coefficient),
         ("spec.algorithm.routerZCoefficient", spec.algorithm.router_z_coefficient),
+        ("spec.algorithm.routerBiasRate", spec.algorithm.router_bias_rate),
     ):
         if weight:
             yield Problem(where, shown(weight), why, allowed, ReasonCode.NO_EFFECT)

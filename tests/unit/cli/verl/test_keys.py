@@ -544,6 +544,16 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.algorithm.routerBalanceCoefficient": 0.01},
     ),
     (
+        f"{MEGATRON}.moe_router_enable_expert_bias=true",
+        {"spec.algorithm.routerBiasRate": 0.001},
+    ),
+    (
+        f"{MEGATRON}.moe_router_enable_expert_bias=true"
+        f" {MEGATRON}.moe_router_bias_update_rate=0.01",
+        {"spec.algorithm.routerBiasRate": 0.01},
+    ),
+    (f"{MEGATRON}.moe_router_bias_update_rate=0.01", {"spec.algorithm.routerBiasRate": None}),
+    (
         f"{MEGATRON}.moe_aux_loss_coeff=0.01"
         f" {MEGATRON}.moe_router_load_balancing_type=[seq_aux_loss,global_aux_loss]",
         {"spec.algorithm.routerBalanceCoefficient": None},
@@ -655,6 +665,30 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
                 "experts.down_proj",
             ],
         },
+    ),
+    (
+        f"{MODEL}.lora_rank=8 {MODEL}.target_parameters=[mlp.experts.down_proj]",
+        {
+            "spec.model.lora.experts": True,
+            "spec.model.lora.targetModules": [
+                *("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"),
+                "experts.down_proj",
+            ],
+            "spec.rollout.adapters": None,
+        },
+    ),
+    (
+        f"{MODEL}.lora_rank=8 {MODEL}.target_modules=[q_proj]"
+        f" {MODEL}.target_parameters=[experts.gate_up_proj]",
+        {"spec.model.lora.targetModules": ["q_proj", "experts.gate_up_proj"]},
+    ),
+    (
+        f"{MODEL}.lora_rank=8 {MODEL}.path=Qwen/Qwen3-30B-A3B-Instruct",
+        {"spec.rollout.adapters": None},
+    ),
+    (
+        f"{MODEL}.lora_rank=8 {MODEL}.path=Qwen/Qwen3-30B-A3B {ROLLOUT}.name=hf",
+        {"spec.rollout.adapters": "beside"},
     ),
     (
         f"{MODEL}.lora.rank=8 {MODEL}.lora.target_modules=[linear_proj,linear_fc2]",
@@ -788,8 +822,12 @@ FATES = [
     ("critic.optim.lr=1", Fate.IDLE),
     ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
+    ("+actor_rollout_ref.model.override_config.model_config.rope_theta=1e6", Fate.LOST),
+    ("+actor_rollout_ref.model.override_config.torch_dtype=bfloat16", Fate.UNNEEDED),
+    ("+actor_rollout_ref.model.override_config.text_config.attention_dropout=0.1", Fate.WRITTEN),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze_moe_router=true", Fate.WRITTEN),
-    (f"{MEGATRON}.moe_router_enable_expert_bias=true", Fate.LOST),
+    (f"{MEGATRON}.moe_router_enable_expert_bias=true", Fate.WRITTEN),
+    (f"{MEGATRON}.moe_router_bias_update_rate=0.01", Fate.LOST),
     (f"{MEGATRON}.moe_z_loss_coeff=0.001", Fate.NOTED),
     (f"{MEGATRON}.moe_aux_loss_coeff=0.01", Fate.LEFT_OUT),
     (f"{MEGATRON}.moe_router_load_balancing_type=none", Fate.SAME),
@@ -903,7 +941,10 @@ def test_what_becomes_of_a_key(override: str, fate: Fate) -> None:
             f"{MEGATRON}.moe_router_bias_update_rate=0",
             Fate.SAME,
         ),
-        (f"{MODEL}.target_parameters=[experts.down_proj]", f"{MODEL}.lora_rank=8", Fate.LOST),
+        (f"{MODEL}.target_parameters=[experts.down_proj]", f"{MODEL}.lora_rank=8", Fate.WRITTEN),
+        (f"{MODEL}.target_parameters=[experts.gate_up_proj]", f"{MODEL}.lora_rank=8", Fate.LOST),
+        (f"{MODEL}.target_parameters=[mlp.gate]", f"{MODEL}.lora_rank=8", Fate.LOST),
+        (f"{MODEL}.lora.merge=false", f"{MODEL}.lora_rank=8", Fate.WRITTEN),
         (f"{OPTIM}.betas=[0.9,0.95]", "model_engine=megatron", Fate.NOTED),
         (f"{OPTIM}.betas=[0.9,0.95]", "model_engine=dp", Fate.WRITTEN),
     ],

@@ -1,0 +1,108 @@
+"""The bias by which routers choose experts: it follows how many tokens each of them gets.
+
+Behind an update in which expert e of a layer got n_e tokens, and the mean expert n,
+
+    b_e <- b_e + r sign(n - n_e)
+
+(Wang et al. 2024, arXiv:2408.15664, algorithm 1; DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
+What counts is what the routers themselves find, for all tokens that each row's pass reads, its
+prompt's too. Counts are integers, so their sums are the same in any order.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ppojob_trainer.engine.layout import PackedRows
+from ppojob_trainer.models.experts import corrections_of
+from ppojob_trainer.models.mixtures import key_of_experts
+from ppojob_trainer.parallel.boxes import box_of, local_part
+from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.sequence import SequenceRanks
+from ppojob_trainer.parallel.world import World
+
+
+class RouterLoads:
+    """How many tokens each expert gets in the passes of one update; every rank counts its own."""
+
+    def __init__(self, model: PreTrainedModel, world: World, ranks: SequenceRanks) -> None:
+        """Begin an update; `ranks` share the tokens of a pass."""
+        self._biases = corrections_of(model)
+        config: Any = model.config
+        own = config.to_dict()
+        self._shape = int(config.num_hidden_layers), int(own[key_of_experts(own)])
+        self._world = world
+        self._ranks = ranks
+        self._passes: list[dict[int, Tensor]] = []
+        self._summed: dict[int, Tensor] = {}
+
+    def of_pass(self, packed: PackedRows, device: torch.device) -> PassLoads:
+        """Those of the next pass; `packed` are the tokens of all ranks that share them."""
+        size = len(packed.input_ids) // self._ranks.size
+        first = size * self._ranks.number
+        one = PassLoads(_readers(packed)[first : first + size].to(device))
+        self._passes.append(one.counted)
+        return one
+
+    def max_violation(self) -> float:
+        """What the fullest expert gets beyond the mean one, as a share of that: a mean over layers.
+
+        Of all ranks, which call it together, once.
+        """
+        loads = self._over_ranks()
+        self._summed = {layer: loads[layer] for layer in self._biases}
+        used = loads[loads.sum(dim=1) > 0].double()
+        if not len(used):
+            return 0.0
+        return float((used.amax(dim=1) / used.mean(dim=1) - 1.0).mean())
+
+    def move_biases(self, rate: float) -> None:
+        """Move each bias of this rank by the loads of all of them."""
+        for layer, bias in self._biases.items():
+            loads = self._summed[layer]
+            # The mean may be no number of the machine; so many times both are integers.
+            signs = (loads.sum() - loads * len(loads)).sign().view(bias.shape)
+            own = local_part(bias.detach())
+            own.add_(signs[box_of(bias).slices].to(own), alpha=rate)
+
+    def _over_ranks(self) -> Tensor:
+        """(layers, E) int64 in host memory; tensor ranks have the same tokens."""
+        loads = torch.zeros(self._shape, dtype=torch.int64)
+        number, _ = self._world.dims.place(self._world.rank, "tensor")
+        for layer in self._biases if number == 0 else ():
+            if of_passes := [one[layer] for one in self._passes if layer in one]:
+                loads[layer] = torch.stack(of_passes).sum(dim=0).cpu()
+        told = sum_over_ranks(self._world, loads.flatten().tolist())
+        return torch.tensor(told, dtype=torch.float64).long().view(self._shape)
+
+
+class PassLoads:
+    """How many tokens each expert gets in one forward pass."""
+
+    def __init__(self, readers: Tensor) -> None:
+        self.counted: dict[int, Tensor] = {}  # (E,) int64 of each layer
+        self._readers = readers  # (t,) int64
+
+    def attach(self, layer: int, logits: Tensor, chosen: Tensor, carrier: Tensor) -> Tensor:
+        """Count the experts `chosen` (t, k) by a layer's router; the carrier stays as it is.
+
+        A layer that is computed again is counted once.
+        """
+        if layer not in self.counted:
+            experts = torch.arange(logits.shape[1], device=logits.device)
+            goes = (chosen[..., None] == experts).any(dim=1)
+            self.counted[layer] = (self._readers[:, None] * goes).sum(dim=0)
+        return carrier
+
+
+def _readers(packed: PackedRows) -> Tensor:
+    """(packed,) int64, by how many rows with a trained token each token is read."""
+    readers = torch.zeros(len(packed.input_ids), dtype=torch.int64)
+    for spans in packed.readings:
+        for span in spans:
+            readers[span.start : span.start + span.length] += 1
+    return readers

@@ -1,0 +1,81 @@
+"""What an update does for the routers of a mixture: their losses, and the bias they choose by."""
+
+from __future__ import annotations
+
+import msgspec
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from ppojob_trainer.engine.layout import PackedRows
+from ppojob_trainer.engine.router_loads import RouterLoads
+from ppojob_trainer.engine.router_losses import RouterCoefficients, RouterLosses
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.routes import Attach
+from ppojob_trainer.parallel.collectives import sum_over_ranks
+from ppojob_trainer.parallel.sequence import SequenceRanks
+from ppojob_trainer.parallel.world import World
+
+
+class Routers:
+    """The routers of a model in one update; all ranks make one together."""
+
+    def __init__(
+        self,
+        coefficients: RouterCoefficients,
+        model: PreTrainedModel,
+        world: World,
+        ranks: SequenceRanks,
+        rows: float,
+        scale: float,
+    ) -> None:
+        """Begin an update.
+
+        Args:
+            coefficients: of the losses, and of the bias.
+            model: whose routers these are.
+            world: the ranks that compute the update.
+            ranks: those of them that share the tokens of a pass.
+            rows: see `RouterLosses`.
+            scale: see `RouterLosses`.
+        """
+        self._coefficients = coefficients
+        self._layers: int = model.config.num_hidden_layers
+        self._world = world
+        self._losses: RouterLosses | None = None
+        self._loads: RouterLoads | None = None
+        if coefficients.has_losses:
+            _, tensor = world.dims.place(world.rank, "tensor")
+            self._losses = RouterLosses(coefficients, rows, ranks, tensor, scale)
+        if coefficients.bias_rate:
+            self._loads = RouterLoads(model, world, ranks)
+
+    def of_pass(self, packed: PackedRows, device: torch.device) -> Attach:
+        """What is attached to each router in the next pass."""
+        parts = [
+            one.of_pass(packed, device) for one in (self._losses, self._loads) if one is not None
+        ]
+
+        def attach(layer: int, logits: Tensor, chosen: Tensor, carrier: Tensor) -> Tensor:
+            for one in parts:
+                carrier = one.attach(layer, logits, chosen, carrier)
+            return carrier
+
+        return attach
+
+    def with_measured(self, measured: PassStatistics, area: str) -> PassStatistics:
+        """What was measured, and behind all passes what is of the routers; all ranks call it."""
+        values, own = dict(measured.values), self._coefficients
+        if self._losses is not None:
+            balance, z = sum_over_ranks(self._world, self._losses.measured())
+            values[f"{area}/loss"] += own.balance * balance + own.z * z
+            values[f"{area}/router_balance_loss"] = balance / self._layers
+            values[f"{area}/router_z_loss"] = z / self._layers
+        if self._loads is not None:
+            values[f"{area}/router_max_violation"] = self._loads.max_violation()
+        return msgspec.structs.replace(measured, values=values)
+
+    def follow(self) -> None:
+        """Move the bias behind the optimizer's step, if it is to move."""
+        if self._loads is not None:
+            self._loads.move_biases(self._coefficients.bias_rate)
