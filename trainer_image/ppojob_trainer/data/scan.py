@@ -17,6 +17,7 @@ from ppojob_trainer.data.demonstrations import (
     Demonstrations,
     Message,
     read_demonstration,
+    read_guidance,
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
@@ -128,6 +129,8 @@ class Scan:
             self.rewards = None  # nothing is scored
             is_scored = self.given == "reward_model"
             self._answers = ScoredAnswers(self.chat) if is_scored else Demonstrations(self.chat)
+        elif self.spec.guidance_key is not None:
+            self._answers = Demonstrations(self.chat)
 
     def read(self, files: Sequence[DataFile]) -> None:
         """Read every row once.
@@ -153,7 +156,7 @@ class Scan:
         most = f"maxPromptTokens {self.spec.max_prompt_tokens}"
         if self.spec.teacher_prompt_key is not None:
             most += f" or maxTeacherPromptTokens {self._longest_of_teacher}"
-        if self.given:
+        if self._answers is not None:
             most += f" or maxResponseTokens {self.spec.max_response_tokens}"
         total = self.total * (2 if self.spec.split_pairs else 1)
         dropped = f"{self.dropped} of {total} rows"
@@ -261,7 +264,9 @@ class Scan:
             return [read_labelled(cells, self.spec)]
         if self.given is not None:
             return [read_demonstration(cells, self.spec)]
-        return [(*read_row(cells, self.spec, **self._asked), ())]
+        key = self.spec.guidance_key
+        guidance = read_guidance(cells, key) if key is not None else ()
+        return [(*read_row(cells, self.spec, **self._asked), guidance)]
 
     def _seeing(
         self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]
@@ -462,7 +467,8 @@ class Scan:
             )
             # An answer without a column of its own is part of the prompt.
             columns = self.spec.answer_columns(self.given) or (self.spec.prompt_key,)
-            place, got = columns[lengths.index(answered)], f"an answer of {answered} tokens"
+            place = self.spec.guidance_key or columns[lengths.index(answered)]
+            got = f"an answer of {answered} tokens"
             why = f"longer than spec.data.maxResponseTokens {longest}"
             bad = DataProblem(place, got, why, allowed)
             _add(self.errors, bad, candidate.path, candidate.place)
@@ -471,7 +477,7 @@ class Scan:
         kept: tuple[tuple[AnswerPart, ...], ...] = ()
         if self._answers is not None:
             kept = tuple(self._answers.kept(answer, longest) for answer in answers)
-            if not all(kept) or len({*kept}) < len(kept):
+            if self.given and (not all(kept) or len({*kept}) < len(kept)):
                 self.untrained += 1
                 return
         if self.store is not None:
