@@ -160,7 +160,9 @@ def given_responses(files: PromptFiles) -> list[str]:
     rows = [good_row(f"{n} + 1", target=cell) for n, cell in enumerate(cells)]
     found = files.errors(files.lines("a.jsonl", *rows), guidance_key="target")
     long = files.lines("b.jsonl", good_row(target=["8", "eight and nothing else"]))
-    return [*found, *files.errors(long, guidance_key="target", max_response_tokens=8)]
+    found += files.errors(long, guidance_key="target", max_response_tokens=8)
+    none = files.lines("c.jsonl", good_row(target=None), good_row("1 + 1", target=[]))
+    return [*found, *files.errors(none, guidance_key="target")]
 
 
 def two_kinds(files: PromptFiles) -> list[str]:

@@ -171,10 +171,10 @@ def test_given_responses_are_what_the_policy_would_have_drawn(
     files: PromptFiles, cell: object, answers: list[str]
 ) -> None:
     """Beside what rewards read; held-out rows are read without them."""
-    row = {**ROW, "extra_info": {"guide": {"target": cell}}}
+    row, other = ({**ROW, "extra_info": {"guide": {"target": one}}} for one in (cell, "Bea."))
     settings = {"maxResponseTokens": 9, "overlongPrompts": "truncate_right"}
     spec = files.spec(
-        files.lines("a.jsonl", row), guidanceKey="extra_info.guide.target", **settings
+        files.lines("a.jsonl", row, other), guidanceKey="extra_info.guide.target", **settings
     )
     with PromptDataset.open(spec.train, spec, files.chat) as dataset:
         found = dataset[0]

@@ -71,6 +71,7 @@ _SHAPES_ROWS_AHEAD: Final = (
     "spec.data",
     _PROMPTS_PER_STEP,
     "spec.algorithm.samplesPerPrompt",
+    "spec.algorithm.guidance.samples",
     "spec.algorithm.dynamicSampling",
     "spec.agent",
 )

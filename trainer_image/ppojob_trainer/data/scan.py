@@ -86,7 +86,8 @@ class Scan:
         kept: rows to draw from; ``kept_of`` has those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
         given: the type of the job where rows have their answers, which are learnt.
-        scored: rows to draw from with scores of responses that were drawn beforehand.
+        scored: rows to draw from with scores of responses that were drawn beforehand; ``guided``
+            are those with responses that are given.
         dropped: rows left out as too long; ``untrained`` are rows of which nothing is learnt.
         prompt_kind: "text" or "messages", as the first readable row has it, at ``prompt_place``.
         prompt_keys: eight-byte digest of every prompt seen.
@@ -110,6 +111,7 @@ class Scan:
     kept_of: list[int] = field(default_factory=list)
     difficulties: "array[float]" = field(default_factory=lambda: array("d"))
     scored: int = 0
+    guided: int = 0
     total: int = 0
     dropped: int = 0
     untrained: int = 0
@@ -174,11 +176,19 @@ class Scan:
             (self.warnings if self.kept else self.errors).add(problem)
         if self.given == "kto" and self.kept:
             self._tell_labels()
-        if self.spec.scores_key is not None and self.kept and not self.scored:
-            why = f"no row has scores there: {self.kept} rows"
-            allowed = "a column, or an entry of extra_info, that some rows have"
-            got = shown(self.spec.scores_key)
-            self.errors.add(DataProblem("spec.data.scoresKey", got, why, allowed))
+        if self.kept:
+            self._tell_empty_columns()
+
+    def _tell_empty_columns(self) -> None:
+        """Refuse the name of a column in which no row has anything."""
+        for field_, key, filled, what in (
+            ("scoresKey", self.spec.scores_key, self.scored, "scores"),
+            ("guidanceKey", self.spec.guidance_key, self.guided, "responses"),
+        ):
+            if key is not None and not filled:
+                why = f"no row has {what} there: {self.kept} rows"
+                allowed = "a column, or an entry of extra_info, that some rows have"
+                self.errors.add(DataProblem(f"spec.data.{field_}", shown(key), why, allowed))
 
     def _tell_labels(self) -> None:
         got = f"{self.good} of {self.kept} answers good"
@@ -494,6 +504,7 @@ class Scan:
         self.kept += 1
         self.good += candidate.row.ground_truth is True
         self.scored += bool(candidate.row.known_scores)
+        self.guided += bool(kept)
         self.kept_of[candidate.entry] += 1
         if self.spec.curriculum is not None:
             self.difficulties.append(candidate.difficulty)

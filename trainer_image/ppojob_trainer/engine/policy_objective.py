@@ -85,7 +85,7 @@ class PolicyObjective:
     # of `off_policy`; None where every token has its loss
     off_policy_threshold: float | None = None
     whole_groups: bool = False  # the loss compares the rows of a group
-    guidance_gamma: float | None = None  # of `guided_loss`; None where all responses are drawn
+    guidance_gamma: float | None = None  # of `shaped_ratio`; None where all responses are drawn
 
     area: ClassVar = "actor"
 
