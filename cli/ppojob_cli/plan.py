@@ -103,6 +103,9 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
             f"{counted(responses, 'response')}, "
             f"at most {responses * data.max_response_tokens} response tokens"
         )
+        if (guidance := algorithm.guidance) is not None:
+            given = counted(guidance.samples, "sample")
+            yield f"at most {given} of each prompt from the data, the others drawn"
         if (kept := algorithm.group_filter) is not None:
             yield f"{kept.keep} responses to each prompt are trained on, chosen by {kept.metric}"
         if algorithm.estimator.has_pairs:

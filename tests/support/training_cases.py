@@ -36,7 +36,12 @@ from transformers import (
     Qwen3VLForConditionalGeneration,
 )
 
-from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec, PositiveExamplesSpec
+from ppojob_api.v1alpha1.algorithm import (
+    AlgorithmSpec,
+    GuidanceSpec,
+    KlSpec,
+    PositiveExamplesSpec,
+)
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
@@ -109,7 +114,9 @@ class Case:
     long: int | None = None  # tokens of the first response; None for as few as the others have
     seeing: bool = False  # prompts show pictures
     contexts: bool = False  # rows have several
-    positives: bool = False  # right responses, all of the first coordinate, are learnt as answers
+    # right responses, all of the first coordinate, are learnt as answers, and others, all of the
+    # second, are given
+    positives: bool = False
     supervised: bool = False  # given answers are learnt beside, all by the first coordinate
     mtp: Mtp | None = None  # how the layer is trained that predicts further tokens
     nudged: int = 0  # weights are one rounding away from those of the model, in which directions
@@ -405,6 +412,7 @@ def objective(
             kl=kl,
             policy_loss=loss,
             positive_examples=PositiveExamplesSpec(coefficient=0.5) if positives else None,
+            guidance=GuidanceSpec(gamma=0.2) if positives else None,
             loss_aggregation="sequence_mean_token_mean" if partition else "token_mean",
         )
     )
@@ -438,6 +446,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     everything.outcomes = everything.token_rows % 3 / 2
     if case.positives:  # none of the second coordinate; some have no advantage
         everything.positives = everything.token_rows % (2 * SAMPLES) == 1
+        everything.given = everything.token_rows % (2 * SAMPLES) == SAMPLES + 1
         assert everything.advantages is not None
         everything.advantages[everything.token_rows < SAMPLES] = 0.0
     rows = everything.select(rows_of_rank(case.owners, world.rank, world.dims))

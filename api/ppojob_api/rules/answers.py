@@ -1,10 +1,12 @@
 """What training on given or compared answers needs, and which settings have no effect there."""
 
 from ppojob_api.rules.rule import either, rules, words
-from ppojob_api.v1alpha1.estimators import GIVEN, PAIRS
+from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN, PAIRS
+from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.preferences import PAIR_LOSSES
 
 _SMOOTHED = sorted(name for name, one in PAIR_LOSSES.items() if one.has_smoothing)
+_GUIDED = [name for name, one in ESTIMATORS.items() if one.compares_scores]
 _WITH_MARGIN = sorted(name for name, one in PAIR_LOSSES.items() if one.has_margin)
 
 ANSWER_RULES = rules(
@@ -97,6 +99,51 @@ ANSWER_RULES = rules(
     when: self.schedule != 'constant'
     must: self.minCoefficient < self.coefficient
 
+    spec | data.guidanceKey | Required | here
+        algorithm.guidance gives the responses in it; the name of a column, such as target, or
+        remove algorithm.guidance
+    when: has(self.algorithm.guidance) && !(self.algorithm.type in $GIVEN)
+    must: has(self.data.guidanceKey)
+
+    spec | data.guidanceKey | NoEffect | here
+        it has no effect without algorithm.guidance; remove it, or give algorithm.guidance
+    when: !has(self.algorithm.guidance)
+    must: $UNSET
+
+    spec.algorithm | guidance.samples | OutOfRange
+        given responses are compared with one that is drawn at least; below samplesPerPrompt
+        ${self.samplesPerPrompt}
+    when: has(self.guidance) && !(self.type in $GIVEN)
+    must: self.guidance.samples < self.samplesPerPrompt
+
+    spec.algorithm | type | Conflict
+        guidance compares given responses with drawn ones, by their scores alone; one of
+        $GUIDED_NAMES, or no guidance
+    when: has(self.guidance) && !(self.type in $GIVEN)
+    must: self.type in $GUIDED
+
+    spec.algorithm | policyLoss.type | Conflict
+        responses that guidance gives have a loss of each token, and no sampler has drawn them;
+        clip, or another type that is of tokens and does not read the sampler
+    when: has(self.guidance) && !(self.type in $GIVEN)
+    must: !(self.policyLoss.type in $UNGUIDED)
+
+    spec.algorithm | routerReplay | Conflict
+        no engine tells the experts of responses that guidance gives; recompute, or none
+    when: has(self.guidance)
+    must: self.routerReplay != 'rollout'
+
+    spec.algorithm | kl.unbiased | Conflict
+        the old policy did not draw the responses that guidance gives; false, or no guidance
+    when: has(self.guidance)
+    must: !self.kl.unbiased
+
+    spec | agent | NotInThisVersion
+        conversations beside algorithm.guidance, whose responses are one turn: not in this version;
+        remove it, or algorithm.guidance
+    when: has(self.algorithm.guidance)
+    must: $UNSET
+
     spec.algorithm | promptsPerStep | OutOfRange | here
         kto reads each prompt with the answer to another one of its step as well; at least 2, or
         kto.lossType: apo_zero_unpaired
@@ -187,12 +234,14 @@ ANSWER_RULES = rules(
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling positiveExamples",
     GIVEN=words(GIVEN),
+    GUIDED=words(_GUIDED),
+    GUIDED_NAMES=", ".join(_GUIDED),
     MARGIN_NAMES=" or ".join(_WITH_MARGIN),
     OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling groupFilter resampling"
     " overlongPenalty scoreClip truncationPenalty positiveExamples"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated"
-    " routerReplay kl supervised",
+    " routerReplay kl supervised guidance",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"
     " data.dataSourceKey data.dataSource numExamine",
     OF_SUPERVISED="data.demonstrations data.demonstrationPromptKey data.demonstrationAnswerKey",
@@ -204,6 +253,7 @@ ANSWER_RULES = rules(
     + either("miniBatchPrompts", "self.promptsPerStep")
     + ")",
     SMOOTHED_NAMES=", ".join(_SMOOTHED),
+    UNGUIDED=words(name for name, one in LOSSES.items() if one.is_of_rows or one.is_of_sampler),
     WITHOUT_REFERENCE=words(name for name, one in PAIR_LOSSES.items() if not one.has_reference),
     WITH_MARGIN=words(_WITH_MARGIN),
 )

@@ -249,6 +249,18 @@ class SupervisedSpec(Section):
     """What the schedule falls to; with 0 no rows are learnt from then on."""
 
 
+class GuidanceSpec(Section):
+    """Compare given responses with those that the policy draws (LUFFY: arXiv:2504.14945)."""
+
+    samples: Annotated[int, Field(ge=1, le=65_535)] = 1
+    """How many of samplesPerPrompt are the first ones of data.guidanceKey; a row that has fewer has
+    more drawn. LUFFY: n_prefix, 1."""
+
+    gamma: Annotated[float, Field(gt=0, le=1_000_000)] = 0.1
+    """The policy loss of their tokens is -A p / (p + gamma), A the advantage, p the probability by
+    the policy: most is learnt where p is gamma. LUFFY: off_policy_reshape p_div_p_0.1."""
+
+
 class PositiveExamplesSpec(Section):
     """Learn right responses as given answers, beside the policy loss (VAPO: arXiv:2504.05118)."""
 
@@ -312,6 +324,10 @@ class AlgorithmSpec(Section):
 
     supervised: SupervisedSpec | None = None
     """Learn given answers, the rows of data.demonstrations, beside what is drawn; absent: none."""
+
+    guidance: GuidanceSpec | None = None
+    """Let responses that are given take the place of some that would be drawn; absent: all are
+    drawn."""
 
     positive_examples: PositiveExamplesSpec | None = None
     """Raise the likelihood of responses that scored well, whatever their advantages are; absent:

@@ -232,6 +232,12 @@ class Estimator:
         """Whether a model is trained beside the policy."""
         return self.critic is not None
 
+    @property
+    def compares_scores(self) -> bool:
+        """Whether it compares the responses of a prompt by nothing but what each scored."""
+        reads_more = self.has_critic or self.compares_turns or self.has_sum_pi_squared
+        return self.compares_group and not reads_more and not self.has_pairs
+
 
 ESTIMATORS: Final[Mapping[AlgorithmType, Estimator]] = {
     "ppo": Estimator(PpoSpec, critic="value"),

@@ -264,6 +264,10 @@ class DataSpec(Section):
     the one that is judged (absent: completion); it and promptKey may be a path into a struct:
     extra_info.answer."""
 
+    guidance_key: Name | None = None
+    """Column, or path, of the responses that algorithm.guidance gives: a text, a message of the
+    assistant, or a list of such; null: none. LUFFY: target."""
+
     demonstration_prompt_key: Name | None = None
     """Column, or path, of the same of data.demonstrations: conversations with their answers, or
     prompts where demonstrationAnswerKey is given; absent: promptKey."""
@@ -380,7 +384,7 @@ class DataSpec(Section):
     def of_validation(self) -> "DataSpec":
         """How the files of a validation are read: all rows in any order, by the policy alone."""
         of_training = (
-            *("curriculum", "sampler", "scores_key"),
+            *("curriculum", "sampler", "scores_key", "guidance_key"),
             *("teacher_prompt_key", "max_teacher_prompt_tokens"),
         )
         return self.model_copy(update=dict.fromkeys(of_training))

@@ -48,6 +48,7 @@ CANNOT_BE_SET = {
     "spec.agent.mcpServers",
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.gigpo", "spec.algorithm.spo"),
+    *("spec.algorithm.guidance", "spec.data.guidanceKey"),
     *("spec.algorithm.prime", "spec.critic.referencePath"),
     *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
     *(

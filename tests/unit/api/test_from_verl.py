@@ -28,6 +28,7 @@ OURS = {
     "spec.algorithm.kl.unbiased",
     *("spec.algorithm.ppo.criticLambda", "spec.algorithm.ppo.lengthAdaptiveAlpha"),
     "spec.algorithm.positiveExamples",
+    *("spec.algorithm.guidance", "spec.data.guidanceKey"),
     "spec.algorithm.policyLoss.flowrl",  # whose numbers stand in the recipe's code
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports
     *(f"spec.data.{name}" for name in ("curriculum.key", "curriculum.order")),

@@ -176,6 +176,12 @@ class TestPlan:
         assert "  4 mini-batches of 4 prompts x 2 epochs = 8 optimizer steps" in lines
         assert "    learningRate: 1e-06" in lines
 
+    def test_responses_that_are_given(self) -> None:
+        guided = ("spec.algorithm.guidance.samples=2", "spec.data.guidanceKey=target")
+        options = [word for one in guided for word in ("--set", one)]
+        result = CliRunner().invoke(plan, ["one.yaml", *options])
+        assert "  at most 2 samples of each prompt from the data, the others drawn" in result.stdout
+
     def test_json(self) -> None:
         result = CliRunner().invoke(plan, ["--json", "one.yaml"])
         config = RunConfig.from_json(result.stdout)

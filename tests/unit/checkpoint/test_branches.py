@@ -80,6 +80,20 @@ def test_data_in_another_order_begin_anew(spec: dict[str, Any], tmp_path: Path) 
     assert any(line.endswith("the data begins anew") for line in told) == has_other_order
 
 
+@pytest.mark.parametrize("key", [None, "target"])
+def test_given_responses_of_another_length_begin_anew(key: str | None, tmp_path: Path) -> None:
+    """They are cut as those that are drawn, and are part of the data."""
+    guidance = {} if key is None else {"guidance": {}}
+    algorithm = {**ALGORITHM, "samplesPerPrompt": 2, "type": "grpo", **guidance}
+    data = {"train": [{"path": "a.jsonl"}], "guidanceKey": key}
+    settings = {"data": data, "algorithm": algorithm}
+    train(tmp_path / "runs" / "sum", job_of(tmp_path, **settings), 1)
+    settings["data"] = {**data, "maxResponseTokens": 9}
+    branches.begin(branch(tmp_path, **settings), tmp_path / "run")
+    progress = manifest.read(tmp_path / "run" / "checkpoints" / "step-000001").progress
+    assert (progress.data == manifest.UNREAD) == (key is not None)
+
+
 @pytest.mark.parametrize(
     ("where", "spec"),
     [

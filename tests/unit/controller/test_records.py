@@ -13,6 +13,7 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.metrics.sinks import Sinks
 from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.rpc.messages.rollout import OF_DATA
 from ppojob_trainer.rpc.messages.training import Advantaged
 
 NONE = Spread(0.0, 0.0, 0.0)
@@ -90,3 +91,12 @@ def test_a_visit_has_the_scores_of_rows_with_trained_tokens() -> None:
     without = msgspec.structs.replace(ADVANTAGED, without_tokens=[1, 2, 3])
     scores = [scores for _, scores in StepResult(batch(2, 2, set()), without, {}).visits]
     assert scores == [[0.5], []]
+
+
+def test_a_visit_has_no_scores_of_responses_that_were_given() -> None:
+    """What a prompt is known by is what the policy makes of it."""
+    made = batch(2, 2, set())
+    made.versions = [{OF_DATA: 3}, {0: 3}, {0: 1, 1: 2}, {}]
+    assert made.given_rows == {0}
+    scores = [scores for _, scores in StepResult(made, ADVANTAGED, {}).visits]
+    assert scores == [[1.5], [2.5, 3.5]]

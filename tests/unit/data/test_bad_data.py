@@ -153,6 +153,18 @@ def scores_that_no_row_has(files: PromptFiles) -> list[str]:
     return files.errors(files.lines("a.jsonl", *rows), scores_key="tired")
 
 
+def given_responses(files: PromptFiles) -> list[str]:
+    user, said = {"role": "user", "content": "8"}, {"role": "assistant", "content": "8"}
+    call = {"function": {"name": "add", "arguments": {}}}
+    cells: list[object] = ["8", ["8", said], [user], 8, ["8", ""], {**said, "tool_calls": [call]}]
+    rows = [good_row(f"{n} + 1", target=cell) for n, cell in enumerate(cells)]
+    found = files.errors(files.lines("a.jsonl", *rows), guidance_key="target")
+    long = files.lines("b.jsonl", good_row(target=["8", "eight and nothing else"]))
+    found += files.errors(long, guidance_key="target", max_response_tokens=8)
+    none = files.lines("c.jsonl", good_row(target=None), good_row("1 + 1", target=[]))
+    return [*found, *files.errors(none, guidance_key="target")]
+
+
 def two_kinds(files: PromptFiles) -> list[str]:
     chats = files.lines("a.jsonl", good_row(), good_row())
     return files.errors(
@@ -210,6 +222,7 @@ CASES: dict[str, Case] = {
     "no difficulty": no_difficulty,
     "scores from beforehand": scores_from_beforehand,
     "scores that no row has": scores_that_no_row_has,
+    "given responses": given_responses,
     "missing columns": missing_columns,
     "data source": rows(good_row(data_source=None)),
     "unknown data source": rows(good_row(data_source="ppojob/subtraction")),

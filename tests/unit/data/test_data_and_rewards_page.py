@@ -71,10 +71,11 @@ def test_rows_of_each_shape_are_read(form: str, files: PromptFiles) -> None:
 
 @pytest.mark.processes
 def test_the_conversation_is_learnt(files: PromptFiles) -> None:
-    talks, pairs, beside = SETTINGS[7:]
+    talks, pairs, among, beside = SETTINGS[7:]
     settings = {key: value for key, value in talks.items() if key != "train"}
     path = files.raw("talks.jsonl", ANSWERED.encode())
     assert files.report(path, given="sft", **settings).train_rows == 1
+    assert among.keys() == {"train", "guidanceKey"}
     assert beside.keys() == {"train", "demonstrations", "demonstrationPromptKey"}
     assert pairs.keys() == {"train", "promptKey", "answerKey"}
 

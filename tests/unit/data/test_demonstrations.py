@@ -151,6 +151,55 @@ def test_pairs(
         assert told(files.chat, dataset[0]) == [(answer, True)]
 
 
+ROW = {"prompt": TALK[:2], "data_source": "x", "reward_model": {"ground_truth": "Ann"}}
+ANN = {"role": "assistant", "content": "Ann."}
+
+
+@pytest.mark.parametrize(
+    ("cell", "answers"),
+    [
+        ("Ann.", [f"Ann.{END}"]),
+        (ANN, [f"Ann.{END}"]),
+        ([ANN, "Bea."], [f"Ann.{END}", f"Bea.{END}"]),
+        (["Ann.", "Ann."], [f"Ann.{END}"] * 2),
+        (["a long answer"], ["a long an"]),
+        (None, []),
+        ([], []),
+    ],
+)
+def test_given_responses_are_what_the_policy_would_have_drawn(
+    files: PromptFiles, cell: object, answers: list[str]
+) -> None:
+    """Beside what rewards read; held-out rows are read without them."""
+    row, other = ({**ROW, "extra_info": {"guide": {"target": one}}} for one in (cell, "Bea."))
+    settings = {"maxResponseTokens": 9, "overlongPrompts": "truncate_right"}
+    spec = files.spec(
+        files.lines("a.jsonl", row, other), guidanceKey="extra_info.guide.target", **settings
+    )
+    with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+        found = dataset[0]
+    texts = [
+        files.chat.decode([id_ for part in answer for id_ in part.tokens])
+        for answer in found.answers
+    ]
+    assert texts == [files.chat.decode(files.chat.encode(answer)) for answer in answers]
+    assert all(part.is_trained for answer in found.answers for part in answer)
+    assert (found.ground_truth, found.data_source) == ("Ann", "x")
+    with PromptDataset.open(spec.train, spec.of_validation, files.chat) as held_out:
+        assert held_out[0].answers == ()
+        assert held_out[0].token_ids == found.token_ids
+
+
+def test_given_responses_decide_which_rows_there_are(files: PromptFiles) -> None:
+    """Where they begin to be read, or are cut elsewhere, a run is not gone on with."""
+    path, digests = files.lines("a.jsonl", {**ROW, "target": ["Ann."], "other": ["Bea."]}), set()
+    for key, limit in ((None, 12), (None, 13), ("target", 12), ("target", 13), ("other", 12)):
+        spec = files.spec(path, guidanceKey=key, maxResponseTokens=limit)
+        with PromptDataset.open(spec.train, spec, files.chat) as dataset:
+            digests.add(dataset.digest)
+    assert len(digests) == 4
+
+
 LONG = {"messages": [TALK[1], {"role": "assistant", "content": "a long answer"}]}
 SHORT = {"messages": [TALK[1], {"role": "assistant", "content": "short"}]}
 UNTRAINED = {"messages": [TALK[1], without(TALK[2])]}

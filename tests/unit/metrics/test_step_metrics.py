@@ -14,6 +14,7 @@ from ppojob_trainer.metrics.step_metrics import (
     Spread,
     StepRows,
     balance_metrics,
+    guidance_metrics,
     progress_metrics,
     row_metrics,
     speed_metrics,
@@ -44,6 +45,19 @@ def test_each_of_several_functions_has_a_mean():
     # The last row was aborted.
     assert own == {"rewards/f/mean": 2 / 3, "rewards/g/mean": 3.0}
     assert found["reward_extra/f/score/mean"] == 2 / 3
+
+
+def test_given_responses_are_told_apart_from_drawn_ones():
+    scores, lengths = [9.0, 1.0, 0.0, 4.0, math.nan], [2, 3, 5, 4, 7]
+    found = guidance_metrics(scores, lengths, given={0, 3}, dropped=[4])
+    assert found == {
+        "on_off_metrics/on_score": 0.5,
+        "on_off_metrics/off_score": 6.5,
+        "on_off_metrics/on_response_length_mean": 5.0,
+        "on_off_metrics/off_response_length_mean": 3.0,
+    }
+    drawn = guidance_metrics(scores[:4], lengths[:4], given=())
+    assert [name.partition("/")[2].partition("_")[0] for name in drawn] == ["on", "on"]
 
 
 def test_a_row_without_a_score_has_no_part_in_the_means():

@@ -1,9 +1,11 @@
 """Rows of several generation rounds as the batch of a step."""
 
+import pytest
 import torch
 
+from ppojob_trainer.rollout.protocol import RolloutError
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
-from ppojob_trainer.rpc.messages.rollout import PromptTokens
+from ppojob_trainer.rpc.messages.rollout import OF_DATA, PromptTokens
 from ppojob_trainer.workers.row_store import OwnedRows, chosen_rows, own_rows
 
 SAMPLES = 2
@@ -36,3 +38,20 @@ def test_rows_of_the_chosen_prompts_in_the_order_of_the_batch():
     assert batch.old_logprobs is None
     nothing = chosen_rows(rounds, [])
     assert (nothing.num_rows, nothing.num_groups, nothing.num_tokens) == (0, 0, 0)
+
+
+def test_given_responses_are_told_apart_and_taken_by_no_other_job():
+    given, drawn = Segment((5, 6), (), OF_DATA), Segment((7,), (-0.5,), 3)
+    rows = [Trajectory((one,), "stop") for one in (given, drawn)]
+    prompts = [PromptTokens(0, [1])]
+    made = own_rows(0, prompts, 2, rows, has_given=True)
+    assert made.experience.given is not None
+    assert made.experience.given.tolist() == [True, True, False]
+    assert made.experience.mask.all()
+    assert made.experience.drawn.tolist() == [False, False, True]
+    assert made.experience.rollout_logprobs.tolist() == [0.0, 0.0, -0.5]
+    batch = chosen_rows({0: made, 1: made}, [(0, 0), (1, 0)])
+    assert batch.given is not None
+    assert batch.given.tolist() == [True, True, False] * 2
+    with pytest.raises(RolloutError, match=r"spec\.rollout\.replay: got rows with responses"):
+        own_rows(0, prompts, 2, rows)

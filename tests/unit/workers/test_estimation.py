@@ -116,6 +116,34 @@ def test_rows_that_are_left_out_are_no_part_of_a_correction(rows: BatchRows, wei
     assert 0 < int(seen[2].sum()) < 8
 
 
+@pytest.mark.parametrize("weights", ["none", "token", "sequence"])
+def test_given_rows_are_compared_and_no_part_of_a_correction(rows: BatchRows, weights: str):
+    """They count whole; what is said of drawn rows is what is said where there are no others."""
+    rows.mine.old_logprobs = torch.full((12,), -3.0)
+    rows.mine.rollout_logprobs = torch.linspace(-5.0, -1.0, 12)
+    rows.mine.rollout_logprobs[[0, 1, 10, 11]] = 0.0
+    rejection = [{"mode": "token_k1", "low": 0.4, "high": 2.0}]
+    correction = {"weights": weights, "rejection": rejection}
+    correction |= {} if weights == "none" else {"normalize": True}
+    scores = Advantages([1, 0, 1, 0, 0, 1], 0.0)
+    estimated(rows, list(scores.scores))
+    expected = rows.mine.advantages
+    rows.mine.given = torch.isin(torch.arange(12), torch.tensor([0, 1, 10, 11]))
+    spec = spec_of(guidance={}, rolloutCorrection=correction)
+    told = add_advantages(spec, rows, scores).told
+    guided = rows.mine.update_mask, rows.mine.loss_weights
+    assert torch.equal(rows.mine.advantages[rows.mine.given], expected[rows.mine.given])
+    rows.mine.mask = ~rows.mine.given
+    assert add_advantages(spec_of(rolloutCorrection=correction), rows, scores).told == told
+    assert guided[0] is not None
+    assert rows.mine.update_mask is not None
+    assert torch.equal(guided[0], rows.mine.update_mask | rows.mine.given)
+    if guided[1] is not None and rows.mine.loss_weights is not None:
+        whole = torch.where(rows.mine.given, 1.0, rows.mine.loss_weights)
+        assert torch.equal(guided[1], whole)
+    assert (guided[1] is None) == (weights == "none")
+
+
 @pytest.mark.parametrize("kind", ["optimal_token_baseline", "tir_optimal_token_baseline"])
 def test_token_baselines_leave_rows_out(rows: BatchRows, kind: str):
     rows.mine.old_logprobs = torch.linspace(-3.0, -0.5, 12)

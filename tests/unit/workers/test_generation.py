@@ -4,10 +4,12 @@ from types import SimpleNamespace
 
 import pytest
 
+from ppojob_api.v1alpha1.algorithm import GuidanceSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.rollout.protocol import Finished, Request
-from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens
-from ppojob_trainer.workers.generation import Generation
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rpc.messages.rollout import OF_DATA, Generate, PromptTokens
+from ppojob_trainer.workers.generation import Generation, generated
 
 
 class OneToken:
@@ -33,16 +35,56 @@ class OneToken:
     def reset_cache(self) -> None: ...
 
 
+def generation(
+    engine: OneToken, rollout: RolloutSpec | None = None, guidance: GuidanceSpec | None = None
+) -> Generation:
+    spec = SimpleNamespace(
+        seed=1,
+        rollout=rollout or RolloutSpec(),
+        data=SimpleNamespace(max_response_tokens=8),
+        algorithm=SimpleNamespace(guidance=guidance),
+    )
+    return Generation(spec, engine, SimpleNamespace(eos_token_ids=(2, 7)), None, None)
+
+
 @pytest.mark.parametrize(("ignores", "ends"), [(False, (2, 7, 9)), (True, (7, 9))])
 @pytest.mark.parametrize("purpose", ["train", "validation"])
 def test_rows_end_where_the_model_or_the_job_says(ignores, ends, purpose) -> None:
-    spec = SimpleNamespace(
-        seed=1,
-        rollout=RolloutSpec(stop_token_ids=(7, 9), ignore_eos=ignores),
-        data=SimpleNamespace(max_response_tokens=8),
-    )
     engine = OneToken()
-    chat = SimpleNamespace(eos_token_ids=(2, 7))
-    made = Generation(spec, engine, chat, None, None)
+    made = generation(engine, RolloutSpec(stop_token_ids=(7, 9), ignore_eos=ignores))
     made.run([Generate(purpose, 1, 0, [PromptTokens(0, [3])], 2, (0, 1))])
     assert [one.sampling.stop_token_ids for one in engine.asked] == [ends] * 2
+
+
+def test_given_responses_take_the_place_of_the_first_samples() -> None:
+    """In training alone; what is drawn beside them is drawn as it would be without them."""
+    whole, cut = [4, 4, 4, 4, 4, 4, 4, 2], [4] * 8
+    prompts = [PromptTokens(0, [3], given=[[5, 2], whole, cut]), PromptTokens(1, [3], given=[cut])]
+    request = Generate("train", 1, 0, prompts, 4, (0, 2))
+    plain, engine = OneToken(), OneToken()
+    generation(plain).run([request])
+    (made,) = generation(engine, guidance=GuidanceSpec(samples=2)).run([request])
+    assert len(plain.asked) == 8
+    assert engine.asked == [plain.asked[row] for row in (2, 3, 5, 6, 7)]
+    given = [
+        Trajectory((Segment(tuple(tokens), (), OF_DATA),), reason)
+        for tokens, reason in (([5, 2], "stop"), (whole, "stop"), (cut, "length"))
+    ]
+    assert [made.trajectories[row] for row in (0, 1, 4)] == given
+    assert all(sum(one.given) == 0 for n, one in enumerate(made.trajectories) if n not in (0, 1, 4))
+    told = generated([made])
+    assert told.lengths == [2, 8, 1, 1, 8, 1, 1, 1]
+    assert told.versions[:3] == [{OF_DATA: 2}, {OF_DATA: 8}, {0: 1}]
+    held_out = OneToken()
+    guided = generation(held_out, guidance=GuidanceSpec(samples=2))
+    guided.run([Generate("validation", 1, 0, prompts, 1, (0, 2))])
+    assert len(held_out.asked) == 2
+
+
+def test_a_step_whose_rows_are_all_given_asks_no_engine() -> None:
+    """Those that this rank's engine draws, of rows that others draw."""
+    engine = OneToken()
+    guided = generation(engine, guidance=GuidanceSpec(samples=1))
+    (made,) = guided.run([Generate("train", 1, 0, [PromptTokens(0, [3], given=[[2]])], 1, (0, 1))])
+    assert [one.tokens for one in made.trajectories] == [[2]]
+    assert engine.asked == []

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_api.v1alpha1.algorithm import GuidanceSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.agents.episode import RowState
 from ppojob_trainer.agents.turn_form import Turn
@@ -105,12 +106,13 @@ class Tools:
         raise AssertionError("no phase fails here")
 
 
-def request_of(step: int, ahead: int, total: int, run: tuple[int, int]) -> Generate:
+def request_of(step: int, ahead: int, total: int, run: tuple[int, int], given: int = 0) -> Generate:
     """The rows of a step of a run of the prompts of its batch, and those of the steps behind."""
 
     def alone(step: int) -> Generate:
         numbers = [step * PROMPTS + position for position in range(*run)]
-        prompts = [PromptTokens(number, [MARK + number]) for number in numbers]
+        whole = [list(range(given))] if given else []
+        prompts = [PromptTokens(number, [MARK + number], given=whole) for number in numbers]
         tools = Conversations([ToolsPeer("tools", 1)], rewinds=0)
         return Generate("train", step, run[0], prompts, SAMPLES, run, conversations=tools)
 
@@ -132,6 +134,7 @@ class Case:
     beside: bool = False
     turn: int = 0  # tokens of a turn, behind which a tool is called; 0: no conversations
     delay: int = 0  # steps of the engine that a call may take
+    given: int = 0  # tokens of the first response to each prompt, which is given; 0: none is
 
     def drawn(
         self, restarts: list[int], folder: Path, *, fails: bool = False
@@ -163,7 +166,7 @@ class Case:
         rows, steps = [], self.ahead + self.beside
         for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
             one.generation.engine.policy_version = max(0, step - 2 + self.beside)
-            (made,) = one.draw(request_of(step, steps, len(self.lengths), run))
+            (made,) = one.draw(request_of(step, steps, len(self.lengths), run, self.given))
             assert one.generation.drawing == Drawing(), "the phase is over"
             rows += made.trajectories
         return rows
@@ -177,6 +180,7 @@ class Case:
             seed=1,
             rollout=RolloutSpec(max_staleness=self.ahead),
             data=SimpleNamespace(max_response_tokens=LIMIT),
+            algorithm=SimpleNamespace(guidance=GuidanceSpec(samples=1)),
             phases_of_rows=self.ahead + self.beside,
         )
         chat = SimpleNamespace(eos_token_ids=(), tell_time=lambda _: None)
@@ -257,6 +261,18 @@ def test_a_long_row_costs_a_phase_its_share(tmp_path: Path, ahead, beside, versi
     assert [len(segment.tokens) for segment in first[-1].segments] == [24]
     spans = [(segment.policy_version, len(segment.tokens)) for segment in last[-1].segments]
     assert spans == [(version, 8) for version in versions]
+
+
+def test_a_given_row_costs_a_phase_nothing(tmp_path: Path) -> None:
+    """However long it is, the others come as far as they would without it."""
+    lengths = [[2, 2, 2, 24]] * 8
+    plain = Case(3, [[2, *of_step[1:]] for of_step in lengths], 100)
+    guided = Case(3, lengths, 100, given=LIMIT)
+    restarts = [1] + [0] * 3 + [2] + [0] * 3
+    alone = plain.drawn(restarts, tmp_path / "alone")
+    for ours, theirs in zip(guided.drawn(restarts, tmp_path / "guided"), alone, strict=True):
+        assert [row.given.count(True) for row in ours] == [LIMIT, 0, LIMIT, 0]
+        assert [ours[row] for row in (1, 3)] == [theirs[row] for row in (1, 3)]
 
 
 def test_a_state_of_an_older_version_is_taken_up(tmp_path: Path) -> None:

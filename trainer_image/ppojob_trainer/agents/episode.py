@@ -82,7 +82,8 @@ class RowState:
     @property
     def drawn(self) -> int:
         """How many tokens the policy wrote."""
-        return sum(len(segment.tokens) for segment in self.segments if segment.is_trained)
+        written = (one for one in self.segments if one.is_trained and not one.is_of_data)
+        return sum(len(segment.tokens) for segment in written)
 
     @property
     def written(self) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ log ρ cut off at ±20.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import log
 from typing import Any, Literal, NamedTuple
 
@@ -113,6 +113,11 @@ class Corrected:
     weights: Tensor | None
     mean: float
     judged: dict[str, Judged]
+
+    def beside(self, others: Tensor) -> "Corrected":
+        """The same with other tokens, (tokens,) bool, that no engine drew: they count whole."""
+        weights = None if self.weights is None else torch.where(others, 1.0, self.weights)
+        return replace(self, mask=self.mask | others, weights=weights)
 
 
 def correct(

@@ -71,6 +71,7 @@ _SHAPES_ROWS_AHEAD: Final = (
     "spec.data",
     _PROMPTS_PER_STEP,
     "spec.algorithm.samplesPerPrompt",
+    "spec.algorithm.guidance.samples",
     "spec.algorithm.dynamicSampling",
     "spec.agent",
 )
@@ -95,6 +96,7 @@ _NOT_OF_DEMONSTRATIONS: Final = (
     "spec.data.sampler",
     "spec.data.scoresKey",
     "spec.data.teacherPromptKey",
+    "spec.data.guidanceKey",
     "spec.data.maxTeacherPromptTokens",
 )
 """The same of data.demonstrations."""
@@ -320,8 +322,11 @@ def _has_weights(files: Sequence[DataFile]) -> bool:
 def _begins_anew(where: str, data: DataSpec) -> bool:
     """Whether a place in the prompts means nothing by another value of a setting.
 
-    Files with weights, and an order by difficulty, are read by whole batches.
+    Files with weights, and an order by difficulty, are read by whole batches. Responses that are
+    given with prompts are cut as those that are drawn.
     """
+    if where == "spec.data.maxResponseTokens" and data.guidance_key is not None:
+        return True
     is_by_batches = data.curriculum is not None or _has_weights(data.train)
     return _is_of_prompts(where) or (is_by_batches and where in _DRAWS)
 

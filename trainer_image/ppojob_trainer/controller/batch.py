@@ -20,7 +20,7 @@ from ppojob_trainer.data.row_checks import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rewards.records import DROPPED, FAILED, ValueKind, value_kinds
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rpc.messages.rollout import Generated, Interaction, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import OF_DATA, Generated, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
 
@@ -58,7 +58,7 @@ class Batch:
         extras: (rows,) the scorers' further variables, JSON objects.
         figures: (rows,) turns and calls of each row, JSON; none where rows have one turn.
         tool_seconds: (rows,) that calls took; none where the rows come from the disk.
-        versions: (rows,) tokens by the version of the weights that drew them.
+        versions: (rows,) tokens by the version of the weights that drew them, or `OF_DATA`.
         later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
         drafts: what came of the engines' guesses, as `Generated` has it; empty likewise.
         origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
@@ -95,6 +95,11 @@ class Batch:
     def num_rows(self) -> int:
         """Number of responses."""
         return len(self.prompts) * self.samples
+
+    @property
+    def given_rows(self) -> set[int]:
+        """Rows whose responses were given, and not drawn."""
+        return {row for row, tokens in enumerate(self.versions) if OF_DATA in tokens}
 
     @property
     def shares(self) -> list[tuple[int, int]]:
@@ -156,6 +161,7 @@ class Batch:
                 prompt.agent,
                 prompt.pictures,
                 list(prompt.teacher_token_ids),
+                [[id_ for part in answer for id_ in part.tokens] for answer in prompt.answers],
             )
             for prompt in self.prompts[first:last]
         ]

@@ -68,7 +68,9 @@ class LaterSteps:
         Raises:
             JobFailed: a token is of older weights than the job allows.
         """
-        metrics = staleness_metrics(batch.versions, step - 1)
+        given = batch.given_rows
+        drawn = [tokens for row, tokens in enumerate(batch.versions) if row not in given]
+        metrics = staleness_metrics(drawn, step - 1)
         if (oldest := metrics["async/staleness_max"]) > self.steps:
             raise JobFailed(
                 f"step {step}: got tokens drawn by weights {oldest:g} versions older: "

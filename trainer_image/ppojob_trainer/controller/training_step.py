@@ -28,7 +28,7 @@ from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.step_plan import ForwardPass, Updates
 from ppojob_trainer.data.order import epoch_order
 from ppojob_trainer.metrics.pass_statistics import step_statistics
-from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.metrics.step_metrics import Spread, guidance_metrics
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rewards.shaping import ScoreShaping
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
@@ -82,7 +82,8 @@ class StepResult:
         """The prompts that were trained on, by what they ask, with what rows earned."""
         if self.advantaged is None:
             return
-        earned, without = self.advantaged.row_rewards, set(self.advantaged.without_tokens)
+        earned = self.advantaged.row_rewards
+        without = self.batch.given_rows.union(self.advantaged.without_tokens)
         for position, prompt in enumerate(self.batch.prompts):
             first = position * self.batch.samples
             rows = range(first, first + self.batch.samples)
@@ -167,6 +168,8 @@ class TrainingStep:
             self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows knows better than updates, which leave rows out.
         statistics |= before | rows.metrics | self._penalties(batch)
+        if self.spec.algorithm.guidance is not None:
+            statistics |= guidance_metrics(batch.scores, batch.lengths, batch.given_rows, dropped)
         drawn = rows.rounds or [batch]
         return StepResult(batch, advantaged, statistics, dropped, filtered, drawn)
 

@@ -33,7 +33,7 @@ INTERACTION = "interaction_kwargs"
 """Entry of extra_info: the simulated user of a row, and what it is told."""
 COLUMNS_ALLOWED = (
     "a column of that name, or the name of another in spec.data (promptKey, answerKey, chosenKey, "
-    "rejectedKey, marginKey, labelKey, teacherPromptKey, demonstrationPromptKey, "
+    "rejectedKey, marginKey, labelKey, teacherPromptKey, guidanceKey, demonstrationPromptKey, "
     "demonstrationAnswerKey, dataSourceKey, or dataSource for all rows)"
 )
 
@@ -52,9 +52,9 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
         return tuple(dict.fromkeys([*names, *spec.template_columns]))
     source = (spec.data_source_key,) if spec.data_source is None else ()
     answer = (spec.answer_key,) if spec.answer_key else ()
-    key = spec.teacher_prompt_key
-    teacher = (key.partition(".")[0],) if key is not None else ()
-    return (spec.prompt_key, *source, *answer, *teacher, *spec.template_columns)
+    others = [key for key in (spec.teacher_prompt_key, spec.guidance_key) if key is not None]
+    more = [key.partition(".")[0] for key in others]
+    return (spec.prompt_key, *source, *answer, *more, *spec.template_columns)
 
 
 def read_columns(

@@ -29,6 +29,7 @@ _IN_DIGEST_IF_SET = {
     "curriculum",
     "scores_key",
     "teacher_prompt_key",
+    "guidance_key",
     "max_teacher_prompt_tokens",
 }
 
@@ -129,7 +130,9 @@ def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTok
     settings = spec.model_dump(mode="json", include=_IN_DIGEST)
     settings |= spec.model_dump(mode="json", include=_IN_DIGEST_IF_SET, exclude_defaults=True)
     if scan.given:
-        settings |= {"answers": "learnt", "max_response_tokens": spec.max_response_tokens}
+        settings["answers"] = "learnt"
+    if scan.given or spec.guidance_key is not None:
+        settings["max_response_tokens"] = spec.max_response_tokens
     if scan.given in PAIRS:
         settings |= {"answers": scan.given, "pair": spec.answer_columns(scan.given)}
         if spec.margin_key is not None:

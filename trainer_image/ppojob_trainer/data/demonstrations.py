@@ -61,6 +61,27 @@ def read_demonstration(
     return *given_row(row, prompt, spec), [messages]
 
 
+def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
+    """Read the responses that are given beside those that are drawn, a message each.
+
+    Raises:
+        BadCell: a cell is missing or wrong; the first one.
+    """
+    cell = cell_of(row, key)
+    given = cell if isinstance(cell, list) else [] if cell is None else [cell]
+    found: list[Sequence[Message]] = []
+    for number, one in enumerate(given):
+        place = f"{key}[{number}]" if isinstance(cell, list) else key
+        said = {"role": ASSISTANT, "content": one} if isinstance(one, str) else one
+        message = mapping_of(said if isinstance(said, dict) else None, place)
+        if message.get("role") != ASSISTANT or not message.get("content") or message.get(CALLS):
+            why = "a response is one turn of the assistant, without calls"
+            allowed = 'text, or {"role": "assistant", "content": "..."}'
+            raise BadCell(place, shown(one), why, allowed)
+        found.append([{**message, LOSS_MASK: 1}])
+    return found
+
+
 def given_row(row: Row, prompt: Prompt, spec: DataSpec) -> tuple[PromptRow, float]:
     """A prompt whose answers are given, and its difficulty.
 

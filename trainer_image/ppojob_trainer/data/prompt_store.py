@@ -47,8 +47,8 @@ class PromptRow:
             or the margin of two; None where the row has none of these.
         extra_info: other data of the row, for its reward and its tools.
         agent: who answers in it; empty where rows are no conversations.
-        answers: what the policy learns to answer, of two the better one first; empty where it
-            gives an answer of its own.
+        answers: what the policy learns to answer, of two the better one first; or responses that
+            are given beside those that it draws; empty where there are none.
         pictures: those of the prompt and clips of videos, as `pictures.packed` has them.
         teacher_prompt: what the reference reads in its place, as the file has it; None where it
             reads the prompt. It is not kept.

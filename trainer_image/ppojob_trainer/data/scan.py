@@ -17,6 +17,7 @@ from ppojob_trainer.data.demonstrations import (
     Demonstrations,
     Message,
     read_demonstration,
+    read_guidance,
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
@@ -85,7 +86,8 @@ class Scan:
         kept: rows to draw from; ``kept_of`` has those of each entry of the list of files.
         difficulties: what a curriculum orders them by.
         given: the type of the job where rows have their answers, which are learnt.
-        scored: rows to draw from with scores of responses that were drawn beforehand.
+        scored: rows to draw from with scores of responses that were drawn beforehand; ``guided``
+            are those with responses that are given.
         dropped: rows left out as too long; ``untrained`` are rows of which nothing is learnt.
         prompt_kind: "text" or "messages", as the first readable row has it, at ``prompt_place``.
         prompt_keys: eight-byte digest of every prompt seen.
@@ -109,6 +111,7 @@ class Scan:
     kept_of: list[int] = field(default_factory=list)
     difficulties: "array[float]" = field(default_factory=lambda: array("d"))
     scored: int = 0
+    guided: int = 0
     total: int = 0
     dropped: int = 0
     untrained: int = 0
@@ -128,6 +131,8 @@ class Scan:
             self.rewards = None  # nothing is scored
             is_scored = self.given == "reward_model"
             self._answers = ScoredAnswers(self.chat) if is_scored else Demonstrations(self.chat)
+        elif self.spec.guidance_key is not None:
+            self._answers = Demonstrations(self.chat)
 
     def read(self, files: Sequence[DataFile]) -> None:
         """Read every row once.
@@ -153,7 +158,7 @@ class Scan:
         most = f"maxPromptTokens {self.spec.max_prompt_tokens}"
         if self.spec.teacher_prompt_key is not None:
             most += f" or maxTeacherPromptTokens {self._longest_of_teacher}"
-        if self.given:
+        if self._answers is not None:
             most += f" or maxResponseTokens {self.spec.max_response_tokens}"
         total = self.total * (2 if self.spec.split_pairs else 1)
         dropped = f"{self.dropped} of {total} rows"
@@ -171,11 +176,19 @@ class Scan:
             (self.warnings if self.kept else self.errors).add(problem)
         if self.given == "kto" and self.kept:
             self._tell_labels()
-        if self.spec.scores_key is not None and self.kept and not self.scored:
-            why = f"no row has scores there: {self.kept} rows"
-            allowed = "a column, or an entry of extra_info, that some rows have"
-            got = shown(self.spec.scores_key)
-            self.errors.add(DataProblem("spec.data.scoresKey", got, why, allowed))
+        if self.kept:
+            self._tell_empty_columns()
+
+    def _tell_empty_columns(self) -> None:
+        """Refuse the name of a column in which no row has anything."""
+        for field_, key, filled, what in (
+            ("scoresKey", self.spec.scores_key, self.scored, "scores"),
+            ("guidanceKey", self.spec.guidance_key, self.guided, "responses"),
+        ):
+            if key is not None and not filled:
+                why = f"no row has {what} there: {self.kept} rows"
+                allowed = "a column, or an entry of extra_info, that some rows have"
+                self.errors.add(DataProblem(f"spec.data.{field_}", shown(key), why, allowed))
 
     def _tell_labels(self) -> None:
         got = f"{self.good} of {self.kept} answers good"
@@ -261,7 +274,9 @@ class Scan:
             return [read_labelled(cells, self.spec)]
         if self.given is not None:
             return [read_demonstration(cells, self.spec)]
-        return [(*read_row(cells, self.spec, **self._asked), ())]
+        key = self.spec.guidance_key
+        guidance = read_guidance(cells, key) if key is not None else ()
+        return [(*read_row(cells, self.spec, **self._asked), guidance)]
 
     def _seeing(
         self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]
@@ -462,7 +477,8 @@ class Scan:
             )
             # An answer without a column of its own is part of the prompt.
             columns = self.spec.answer_columns(self.given) or (self.spec.prompt_key,)
-            place, got = columns[lengths.index(answered)], f"an answer of {answered} tokens"
+            place = self.spec.guidance_key or columns[lengths.index(answered)]
+            got = f"an answer of {answered} tokens"
             why = f"longer than spec.data.maxResponseTokens {longest}"
             bad = DataProblem(place, got, why, allowed)
             _add(self.errors, bad, candidate.path, candidate.place)
@@ -471,7 +487,7 @@ class Scan:
         kept: tuple[tuple[AnswerPart, ...], ...] = ()
         if self._answers is not None:
             kept = tuple(self._answers.kept(answer, longest) for answer in answers)
-            if not all(kept) or len({*kept}) < len(kept):
+            if self.given and (not all(kept) or len({*kept}) < len(kept)):
                 self.untrained += 1
                 return
         if self.store is not None:
@@ -488,6 +504,7 @@ class Scan:
         self.kept += 1
         self.good += candidate.row.ground_truth is True
         self.scored += bool(candidate.row.known_scores)
+        self.guided += bool(kept)
         self.kept_of[candidate.entry] += 1
         if self.spec.curriculum is not None:
             self.difficulties.append(candidate.difficulty)

@@ -2,7 +2,8 @@
 
 `L = aggregate(policy loss) - c_H aggregate(H) + β aggregate(KL)`: PPO (arXiv:1707.06347), equation
 9, without its value term (the critic has its own update), and GRPO's KL (arXiv:2402.03300),
-equation 3. VAPO (arXiv:2504.05118) adds `μ L_pos`, the cross-entropy of right responses.
+equation 3. VAPO (arXiv:2504.05118) adds `μ L_pos`, the cross-entropy of right responses. With LUFFY
+(arXiv:2504.14945) tokens of responses that are given have a policy loss of their own.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.policy_loss import Loss
+from ppojob_trainer.algorithms.guidance import shaped_ratio
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any, zero_outside
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, PolicyLoss, bounded
@@ -33,6 +35,9 @@ from ppojob_trainer.rows.experience import Experience
 
 OFF_POLICY_SHARE = "actor/off_policy_frac"
 """Name of the share of tokens that `off_policy` leaves out."""
+
+GUIDANCE = ("actor/off_pg_loss", "actor/off_ratio_mean", "actor/off_policy_prob")
+"""Names of means over the computed tokens of responses that are given."""
 
 SAMPLING_STATISTICS = ("actor/entropy", "training/rollout_probs_diff_mean", "rollout_corr/kl")
 """Names of `sampling_diagnostics`."""
@@ -80,6 +85,7 @@ class PolicyObjective:
     # of `off_policy`; None where every token has its loss
     off_policy_threshold: float | None = None
     whole_groups: bool = False  # the loss compares the rows of a group
+    guidance_gamma: float | None = None  # of `shaped_ratio`; None where all responses are drawn
 
     area: ClassVar = "actor"
 
@@ -114,6 +120,7 @@ class PolicyObjective:
             ),
             off_policy_threshold=spec.off_policy_threshold,
             whole_groups=spec.whole_groups,
+            guidance_gamma=None if spec.guidance is None else spec.guidance.gamma,
         )
 
     @property
@@ -131,6 +138,8 @@ class PolicyObjective:
         told = () if self.correction is None else token_diagnostic_names(self.correction)
         if self.off_policy_threshold is not None:
             told = (*told, OFF_POLICY_SHARE)
+        if self.guidance_gamma is not None:
+            told = (*told, *GUIDANCE)
         return (*of_the_loss, *SAMPLING_STATISTICS, *told, *kl)
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
@@ -165,7 +174,8 @@ class PolicyObjective:
         log_z = others.pop() if self.needs.learns_log_z else None
         old = logprobs.detach() if rows.old_logprobs is None else rows.old_logprobs
         output, loss, kept = self._policy_term(logprobs, old, log_z, rows, denominators)
-        parts = LossParts(loss, {"actor/pg_loss": loss.item()}, tokens=int(rows.mask.sum()))
+        drawn = rows.drawn
+        parts = LossParts(loss, {"actor/pg_loss": loss.item()}, tokens=int(drawn.sum()))
         sampled = sampling_diagnostics(old, entropy.detach(), rows)
         diagnostics = {**output, **sampled}
         if self.entropy_coefficient:
@@ -191,7 +201,13 @@ class PolicyObjective:
             parts.terms["actor/positive_loss"] = likelihood.item()
             parts.loss = parts.loss + self.positive_coefficient * likelihood
         parts.terms["actor/loss"] = parts.loss.item()
-        parts.token_sums = token_sums(diagnostics, rows.mask)
+        parts.token_sums = token_sums(diagnostics, drawn)
+        if self.guidance_gamma is not None:
+            assert rows.given is not None, "a job with guidance says which responses are given"
+            given = rows.mask & rows.given
+            of_given = guidance_diagnostics(logprobs.detach(), rows.advantages, self.guidance_gamma)
+            parts.token_sums |= token_sums(of_given, given)
+            parts.counts = dict.fromkeys(GUIDANCE, float(given.sum()))
         return parts
 
     def _policy_term(
@@ -216,12 +232,13 @@ class PolicyObjective:
                 own = corrected.weights
                 weights = own if weights is None else weights * own
             told = token_diagnostics(self.correction, corrected)
+        drawn = mask if rows.given is None else mask & ~rows.given
         inputs = LossInputs(
             logprobs=logprobs,
             old_logprobs=old,
             rollout_logprobs=rows.rollout_logprobs,
             advantages=rows.advantages,
-            mask=mask,
+            mask=drawn,
             lengths=rows.lengths,
             groups=rows.row_groups,
             ref_logprobs=rows.ref_logprobs,
@@ -229,6 +246,10 @@ class PolicyObjective:
         )
         output = self.policy_loss.compute(inputs, **self.options)
         loss = output.loss
+        if self.guidance_gamma is not None:
+            assert rows.given is not None, "a job with guidance says which responses are given"
+            guided = -rows.advantages * shaped_ratio(logprobs, self.guidance_gamma)
+            loss = torch.where(rows.given, guided, loss)
         if weights is not None:
             of_rows = self.needs.is_of_rows
             loss = loss * (row_weights(weights, mask, rows.lengths) if of_rows else weights)
@@ -237,7 +258,7 @@ class PolicyObjective:
                 logprobs,
                 rows.rollout_logprobs,
                 rows.advantages,
-                mask,
+                drawn,
                 rows.lengths,
                 self.off_policy_threshold,
             )
@@ -257,6 +278,12 @@ def positive_loss(
     """
     assert rows.positives is not None, "what scored well is told with the advantages"
     return -masked_sum(logprobs, kept & rows.positives) / max(1.0, denominators.positives)
+
+
+def guidance_diagnostics(logprobs: Tensor, advantages: Tensor, gamma: float) -> dict[str, Tensor]:
+    """The policy loss of given responses, f(π) in it, and π, by the names of `GUIDANCE`."""
+    ratio = shaped_ratio(logprobs, gamma)
+    return dict(zip(GUIDANCE, (-advantages * ratio, ratio, logprobs.exp()), strict=True))
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:

@@ -220,6 +220,10 @@ actor/sft_coeff | 1 | weight of actor/sft_loss, where it changes from step to st
 actor/positive_loss | nats | with algorithm.positiveExamples cross-entropy of the responses that
     scored well, a mean over their trained tokens, 0 in optimizer steps without any;
     positiveExamples.coefficient times it is in actor/loss
+actor/off_pg_loss | 1 | with algorithm.guidance mean policy loss of the computed tokens of given
+    responses; other metrics of tokens are of drawn ones then
+actor/off_ratio_mean | 1 | likewise p / (p + gamma), p their probability by the policy
+actor/off_policy_prob | share | likewise p
 actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
 actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has
     instead
@@ -251,6 +255,11 @@ actor/grad_norm | 1 | norm of the gradient before clipping
 actor/lr | 1 | learning rate of the last optimizer step
 actor/loss_scale | 1 | what the loss was multiplied by, with autocast float16
 critic/score/* | reward | what the reward functions gave, a response
+on_off_metrics/on_score | reward | with algorithm.guidance mean score of the responses that were
+    drawn
+on_off_metrics/off_score | reward | likewise of those that were given
+on_off_metrics/on_response_length_mean | tokens | likewise length of those that were drawn
+on_off_metrics/off_response_length_mean | tokens | likewise of those that were given
 critic/rewards/* | reward | the same less penalties
 reward_extra/<value>/* | - | a number that reward functions gave beside the score, over the
     responses that have it

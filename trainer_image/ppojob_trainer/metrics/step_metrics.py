@@ -6,7 +6,7 @@ Means are exact sums divided once, so they do not depend on the order of rows, n
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, TypeVar
 
@@ -63,6 +63,34 @@ def staleness_metrics(versions: Sequence[Mapping[int, int]], trained: int) -> di
         "async/staleness_max": float(max(tokens, default=0)),
         "async/partial_rows": sum(len(row) > 1 for row in versions) / max(1, len(versions)),
     }
+
+
+def guidance_metrics(
+    scores: Sequence[float],
+    lengths: Sequence[int],
+    given: Collection[int],
+    dropped: Collection[int] = (),
+) -> dict[str, float]:
+    """Mean score and length of responses that were drawn, and of those that were given.
+
+    The names are LUFFY's; what there is nothing of is left out.
+
+    Args:
+        scores: (rows,) of responses; `dropped` rows have none.
+        lengths: (rows,) their tokens.
+        given: rows whose responses the data has.
+        dropped: rows that are not trained on.
+    """
+    found = {}
+    for name, is_given in (("on", False), ("off", True)):
+        rows = [row for row in range(len(scores)) if (row in given) is is_given]
+        scored = [scores[row] for row in rows if row not in dropped]
+        if scored:
+            found[f"on_off_metrics/{name}_score"] = Spread.of(scored).mean
+        if rows:
+            mean = Spread.of([lengths[row] for row in rows]).mean
+            found[f"on_off_metrics/{name}_response_length_mean"] = mean
+    return found
 
 
 class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):

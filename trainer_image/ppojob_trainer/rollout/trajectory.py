@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 
 from ppojob_trainer.data.pictures import LaterPicture
 from ppojob_trainer.rollout.protocol import FinishReason
+from ppojob_trainer.rpc.messages.rollout import OF_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,15 +20,21 @@ class Segment:
 
     tokens: tuple[int, ...]
     logprobs: tuple[float, ...] = ()  # empty where the tokens were given
-    policy_version: int | None = None  # of the weights that drew them; None where they were given
+    # of the weights that drew them, or `OF_DATA`; None where they are read alone
+    policy_version: int | None = None
     reward: float = 0.0  # of the turn that ends with this segment
     # given tokens that what follows is read behind, and no token before them
     begins_context: bool = False
 
     @property
     def is_trained(self) -> bool:
-        """Whether the policy wrote it."""
+        """Whether the policy wrote it, or learns it as if it had."""
         return self.policy_version is not None
+
+    @property
+    def is_of_data(self) -> bool:
+        """Whether it is learnt, and the policy did not write it."""
+        return self.policy_version == OF_DATA
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +58,11 @@ class Trajectory:
     def mask(self) -> list[bool]:
         """Which tokens are trained, (tokens,)."""
         return [s.is_trained for s in self.segments for _ in s.tokens]
+
+    @property
+    def given(self) -> list[bool]:
+        """Which tokens are learnt that the policy did not write, (tokens,)."""
+        return [s.is_of_data for s in self.segments for _ in s.tokens]
 
     @property
     def context_starts(self) -> list[bool]:

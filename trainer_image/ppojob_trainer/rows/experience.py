@@ -36,6 +36,9 @@ class Experience:
     # (tokens,) bool, True where the row's next context begins: from there on, neither its prompt
     # nor what stands before is read. Empty for nowhere.
     context_starts: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
+    # (tokens,) bool, True where the policy did not write what it learns; its sampler's
+    # log-probability is 0 there. None where it writes all that is trained.
+    given: Tensor | None = None
     # (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None  # (tokens,) float32, log pi_ref(a_t|s_t)
@@ -98,6 +101,11 @@ class Experience:
     def num_tokens(self) -> int:
         """Number of response tokens, trained or not."""
         return int(self.response_tokens.numel())
+
+    @property
+    def drawn(self) -> Tensor:
+        """(tokens,) bool: what is trained and was drawn."""
+        return self.mask if self.given is None else self.mask & ~self.given
 
     @property
     def offsets(self) -> Tensor:
@@ -259,6 +267,7 @@ COLUMN_DTYPES = {
     "context_starts": torch.bool,
     "update_mask": torch.bool,
     "positives": torch.bool,
+    "given": torch.bool,
     "copies": torch.int64,
     **dict.fromkeys(ROUTER_COLUMNS, torch.int16),
 }

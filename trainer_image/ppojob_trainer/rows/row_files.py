@@ -63,7 +63,8 @@ SCHEMA: Final = pa.schema(
 - `ground_truth`: what is no text is JSON, as `truth_is_json` says; null where there is none.
 - `score`: NaN where nobody scores, in a job that only generates.
 - `segments`: which tokens of a response belong together. `version` is that of the weights that drew
-  them; null where they were given (by a tool, say) and are not trained. `reward` is what a tool
+  them; null where they were given (by a tool, say) and are not trained; -1 where the data gave
+  them and they are trained (algorithm.guidance). `reward` is what a tool
   gave for a turn. `begins_context`: what follows is read behind it, and behind nothing before it.
 - `experts`: of each token of prompt and response that the engine read, which experts of every layer
   it went to; null where nobody asks.

@@ -227,6 +227,7 @@ class ActorRolloutWorker:
             request.samples,
             rows,
             has_turns=has_turns,
+            has_given=purpose == TRAIN and spec.algorithm.guidance is not None,
             mixture=mixture,
         )
 

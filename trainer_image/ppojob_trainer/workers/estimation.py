@@ -182,6 +182,7 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         "turn_rewards": rows.mine.turn_rewards is not None,
         "entropies": algorithm.high_entropy_share < 1.0,
         "rollout_logprobs": corrected,
+        "given": corrected and algorithm.guidance is not None,
     }
     names = [name for name, is_read in wanted.items() if is_read]
     index, columns = rows.index, dict(zip(names, rows.whole(names), strict=True))
@@ -201,9 +202,12 @@ def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[st
         return None, {}
     assert algorithm.rollout_correction is not None, "it is corrected by something"
     correction = Correction.of(**algorithm.rollout_correction.model_dump(by_alias=False))
-    columns = (batch["old_logprobs"], batch["rollout_logprobs"], batch["mask"], batch.lengths)
+    mask, given = batch["mask"], batch.columns.get("given")
+    drawn = mask if given is None else mask & ~given
+    columns = (batch["old_logprobs"], batch["rollout_logprobs"], drawn, batch.lengths)
     corrected = correct(correction, *columns)
-    return corrected, diagnostics(correction, corrected, *columns)
+    told = diagnostics(correction, corrected, *columns)
+    return corrected if given is None else corrected.beside(mask & given), told
 
 
 def _choose_tokens(

@@ -31,10 +31,11 @@ from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rollout.factory import NoEngine, build_engine
 from ppojob_trainer.rollout.protocol import RolloutEngine, SamplingParams, StopTexts
 from ppojob_trainer.rollout.sampling import Purpose, sample_seed
-from ppojob_trainer.rollout.trajectory import Trajectory
+from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import (
+    OF_DATA,
     Conversations,
     Generate,
     Generated,
@@ -81,6 +82,16 @@ class Row:
     prompt: PromptTokens
     sampling: SamplingParams
     seed_of: Callable[[int], int]  # of a request, by the number of those before it
+    given: Sequence[int] = ()  # the response, where the data has it; none where it is drawn
+
+    def begun(self) -> RowState:
+        """The row before anything is drawn; one whose response is given has ended."""
+        if not self.given:
+            return RowState()
+        ends = len(self.given) < self.sampling.max_tokens
+        ends = ends or self.given[-1] in self.sampling.stop_token_ids
+        whole = Segment(tuple(self.given), policy_version=OF_DATA)
+        return RowState([whole], "stop" if ends else "length")
 
     @property
     def name(self) -> str:
@@ -134,18 +145,20 @@ class Generation:
         """One generation phase: the rows of each batch that this rank keeps."""
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
+        asked = [number for number, one in enumerate(episodes) if not one.state.is_over]
 
         def count(_: int, ended: int) -> bool:
             self.drawing.ended = ended
             return False
 
-        with self.drawing.of(len(rows)):
-            self.drive(batches[0].step, rows, episodes, count)
+        with self.drawing.of(len(asked)):
+            own_rows, own = [rows[one] for one in asked], [episodes[one] for one in asked]
+            self.drive(batches[0].step, own_rows, own, count)
         drawn = iter(episodes)
         made = []
         for batch in batches:
-            own = list(itertools.islice(drawn, len(batch.prompts) * batch.samples))
-            whole = [episode.trajectory for episode in own]
+            of_batch = itertools.islice(drawn, len(batch.prompts) * batch.samples)
+            whole = [episode.trajectory for episode in of_batch]
             of_engine = MadeRows(batch.first, batch.prompts, batch.samples, whole)
             made.append(of_engine.within(batch.kept))
         return made
@@ -166,7 +179,7 @@ class Generation:
             row.place,
             prompt.pictures,
             prompt.tools,
-            RowState() if state is None else state,
+            row.begun() if state is None else state,
         )
 
     def drive(
@@ -214,7 +227,9 @@ class Generation:
         names = {prompt.agent for prompt in batch.prompts}
         sampling = {name: self._sampling(batch.purpose, name) for name in names}
         purpose: Purpose = "train" if batch.purpose == TRAIN else "validation"
+        guidance = self.spec.algorithm.guidance if batch.purpose == TRAIN else None
         for position, prompt in enumerate(batch.prompts, start=batch.first):
+            given = prompt.given[: guidance.samples] if guidance is not None else []
             for sample in range(batch.samples):
                 # A prompt that comes again in a later round is not answered the same.
                 drawn = batch.round * batch.samples + sample
@@ -223,7 +238,8 @@ class Generation:
                     return sample_seed(self.spec.seed, batch.step, prompt, drawn, purpose, turn)
 
                 number = position * batch.samples + sample
-                yield Row(batch, number, prompt, sampling[prompt.agent], seed_of)
+                own = given[sample] if sample < len(given) else ()
+                yield Row(batch, number, prompt, sampling[prompt.agent], seed_of, own)
 
     def _sampling(self, purpose: str, name: str) -> SamplingParams:
         rollout = self.spec.rollout

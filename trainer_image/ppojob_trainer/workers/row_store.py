@@ -73,16 +73,24 @@ def own_rows(
     trajectories: Sequence[Trajectory],
     *,
     has_turns: bool = False,
+    has_given: bool = False,
     mixture: Any = None,
 ) -> OwnedRows:
     """Make rows of trajectories, which come prompt after prompt.
 
     `first` is the position in the batch of the first prompt; `has_turns` says whether rows of this
-    job have rewards of turns, and `mixture`, a model's configuration, that they have experts.
+    job have rewards of turns, `has_given` whether some responses are given among those that are
+    drawn, and `mixture`, a model's configuration, that they have experts.
 
     Raises:
-        RolloutError: the rows have no experts, as those that another job has drawn.
+        RolloutError: the rows have no experts, or some that were given, as those that another job
+            has drawn.
     """
+    if not has_given and any(one.is_of_data for t in trajectories for one in t.segments):
+        raise RolloutError(
+            "spec.rollout.replay: got rows with responses that were given: they have a loss of "
+            "their own; rows without such, or algorithm.guidance"
+        )
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
     tensor = partial(torch.tensor, dtype=torch.int64)
 
@@ -97,6 +105,7 @@ def own_rows(
         mask=column((t.mask for t in trajectories), torch.bool),
         rollout_logprobs=column((t.logprobs for t in trajectories), torch.float32),
         context_starts=column((t.context_starts for t in trajectories), torch.bool),
+        given=column((t.given for t in trajectories), torch.bool) if has_given else None,
         turn_rewards=torch.tensor(turn_rewards(trajectories)) if has_turns else None,
         pictures=shown if any(shown := [prompt.pictures for prompt in prompts]) else [],
         teacher_prompts=[

@@ -90,11 +90,13 @@ class Policy:
         records = algorithm.router_replay == "recompute"
         predict = partial(engine.predict, head=head, records=records)
         told, read = (ROUTER_COLUMNS, ()) if records else ((), ROUTER_COLUMNS)
+        read = (*read, "given")
         staged, (logprobs, entropy, *_) = rows.fill(
             "old_logprobs", predict, *kept, read=read, told=told
         )
-        sums = token_sums(sampling_diagnostics(logprobs, entropy, staged), staged.mask)
-        return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(staged.mask.sum())))
+        drawn = staged.drawn
+        sums = token_sums(sampling_diagnostics(logprobs, entropy, staged), drawn)
+        return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(drawn.sum())))
 
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """One optimizer step."""
@@ -103,7 +105,7 @@ class Policy:
             return self.learner.engine.update(*self._of_policy(staged, self._given))
         objective = self._objective(request)
         read = ("old_logprobs", "ref_logprobs", "loss_weights", "advantages", "positives")
-        columns = (*read, *ROUTER_COLUMNS)
+        columns = (*read, "given", *ROUTER_COLUMNS)
         staged, engine = rows.staged(request.prompts, columns), self.learner.engine
         supervised = self._supervised(request)
         if self.reference is None:

@@ -1,9 +1,14 @@
 """Generating rows, and what the engine needs for it."""
 
+from typing import Final
+
 import msgspec
 
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rows import BatchName
+
+OF_DATA: Final = -1
+"""In the place of the version of weights that drew tokens: they are learnt, and no weights did."""
 
 
 class Interaction(msgspec.Struct, frozen=True, array_like=True):
@@ -29,6 +34,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
         agent: that makes its rows; empty where rows are no conversations.
         pictures: that it shows, as `data.pictures.packed` has them.
         teacher_tokens: what the reference reads in its place; empty where it reads the prompt.
+        given: responses that take the place of its first samples in training.
     """
 
     prompt: int
@@ -39,6 +45,7 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
     agent: str = ""
     pictures: bytes = b""
     teacher_tokens: list[int] = []
+    given: list[list[int]] = []
 
 
 class Conversations(msgspec.Struct, frozen=True):
@@ -93,7 +100,8 @@ class Generated(msgspec.Struct, frozen=True):
         greedy: the same of greedy responses, where they were asked for.
         figures: (rows,) JSON of each row's figures, where rows have several turns.
         tool_seconds: (rows,) that the calls of each row took, likewise.
-        versions: (rows,) tokens of each row by the version of the weights that drew them.
+        versions: (rows,) tokens of each row by the version of the weights that drew them, or
+            `OF_DATA`.
         later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
         drafts: what came of the engine's guesses, as `RolloutEngine.drafts` has it.
     """
