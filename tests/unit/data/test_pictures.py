@@ -328,11 +328,15 @@ def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
     if given:
         changes = {"algorithm": {"type": "sft", "promptsPerStep": 4}, "rollout": {}, "rewards": []}
     changes["roles"] = {"actorRollout": {"gpusPerReplica": gpus}}
+    changes["model"] = {"path": str(folder / "model"), "freezeVisionTower": False}
     spec = resolve(load_job(tiny_jobs.write_manifest(folder / "job", folder, **changes))).spec
     why = why_blind(spec)("tiny")
     is_refused = engine == "vllm" and not given and gpus > 0
     assert is_refused == ("spec.rollout.engine: huggingface" in why) == (not seen_by_all(spec))
     assert is_refused or why == ""
+    where = "spec.model.freezeVisionTower"
+    found = [one.where for one in check_layouts(spec)]
+    assert found == ([where] if is_refused else [])
 
 
 def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path) -> None:

@@ -19,7 +19,7 @@ def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
     def why(data_source: str) -> str:
         if spec.data.teacher_prompt_key is not None or spec.algorithm.reprompt is not None:
             return "not in this version where the teacher has prompts of its own"
-        if _is_drawn_causally(spec, form):
+        if is_drawn_causally(spec, form):
             why = "on GPUs vLLM was not tried with tokens of pictures that see those behind them"
             return f"{why}, as this model's do: spec.rollout.engine: huggingface goes"
         if blind is not None:
@@ -36,12 +36,12 @@ def seen_by_all(spec: PPOJobSpec) -> bool:
     """Whether the policy sees pictures, and all who read its tokens take them as it does."""
     form = PictureForm.read(Path(spec.model.path))
     readers = [*spec.critic_paths, *spec.reference_paths]
-    if form is None or _is_drawn_causally(spec, form):
+    if form is None or is_drawn_causally(spec, form):
         return False
     return all(PictureForm.read(Path(path)) == form for path in readers)
 
 
-def _is_drawn_causally(spec: PPOJobSpec, form: PictureForm | None) -> bool:
+def is_drawn_causally(spec: PPOJobSpec, form: PictureForm | None) -> bool:
     """Whether vLLM draws rows on GPUs, where tokens of pictures would not see ahead, as they do."""
     if form is None or not form.sees_ahead or spec.algorithm.given or spec.rollout.replay:
         return False

@@ -13,6 +13,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.picture_forms import PictureForm, Squares, why_shown_none
+from ppojob_trainer.data.picture_readers import is_drawn_causally
 from ppojob_trainer.models.architectures import Sizes, expert_weights, linear_layers, sizes_of
 from ppojob_trainer.models.config_files import layer_count, read_config
 from ppojob_trainer.models.families import FAMILIES
@@ -202,6 +203,10 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         "spec.data.minPicturePixels": spec.data.min_picture_pixels,
     }
     form = PictureForm.read(Path(folder))
+    if said["spec.model.freezeVisionTower"] is False and is_drawn_causally(spec, form):
+        why = "vLLM on GPUs shows this model no pictures, so its tower would learn nothing"
+        where, allowed = "spec.model.freezeVisionTower", "remove it, or engine: huggingface"
+        yield Problem(where, shown(False), why, allowed, ReasonCode.CONFLICT)
     if sizes is None or (form is not None and not isinstance(form, Squares)):
         return
     why = f"a model of {sizes.model_type} sees no pictures"
