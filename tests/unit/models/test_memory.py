@@ -267,7 +267,7 @@ def test_a_job_that_only_validates_holds_engines_alone(tmp_path):
         ({"num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 3}, 0, 3 * 2 * 4 * 16),
         ({"num_key_value_heads": 4, "head_dim": 16, "num_hidden_layers": 3}, 2, 3 * 2 * 2 * 16),
         ({"num_key_value_heads": 2, "head_dim": 16, "num_hidden_layers": 3}, 4, 3 * 2 * 1 * 16),
-        ({"model_type": "deepseek_v3", "num_hidden_layers": 3}, 2, 3 * (512 + 64)),
+        ({"model_type": "youtu", "num_hidden_layers": 3}, 2, 3 * (512 + 64)),
         ({"model_type": "gemma3_text"}, 0, 0),  # of whose text most layers keep a window
     ],
 )
