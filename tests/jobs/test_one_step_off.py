@@ -154,6 +154,17 @@ def test_killed_anywhere(run_through, tiny_job, output: Path, whole: Path, point
     assert run_folders.result(output) == run_folders.result(whole)
 
 
+def test_everything_killed_at_once(run_through_lives, tiny_job, output: Path, whole: Path):
+    """What was drawn ahead of the checkpoint is in it; its weights are nowhere."""
+    points = (
+        "checkpoint.seal.rename.after@1",
+        "rpc.update.answer.after@6",  # in step 4, a step behind it
+        "controller.step.begin@2",  # again, in what goes on from there
+    )
+    run_through_lives(tiny_job(**JOB), output, *points)
+    assert run_folders.result(output) == run_folders.result(whole)
+
+
 def test_a_killed_controller_draws_and_brings_nothing_again(run_through, tiny_job, output, whole):
     points = ("controller.step.computed@2=kill", "controller.step.recorded@2=kill")
     run_through(tiny_job(**JOB), output, *points)
