@@ -15,13 +15,18 @@ from transformers import (
     AutoTokenizer,
     Gemma3ForConditionalGeneration,
     Gemma3Processor,
+    Idefics3ForConditionalGeneration,
+    Idefics3Processor,
     InternVLForConditionalGeneration,
     InternVLProcessor,
     Mistral3ForConditionalGeneration,
+    SmolVLMForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.picture_forms import PictureForm, Wanted, why_shown_none
@@ -77,10 +82,33 @@ def of_gemma(folder: Path) -> Any:
     return Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(folder), tokenizer, None, 4)
 
 
+def of_idefics(folder: Path, images: Any = Idefics3ImageProcessorPil) -> Any:
+    """Of SmolVLM too, whose own wants a package for its videos, and writes the same for pictures.
+
+    Its token of pictures is another one here.
+    """
+
+    class Processor(Idefics3Processor):
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+        def _check_special_mm_tokens(self, *_: object, **__: object) -> None: ...
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = Processor(images.from_pretrained(folder), tokenizer, image_seq_len=4)
+    processor.image_token = PICTURE
+    return processor
+
+
+def of_smolvlm(folder: Path) -> Any:
+    return of_idefics(folder, SmolVLMImageProcessorPil)
+
+
 PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
     "internvl": (InternVLForConditionalGeneration, of_internvl),
     "mistral": (Mistral3ForConditionalGeneration, OfMistral),
     "gemma": (Gemma3ForConditionalGeneration, of_gemma),
+    "idefics": (Idefics3ForConditionalGeneration, of_idefics),
+    "smolvlm": (SmolVLMForConditionalGeneration, of_smolvlm),
 }
 
 
@@ -231,6 +259,13 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("gemma", "config.json", {"mm_tokens_per_image": 5}),
         ("gemma", "config.json", {"image_token_index": 4000}),
         ("gemma", "config.json", {"text_config": {"sliding_window": 3}}),
+        ("smolvlm", "preprocessor_config.json", {"do_resize": False}),
+        ("smolvlm", "preprocessor_config.json", {"size": {"height": TILE, "width": TILE}}),
+        ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 2 * TILE}}),
+        ("smolvlm", "preprocessor_config.json", {"size": {"longest_edge": 5000}}),
+        ("smolvlm", "processor_config.json", {"image_seq_len": 9}),
+        ("smolvlm", "config.json", {"scale_factor": 3}),
+        ("smolvlm", "config.json", {"image_token_id": 4000}),
     ],
 )
 def test_a_folder_with_other_settings_is_shown_none(

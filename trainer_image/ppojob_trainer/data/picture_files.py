@@ -1,9 +1,11 @@
 """Files of a model's folder that say how it takes pictures. Loads no torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+from tokenizers import Tokenizer
 
 PROCESSOR: Final = "preprocessor_config.json"
 OF_VIDEOS: Final = "video_preprocessor_config.json"
@@ -28,6 +30,16 @@ def added_tokens(folder: Path) -> dict[str, int]:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}  # whoever needs it tells of it
     return {one.content: one.id for one in found.added_tokens}
+
+
+def tokens_between(folder: Path, around: str, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """What a folder's tokenizer makes of each text between two of an added token."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    between = [f"{around}{text}{around}" for text in texts]
+    found = tokenizer.encode_batch_fast(between, add_special_tokens=False)
+    return [tuple(one.ids[1:-1]) for one in found]
 
 
 def read_json(path: Path) -> dict[str, Any]:
