@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -226,6 +227,45 @@ def test_squares_of_the_hub_are_of_896_pixels_and_256_tokens(tmp_path: Path) -> 
     assert form.expanded([2, 262_144], packed([picture("red")])) == [2, *[262_144] * 256]
     said = "<start_of_image><image_soft_token><end_of_image>"
     assert form.rewritten("user\n<start_of_image>a") == f"user\n\n\n{said}\n\na"
+
+
+def test_pictures_of_any_shape_are_cut_as_by_the_processor(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also where the longest side is no multiple of a square's."""
+    folder, sizes = shutil.copytree(folders["smolvlm"], tmp_path / "model"), Random(3)
+    path = folder / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    for longest, is_cut in ((4 * TILE, True), (61, True), (5 * TILE, False)):
+        settings |= {"size": {"longest_edge": longest}, "do_image_splitting": is_cut}
+        path.write_text(json.dumps(settings))
+        form, processor = form_of(folder), SmolVLMImageProcessorPil.from_pretrained(folder)
+        for _ in range(60):
+            image = Image.new("RGB", (sizes.randint(1, 99), sizes.randint(1, 99)))
+            made = processor(images=[image], return_row_col_info=True, return_tensors="pt")
+            across, down = (side // TILE for side in form.sides_of(*image.size))
+            cut = [down, across] if max(across, down) > 1 else [0, 0]
+            assert [made["rows"][0][0], made["cols"][0][0]] == cut
+            squares = down * across + 1 if cut[0] else 1
+            assert made["pixel_values"].shape == (1, squares, 3, TILE, TILE)
+            written = form.written(across * TILE, down * TILE)
+            assert written.count(TOKEN) == 4 * squares
+
+
+def test_blank_lines_between_squares_are_merged_as_by_the_processor(tmp_path: Path) -> None:
+    """Tokenizers of the hub have a token for two ends of lines, and may lack names of squares."""
+    save_seeing_model(tmp_path, SmolVLMForConditionalGeneration)
+    path = tmp_path / "tokenizer.json"
+    body = json.loads(path.read_text())
+    body["model"] |= {"vocab": body["model"]["vocab"] | {"\n\n": 200}, "merges": [["\n", "\n"]]}
+    name, other = "<row_2_col_1>", tmp_path / "tokenizer_config.json"
+    body["added_tokens"] = [one for one in body["added_tokens"] if one["content"] != name]
+    path.write_text(json.dumps(body))
+    other.write_text(other.read_text().replace(name, "<row_2_col_2>"))
+    form, processor, file = form_of(tmp_path), of_smolvlm(tmp_path), picture("red")
+    told = processor(text=f"\n{PICTURE}\n", images=[opened(file)])["input_ids"][0]
+    assert form.expanded(processor.tokenizer.encode(f"\n{PICTURE}\n"), packed([file])) == told
+    assert told.count(200) == 1
 
 
 def test_squares_have_one_size(folders: dict[str, Path]) -> None:

@@ -30,8 +30,10 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    SmolVLMConfig,
     SmolVLMForConditionalGeneration,
 )
+from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
 from ppojob_trainer.data.picture_forms import PictureForm
 from ppojob_trainer.data.pictures import LaterPicture, opened, packed, packed_later, unpacked
@@ -41,6 +43,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.towers import TOWERS
 from ppojob_trainer.models.vision_tower import give_tower, tower_of
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
@@ -220,6 +223,23 @@ def test_angles_of_a_tower_are_not_rounded(
         told = whole.get_image_features(**pixels)
     wanted = [told.pooler_output, *(getattr(told, "deepstack_features", None) or ())]
     assert torch.equal(seen, torch.cat([torch.cat(list(one)) for one in wanted], dim=-1))
+
+
+def test_patches_lie_where_float32_says_whatever_their_type_is() -> None:
+    """In SmolVLM of 2.2B a side has 27 patches, which transformers places by shares of it."""
+    sizes = {"hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 0}
+    sizes |= {"intermediate_size": 4, "image_size": 384, "patch_size": 14}
+    text = {"hidden_size": 4, "num_attention_heads": 1, "num_hidden_layers": 0, "vocab_size": 8}
+    config = SmolVLMConfig(vision_config=sizes, text_config=text, scale_factor=3, pad_token_id=0)
+    tower = TOWERS["smolvlm"](config).requires_grad_(False)
+    pixels, whole = torch.zeros(1, 3, 384, 384), torch.ones(1, 27, 27, dtype=torch.bool)
+    for dtype in (torch.float32, torch.bfloat16):
+        embeddings = tower.to(dtype).vision_model.embeddings
+        embeddings.patch_embedding.bias.zero_()
+        (own,) = embeddings(pixels.to(dtype))
+        (told,) = Idefics3VisionEmbeddings.forward(embeddings, pixels.to(dtype), whole)
+        assert torch.equal(own, embeddings.position_embedding.weight)
+        assert torch.equal(own, told) == (dtype == torch.float32)
 
 
 @pytest.mark.parametrize(

@@ -116,6 +116,11 @@ def test_an_export_is_a_whole_again(tmp_path: Path, name: str, has_adapters: boo
     loaded, info = WHOLES[name].from_pretrained(target, output_loading_info=True)
     assert not info["missing_keys"] | info["unexpected_keys"]
     values = dict(before.named_parameters())
+    if has_adapters:  # which PEFT finds in the whole
+        held = load_file(target / "adapter" / "adapter_model.safetensors")
+        layers = {re.sub(r"^base_model\.model\.|lora_[AB]\.", "", at) for at in held}
+        assert layers == {at for at in values if is_of_text(at)} & layers
+        assert len(layers) == len(kept["adapters"])
     for at, weight in loaded.named_parameters():
         learnt = 0.5 if is_of_text(at) else 0.0
         if has_adapters:

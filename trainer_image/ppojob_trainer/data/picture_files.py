@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
-from tokenizers import Tokenizer
+
+from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 
 PROCESSOR: Final = "preprocessor_config.json"
 OF_VIDEOS: Final = "video_preprocessor_config.json"
@@ -33,10 +34,12 @@ def added_tokens(folder: Path) -> dict[str, int]:
 
 
 def tokens_between(folder: Path, around: str, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """What a folder's tokenizer makes of each text between two of an added token."""
-    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    """What a folder's tokenizer makes of each text between two of an added token.
+
+    Raises:
+        ConfigError: its files are missing or damaged.
+    """
+    tokenizer = read_tokenizer_files(folder, folder, None).tokenizer
     between = [f"{around}{text}{around}" for text in texts]
     found = tokenizer.encode_batch_fast(between, add_special_tokens=False)
     return [tuple(one.ids[1:-1]) for one in found]

@@ -39,6 +39,7 @@ from ppojob_trainer.data.pictures import encoded, opened, unpacked
 from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
 from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import clip_of
+from ppojob_trainer.errors import ConfigError
 
 _QWEN: Final = "Qwen2"
 _LIMITS: Final = {
@@ -550,8 +551,12 @@ class Crops(OwnSizes):
         longest = longest if processor.get("do_image_splitting", True) else side
         lines = range(1, -(-longest // side) + 1)
         texts = [f"<row_{row}_col_{column}>" for row in lines for column in lines]
-        written = tokens_between(folder, _AROUND_CROPS, ["<global-img>", "\n", "\n\n", *texts])
-        around, (whole, line_end, gap, *each) = marks[_AROUND_CROPS], written
+        texts = ["<global-img>", "\n", "\n\n", *texts]
+        try:
+            whole, line_end, gap, *each = tokens_between(folder, _AROUND_CROPS, texts)
+        except ConfigError:
+            return None  # whoever reads the tokenizer tells of it
+        around = marks[_AROUND_CROPS]
         names = tuple(tuple(each[n : n + len(lines)]) for n in range(0, len(each), len(lines)))
         return cls(token, known, around, names, whole, line_end, gap, side, told, longest)
 

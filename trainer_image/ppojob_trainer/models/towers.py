@@ -135,7 +135,8 @@ class _UnroundedPositions(Idefics3VisionEmbeddings):  # type: ignore[misc]
         """(n, patches, h) of squares, (n, 3, y, x), each as large as the tower takes them."""
         patches = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
         side = self.num_patches_per_side
-        shares = (torch.arange(side, dtype=torch.float32) / side).clamp(max=1.0 - 1e-6)
+        shares = torch.arange(side, dtype=torch.float32) * (1.0 / side)  # no division, as there
+        shares = shares.clamp(max=1.0 - 1e-6)
         edges = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32)
         along = torch.bucketize(shares, edges, right=True)
         places = (along[:, None] * side + along).flatten()
