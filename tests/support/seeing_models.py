@@ -88,7 +88,7 @@ TEXTS = {
     InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     Mistral3ForConditionalGeneration: PLAIN,
     Gemma3ForConditionalGeneration: IN_WINDOWS,
-    **dict.fromkeys(CROPPED, {**PLAIN, "model_type": "llama"}),
+    **{kind: {**PLAIN, "model_type": "llama"} for kind in CROPPED},
 }
 """Of those whose tokens of pictures are counted as those of text, what their text is."""
 TILE = 4 * PATCH

@@ -3,8 +3,8 @@
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `lfm2_moe`,
-`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `talker` or `searcher`, or
-`classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `talker` or
+`searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import io

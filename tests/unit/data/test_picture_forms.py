@@ -11,7 +11,16 @@ from typing import Any
 import pytest
 from PIL import Image
 from seeing_models import TILE, save_seeing_model
-from tiny_models import BEGIN_SQUARE, END_SQUARE, NAMES, PATCH, PICTURE, picture
+from tiny_models import (
+    BEGIN_SQUARE,
+    CROPS,
+    END_SQUARE,
+    NAMES,
+    PATCH,
+    PICTURE,
+    picture,
+    save_tokenizer,
+)
 from transformers import (
     AutoTokenizer,
     Gemma3ForConditionalGeneration,
@@ -266,6 +275,34 @@ def test_blank_lines_between_squares_are_merged_as_by_the_processor(tmp_path: Pa
     told = processor(text=f"\n{PICTURE}\n", images=[opened(file)])["input_ids"][0]
     assert form.expanded(processor.tokenizer.encode(f"\n{PICTURE}\n"), packed([file])) == told
     assert told.count(200) == 1
+
+
+def test_crops_of_the_hub_are_up_to_17_of_64_tokens(tmp_path: Path) -> None:
+    """What the files of SmolVLM2-500M say of pictures; a small one is enlarged."""
+    save_tokenizer(tmp_path, names=[*NAMES, *CROPS])
+    tower = {"image_size": 512, "patch_size": 16, "model_type": "smolvlm_vision"}
+    files = {
+        "config.json": {"scale_factor": 4, "image_token_id": TOKEN, "vision_config": tower},
+        "preprocessor_config.json": {
+            "do_image_splitting": True,
+            "do_pad": True,
+            "do_resize": True,
+            "image_processor_type": "SmolVLMImageProcessor",
+            "max_image_size": {"longest_edge": 512},
+            "size": {"longest_edge": 2048},
+            "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 512}},
+        },
+        "processor_config.json": {"image_seq_len": 64, "processor_class": "SmolVLMProcessor"},
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    form = form_of(tmp_path)
+    assert form.sides(picture("red", (40, 20))) == (2048, 1024)
+    assert form.sides(picture("red")) == (2048, 2048)
+    written = form.written(2048, 2048)
+    assert written.count(TOKEN) == 17 * 64
+    assert written.count(len(NAMES)) == 18  # around squares
+    assert form.video is None
 
 
 def test_squares_have_one_size(folders: dict[str, Path]) -> None:

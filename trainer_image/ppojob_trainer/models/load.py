@@ -160,9 +160,7 @@ class _Beside:
         return is_adapter(name) or is_log_partition(name)
 
 
-def _begin_adapters(
-    model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, part: str
-) -> None:
+def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, part: str) -> None:
     """Draw adapters, or read those of a folder, which `_load` has judged."""
     if lora is None or lora.path is None:
         draw_adapters(model, seed)

@@ -149,8 +149,8 @@ class _Idefics3Tower(Idefics3PreTrainedModel):  # type: ignore[misc]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
-        dtype = torch.get_default_dtype()  # see `_Projected`
-        self.vision_model = Idefics3VisionTransformer._from_config(config.vision_config, dtype=dtype)
+        own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
+        self.vision_model = Idefics3VisionTransformer._from_config(own, dtype=dtype)
         self.vision_model.embeddings.__class__ = _UnroundedPositions
         self.connector = Idefics3Connector(config)
         self.post_init()
