@@ -190,6 +190,12 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
             id="vllm_sees_ahead",
             marks=[pytest.mark.vllm, pytest.mark.long],
         ),
+        pytest.param(
+            "seeing_crops",
+            {"rollout": VLLM},
+            id="vllm_crops",
+            marks=[pytest.mark.vllm, pytest.mark.long],
+        ),
         pytest.param("seeing_3", {"rollout": VLLM}, id="vllm_learns", marks=pytest.mark.vllm),
     ],
 )

@@ -15,8 +15,10 @@ from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImagePr
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
@@ -34,6 +36,8 @@ _PROCESSORS = (
     GotOcr2ImageProcessorPil,
     PixtralImageProcessorPil,
     Gemma3ImageProcessorPil,
+    Idefics3ImageProcessorPil,
+    SmolVLMImageProcessorPil,
 )
 
 

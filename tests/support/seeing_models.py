@@ -7,6 +7,7 @@ import torch
 from tiny_models import (
     BEGIN_SQUARE,
     CORRECTED,
+    CROPS,
     DELTA_NETWORKS,
     END_SQUARE,
     HALF_ROTATED,
@@ -31,6 +32,7 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
+    Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
@@ -40,6 +42,7 @@ from transformers import (
     Qwen3_5MoeForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    SmolVLMForConditionalGeneration,
 )
 
 from ppojob_trainer.data.picture_forms import PictureForm
@@ -51,6 +54,7 @@ SEEING = {
     "seeing_tiles": InternVLForConditionalGeneration,
     "seeing_lines": Mistral3ForConditionalGeneration,
     "seeing_squares": Gemma3ForConditionalGeneration,
+    "seeing_crops": SmolVLMForConditionalGeneration,
 }
 """Models that see pictures, by what the command line calls them."""
 DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
@@ -71,6 +75,11 @@ GLM = {
     Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
 }
 """With the processors of which GLM-4.1V and GLM-4.6V have one each."""
+CROPPED = {
+    Idefics3ForConditionalGeneration: "Idefics3ImageProcessor",
+    SmolVLMForConditionalGeneration: "SmolVLMImageProcessorFast",
+}
+"""Which cut pictures into squares that have names, with their processors."""
 THREE_WAYS = [
     Qwen2VLForConditionalGeneration,
     Qwen2_5_VLForConditionalGeneration,
@@ -83,6 +92,7 @@ THREE_WAYS = [
 """Whose places in a picture are counted three ways: of time, down and across."""
 
 MARKS = {
+    **dict.fromkeys(CROPPED, CROPS),
     InternVLForConditionalGeneration: ("<img>", "</img>"),
     Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
     Gemma3ForConditionalGeneration: (BEGIN_SQUARE, END_SQUARE),
@@ -98,6 +108,7 @@ TEXTS = {
     InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     Mistral3ForConditionalGeneration: PLAIN,
     Gemma3ForConditionalGeneration: IN_WINDOWS,
+    **{kind: {**PLAIN, "model_type": "llama"} for kind in CROPPED},
 }
 """Of those whose tokens of pictures are counted as those of text, what their text is."""
 TILE = 4 * PATCH
@@ -135,6 +146,8 @@ def save_seeing_model(
     (folder / "preprocessor_config.json").write_text(json.dumps(_processor(model_class)))
     if model_class is Gemma3ForConditionalGeneration:
         (folder / "processor_config.json").write_text(json.dumps({"image_seq_length": 4}))
+    if model_class in CROPPED:
+        (folder / "processor_config.json").write_text(json.dumps({"image_seq_len": 4}))
     if model_class in TIMED:
         size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 128 * PATCH**2}
         settings = json.dumps({"patch_size": PATCH, "size": size})
@@ -180,6 +193,9 @@ def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
     if model_class is Gemma3ForConditionalGeneration:
         size = {"height": TILE, "width": TILE}
         return {"image_processor_type": "Gemma3ImageProcessor", "size": size}
+    if model_class in CROPPED:
+        size = {"size": {"longest_edge": 2 * TILE}, "max_image_size": {"longest_edge": TILE}}
+        return {"image_processor_type": CROPPED[model_class], **size}
     if model_class in GLM:  # of two frames
         processor["image_processor_type"] = GLM[model_class]
         return processor | {"size": {"shortest_edge": 2 * least, "longest_edge": 2 * most}}
@@ -221,6 +237,10 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"vision_use_head": False}
+    if model_class in CROPPED:
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
+        tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
+        return tower | {"initializer_range": 0.2}
     tower = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}

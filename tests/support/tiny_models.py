@@ -3,8 +3,8 @@
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `lfm2_moe`,
-`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `talker` or `searcher`, or
-`classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `talker` or
+`searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import io
@@ -109,7 +109,9 @@ WIDE_HEADS = {
 PATCH = 4
 PICTURE, VIDEO = "~", "^"
 BEGIN_SQUARE, END_SQUARE = "<start_of_image>", "<end_of_image>"
-MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE)
+AROUND_CROPS = "<fake_token_around_image>"
+CROPS = (AROUND_CROPS, "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
+MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE, *CROPS)
 """Tokens around pictures."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
@@ -240,8 +242,9 @@ def save_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     special = ["<|im_start|>", *filter(MARKS.__contains__, names)]
-    if BEGIN_SQUARE in names:  # which a template writes for a picture
+    if {BEGIN_SQUARE, AROUND_CROPS} & {*names}:
         special.append(PICTURE)
+    if BEGIN_SQUARE in names:  # which a template writes for a picture
         template = template.replace(f"'{PICTURE}'", f"'{BEGIN_SQUARE}'")
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,

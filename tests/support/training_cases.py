@@ -34,6 +34,7 @@ from transformers import (
     Qwen3ForCausalLM,
     Qwen3MoeForCausalLM,
     Qwen3VLForConditionalGeneration,
+    SmolVLMForConditionalGeneration,
 )
 
 from ppojob_api.v1alpha1.algorithm import (
@@ -191,6 +192,9 @@ CASES = {
     "pictures_in_squares": Case(  # biases of its tower's keys have no gradient but for rounding
         (0, 1, 0, 1, 1), 60, model="seeing_squares", recompute=True, seeing=True, optimizer=SGD
     ),
+    "pictures_in_crops": Case(  # as above
+        (0, 1, 0, 1, 1), 60, model="seeing_crops", seeing=True, optimizer=SGD
+    ),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3), taught=True),
@@ -275,6 +279,7 @@ def save_models(folder: Path) -> None:
         "seeing_tiles": InternVLForConditionalGeneration,
         "seeing_lines": Mistral3ForConditionalGeneration,
         "seeing_squares": Gemma3ForConditionalGeneration,
+        "seeing_crops": SmolVLMForConditionalGeneration,
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)

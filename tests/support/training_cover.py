@@ -56,7 +56,7 @@ _CASES = {
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
         *("pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
-        "pictures_in_squares",
+        *("pictures_in_squares", "pictures_in_crops"),
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),

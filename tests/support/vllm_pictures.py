@@ -28,6 +28,7 @@ from transformers import (
     Qwen2VLForConditionalGeneration,
     Qwen3VLForConditionalGeneration,
     Qwen3VLMoeForConditionalGeneration,
+    SmolVLMForConditionalGeneration,
 )
 from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 
@@ -54,6 +55,7 @@ FAMILIES = {
     "internvl": InternVLForConditionalGeneration,
     "mistral": Mistral3ForConditionalGeneration,
     "gemma": Gemma3ForConditionalGeneration,
+    "smolvlm": SmolVLMForConditionalGeneration,
 }
 SHARED = ("2", "3 mixture", "glm mixture", "mistral", "gemma")
 """Of these, one of each kind of tower and of layers, and of heads tied and not."""
@@ -118,9 +120,15 @@ def bits(drawn: Sequence[Finished]) -> list[Any]:
     return [(row.tokens, row.logprobs) for row in drawn]
 
 
+def language_model_of(whole: PreTrainedModel) -> PreTrainedModel:
+    """Which transformers calls by two names."""
+    part: PreTrainedModel = getattr(whole.model, "language_model", None) or whole.model.text_model
+    return part
+
+
 def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
     """The weights of the language model alone, as the trainer names them."""
-    part = whole.model.language_model
+    part = language_model_of(whole)
     biases = {name: one for name, one in part.named_buffers() if "correction_bias" in name}
     named = {**dict(part.named_parameters()), **biases}
     weights = as_in_files(whole, {f"model.language_model.{n}": one for n, one in named.items()})
@@ -264,16 +272,16 @@ def facts_of_updates(
     drawn: Sequence[Finished],
 ) -> dict[str, Any]:
     """Of other weights, and of the first ones again."""
-    before = [weight.clone() for weight in whole.model.language_model.parameters()]
+    before = [weight.clone() for weight in language_model_of(whole).parameters()]
     torch.manual_seed(1)
     with torch.no_grad():
-        for weight in whole.model.language_model.parameters():
+        for weight in language_model_of(whole).parameters():
             weight.add_(0.02 * torch.randn(weight.shape))
     watched.engine.sleep()
     load(watched.engine, 2, whole)
     update = largest(whole, folder, rows, watched.phase(rows))
     with torch.no_grad():
-        for weight, old in zip(whole.model.language_model.parameters(), before, strict=True):
+        for weight, old in zip(language_model_of(whole).parameters(), before, strict=True):
             weight.copy_(old)
     watched.engine.sleep()
     load(watched.engine, 3, whole)

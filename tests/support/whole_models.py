@@ -9,9 +9,11 @@ from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
     Gemma4UnifiedForConditionalGeneration,
+    Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
+    SmolVLMForConditionalGeneration,
 )
 
 WHOLES: dict[str, type[PreTrainedModel]] = {
@@ -20,6 +22,8 @@ WHOLES: dict[str, type[PreTrainedModel]] = {
     "gemma4_unified": Gemma4UnifiedForConditionalGeneration,
     "mistral3": Mistral3ForConditionalGeneration,
     "internvl": InternVLForConditionalGeneration,
+    "idefics3": Idefics3ForConditionalGeneration,
+    "smolvlm": SmolVLMForConditionalGeneration,
 }
 
 
@@ -44,6 +48,8 @@ def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
     elif name == "mistral3":
         text = {"head_dim": 8, "model_type": "mistral", **text}
         tower |= {"model_type": "pixtral", "head_dim": 8}
+    elif name in ("idefics3", "smolvlm"):
+        text = {"head_dim": 8, "model_type": "llama", **text}
     else:
         text = {"head_dim": 8, "model_type": "qwen3", **text}
         tower |= {"image_size": [28, 28], "patch_size": [14, 14]}

@@ -93,6 +93,30 @@ def test_numbers_are_those_of_transformers(name: str, tokens, make_folder: MakeF
             assert text == theirs.decode(expected, skip_special_tokens=skip)
 
 
+ONLY_PARTS = (
+    "{% for m in messages %}{{ m.role }}{{ ':' if m.content[0].type == 'image' else ': ' }}"
+    "{% for part in m.content %}{{ part.text if part.type == 'text' }}{% endfor %}"
+    "{{ eos_token }}{% endfor %}{{ 'assistant:' if add_generation_prompt }}"
+)
+"""Which passes over the characters of a text, as the templates of SmolVLM do."""
+
+
+@pytest.mark.slow
+def test_a_template_that_shows_parts_alone_is_given_parts(make_folder: MakeFolder) -> None:
+    transformers = pytest.importorskip("transformers")
+    folder = make_folder(ONLY_PARTS)
+    theirs = transformers.AutoTokenizer.from_pretrained(str(folder))
+    parts = [{**turn, "content": [{"type": "text", "text": turn["content"]}]} for turn in TURNS]
+    with ChatTokenizer(folder) as ours:
+        for open_turn in (False, True):
+            expected = theirs.apply_chat_template(
+                parts, add_generation_prompt=open_turn, return_dict=False
+            )
+            for turns in (TURNS, parts, [TURNS[0], *parts[1:]]):
+                assert ours.encode_chats([turns], open_turn=open_turn) == [expected]
+        assert "9 + 9 + 8" in ours.decode(expected)
+
+
 def rendered(folder: Path, **options: Any) -> str:
     """What the template of a folder makes of a conversation."""
     with ChatTokenizer(folder, **options) as tokenizer:

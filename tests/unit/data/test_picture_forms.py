@@ -5,23 +5,38 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
 from PIL import Image
 from seeing_models import TILE, form_of, save_seeing_model
-from tiny_models import BEGIN_SQUARE, END_SQUARE, NAMES, PATCH, PICTURE, picture
+from tiny_models import (
+    BEGIN_SQUARE,
+    CROPS,
+    END_SQUARE,
+    NAMES,
+    PATCH,
+    PICTURE,
+    picture,
+    save_tokenizer,
+)
 from transformers import (
     AutoTokenizer,
     Gemma3ForConditionalGeneration,
     Gemma3Processor,
+    Idefics3ForConditionalGeneration,
+    Idefics3Processor,
     InternVLForConditionalGeneration,
     InternVLProcessor,
     Mistral3ForConditionalGeneration,
+    SmolVLMForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
+from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
+from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.picture_forms import PictureForm, Wanted, why_shown_none
@@ -77,10 +92,33 @@ def of_gemma(folder: Path) -> Any:
     return Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(folder), tokenizer, None, 4)
 
 
+def of_idefics(folder: Path, images: Any = Idefics3ImageProcessorPil) -> Any:
+    """Of SmolVLM too, whose own wants a package for its videos, and writes the same for pictures.
+
+    Its token of pictures is another one here.
+    """
+
+    class Processor(Idefics3Processor):
+        def check_argument_for_proper_class(self, *_: object) -> None: ...
+
+        def _check_special_mm_tokens(self, *_: object, **__: object) -> None: ...
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor = Processor(images.from_pretrained(folder), tokenizer, image_seq_len=4)
+    processor.image_token = PICTURE
+    return processor
+
+
+def of_smolvlm(folder: Path) -> Any:
+    return of_idefics(folder, SmolVLMImageProcessorPil)
+
+
 PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
     "internvl": (InternVLForConditionalGeneration, of_internvl),
     "mistral": (Mistral3ForConditionalGeneration, OfMistral),
     "gemma": (Gemma3ForConditionalGeneration, of_gemma),
+    "idefics": (Idefics3ForConditionalGeneration, of_idefics),
+    "smolvlm": (SmolVLMForConditionalGeneration, of_smolvlm),
 }
 
 
@@ -194,6 +232,73 @@ def test_squares_of_the_hub_are_of_896_pixels_and_256_tokens(tmp_path: Path) -> 
     assert form.rewritten("user\n<start_of_image>a") == f"user\n\n\n{said}\n\na"
 
 
+def test_pictures_of_any_shape_are_cut_as_by_the_processor(
+    folders: dict[str, Path], tmp_path: Path
+) -> None:
+    """Also where the longest side is no multiple of a square's."""
+    folder, sizes = shutil.copytree(folders["smolvlm"], tmp_path / "model"), Random(3)
+    path = folder / "preprocessor_config.json"
+    settings = json.loads(path.read_text())
+    for longest, is_cut in ((4 * TILE, True), (61, True), (5 * TILE, False)):
+        settings |= {"size": {"longest_edge": longest}, "do_image_splitting": is_cut}
+        path.write_text(json.dumps(settings))
+        form, processor = form_of(folder), SmolVLMImageProcessorPil.from_pretrained(folder)
+        for _ in range(60):
+            image = Image.new("RGB", (sizes.randint(1, 99), sizes.randint(1, 99)))
+            made = processor(images=[image], return_row_col_info=True, return_tensors="pt")
+            across, down = (side // TILE for side in form.sides_of(*image.size))
+            cut = [down, across] if max(across, down) > 1 else [0, 0]
+            assert [made["rows"][0][0], made["cols"][0][0]] == cut
+            squares = down * across + 1 if cut[0] else 1
+            assert made["pixel_values"].shape == (1, squares, 3, TILE, TILE)
+            written = form.written(across * TILE, down * TILE)
+            assert written.count(TOKEN) == 4 * squares
+
+
+def test_blank_lines_between_squares_are_merged_as_by_the_processor(tmp_path: Path) -> None:
+    """Tokenizers of the hub have a token for two ends of lines, and may lack names of squares."""
+    save_seeing_model(tmp_path, SmolVLMForConditionalGeneration)
+    path = tmp_path / "tokenizer.json"
+    body = json.loads(path.read_text())
+    body["model"] |= {"vocab": body["model"]["vocab"] | {"\n\n": 200}, "merges": [["\n", "\n"]]}
+    name, other = "<row_2_col_1>", tmp_path / "tokenizer_config.json"
+    body["added_tokens"] = [one for one in body["added_tokens"] if one["content"] != name]
+    path.write_text(json.dumps(body))
+    other.write_text(other.read_text().replace(name, "<row_2_col_2>"))
+    form, processor, file = form_of(tmp_path), of_smolvlm(tmp_path), picture("red")
+    told = processor(text=f"\n{PICTURE}\n", images=[opened(file)])["input_ids"][0]
+    assert form.expanded(processor.tokenizer.encode(f"\n{PICTURE}\n"), packed([file])) == told
+    assert told.count(200) == 1
+
+
+def test_crops_of_the_hub_are_up_to_17_of_64_tokens(tmp_path: Path) -> None:
+    """What the files of SmolVLM2-500M say of pictures; a small one is enlarged."""
+    save_tokenizer(tmp_path, names=[*NAMES, *CROPS])
+    tower = {"image_size": 512, "patch_size": 16, "model_type": "smolvlm_vision"}
+    files = {
+        "config.json": {"scale_factor": 4, "image_token_id": TOKEN, "vision_config": tower},
+        "preprocessor_config.json": {
+            "do_image_splitting": True,
+            "do_pad": True,
+            "do_resize": True,
+            "image_processor_type": "SmolVLMImageProcessor",
+            "max_image_size": {"longest_edge": 512},
+            "size": {"longest_edge": 2048},
+            "video_sampling": {"fps": 1, "max_frames": 64, "video_size": {"longest_edge": 512}},
+        },
+        "processor_config.json": {"image_seq_len": 64, "processor_class": "SmolVLMProcessor"},
+    }
+    for name, content in files.items():
+        (tmp_path / name).write_text(json.dumps(content))
+    form = form_of(tmp_path)
+    assert form.sides(picture("red", (40, 20))) == (2048, 1024)
+    assert form.sides(picture("red")) == (2048, 2048)
+    written = form.written(2048, 2048)
+    assert written.count(TOKEN) == 17 * 64
+    assert written.count(len(NAMES)) == 18  # around squares
+    assert form.video is None
+
+
 def test_squares_have_one_size(folders: dict[str, Path]) -> None:
     form, file = form_of(folders["gemma"]), picture("red", (40, 20))
     assert form.fitted(file, Wanted(most=8, sides=(8, 8))) == file
@@ -225,6 +330,13 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
         ("gemma", "config.json", {"mm_tokens_per_image": 5}),
         ("gemma", "config.json", {"image_token_index": 4000}),
         ("gemma", "config.json", {"text_config": {"sliding_window": 3}}),
+        ("smolvlm", "preprocessor_config.json", {"do_resize": False}),
+        ("smolvlm", "preprocessor_config.json", {"size": {"height": TILE, "width": TILE}}),
+        ("smolvlm", "preprocessor_config.json", {"max_image_size": {"longest_edge": 2 * TILE}}),
+        ("smolvlm", "preprocessor_config.json", {"size": {"longest_edge": 5000}}),
+        ("smolvlm", "processor_config.json", {"image_seq_len": 9}),
+        ("smolvlm", "config.json", {"scale_factor": 3}),
+        ("smolvlm", "config.json", {"image_token_id": 4000}),
     ],
 )
 def test_a_folder_with_other_settings_is_shown_none(

@@ -302,8 +302,10 @@ def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes,
     assert told is None or told in why
 
 
-@pytest.mark.parametrize("kind", ["seeing", "seeing_squares"])
-def test_a_size_of_pictures_has_no_effect_where_all_have_one(folder: Path, kind: str) -> None:
+@pytest.mark.parametrize("kind", ["seeing", "seeing_squares", "seeing_crops"])
+def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(
+    folder: Path, kind: str
+) -> None:
     save_seeing_model(folder / "model", SEEING[kind])
     data = tiny_jobs.make_manifest(folder)["spec"]["data"]
     data |= {"maxPicturePixels": 4000, "minPicturePixels": 1000}
@@ -314,7 +316,7 @@ def test_a_size_of_pictures_has_no_effect_where_all_have_one(folder: Path, kind:
     ]
     fields = ("spec.data.maxPicturePixels", "spec.data.minPicturePixels")
     expected = [(field, ReasonCode.NO_EFFECT) for field in fields]
-    assert found == (expected if kind == "seeing_squares" else [])
+    assert found == ([] if kind == "seeing" else expected)
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

@@ -1,6 +1,7 @@
 """Models of text out of folders of larger ones, of which the tower is kept and never read."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -28,12 +29,12 @@ from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_stream import stored_weights
 
-SEEING = ["gemma3", "internvl", "mistral3"]
+SEEING = ["gemma3", "idefics3", "internvl", "mistral3", "smolvlm"]
 """Of these wholes, those whose tower is read."""
 
 
 def is_of_text(name: str) -> bool:
-    return ".language_model." in name or name.startswith("lm_head.")
+    return ".language_model." in name or ".text_model." in name or name.startswith("lm_head.")
 
 
 def test_every_whole_has_a_model() -> None:
@@ -115,10 +116,15 @@ def test_an_export_is_a_whole_again(tmp_path: Path, name: str, has_adapters: boo
     loaded, info = WHOLES[name].from_pretrained(target, output_loading_info=True)
     assert not info["missing_keys"] | info["unexpected_keys"]
     values = dict(before.named_parameters())
+    if has_adapters:  # which PEFT finds in the whole
+        held = load_file(target / "adapter" / "adapter_model.safetensors")
+        layers = {re.sub(r"^base_model\.model\.|lora_[AB]\.", "", at) for at in held}
+        assert layers == {at for at in values if is_of_text(at)} & layers
+        assert len(layers) == len(kept["adapters"])
     for at, weight in loaded.named_parameters():
         learnt = 0.5 if is_of_text(at) else 0.0
         if has_adapters:
-            own = at.replace("model.language_model.", "model.")
+            own = re.sub(r"^model\.(language|text)_model\.", "model.", at)
             learnt = 2.0 if own in kept["adapters"] else 0.0
         assert torch.equal(weight, values[at] + learnt), at
     report = check_model_folder(target)

@@ -16,7 +16,6 @@ from ppojob_trainer.checkpoint.tensors import give_parts, write_tensors
 from ppojob_trainer.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from ppojob_trainer.models.adapter_names import (
     BEGINNING,
-    LANGUAGE_PART,
     matrix_names,
     peft_name,
     peft_shape,
@@ -40,7 +39,7 @@ def write_adapters(
     *,
     base: Path,
     kind: ModelKind,
-    has_tower: bool,
+    part: str,
 ) -> None:
     """Write a folder of adapters and of what a classifier has trained beside them, its head.
 
@@ -51,16 +50,16 @@ def write_adapters(
         join: puts what is cut over ranks together; the others call `give_adapters`.
         base: the model that the adapters were trained on.
         kind: what that is.
-        has_tower: whether it sees pictures.
+        part: what transformers calls it within a model with a vision tower; empty without one.
     """
     durable.make_folder(folder, parents=True)
-    named, joined = _in_peft(adapters, head, join, has_tower=has_tower)
+    named, joined = _in_peft(adapters, head, join, part=part)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=joined)
     lora = next(iter(adapters.values())).lora
     stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
     targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters.keys() - stacks})
-    if has_tower and targets:  # it has layers of the same names
-        targets = rf".*\.{LANGUAGE_PART}\..*\.({'|'.join(targets)})"
+    if part and targets:  # it has layers of the same names
+        targets = rf".*\.{part}\..*\.({'|'.join(targets)})"
     config = {
         "base_model_name_or_path": str(base),
         "bias": "none",
@@ -83,21 +82,21 @@ def write_adapters(
 
 
 def give_adapters(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, has_tower: bool
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, part: str
 ) -> None:
     """Give this rank's parts to the rank that calls `write_adapters` with the same arguments."""
-    named, joined = _in_peft(adapters, head, join, has_tower=has_tower)
+    named, joined = _in_peft(adapters, head, join, part=part)
     give_parts(named, join=joined)
 
 
 def _in_peft(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, has_tower: bool
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, part: str
 ) -> tuple[dict[str, Tensor], Join]:
     """All tensors by PEFT's names, without values, and what puts one of them together."""
     held = {f"{BEGINNING}{name}": (name, tensor) for name, tensor in head.items()}
     for weight, adapter in adapters.items():
         for own, matrix in zip(matrix_names(weight), (adapter.a, adapter.b), strict=True):
-            held[peft_name(own, adapter.lora, has_tower=has_tower)] = own, matrix
+            held[peft_name(own, adapter.lora, part=part)] = own, matrix
 
     def joined(name: str, _shown: Tensor, dtype: torch.dtype) -> Tensor:
         own, matrix = held[name]

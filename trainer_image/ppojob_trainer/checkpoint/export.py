@@ -28,7 +28,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.config_changes import changed_document
-from ppojob_trainer.models.config_files import has_tower
+from ppojob_trainer.models.config_files import part_name
 from ppojob_trainer.models.families import CLASSIFIERS
 from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import Adapter
@@ -111,7 +111,7 @@ def export_model(
             held = {name: named[name] for name in names if name not in frozen}
             give_parts(held, dtype=dtype, join=merge)
         if adapters:
-            give_adapters(adapters, head, plain, has_tower=_has_tower(model_folder))
+            give_adapters(adapters, head, plain, part=_part(model_folder))
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -126,7 +126,7 @@ def export_model(
                 plain,
                 base=model_folder,
                 kind=kind,
-                has_tower=_has_tower(model_folder),
+                part=_part(model_folder),
             )
 
 
@@ -146,8 +146,8 @@ def export_adapters(
     """
     with _replacing(target) as aside:
         folder = Path(base)
-        sees = _has_tower(folder)
-        write_adapters(aside, adapters, head, join, base=folder, kind=kind, has_tower=sees)
+        part = _part(folder)
+        write_adapters(aside, adapters, head, join, base=folder, kind=kind, part=part)
 
 
 @contextmanager
@@ -269,8 +269,8 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
     return merged
 
 
-def _has_tower(model_folder: Path) -> bool:
-    return has_tower(_read_config(model_folder))
+def _part(model_folder: Path) -> str:
+    return part_name(_read_config(model_folder))
 
 
 def _read_config(model_folder: Path) -> dict[str, Any]:

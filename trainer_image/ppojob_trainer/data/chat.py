@@ -19,6 +19,7 @@ from ppojob_trainer.json_value import Json
 _OURS = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
+_PROBE = "ppojobProbeq"
 Tools = Sequence[Mapping[str, Json]]
 """Schemas of tools, in OpenAI's form, as a template sees them in its variable ``tools``."""
 
@@ -80,6 +81,7 @@ class ChatTokenizer(Closeable):
         self._setting = setting
         self.tools = tools
         self._renderer: TemplateRenderer | None = None
+        self._parts: bool | None = None
         if files.chat_template is not None:
             self._renderer = TemplateRenderer(
                 files.chat_template, files.template_file, time.time() if began is None else began
@@ -188,6 +190,8 @@ class ChatTokenizer(Closeable):
                 f"{self._files.template_file}: got no chat template: prompts are chat messages; "
                 f"a model with a chat template, {self._setting}, or prompts that are text"
             )
+        if self._wants_parts():
+            conversations = [_in_parts(messages) for messages in conversations]
         texts = self._renderer.render(conversations, variables, open_turn=open_turn)
         form = self.pictures
         if form is None:
@@ -233,6 +237,20 @@ class ChatTokenizer(Closeable):
             for outcome, encoding in zip(rendered, encodings, strict=True)
         ]
 
+    def _wants_parts(self) -> bool:
+        """Whether the template shows what a user says as a part, and nothing of it as a text.
+
+        Those of SmolVLM pass over texts, so the model would read empty messages.
+        """
+        if self._parts is None:
+            assert self._renderer is not None, "who asks has a template"
+            asked: list[Messages] = [[{"role": "user", "content": _PROBE}]]
+            asked.append(_in_parts(asked[0]))
+            told = self._renderer.render(asked, self._files.special_tokens, open_turn=False)
+            as_text, as_part = (isinstance(one, str) and _PROBE in one for one in told)
+            self._parts = as_part and not as_text
+        return self._parts
+
     def tell_time(self, began: float) -> None:
         """Tell templates another time from now on, in unix seconds."""
         if self._renderer is not None:
@@ -242,6 +260,16 @@ class ChatTokenizer(Closeable):
         """End the child. The tokenizer can still be used; a new child starts when needed."""
         if self._renderer is not None:
             self._renderer.close()
+
+
+def _in_parts(messages: Messages) -> Messages:
+    """The same messages with each text as the one part of its message."""
+
+    def content(of: Mapping[str, Json]) -> Json:
+        said = of["content"]
+        return [{"type": "text", "text": said}] if isinstance(said, str) else said
+
+    return [{**message, "content": content(message)} for message in messages]
 
 
 def up_to_padding(ids: Sequence[int], pad_token_id: int | None) -> list[int]:

@@ -1,9 +1,12 @@
 """Files of a model's folder that say how it takes pictures. Loads no torch."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+
+from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 
 PROCESSOR: Final = "preprocessor_config.json"
 OF_VIDEOS: Final = "video_preprocessor_config.json"
@@ -28,6 +31,18 @@ def added_tokens(folder: Path) -> dict[str, int]:
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return {}  # whoever needs it tells of it
     return {one.content: one.id for one in found.added_tokens}
+
+
+def tokens_between(folder: Path, around: str, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """What a folder's tokenizer makes of each text between two of an added token.
+
+    Raises:
+        ConfigError: its files are missing or damaged.
+    """
+    tokenizer = read_tokenizer_files(folder, folder, None).tokenizer
+    between = [f"{around}{text}{around}" for text in texts]
+    found = tokenizer.encode_batch_fast(between, add_special_tokens=False)
+    return [tuple(one.ids[1:-1]) for one in found]
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -3,7 +3,9 @@
 transformers' own classes say it too, but load torch, and the controller must not.
 Sources: transformers 5, `get_optimal_tiled_canvas` of
 `models/got_ocr2/image_processing_pil_got_ocr2.py`; `get_resize_output_image_size` of
-`models/pixtral/image_processing_pil_pixtral.py`.
+`models/pixtral/image_processing_pil_pixtral.py`; `resize`, `resize_for_vision_encoder` and
+`split_images` of `models/idefics3/image_processing_pil_idefics3.py`, and `replace_image_token` of
+`models/idefics3/processing_idefics3.py`.
 """
 
 import io
@@ -24,8 +26,10 @@ from ppojob_trainer.data.picture_files import (
     PROCESSOR,
     added_tokens,
     read_json,
+    tokens_between,
 )
 from ppojob_trainer.data.picture_settings import (
+    CropsSettings,
     GridSettings,
     LinesSettings,
     SquaresSettings,
@@ -35,6 +39,7 @@ from ppojob_trainer.data.pictures import encoded, opened, unpacked
 from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
 from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import clip_of
+from ppojob_trainer.errors import ConfigError
 
 _QWEN: Final = "Qwen2"
 _LIMITS: Final = {
@@ -46,7 +51,9 @@ _PATCH, _MERGE, _FRAMES = 14, 2, 2
 _TILE, _RATIO, _MOST_TILES = 384, 0.5, 12
 _PIXTRAL_PATCH, _LONGEST = 16, 1024
 _SQUARE, _SQUARE_PATCH, _SQUARE_TOKENS = 224, 16, 256
+_CROP, _CROPS, _CROP_SCALE, _CROP_TOKENS = 364, 4, 2, 169
 _TEXT: Final = "text_config"
+_AROUND_CROPS: Final = "<fake_token_around_image>"
 _AROUND: Final = ("boi", 255_999), ("image", 262_144), ("eoi", 256_000)
 
 Settings = Mapping[str, Any]
@@ -425,7 +432,22 @@ class Lines(PictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Squares(PictureForm):
+class OwnSizes(PictureForm):
+    """Of models whose processors say how large a picture is seen, however large it is."""
+
+    def limited(self, wanted: Wanted) -> Self:
+        """See `PictureForm`."""
+        del wanted
+        return self
+
+    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
+        """See `PictureForm`."""
+        del wanted
+        return picture
+
+
+@dataclass(frozen=True, slots=True)
+class Squares(OwnSizes):
     """Of Gemma 3: a picture is made as large as all others, and seen by all of its tokens at once.
 
     Attributes:
@@ -480,20 +502,97 @@ class Squares(PictureForm):
         del width, height
         return self.size
 
-    def limited(self, wanted: Wanted) -> Self:
-        """See `PictureForm`: a picture has this size always."""
-        del wanted
-        return self
-
-    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
-        """See `PictureForm`."""
-        del wanted
-        return picture
-
     def written(self, width: int, height: int) -> list[int]:
         """See `PictureForm`."""
         del width, height
         return [self.token] * self.features
+
+
+@dataclass(frozen=True, slots=True)
+class Crops(OwnSizes):
+    """Of SmolVLM and Idefics3: a picture is cut into squares, behind which it is seen small.
+
+    Each square has a name in front of its tokens, which tells its row and column.
+
+    Attributes:
+        around: the token in front of each name, and behind the last square.
+        names: tokens of the names of squares, by row and column.
+        whole: those of the name of the small picture.
+        line_end: tokens behind a row of squares.
+        gap: those behind the last row.
+        side: pixels of a side of a square.
+        features: tokens of a square behind its name.
+        longest: pixels of the longer side of a picture before it is cut; those of a square where
+            it is not cut.
+    """
+
+    around: int
+    names: tuple[tuple[tuple[int, ...], ...], ...]
+    whole: tuple[int, ...]
+    line_end: tuple[int, ...]
+    gap: tuple[int, ...]
+    side: int
+    features: int
+    longest: int
+
+    @classmethod
+    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
+        """Out of the files of a folder; None where they lack something."""
+        token, marks = config["image_token_id"], added_tokens(folder)
+        if _AROUND_CROPS not in marks or token not in marks.values():
+            return None
+        side = (processor.get("max_image_size") or {}).get("longest_edge", _CROP)
+        longest = (processor.get("size") or {}).get("longest_edge", _CROPS * _CROP)
+        tower, scale = config["vision_config"], config.get("scale_factor", _CROP_SCALE)
+        features, rest = divmod(side // tower["patch_size"], scale)
+        told = read_json(folder / NEWER).get("image_seq_len", _CROP_TOKENS)
+        if side != tower["image_size"] or rest or features**2 != told or not features:
+            return None
+        longest = longest if processor.get("do_image_splitting", True) else side
+        lines = range(1, -(-longest // side) + 1)
+        texts = [f"<row_{row}_col_{column}>" for row in lines for column in lines]
+        texts = ["<global-img>", "\n", "\n\n", *texts]
+        try:
+            whole, line_end, gap, *each = tokens_between(folder, _AROUND_CROPS, texts)
+        except ConfigError:
+            return None  # whoever reads the tokenizer tells of it
+        around = marks[_AROUND_CROPS]
+        names = tuple(tuple(each[n : n + len(lines)]) for n in range(0, len(each), len(lines)))
+        return cls(token, known, around, names, whole, line_end, gap, side, told, longest)
+
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`: those of all squares."""
+        across, down = _as_long(width, height, self.longest)
+        if width >= height:
+            down = max(down + down % 2, 1)
+        else:
+            across = max(across + across % 2, 1)
+        across, down = _as_long(across, down, self._whole(max(across, down)))
+        return self._whole(across), self._whole(down)
+
+    def written(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        across, down = width // self.side, height // self.side
+        seen = [self.token] * self.features
+        small = [self.around, *self.whole, *seen, self.around]
+        if across == down == 1:
+            return small
+        found: list[int] = []
+        for row in range(down):
+            for name in self.names[row][:across]:
+                found += [self.around, *name, *seen]
+            found += self.gap if row + 1 == down else self.line_end
+        return found + small
+
+    def _whole(self, pixels: int) -> int:
+        """Pixels of whole squares, of so many at least."""
+        return -(-pixels // self.side) * self.side
+
+
+def _as_long(width: int, height: int, longest: int) -> tuple[int, int]:
+    """Width and height of the same shape, with this longer side."""
+    ratio = width / height
+    return (longest, int(longest / ratio)) if width >= height else (int(longest * ratio), longest)
 
 
 _Read = Callable[[str, Settings, Settings, Path], PictureForm | None]
@@ -502,6 +601,7 @@ _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     "GotOcr2": (Tiles.of, TilesSettings),
     "Pixtral": (Lines.of, LinesSettings),
     "Gemma3": (Squares.of, SquaresSettings),
+    **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.of, CropsSettings)),
 }
 """What the names of processors begin with that take pictures as is done here."""
 

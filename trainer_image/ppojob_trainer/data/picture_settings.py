@@ -31,6 +31,10 @@ class _LongestEdge(Struct):
     longest_edge: _Number
 
 
+class _CutEdge(Struct):
+    longest_edge: Annotated[int, Meta(ge=1, le=4096)]  # transformers goes no further
+
+
 class _GridProcessor(Struct):
     size: _Limits | None = None
     min_pixels: _Number | None = None
@@ -56,6 +60,13 @@ class _SquaresProcessor(Struct):
     do_pan_and_scan: Literal[False] | None = None
 
 
+class _CropsProcessor(Struct):
+    size: _CutEdge | None = None
+    max_image_size: _LongestEdge | None = None
+    do_resize: Literal[True] | UnsetType = UNSET
+    do_image_splitting: bool | UnsetType = UNSET
+
+
 class _TilesTower(Struct):
     patch_size: _Number | _Sides | UnsetType = UNSET
 
@@ -67,6 +78,11 @@ class _LinesTower(Struct):
 class _SquaresTower(Struct):
     image_size: _May = UNSET
     patch_size: _May = UNSET
+
+
+class _CropsTower(Struct):
+    image_size: _Number
+    patch_size: _Number
 
 
 class _SquaresText(Struct):
@@ -106,3 +122,12 @@ class SquaresSettings(Struct):
     boi_token_index: _May = UNSET
     image_token_index: _May = UNSET
     eoi_token_index: _May = UNSET
+
+
+class CropsSettings(Struct):
+    """See `GridSettings`."""
+
+    vision_config: _CropsTower
+    processor: _CropsProcessor
+    image_token_id: int
+    scale_factor: _May = UNSET

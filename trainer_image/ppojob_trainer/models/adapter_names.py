@@ -12,7 +12,6 @@ A: Final = "lora_a"
 B: Final = "lora_b"
 BEGINNING: Final = "base_model.model."
 """Of PEFT's names; what follows are the model's."""
-LANGUAGE_PART: Final = "language_model"
 
 _WEIGHT: Final = "weight"
 PEFT_MATRICES: Final = {A: "lora_A.weight", B: "lora_B.weight"}
@@ -40,20 +39,20 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{A}", f".{B}", f"_{A}", f"_{B}"))
 
 
-def peft_name(name: str, lora: LoraSpec, *, has_tower: bool = False) -> str:
+def peft_name(name: str, lora: LoraSpec, *, part: str = "") -> str:
     """PEFT's name of an adapter's matrix.
 
     It wraps the module of stacks once for each that it adapts, and so the first one is found within
     the wrapper of the second (`ParamWrapper` of PEFT 0.21). Of a model with a vision tower
-    transformers 5 has the language model in a part of the whole.
+    transformers 5 has the language model in a `part` of the whole.
     """
     weight, matrix = weight_of(name), name[-len(A) :]
     layer, _, own = weight.rpartition(".")
     first, second = STACKS
     if own == first and lora.adapts(f"{layer}.{second}"):
         layer = f"{layer}.base_layer"
-    if has_tower:
-        layer = layer.replace("model.", f"model.{LANGUAGE_PART}.", 1)
+    if part:
+        layer = layer.replace("model.", f"model.{part}.", 1)
     return f"{BEGINNING}{layer}.{PEFT_MATRICES[matrix]}"
 
 

@@ -8,7 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import Problem
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.families import FAMILIES, LANGUAGE_PART, WHOLES
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 TEXT_SECTION: Final = "text_config"
@@ -19,10 +19,12 @@ TOWER: Final = "visual."
 """What the names of the weights of a vision tower begin with."""
 _PARTS: Final = (
     *("vision_tower", "multi_modal_projector"),
+    *("vision_model", "connector"),  # of SmolVLM and Idefics3
     *("vision_embedder", "embed_vision", "audio_tower", "embed_audio"),  # of Gemma 4
 )
 WHOLE_NAMES: Final = {
     "model.language_model.": "model.",
+    "model.text_model.": "model.",
     "model.visual.": TOWER,
     "vision_tower.vision_model.": f"{TOWER}vision_tower.",  # of Gemma 3, before transformers 5
     "model.vision_tower.vision_model.": f"{TOWER}vision_tower.",
@@ -67,6 +69,21 @@ def folder_has_tower(folder: Path | str) -> bool:
     """Whether the model of a folder has one; False where its config.json cannot be read."""
     config = read_config(Path(folder) / "config.json")
     return not isinstance(config, Problem) and has_tower(config)
+
+
+def part_name(config: Mapping[str, Json]) -> str:
+    """What transformers calls the language model within a model with a tower; empty without one.
+
+    `config` is a config.json as it lies.
+    """
+    whole = WHOLES.get(str(config.get("model_type")))
+    return (whole.part if whole else LANGUAGE_PART) if has_tower(config) else ""
+
+
+def folder_part_name(folder: Path | str) -> str:
+    """The same of the model of a folder; empty where its config.json cannot be read."""
+    config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
+    return "" if isinstance(config, Problem) else part_name(config)
 
 
 def layer_count(folder: Path) -> int | None:

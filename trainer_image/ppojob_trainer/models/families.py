@@ -243,6 +243,10 @@ class Family:
     classifiers: tuple[str, ...] = CLASSIFIERS
 
 
+LANGUAGE_PART: Final = "language_model"
+"""What transformers calls the language model within most larger ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Whole:
     """A model of which the language model is a part.
@@ -250,10 +254,12 @@ class Whole:
     Attributes:
         models: such models, for people.
         text: type of the language model where config.json does not say it.
+        part: what transformers calls the language model within the whole.
     """
 
     models: str
     text: str
+    part: str = LANGUAGE_PART
 
 
 _DELTA_NETWORKS: Final = Recurrence(
@@ -973,6 +979,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
 """By `model_type` of config.json."""
 
 WHOLES: Final[Mapping[str, Whole]] = {
+    "idefics3": Whole("SmolVLM of 256M, 500M and 2.2B, Idefics3", "llama", "text_model"),
+    "smolvlm": Whole("SmolVLM2 of 256M, 500M and 2.2B", "llama", "text_model"),
     "gemma3": Whole("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
     "gemma4": Whole("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
     "gemma4_unified": Whole("Gemma 4 12B", "gemma4_unified_text"),

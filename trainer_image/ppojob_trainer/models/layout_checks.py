@@ -12,7 +12,7 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.picture_forms import PictureForm, Squares, why_shown_none
+from ppojob_trainer.data.picture_forms import OwnSizes, PictureForm, why_shown_none
 from ppojob_trainer.data.picture_readers import is_drawn_causally
 from ppojob_trainer.models.architectures import Sizes, expert_weights, linear_layers, sizes_of
 from ppojob_trainer.models.config_files import layer_count, read_config
@@ -207,12 +207,12 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         why = "vLLM on GPUs shows this model no pictures, so its tower would learn nothing"
         where, allowed = "spec.model.freezeVisionTower", "remove it, or engine: huggingface"
         yield Problem(where, shown(False), why, allowed, ReasonCode.CONFLICT)
-    if sizes is None or (form is not None and not isinstance(form, Squares)):
+    if sizes is None or (form is not None and not isinstance(form, OwnSizes)):
         return
     why = f"a model of {sizes.model_type} sees no pictures"
     if form is not None:
         del said["spec.model.freezeVisionTower"]
-        why = f"a model of {sizes.model_type} sees all pictures in one size"
+        why = f"a model of {sizes.model_type} sees pictures as large as its processor says"
     elif reason := why_shown_none(Path(folder)):
         why = f"{reason}, so it is shown none"
     for where, value in said.items():

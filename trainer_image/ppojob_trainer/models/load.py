@@ -26,7 +26,12 @@ from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters
 from ppojob_trainer.models.adapter_names import is_adapter, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
-from ppojob_trainer.models.config_files import WHOLE_NAMES, folder_has_tower, read_config
+from ppojob_trainer.models.config_files import (
+    WHOLE_NAMES,
+    folder_has_tower,
+    folder_part_name,
+    read_config,
+)
 from ppojob_trainer.models.experts import experts_of, split_experts
 from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS, FAMILIES, TEXTS, TOKENS
 from ppojob_trainer.models.folder_checks import check_changed_config
@@ -123,7 +128,7 @@ def load_model(
     parameters = dict(model.named_parameters())
     for name in sorted(missing & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
-    _begin_adapters(model, lora, seed, has_tower=folder_has_tower(folder))
+    _begin_adapters(model, lora, seed, part=folder_part_name(folder))
     draw_log_partition(model, seed)
     if kind.made_as != TEXTS:
         give_tower(model, folder, dtype, world.device)
@@ -155,9 +160,7 @@ class _Beside:
         return is_adapter(name) or is_log_partition(name)
 
 
-def _begin_adapters(
-    model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, has_tower: bool
-) -> None:
+def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, part: str) -> None:
     """Draw adapters, or read those of a folder, which `_load` has judged."""
     if lora is None or lora.path is None:
         draw_adapters(model, seed)
@@ -167,7 +170,7 @@ def _begin_adapters(
         for name, parameter in model.named_parameters():
             if not is_adapter(name):
                 continue
-            stored = peft_name(name, lora, has_tower=has_tower)
+            stored = peft_name(name, lora, part=part)
             values = file.get_tensor(stored)
             if not values.isfinite().all():
                 raise ConfigError(

@@ -11,6 +11,12 @@ from transformers.models.gemma3.modeling_gemma3 import (
     Gemma3PreTrainedModel,
 )
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionEmbeddings, Glm4vVisionModel
+from transformers.models.idefics3.modeling_idefics3 import (
+    Idefics3Connector,
+    Idefics3PreTrainedModel,
+    Idefics3VisionEmbeddings,
+    Idefics3VisionTransformer,
+)
 from transformers.models.internvl.modeling_internvl import (
     InternVLModel,
     InternVLMultiModalProjector,
@@ -118,6 +124,44 @@ class _Gemma3Tower(_Projected, Gemma3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
+class _UnroundedPositions(Idefics3VisionEmbeddings):  # type: ignore[misc]
+    """Where the patches of a square lie, as float32 tells it whatever the type of its pixels is.
+
+    transformers' own rounds shares of a side to that type: in bfloat16 several patches of a side of
+    27, as SmolVLM of 2.2B has, would lie where others do.
+    """
+
+    def forward(self, pixel_values: Tensor, **_: Tensor) -> Tensor:
+        """(n, patches, h) of squares, (n, 3, y, x), each as large as the tower takes them."""
+        patches = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
+        side = self.num_patches_per_side
+        shares = torch.arange(side, dtype=torch.float32) * (1.0 / side)  # no division, as there
+        shares = shares.clamp(max=1.0 - 1e-6)
+        edges = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32)
+        along = torch.bucketize(shares, edges, right=True)
+        places = (along[:, None] * side + along).flatten()
+        added: Tensor = patches + self.position_embedding(places.to(patches.device))
+        return added
+
+
+class _Idefics3Tower(Idefics3PreTrainedModel):  # type: ignore[misc]
+    """That of Idefics3 and SmolVLM, of which transformers has the same classes twice."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
+        self.vision_model = Idefics3VisionTransformer._from_config(own, dtype=dtype)
+        self.vision_model.embeddings.__class__ = _UnroundedPositions
+        self.connector = Idefics3Connector(config)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
+        """(tokens, h) of the squares of a picture, (1, n, 3, y, x), one after the other."""
+        output = self.vision_model(pixel_values[0])
+        output.pooler_output = self.connector(output.last_hidden_state).flatten(0, 1)
+        return output
+
+
 TOWERS: Final = {
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "qwen2_5_vl_vision": Qwen2_5_VisionTransformerPretrainedModel,
@@ -128,8 +172,10 @@ TOWERS: Final = {
     "glm4v_vision": _GlmTower,
     "glm4v_moe_vision": _GlmTower,
     "gemma3": _Gemma3Tower,
+    "idefics3": _Idefics3Tower,
     "internvl": _InternVLTower,
     "mistral3": _Mistral3Tower,
+    "smolvlm": _Idefics3Tower,
 }
 
 

@@ -719,6 +719,7 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("data.seed=3 data.shuffle=false", {"spec.data.seed": None, "spec.data.shuffle": False}),
     (f"{MODEL}.path=InternVL3-1B-hf", {"spec.model.freezeVisionTower": False}),
+    (f"{MODEL}.path=SmolVLM2-500M", {"spec.model.freezeVisionTower": False}),
     (f"{MODEL}.path=Qwen2.5-VL-3B", {"spec.model.freezeVisionTower": False}),
     (f"{MODEL}.path=Qwen2.5-3B", {"spec.model.freezeVisionTower": None}),
 ]
