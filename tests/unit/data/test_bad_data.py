@@ -156,7 +156,9 @@ def scores_that_no_row_has(files: PromptFiles) -> list[str]:
 def given_responses(files: PromptFiles) -> list[str]:
     user, said = {"role": "user", "content": "8"}, {"role": "assistant", "content": "8"}
     call = {"function": {"name": "add", "arguments": {}}}
+    parts = {**said, "content": [{"type": "text", "text": "8"}]}
     cells: list[object] = ["8", ["8", said], [user], 8, ["8", ""], {**said, "tool_calls": [call]}]
+    cells.append(parts)
     rows = [good_row(f"{n} + 1", target=cell) for n, cell in enumerate(cells)]
     found = files.errors(files.lines("a.jsonl", *rows), guidance_key="target")
     long = files.lines("b.jsonl", good_row(target=["8", "eight and nothing else"]))
