@@ -163,7 +163,9 @@ def given_responses(files: PromptFiles) -> list[str]:
     found = files.errors(files.lines("a.jsonl", *rows), guidance_key="target")
     long = files.lines("b.jsonl", good_row(target=["8", "eight and nothing else"]))
     found += files.errors(long, guidance_key="target", max_response_tokens=8)
-    none = files.lines("c.jsonl", good_row(target=None), good_row("1 + 1", target=[]))
+    thoughts = files.lines("c.jsonl", good_row(target={**said, "reasoning_content": "4 and 4"}))
+    found += files.errors(thoughts, guidance_key="target")
+    none = files.lines("d.jsonl", good_row(target=None), good_row("1 + 1", target=[]))
     return [*found, *files.errors(none, guidance_key="target")]
 
 
