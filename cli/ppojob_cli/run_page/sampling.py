@@ -34,7 +34,7 @@ class Shown:
 
     Attributes:
         kind: `best`, `worst` or `random`.
-        place: the number of its row and how many tokens it has.
+        place: the number of its row, how many tokens it has, and whether the data gives it.
         parts: what reward functions said beside the score, as pairs.
     """
 
@@ -129,9 +129,10 @@ def chosen(places: Sequence[Place], each: int, seed: int) -> dict[int, str]:
 
 def _as_text(sample: Sample, kind: str, share: int) -> Shown:
     tokens = "" if sample.response_tokens is None else f", {sample.response_tokens} tokens"
+    given = ", given by the data" if sample.is_given else ""
     return Shown(
         kind=kind,
-        place=f"row {sample.row}{tokens}",
+        place=f"row {sample.row}{tokens}{given}",
         score="not scored" if math.isnan(sample.score) else f"score {number(sample.score)}",
         parts=list(_parts(sample.reward_values or "{}")),
         prompt=clipped(sample.prompt, share // 3, from_end=True),

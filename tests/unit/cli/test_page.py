@@ -250,6 +250,15 @@ def test_runs_of_which_little_is_there(run) -> None:
     page_of(run.folder)
 
 
+def test_what_the_data_gives_is_told_from_what_the_policy_drew(run) -> None:
+    run.step(1)
+    given = {"segments": [{"tokens": 3, "version": -1}]}
+    run.rows("rollouts", 1, [{**rows(1, 1.0)[0], **given}, rows(1, 0.0, 0.5)[1]])
+    said = " | ".join(page_of(run.folder).words)
+    assert "row 0, 3 tokens, given by the data" in said
+    assert said.count("given by the data") == 1
+
+
 def test_steps_that_are_asked_for(run) -> None:
     run.step(1)
     for step in range(1, 13):

@@ -67,6 +67,18 @@ def test_further_samples_where_prompts_are_few(run) -> None:
     assert len(read_samples(run.folder, "validation", 0, 50)) == 8
 
 
+def test_what_the_policy_drew_comes_before_what_the_data_gives(run) -> None:
+    """Given responses are the first samples of each prompt: nobody would see another one."""
+    found = rows(0, 8)
+    for row in found:
+        row["segments"] = [{"tokens": 3, "version": -1 if row["sample"] == 0 else 6}]
+    run.rows("rollouts", 7, found)
+    assert [sample.row for sample in read_samples(run.folder, "train", 7, 2)] == [1, 5]
+    shown = [sample_lines(one)[0] for one in read_samples(run.folder, "train", 7, 7)]
+    assert shown[0] == "--- step 7, row 0: score 0 (cut at the length limit) (given by the data)"
+    assert shown[1] == "--- step 7, row 1: score 0.1"
+
+
 def test_more_rows_than_a_batch(run) -> None:
     run.rows("rollouts", 1, rows(0, 400))
     found = read_samples(run.folder, "train", 1, 90)

@@ -156,12 +156,16 @@ def scores_that_no_row_has(files: PromptFiles) -> list[str]:
 def given_responses(files: PromptFiles) -> list[str]:
     user, said = {"role": "user", "content": "8"}, {"role": "assistant", "content": "8"}
     call = {"function": {"name": "add", "arguments": {}}}
+    parts = {**said, "content": [{"type": "text", "text": "8"}]}
     cells: list[object] = ["8", ["8", said], [user], 8, ["8", ""], {**said, "tool_calls": [call]}]
+    cells.append(parts)
     rows = [good_row(f"{n} + 1", target=cell) for n, cell in enumerate(cells)]
     found = files.errors(files.lines("a.jsonl", *rows), guidance_key="target")
     long = files.lines("b.jsonl", good_row(target=["8", "eight and nothing else"]))
     found += files.errors(long, guidance_key="target", max_response_tokens=8)
-    none = files.lines("c.jsonl", good_row(target=None), good_row("1 + 1", target=[]))
+    thoughts = files.lines("c.jsonl", good_row(target={**said, "reasoning_content": "4 and 4"}))
+    found += files.errors(thoughts, guidance_key="target")
+    none = files.lines("d.jsonl", good_row(target=None), good_row("1 + 1", target=[]))
     return [*found, *files.errors(none, guidance_key="target")]
 
 

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from ppojob_api.problem import printable
 from ppojob_trainer.controller.row_tape import BatchKey
+from ppojob_trainer.rpc.messages.rollout import OF_DATA
 
 _log = logging.getLogger(__name__)
 _PART = re.compile(r"part-\d{5,}\.parquet")
@@ -25,7 +26,20 @@ _RESPONSE_LINES: Final = 12
 _TRUTH_CHARACTERS: Final = 160
 
 
-class Place(msgspec.Struct):
+class _Segment(msgspec.Struct):
+    version: int | None = None
+
+
+class _Response(msgspec.Struct, kw_only=True):
+    segments: list[_Segment] | None = None
+
+    @property
+    def is_given(self) -> bool:
+        """Whether the data has it, and the policy did not draw it."""
+        return any(segment.version == OF_DATA for segment in self.segments or ())
+
+
+class Place(_Response):
     """Which response of a batch it is, by which some are chosen; the score may be NaN."""
 
     row: int
@@ -33,7 +47,7 @@ class Place(msgspec.Struct):
     score: float
 
 
-class Sample(msgspec.Struct, kw_only=True):
+class Sample(_Response, kw_only=True):
     """A response: a row of the step's file, with the step and purpose of its batch.
 
     Attributes:
@@ -56,22 +70,23 @@ class Sample(msgspec.Struct, kw_only=True):
 
 
 _Row = TypeVar("_Row", Place, Sample)
+_VERSIONS: Final = "segments.list.element.version"
 _COLUMNS: Final = {
-    Place: ["row", "sample", "score"],
+    Place: ["row", "sample", "score", _VERSIONS],
     Sample: ["row", "prompt", "response", "ground_truth", "score", "truncated", "response_tokens",
-             "reward_values"],
+             "reward_values", _VERSIONS],
 }  # fmt: skip
 
 
 def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[Sample]:
     """The first responses of a step's first prompts: one a prompt, while there are prompts.
 
-    Answers them in row order; none where the rows are missing or cannot be read, since samples are
-    worth no interruption.
+    Those that the policy drew come before those that the data gives. Answers them in row order;
+    none where the rows are missing or cannot be read, since samples are worth no interruption.
     """
 
     def first(places: Sequence[Place]) -> Collection[int]:
-        ordered = sorted(places, key=lambda place: (place.sample, place.row))
+        ordered = sorted(places, key=lambda place: (place.is_given, place.sample, place.row))
         return {place.row for place in ordered[:count]}
 
     return chosen_samples(run_folder, BatchKey(purpose, step), first)
@@ -111,9 +126,10 @@ def sample_lines(sample: Sample) -> list[str]:
     """A sample as lines that cannot rewrite the terminal."""
     place = f"step {sample.step}" if sample.purpose == "train" else f"validation {sample.step}"
     cut = " (cut at the length limit)" if sample.is_truncated else ""
+    given = " (given by the data)" if sample.is_given else ""
     score = "not scored" if math.isnan(sample.score) else f"score {sample.score:.3g}"
     return [
-        f"--- {place}, row {sample.row}: {score}{cut}",
+        f"--- {place}, row {sample.row}: {score}{cut}{given}",
         *excerpt(sample.prompt, sample.response, sample.ground_truth or ""),
     ]
 

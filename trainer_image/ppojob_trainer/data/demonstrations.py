@@ -74,7 +74,9 @@ def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
         place = f"{key}[{number}]" if isinstance(cell, list) else key
         said = {"role": ASSISTANT, "content": one} if isinstance(one, str) else one
         message = mapping_of(said if isinstance(said, dict) else None, place)
-        if message.get("role") != ASSISTANT or not message.get("content") or message.get(CALLS):
+        content = message.get("content")
+        is_text = isinstance(content, str) and content
+        if message.get("role") != ASSISTANT or not is_text or message.get(CALLS):
             why = "a response is one turn of the assistant, without calls"
             allowed = 'text, or {"role": "assistant", "content": "..."}'
             raise BadCell(place, shown(one), why, allowed)

@@ -316,23 +316,25 @@ class Scan:
             self._check(candidate, control)
             if self.store is None:
                 self._add_keys(candidate)
+            key = self.spec.prompt_key
             try:
                 if isinstance(ids, BadChatTemplate):
                     raise ids
                 if isinstance(taught, BadChatTemplate):
+                    key = self.spec.teacher_prompt_key or key
                     raise taught
                 answers: Sequence[Sequence[AnswerPart]] = ()
                 ids = self._with_pictures(candidate, ids)
                 if self._answers is not None:
+                    key = self.spec.guidance_key or key
                     given = candidate.row.prompt, ids, candidate.answers, candidate.told
                     ids, answers = self._answers.tokens(*given, candidate.later)
                 self._keep_or_drop(candidate, ids, taught, answers)
             except BadChatTemplate as refused:
                 if not refused.refusal:
                     raise  # it is no matter of this row
-                key = self.spec.teacher_prompt_key if refused is taught else None
                 bad = DataProblem(
-                    key or self.spec.prompt_key,
+                    key,
                     "a conversation that the chat template refuses",
                     refused.refusal,
                     "messages that the template takes, such as user and assistant in turn",
