@@ -3,7 +3,7 @@
 import math
 from typing import Final
 
-from ppojob_cli.verl.draft import Draft, Verl
+from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl.trainers import (
     DAPO,
     ENTROPY,
@@ -92,6 +92,6 @@ def staleness(verl: Verl, job: Draft) -> None:
 
 def drawn_steps(verl: Verl) -> int | None:
     """The length of fully_async_main, which says how many prompts are drawn in all."""
-    if verl.trainer is not FULLY_ASYNC or not verl.is_on(DRAWN):
+    if verl.trainer is not FULLY_ASYNC or not is_count(verl[DRAWN]):
         return None
     return int(max(1, verl[DRAWN] // step_prompts(verl)))

@@ -75,6 +75,7 @@ def converted(overrides: list[str]) -> Draft:
         [f"actor_rollout_ref.actor.{name}.dtype" for name in ("fsdp_config", "megatron")], "float32"
     )
 )
+@example({"rollout.total_rollout_steps": "many", "async_training.require_batches": "2"})
 def test_no_key_is_dropped_in_silence(values: dict[str, str]) -> None:
     read = of_overrides((f"{key}={value}", "") for key, value in values.items())
     job = convert(read)
