@@ -166,7 +166,9 @@ def given_responses(files: PromptFiles) -> list[str]:
     thoughts = files.lines("c.jsonl", good_row(target={**said, "reasoning_content": "4 and 4"}))
     found += files.errors(thoughts, guidance_key="target")
     none = files.lines("d.jsonl", good_row(target=None), good_row("1 + 1", target=[]))
-    return [*found, *files.errors(none, guidance_key="target")]
+    found += files.errors(none, guidance_key="target")
+    all_bad = files.lines("e.jsonl", good_row(target=None), good_row("1 + 1", target=2))
+    return [*found, *files.errors(all_bad, guidance_key="target")]
 
 
 def two_kinds(files: PromptFiles) -> list[str]:

@@ -176,7 +176,7 @@ class Scan:
             (self.warnings if self.kept else self.errors).add(problem)
         if self.given == "kto" and self.kept:
             self._tell_labels()
-        if self.kept:
+        if self.kept and not self.errors:  # a row that is refused may have what the others lack
             self._tell_empty_columns()
 
     def _tell_empty_columns(self) -> None:
