@@ -45,7 +45,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.picture_forms import read_form
 
 SEEING = {
     "seeing": Qwen2_5_VLForConditionalGeneration,
@@ -159,7 +160,7 @@ def save_seeing_model(
 
 def form_of(folder: Path) -> PictureForm:
     """What the folder of a model that sees pictures says of them."""
-    form = PictureForm.read(folder)
+    form = read_form(folder)
     assert form is not None
     return form
 

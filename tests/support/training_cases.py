@@ -46,7 +46,8 @@ from ppojob_api.v1alpha1.algorithm import (
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.data.pictures import packed
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
@@ -439,7 +440,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     """Log-probabilities of the rank's rows, the first gradient, the weights after two updates."""
     model = load(case, folder, world)
     engine = make_engine(model, case, world)
-    form = PictureForm.read(folder / case.model) if case.seeing else None
+    form = read_form(folder / case.model) if case.seeing else None
     everything = rows_of_step(broken=case.broken, long=case.long, contexts=case.contexts, form=form)
     everything.teachers = list(case.teachers)
     if case.taught:

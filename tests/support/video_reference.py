@@ -18,7 +18,7 @@ from tiny_models import NAMES, PATCH, PICTURE, VIDEO, noise
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.pictures import opened, packed, unpacked
 from ppojob_trainer.data.videos import clip_of
 

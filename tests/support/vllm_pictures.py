@@ -33,7 +33,8 @@ from transformers import (
 from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.data.pictures import packed, unpacked
 from ppojob_trainer.data.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
@@ -207,7 +208,7 @@ class Watched:
 
 def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str, Any]:
     whole = saved(folder, kind)
-    form = PictureForm.read(folder)
+    form = read_form(folder)
     assert form is not None
     rows = requests(form)
     watched = Watched(folder, tensor, rows)

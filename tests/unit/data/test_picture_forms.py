@@ -39,7 +39,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.picture_forms import PictureForm, Wanted, why_shown_none
+from ppojob_trainer.data.picture_form import Wanted
+from ppojob_trainer.data.picture_forms import read_form, why_shown_none
 from ppojob_trainer.data.pictures import opened, packed
 
 TOKEN = NAMES.index(PICTURE)
@@ -309,7 +310,7 @@ def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Pat
     for kind, _ in PROCESSORS.values():
         save_seeing_model(tmp_path, kind)
         (tmp_path / "tokenizer.json").write_text('{"added_tokens": []}')
-        assert PictureForm.read(tmp_path) is None
+        assert read_form(tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -347,7 +348,7 @@ def test_a_folder_with_other_settings_is_shown_none(
     path = folder / file
     said = json.loads(path.read_text()) if path.exists() else {}
     path.write_text(json.dumps({**said, **changes}))
-    assert PictureForm.read(folder) is None
+    assert read_form(folder) is None
 
 
 def test_why_a_folder_is_shown_none_names_its_processor(

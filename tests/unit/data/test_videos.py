@@ -23,7 +23,8 @@ from video_reference import frames_of, own_function, size_of_frames
 
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.picture_cells import BadPicture
-from ppojob_trainer.data.picture_forms import Grid, PictureForm
+from ppojob_trainer.data.picture_forms import read_form
+from ppojob_trainer.data.picture_grids import Grid
 from ppojob_trainer.data.pictures import opened, packed, unpacked
 from ppojob_trainer.data.video_cells import read_videos
 from ppojob_trainer.data.video_files import decoded
@@ -158,7 +159,7 @@ def test_processors_may_bound_all_frames(tmp_path: Path) -> None:
         size = {"shortest_edge": 4 * PATCH**2, "longest_edge": 1000 * PATCH**2}
         told = json.dumps({**settings, "size": size})
         (folder / "video_preprocessor_config.json").write_text(told)
-        bound = PictureForm.read(folder)
+        bound = read_form(folder)
         (clips,) = read_videos(cell(frames), bound)
         width, height = bound.sides(clips[0])
         assert (most - 4) * UNIT**2 < width * height <= most * UNIT**2

@@ -22,7 +22,8 @@ from transformers import (
 )
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.data.pictures import LaterPicture, opened, packed, packed_later, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
@@ -221,7 +222,7 @@ def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, model_cl
     assert form_of(tmp_path).sides(picture("red", size)) == sides
     settings = (tmp_path / "preprocessor_config.json").read_text()
     (tmp_path / "preprocessor_config.json").unlink()
-    assert PictureForm.read(tmp_path) is None
+    assert read_form(tmp_path) is None
     newer = {"image_processor": json.loads(settings)}
     (tmp_path / "processor_config.json").write_text(json.dumps(newer))
     assert form_of(tmp_path).sides(picture("red", size)) == sides

@@ -12,7 +12,7 @@ from tiny_models import NAMES, PICTURE, VIDEO, noise
 from transformers import PreTrainedModel
 from video_reference import FPS, frames_of, marks_of, whole_logprobs_of_videos
 
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.pictures import packed
 from ppojob_trainer.data.video_cells import read_videos
 from ppojob_trainer.models.load import load_model

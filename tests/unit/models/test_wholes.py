@@ -16,7 +16,7 @@ from whole_models import WHOLES, save_whole
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.models import families
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.architectures import sizes_of
@@ -47,7 +47,7 @@ def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) 
     whole = save_whole(tmp_path, name, tie_word_embeddings=is_tied)
     report = check_model_folder(tmp_path)
     assert (report.errors, report.warnings, report.context_tokens) == ([], [], 128)
-    assert PictureForm.read(tmp_path) is None
+    assert read_form(tmp_path) is None
     model = load_model(tmp_path)
     named = dict(hf_named_tensors(model))
     assert ("lm_head.weight" in named) is not is_tied

@@ -10,7 +10,7 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.picture_forms import PictureForm, why_shown_none
+from ppojob_trainer.data.picture_forms import read_form, why_shown_none
 from ppojob_trainer.data.pictures import pictures_in
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
@@ -88,7 +88,7 @@ class ChatTokenizer(Closeable):
             )
         self.eos_token_ids = files.end_token_ids
         self.pad_token_id = files.pad_token_id
-        self.pictures, self.blind = PictureForm.read(model), blind
+        self.pictures, self.blind = read_form(model), blind
         self.why_shown_none = why_shown_none(model)
 
     @property

@@ -9,7 +9,7 @@ from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.columns import BadCell
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.picture_forms import PictureForm, Wanted
+from ppojob_trainer.data.picture_form import PictureForm, Wanted
 from ppojob_trainer.data.prompt_store import Prompt
 from ppojob_trainer.data.video_cells import read_videos
 

@@ -7,7 +7,7 @@ from typing import Final
 from PIL import Image, UnidentifiedImageError
 
 from ppojob_api.problem import shown
-from ppojob_trainer.data.picture_forms import PictureForm, Wanted
+from ppojob_trainer.data.picture_form import PictureForm, Wanted
 from ppojob_trainer.data.pictures import opened
 from ppojob_trainer.errors import Wrong
 

@@ -4,7 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.picture_forms import read_form
 
 
 def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
@@ -12,9 +13,9 @@ def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
 
     Whoever else reads the policy's tokens takes pictures as the policy does.
     """
-    form = PictureForm.read(Path(spec.model.path))
-    forms = [PictureForm.read(Path(path)) for path in spec.reference_paths]
-    blind = next((one for one in spec.critic_paths if PictureForm.read(Path(one)) != form), None)
+    form = read_form(Path(spec.model.path))
+    forms = [read_form(Path(path)) for path in spec.reference_paths]
+    blind = next((one for one in spec.critic_paths if read_form(Path(one)) != form), None)
 
     def why(data_source: str) -> str:
         if spec.data.teacher_prompt_key is not None or spec.algorithm.reprompt is not None:
@@ -34,11 +35,11 @@ def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
 
 def seen_by_all(spec: PPOJobSpec) -> bool:
     """Whether the policy sees pictures, and all who read its tokens take them as it does."""
-    form = PictureForm.read(Path(spec.model.path))
+    form = read_form(Path(spec.model.path))
     readers = [*spec.critic_paths, *spec.reference_paths]
     if form is None or is_drawn_causally(spec, form):
         return False
-    return all(PictureForm.read(Path(path)) == form for path in readers)
+    return all(read_form(Path(path)) == form for path in readers)
 
 
 def is_drawn_causally(spec: PPOJobSpec, form: PictureForm | None) -> bool:

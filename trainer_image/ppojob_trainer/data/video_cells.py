@@ -11,7 +11,7 @@ from typing import Final
 from PIL import Image
 
 from ppojob_trainer.data.picture_cells import AS_IT_IS, BadPicture, read_file, wanted_of
-from ppojob_trainer.data.picture_forms import PictureForm, Wanted
+from ppojob_trainer.data.picture_form import PictureForm, Wanted
 from ppojob_trainer.data.pictures import encoded, opened
 from ppojob_trainer.data.smart_resize import smart_resize
 from ppojob_trainer.data.video_files import FPS, MOST_FRAMES, Frames, Sized, decoded, number_of

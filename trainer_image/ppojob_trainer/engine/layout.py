@@ -16,7 +16,7 @@ from itertools import pairwise, starmap
 import torch
 from torch import Tensor
 
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.pictures import LaterPicture, packed, unpacked_later
 from ppojob_trainer.rows.experience import Experience
 

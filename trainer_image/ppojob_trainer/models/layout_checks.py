@@ -12,8 +12,9 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.picture_forms import OwnSizes, PictureForm, why_shown_none
+from ppojob_trainer.data.picture_forms import read_form, why_shown_none
 from ppojob_trainer.data.picture_readers import is_drawn_causally
+from ppojob_trainer.data.picture_squares import OwnSizes
 from ppojob_trainer.models.architectures import Sizes, expert_weights, linear_layers, sizes_of
 from ppojob_trainer.models.config_files import layer_count, read_config
 from ppojob_trainer.models.families import FAMILIES
@@ -202,7 +203,7 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         "spec.data.maxPicturePixels": spec.data.max_picture_pixels,
         "spec.data.minPicturePixels": spec.data.min_picture_pixels,
     }
-    form = PictureForm.read(Path(folder))
+    form = read_form(Path(folder))
     if said["spec.model.freezeVisionTower"] is False and is_drawn_causally(spec, form):
         why = "vLLM on GPUs shows this model no pictures, so its tower would learn nothing"
         where, allowed = "spec.model.freezeVisionTower", "remove it, or engine: huggingface"

@@ -20,7 +20,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.data.videos import clip_of
 from ppojob_trainer.errors import ConfigError
@@ -176,7 +177,7 @@ class VisionTower:
 
 def give_tower(model: nn.Module, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
     """Let a language model have the tower of its folder, if there is one, or use that within it."""
-    if (form := PictureForm.read(folder)) is not None:
+    if (form := read_form(folder)) is not None:
         setattr(model, _EYES, VisionTower(folder, form, device, dtype, trained_tower(model)))
 
 

@@ -39,7 +39,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, tower_of
@@ -135,7 +135,7 @@ class VllmEngine:
         self._on_cpu = device == "cpu"
         config = language_config(model_folder)
         self._vocab_size = int(config.vocab_size)
-        form = PictureForm.read(model_folder)
+        form = read_form(model_folder)
         # Such a model is shown none on a GPU (`data.picture_readers`), and stays one of text.
         is_text = form is None or (form.sees_ahead and not self._on_cpu)
         self._pictures = None if is_text else form

@@ -33,7 +33,7 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.processing import BaseProcessingInfo
 
-from ppojob_trainer.data.picture_forms import PictureForm
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
