@@ -32,14 +32,11 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def checkpoint(
-    run: Path, model: dict[str, object], critic: dict[str, object] | None = None
-) -> None:
+def checkpoint(run: Path, model: dict[str, object], **sections: dict[str, object]) -> None:
     """A checkpoint behind step 4 of a job with this model."""
-    spec = changed_job([])["spec"] | {"model": model}
-    if critic is not None:
-        ppo = {"type": "ppo", "promptsPerStep": 4, "samplesPerPrompt": 2}
-        spec |= {"algorithm": ppo, "critic": critic}
+    spec = changed_job([])["spec"] | {"model": model} | sections
+    if "critic" in sections:
+        spec["algorithm"] = {"type": "ppo", "promptsPerStep": 4, "samplesPerPrompt": 2}
     job = PPOJob.model_validate({**changed_job([]), "spec": spec})
     store = CheckpointStore(run / "checkpoints", job_uid="u", config=resolve(job).trajectory_json())
     pending = store.begin(4)
@@ -112,6 +109,17 @@ def test_neither_the_policy_s_nor_the_critic_s_beginning_is_written_over(
     target = tmp_path / "model" if options else other
     assert f"the job began with {target}" in refused(tmp_path / "ppo", target, *options)
     assert (target / "config.json").exists()
+
+
+@pytest.mark.parametrize("of", ["reference", "judge", "rewardModel"])
+def test_no_other_model_of_the_job_is_written_over(run: Path, tmp_path: Path, of: str) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text((tmp_path / "model" / "config.json").read_text())
+    model = {"path": str(tmp_path / "model"), "tokenizerPath": str(tmp_path)}
+    checkpoint(tmp_path / "job", model, **{of: {"path": str(other)}})
+    assert f"the job began with {other}" in refused(tmp_path / "job", other)
+    assert (other / "config.json").exists()
 
 
 def test_a_run_that_is_not_there_is_told_from_one_without_checkpoints(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """A model of a checkpoint as a Hugging Face folder, without a job that runs."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,7 +68,7 @@ def export_checkpoint(
     settings = identity.settings_of(found, checkpoint)
     source = (_critic if critic else _policy)(settings, checkpoint)
     model = source.model
-    _refuse_to_write_over(settings, checkpoint, target)
+    _refuse_to_write_over(settings, target)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     tensors = _tensors(checkpoint, found.files, source)
     adapters = _adapters(tensors, model)
@@ -101,17 +101,24 @@ def export_checkpoint(
     return found.progress.step
 
 
-def _refuse_to_write_over(settings: Mapping[str, Json], checkpoint: Path, target: Path) -> None:
-    """Keep what the job began with, as adapters that lie in an export of another job."""
-    models = [_policy(settings, checkpoint).model]
-    if _trained_critic(settings) is not None:
-        models.append(_critic(settings, checkpoint).model)
-    begun = [path for model in models for path in (model.path, model.tokenizer_path)]
-    begun += [model.lora.path for model in models if model.lora is not None]
-    for path in begun:
-        if path is not None and Path(path).resolve().is_relative_to(target.resolve()):
+def _refuse_to_write_over(settings: Mapping[str, Json], target: Path) -> None:
+    """Keep what the job began with: models, adapters that lie in another export, and data."""
+    for path in _paths(settings):
+        if Path(path).resolve().is_relative_to(target.resolve()):
             why = f"the job began with {path}, which would be written over"
             raise ConfigError(f"--output: got {target}: {why}; another folder")
+
+
+def _paths(settings: object) -> Iterator[str]:
+    """All that is called a path, of whatever section."""
+    if isinstance(settings, Mapping):
+        for key, value in settings.items():
+            if key in ("path", "tokenizerPath") and isinstance(value, str):
+                yield value
+            yield from _paths(value)
+    elif isinstance(settings, list):
+        for value in settings:
+            yield from _paths(value)
 
 
 def _tensors(
