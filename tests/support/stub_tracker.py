@@ -54,3 +54,7 @@ def init(**_: object) -> Run:
         key = os.environ["WANDB_API_KEY"]
         raise ConnectionError(f"no https://me:{key}@api.wandb.ai\nand more")
     return Run()
+
+
+def teardown() -> None:
+    pass
