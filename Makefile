@@ -48,7 +48,7 @@ demo: setup ## train a real small model by GRPO on this machine (under 20 minute
 	$(BIN)/ppojob data addition --output data/addition
 	$(NARROW) $(BIN)/ppojob run examples/addition-grpo.yaml $(if $(SEED),--set spec.seed=$(SEED) --output runs/addition-grpo-$(SEED))
 
-unit: setup ## the tests that start no process (a minute and a half on 2 cores)
+unit: setup ## the tests that start no process (two to three minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --no-processes -m "not processes and not slow and not long and not gpu and not cluster" tests/unit tests/golden
 
 test: setup ## every test that needs no cluster (20 to 40 minutes on 2 cores); AVX2=1: as if there were no more
