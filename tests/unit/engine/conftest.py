@@ -118,3 +118,12 @@ def parts_add_up() -> Callable[..., None]:
         torch.testing.assert_close(ours, theirs)
 
     return check
+
+
+@pytest.fixture
+def partly_trained(make_rows: MakeRows) -> Experience:
+    """Rows of which one trains nothing, and another not its last token."""
+    made = make_rows()
+    made.mask[made.token_rows == 4] = False
+    made.mask[(made.token_rows == 7).nonzero()[-1]] = False
+    return made

@@ -54,6 +54,11 @@ class PackedRows:
     picture_places: Tensor | None = None  # (n,) int64, the packed tokens that stand for them
     picture_rows: Tensor | None = None  # (n,) int64, which rows of the tower's features these are
 
+    def tokens_of(self, number: int, runs: int) -> slice:
+        """The packed tokens of one of so many equal runs."""
+        length = len(self.input_ids) // runs
+        return slice(number * length, (number + 1) * length)
+
     def run(self, number: int, runs: int) -> PackedRows:
         """One of so many equal runs of the packed tokens, with the trained tokens it predicts.
 
@@ -61,21 +66,21 @@ class PackedRows:
         """
         if runs == 1:
             return self
-        length = len(self.input_ids) // runs
-        first = number * length
-        is_own = (self.predictors >= first) & (self.predictors < first + length)
+        own = self.tokens_of(number, runs)
+        first = own.start
+        is_own = (self.predictors >= first) & (self.predictors < own.stop)
         shown, rows = self.picture_places, self.picture_rows
         if shown is not None and rows is not None:
-            is_seen = (shown >= first) & (shown < first + length)
+            is_seen = (shown >= first) & (shown < own.stop)
             shown, rows = shown[is_seen] - first, rows[is_seen]
         return replace(
             self,
-            input_ids=self.input_ids[first : first + length],
-            position_ids=self.position_ids[..., first : first + length],
+            input_ids=self.input_ids[own],
+            position_ids=self.position_ids[..., own],
             predictors=self.predictors[is_own] - first,
             targets=self.targets[is_own],
             places=self.places[is_own],
-            sources=self.sources[first : first + length],
+            sources=self.sources[own],
             picture_places=shown,
             picture_rows=rows,
         )

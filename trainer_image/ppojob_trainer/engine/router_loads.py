@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 from ppojob_trainer.engine.layout import PackedRows
 from ppojob_trainer.models.experts import corrections_of
 from ppojob_trainer.models.mixtures import key_of_experts
+from ppojob_trainer.models.routes import goes_to
 from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.sequence import SequenceRanks
@@ -42,9 +43,8 @@ class RouterLoads:
 
     def of_pass(self, packed: PackedRows, device: torch.device) -> PassLoads:
         """Those of the next pass; `packed` are the tokens of all ranks that share them."""
-        size = len(packed.input_ids) // self._ranks.size
-        first = size * self._ranks.number
-        one = PassLoads(_readers(packed)[first : first + size].to(device))
+        own = packed.tokens_of(self._ranks.number, self._ranks.size)
+        one = PassLoads(_readers(packed)[own].to(device))
         self._passes.append(one.counted)
         return one
 
@@ -93,8 +93,7 @@ class PassLoads:
         A layer that is computed again is counted once.
         """
         if layer not in self.counted:
-            experts = torch.arange(logits.shape[1], device=logits.device)
-            goes = (chosen[..., None] == experts).any(dim=1)
+            goes = goes_to(logits, chosen)
             self.counted[layer] = (self._readers[:, None] * goes).sum(dim=0)
         return carrier
 

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.engine.layout import PackedRows
+from ppojob_trainer.models.routes import goes_to
 from ppojob_trainer.parallel.sequence import SequenceRanks
 
 
@@ -73,9 +74,8 @@ class RouterLosses:
 
     def of_pass(self, packed: PackedRows, device: torch.device) -> PassLosses:
         """Those of the next pass; `packed` are the tokens of all ranks that share them."""
-        size = len(packed.input_ids) // self._ranks.size
-        first = size * self._ranks.number
-        reads = _reads(packed)[:, first : first + size].to(device)
+        own = packed.tokens_of(self._ranks.number, self._ranks.size)
+        reads = _reads(packed)[:, own].to(device)
         one = PassLosses(self._coefficients, self._share, reads, self._ranks)
         self._passes.append(one.measured)
         return one
@@ -113,11 +113,9 @@ class PassLosses:
         """
         with torch.autocast(logits.device.type, enabled=False):
             numbers = logits.float()
-            experts = torch.arange(logits.shape[1], device=logits.device)
-            goes = (chosen[..., None] == experts).any(dim=1).float()
-            loads = self._ranks.summed(self._reads @ goes)
+            loads = self._ranks.summed(self._reads @ goes_to(logits, chosen).float())
             probabilities = self._reads @ numbers.softmax(dim=-1)
-            balance = (loads * probabilities).sum() * (len(experts) / chosen.shape[1])
+            balance = (loads * probabilities).sum() * (logits.shape[1] / chosen.shape[1])
             z = (self._reads @ numbers.logsumexp(dim=-1).square()).sum()
             balance, z = balance * self._share, z * self._share
             self.measured.setdefault(layer, torch.stack([balance.detach(), z.detach()]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import msgspec
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.layout import PackedRows
@@ -51,17 +50,13 @@ class Routers:
             self._loads = RouterLoads(model, world, ranks)
 
     def of_pass(self, packed: PackedRows, device: torch.device) -> Attach:
-        """What is attached to each router in the next pass."""
-        parts = [
-            one.of_pass(packed, device) for one in (self._losses, self._loads) if one is not None
-        ]
+        """What is attached to each router in the next pass.
 
-        def attach(layer: int, logits: Tensor, chosen: Tensor, carrier: Tensor) -> Tensor:
-            for one in parts:
-                carrier = one.attach(layer, logits, chosen, carrier)
-            return carrier
-
-        return attach
+        One that chooses by a bias has no losses (`models.layout_checks`).
+        """
+        part = self._losses or self._loads
+        assert part is not None, "there are losses, or a bias that moves"
+        return part.of_pass(packed, device).attach
 
     def with_measured(self, measured: PassStatistics, area: str) -> PassStatistics:
         """What was measured, and behind all passes what is of the routers; all ranks call it."""

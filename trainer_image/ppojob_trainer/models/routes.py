@@ -24,6 +24,12 @@ gives the weights back, which may carry a loss through the backward pass.
 """
 
 
+def goes_to(logits: Tensor, chosen: Tensor) -> Tensor:
+    """(t, E) bool: which experts each token goes to, of logits (t, E) and those chosen, (t, k)."""
+    experts = torch.arange(logits.shape[1], device=logits.device)
+    return (chosen[..., None] == experts).any(dim=1)
+
+
 class Routes:
     """The experts of the tokens of one forward pass: those that it is given, or has chosen."""
 
