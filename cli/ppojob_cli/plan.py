@@ -213,13 +213,10 @@ def _updates(part: str, mini_batches: int, epochs: int) -> str:
 
 def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     steps, algorithm = spec.steps, spec.algorithm
-    if steps.generate_only:
+    if not steps.trains:
+        told = "responses to the held-out prompts, and nothing is scored or trained"
         idle = "" if spec.data.sampler is None else ": data.sampler chooses no rows"
-        yield f"responses to the held-out prompts, and nothing is scored or trained{idle}"
-        return
-    if steps.validate_only:
-        idle = "" if spec.data.sampler is None else ": data.sampler chooses no rows"
-        yield f"one validation, and nothing is trained{idle}"
+        yield f"{told if steps.generate_only else 'one validation, and nothing is trained'}{idle}"
         return
     if steps.total is not None:
         prompts = steps.total * algorithm.prompts_per_step

@@ -39,6 +39,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.vision_language import language_config
@@ -135,10 +136,7 @@ class VllmEngine:
         self._on_cpu = device == "cpu"
         config = language_config(model_folder)
         self._vocab_size = int(config.vocab_size)
-        form = read_form(model_folder)
-        # Such a model is shown none on a GPU (`data.picture_readers`), and stays one of text.
-        is_text = form is None or (form.sees_ahead and not self._on_cpu)
-        self._pictures = None if is_text else form
+        self._pictures = self._form_of(model_folder)
         self._adapters = None if lora is None else vllm_weights.ADAPTERS
         self._tells_experts = tells_experts
         dtype = DTYPES[rollout.dtype]
@@ -174,6 +172,14 @@ class VllmEngine:
         self._is_asleep = False
         self._unusable: str | None = None
         self.sleep()
+
+    def _form_of(self, model_folder: Path) -> PictureForm | None:
+        """How the model is shown pictures; None where it stays one of text.
+
+        Whose tokens see ahead is shown none on a GPU (`data.picture_readers`).
+        """
+        form = read_form(model_folder)
+        return None if form is None or (form.sees_ahead and not self._on_cpu) else form
 
     def _make_room(self, arguments: EngineArgs, lora: LoraSpec) -> None:
         """Ask for room for adapters beside the weights."""

@@ -86,11 +86,8 @@ def own_rows(
         RolloutError: the rows have no experts, or some that were given, as those that another job
             has drawn.
     """
-    if not has_given and any(one.is_of_data for t in trajectories for one in t.segments):
-        raise RolloutError(
-            "spec.rollout.replay: got rows with responses that were given: they have a loss of "
-            "their own; rows without such, or algorithm.guidance"
-        )
+    if not has_given:
+        _refuse_given(trajectories)
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
     tensor = partial(torch.tensor, dtype=torch.int64)
 
@@ -123,17 +120,26 @@ def own_rows(
         samples=samples,
         experience=experience,
         truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
-        spans=[
-            [
-                Span(len(s.tokens), s.policy_version, s.reward, s.begins_context)
-                for s in trajectory.segments
-            ]
-            for trajectory in trajectories
-        ],
+        spans=[_spans(trajectory) for trajectory in trajectories],
         figures=[trajectory.figures for trajectory in trajectories],
         experts=[trajectory.experts if mixture is not None else b"" for trajectory in trajectories],
         pictures=[trajectory.pictures for trajectory in trajectories],
     )
+
+
+def _refuse_given(trajectories: Iterable[Trajectory]) -> None:
+    if any(segment.is_of_data for one in trajectories for segment in one.segments):
+        raise RolloutError(
+            "spec.rollout.replay: got rows with responses that were given: they have a loss of "
+            "their own; rows without such, or algorithm.guidance"
+        )
+
+
+def _spans(row: Trajectory) -> list[Span]:
+    return [
+        Span(len(one.tokens), one.policy_version, one.reward, one.begins_context)
+        for one in row.segments
+    ]
 
 
 def _take_experts(rows: Experience, drawn: Sequence[Trajectory], mixture: Any) -> None:
