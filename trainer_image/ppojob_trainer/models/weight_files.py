@@ -10,8 +10,9 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import ABSENT, Problem, printable, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.config_files import OTHER_NAMES, WHOLE_NAMES
+from ppojob_trainer.models.config_files import OTHER_NAMES, WHOLE_NAMES, read_config
 from ppojob_trainer.models.problems import ModelReason, read_object, unreadable
+from ppojob_trainer.models.quantised import Quantised, fold
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -78,11 +79,13 @@ class Weights:
     """What the files say, by names of tensors, and what is wrong with them.
 
     Files of a whole model that sees pictures may have other names for the same tensors: `stored`.
+    Those that are quantised have the shape and the name of what is made of them: `quantised`.
     """
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
     stored: dict[str, str] = field(default_factory=dict)
+    quantised: dict[str, Quantised] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
@@ -110,6 +113,8 @@ def read_weights(folder: Path) -> Weights:
         _read_shards(weights, folder, index)
     else:
         weights.problems.append(_no_weights(folder))
+    if not isinstance(config := read_config(folder / "config.json"), Problem):
+        fold(weights, config)
     return weights
 
 
