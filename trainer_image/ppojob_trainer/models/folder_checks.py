@@ -89,7 +89,7 @@ def check_model_folder(
         errors += sizes
     warnings = list(weights.warnings)
     if sizes is not None:
-        warnings += tell_quantised(config, path)
+        warnings += tell_quantised(weights, path)
         warnings += _code(config, path, "transformers' own class of this model_type is used")
     if isinstance(sizes, Sizes) and not weights.problems:
         needed = {**dict(backbone_tensors(sizes)), **dict(kind.head(sizes))}

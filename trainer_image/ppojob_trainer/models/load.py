@@ -209,7 +209,7 @@ def _load(
         for name, value in changes.items():
             setattr(config, name, value)
         options = {"config": config, "dtype": dtype, "trust_remote_code": False}
-        is_whole = world.size == 1 and not read_weights(folder).quantised
+        is_whole = world.size == 1 and read_weights(folder).form is None
         load = _load_whole if is_whole else _load_sharded
         model, missing = load(auto_class, folder, world, beside, options)
     except (OSError, ValueError, TypeError) as error:

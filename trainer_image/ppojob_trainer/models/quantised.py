@@ -78,7 +78,7 @@ FORMS: Final = {
 }
 """By `quant_method` of `quantization_config`, or by `format` of compressed-tensors.
 
-gpt-oss; DeepSeek-V3, MiniMax-M2, Qwen3-FP8 and Ministral 3; RedHat's `-FP8` folders; Kimi K2
+gpt-oss; DeepSeek-V3, MiniMax-M2, Qwen3-FP8 and Ministral 3; folders of llm-compressor; Kimi K2
 Thinking.
 """
 _WANTED: Final = (
@@ -137,13 +137,13 @@ def check_quantised(config: Mapping[str, Json], path: Path, *, is_served: bool) 
     return [Problem(f"{path}:{SECTION}", shown(got), why, allowed, ModelReason.QUANTISED)]
 
 
-def tell_quantised(config: Mapping[str, Json], path: Path) -> list[Problem]:
+def tell_quantised(weights: "Weights", path: Path) -> list[Problem]:
     """Say of a folder that is read what becomes of its weights."""
-    if (form := form_of(config)) is None:
+    if (kind := weights.form) is None:
         return []
     why = "weights are dequantised while they are loaded, trained and exported in the job's dtype"
     allowed = "fine where that fits: memory is that of the unquantised model"
-    return [Problem(f"{path}:{SECTION}", shown(form[0]), why, allowed, ModelReason.QUANTISED)]
+    return [Problem(f"{path}:{SECTION}", shown(kind), why, allowed, ModelReason.QUANTISED)]
 
 
 def without_quantised(config: Mapping[str, Json]) -> dict[str, Json]:

@@ -89,6 +89,11 @@ class Weights:
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)
 
+    @property
+    def form(self) -> str | None:
+        """The form of what is quantised; None where nothing is."""
+        return next((tensor.form for tensor in self.quantised.values()), None)
+
     def add(self, path: Path) -> None:
         """Read the header of one file."""
         try:

@@ -139,7 +139,9 @@ def _huggingface_engine(
         "trust_remote_code": False,
     }
     with unheard_loading():
-        if read_weights(model_folder).quantised:  # whose files are for nobody but `load_model`
+        if (
+            read_weights(model_folder).form is not None
+        ):  # whose files are for nobody but `load_model`
             model = AutoModelForCausalLM.from_config(**options).eval()
         else:
             model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
