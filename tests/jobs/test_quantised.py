@@ -58,7 +58,13 @@ def test_it_ends_as_a_job_on_its_numbers(
     job["model"] = {"path": str(tmp_path / "twin")}
     manifest = tiny_jobs.write_manifest(tmp_path / "other", folder, **job)
     theirs = start(manifest, tmp_path / "theirs").succeed(900).output
-    assert run_folders.result(ours) == run_folders.result(theirs)
+    here, there = run_folders.result(ours), run_folders.result(theirs)
+    weights = "export/model.safetensors"
+    assert here[weights] == there[weights]
+    if engine == "vllm":
+        assert here == there
+    else:  # it computes in memory as the file lies, which decides last digits of what it draws with
+        run_folders.assert_close(ours, theirs)
     config = json.loads((ours / "export" / "config.json").read_text())
     assert config == json.loads((theirs / "export" / "config.json").read_text())
     exported = load_file(ours / "export" / "model.safetensors")

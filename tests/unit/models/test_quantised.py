@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import TWO_LAYERS, save_model
 from transformers import AutoModelForCausalLM, Mxfp4Config, Qwen3ForCausalLM
 from transformers.integrations.finegrained_fp8 import Fp8Dequantize
+from whole_models import save_whole
 
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.models.folder_checks import check_model_folder
@@ -146,6 +147,23 @@ def test_stacks_and_layers_of_further_tokens_are_dequantised(tmp_path: Path) -> 
     ours, theirs = (load_file(tmp_path / name / FILE) for name in ("ours", "theirs"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], tensor) for name, tensor in theirs.items())
+
+
+def test_a_model_that_sees_with_its_tower_quantised(tmp_path: Path) -> None:
+    folder, twin = tmp_path / "model", tmp_path / "twin"
+    save_whole(folder, "mistral3")
+    names = quantise(folder, "fp8", twin)
+    assert any("vision_tower" in name for name in names)
+    trained = [dict(hf_named_tensors(load_model(one, with_tower=True))) for one in (folder, twin)]
+    assert trained[0].keys() == trained[1].keys()
+    assert all(torch.equal(tensor, trained[1][name]) for name, tensor in trained[0].items())
+    for source, target in ((folder, "ours"), (twin, "theirs")):
+        model = load_model(source)
+        weights = hf_named_tensors(model)
+        export_model(tmp_path / target, weights, model_folder=source, dtype=torch.bfloat16)
+    for file in (FILE, "config.json"):
+        ours, theirs = ((tmp_path / name / file).read_bytes() for name in ("ours", "theirs"))
+        assert ours == theirs
 
 
 def test_scales_of_stacks(tmp_path: Path) -> None:
