@@ -166,6 +166,19 @@ def test_a_model_that_sees_with_its_tower_quantised(tmp_path: Path) -> None:
         assert ours == theirs
 
 
+def test_scales_may_lie_in_another_file(pair: tuple[Path, Path, list[str]]) -> None:
+    folder, twin, _ = pair
+    stored, theirs = load_file(folder / FILE), load_file(twin / FILE)
+    (folder / FILE).unlink()
+    places = {name: f"{'scale' in name}.safetensors" for name in stored}
+    for file in set(places.values()):
+        save_file({name: stored[name] for name in places if places[name] == file}, folder / file)
+    (folder / f"{FILE}.index.json").write_text(json.dumps({"weight_map": places}))
+    assert not check_model_folder(folder).errors
+    weights = read_weights(folder)
+    assert all(torch.equal(read_tensor(weights, name), one) for name, one in theirs.items())
+
+
 def test_scales_of_stacks(tmp_path: Path) -> None:
     torch.manual_seed(0)
     made = [fp8_blocks(torch.randn(50, 90)) for _ in range(3)]

@@ -23,7 +23,8 @@ from ppojob_trainer.models.config_files import (
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies, mtp_layer_count
 from ppojob_trainer.models.stored_tensors import read_tensor
-from ppojob_trainer.models.weight_files import Weights, own_name, read_weights
+from ppojob_trainer.models.weight_files import own_name, read_weights
+from ppojob_trainer.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)

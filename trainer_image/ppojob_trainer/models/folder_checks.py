@@ -31,7 +31,8 @@ from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.quantised import check_quantised, tell_quantised
-from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
+from ppojob_trainer.models.weight_files import FLOATS, listed, read_weights
+from ppojob_trainer.models.weights import Weights
 
 _WANTED: Final = (
     "a folder on this machine in Hugging Face form (config.json, *.safetensors, tokenizer.json); "

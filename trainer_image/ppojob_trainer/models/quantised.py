@@ -7,14 +7,12 @@ torch.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 from ppojob_api.problem import Problem, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.problems import ModelReason
-
-if TYPE_CHECKING:
-    from ppojob_trainer.models.weight_files import Weights
+from ppojob_trainer.models.weights import Quantised, Weights
 
 SECTION: Final = "quantization_config"
 MXFP4: Final = "mxfp4"
@@ -87,23 +85,6 @@ _WANTED: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Quantised:
-    """Where the parts of a quantised tensor are.
-
-    Attributes:
-        form: its name in `FORMS`.
-        values: the file of the numbers, and their name there.
-        scales: the same of the scales.
-        block: rows and columns of the last two dimensions that share a scale; of mxfp4 unused.
-    """
-
-    form: str
-    values: tuple[Path, str]
-    scales: tuple[Path, str]
-    block: _Block
-
-
 def form_of(config: Mapping[str, Json]) -> tuple[str, _Block | None] | None:
     """The form that a config.json tells of, and rows and columns that share a scale.
 
@@ -137,7 +118,7 @@ def check_quantised(config: Mapping[str, Json], path: Path, *, is_served: bool) 
     return [Problem(f"{path}:{SECTION}", shown(got), why, allowed, ModelReason.QUANTISED)]
 
 
-def tell_quantised(weights: "Weights", path: Path) -> list[Problem]:
+def tell_quantised(weights: Weights, path: Path) -> list[Problem]:
     """Say of a folder that is read what becomes of its weights."""
     if (kind := weights.form) is None:
         return []
@@ -157,7 +138,7 @@ def without_quantised(config: Mapping[str, Json]) -> dict[str, Json]:
     }
 
 
-def fold(weights: "Weights", config: Mapping[str, Json]) -> None:
+def fold(weights: Weights, config: Mapping[str, Json]) -> None:
     """Let a quantised tensor stand under its own name and shape in the place of its parts."""
     if (found := form_of(config)) is None:
         return
@@ -198,12 +179,12 @@ def _shared(shape: _Shape, scales: _Shape, block: _Block | None) -> _Block | Non
     return None
 
 
-def _take(weights: "Weights", name: str) -> tuple[Path, str]:
+def _take(weights: Weights, name: str) -> tuple[Path, str]:
     del weights.tensors[name]
     return weights.files.pop(name), weights.stored.pop(name)
 
 
-def _misfit(weights: "Weights", scale: str, values: _Shape) -> Problem:
+def _misfit(weights: Weights, scale: str, values: _Shape) -> Problem:
     return Problem(
         f"{weights.files[scale]}:{weights.stored[scale]}",
         f"shape {shown(list(weights.tensors[scale].shape))}",

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from ppojob_trainer.models.quantised import BITS, MXFP4, PACKED, Quantised
-from ppojob_trainer.models.weight_files import Weights
+from ppojob_trainer.models.quantised import BITS, MXFP4, PACKED
+from ppojob_trainer.models.weights import Quantised, Weights
 from ppojob_trainer.parallel.boxes import Box
 
 _FP4: Final = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
