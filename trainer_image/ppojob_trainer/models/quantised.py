@@ -76,8 +76,8 @@ FORMS: Final = {
 }
 """By `quant_method` of `quantization_config`, or by `format` of compressed-tensors.
 
-gpt-oss; DeepSeek-V3, MiniMax-M2, Qwen3-FP8 and Ministral 3; folders of llm-compressor; Kimi K2
-Thinking.
+gpt-oss; DeepSeek-V3, MiniMax-M2, Qwen3-FP8 and Ministral 3; folders of
+llm-compressor, and packed as Kimi K2 Thinking has its experts (no family of ours yet).
 """
 _WANTED: Final = (
     f"{MXFP4}, {_FP8}, {_COMPRESSED} of symmetric float-quantized or {BITS}-bit {PACKED} "
