@@ -2,6 +2,7 @@
 
 import datetime
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
@@ -29,6 +30,7 @@ from ppojob_trainer.models.memory import (
     in_gib,
     offloads,
 )
+from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.processor import has_native_bfloat16
 
 
@@ -325,6 +327,8 @@ def memory_lines(config: RunConfig) -> Iterator[str]:
     for folder, number in sorted(parameters.items()):
         if not number:
             yield f"not known of {folder}: no weights of it on this machine"
+        elif form := read_weights(Path(folder)).form:
+            yield f"{folder} holds {form} weights, which are dequantised while they are loaded"
     for role in config.topology.with_own_pods:
         held = held_by_rank(config, role.role, parameters)
         if not held:

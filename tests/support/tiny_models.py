@@ -330,6 +330,8 @@ def save_of_family(folder: Path, dropout: float, kind: str) -> None:
     if kind == "hybrid":
         sizes = {"head_dim": 32, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
         sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2}
+    elif kind == "gpt_oss":
+        sizes |= {"head_dim": 32, "tie_word_embeddings": False}
     elif kind == "granitemoehybrid":
         sizes |= {"mamba_d_head": 16, "mamba_d_state": 16, "num_attention_heads": 2}
     else:

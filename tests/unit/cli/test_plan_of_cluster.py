@@ -91,6 +91,17 @@ def test_memory_by_the_sizes_of_the_weights(tmp_path: Path) -> None:
     ]
 
 
+def test_quantised_weights_take_the_memory_of_what_they_become(tmp_path: Path) -> None:
+    shape = (8, 2**12, 2**5, 16)  # bytes of two numbers
+    parts = {"w_blocks": np.zeros(shape, np.uint8), "w_scales": np.zeros(shape[:-1], np.uint8)}
+    save_file(parts, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"quantization_config": {"quant_method": "mxfp4"}}')
+    assert list(memory_lines(config(model={"path": str(tmp_path)}))) == [
+        f"{tmp_path} holds mxfp4 weights, which are dequantised while they are loaded",
+        "actorRollout  policy 0.50, rollout engine 0.06 GiB a rank",
+    ]
+
+
 def test_a_model_that_is_elsewhere() -> None:
     assert list(memory_lines(config())) == [
         "not known of /models/tiny: no weights of it on this machine"

@@ -157,7 +157,6 @@ CASES: dict[str, Spoil] = {
         model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}
     ),
     "windows by no turns": no_turns,
-    "quantised, gpt-oss": config(quantization_config={"quant_method": "mxfp4"}),
     "quantised": config(quantization_config={"quant_method": "awq", "bits": 4}),
     "integers for weights": tensors(**{NORM: np.ones(64, np.int8)}),
     "pointer file": write(WEIGHTS, POINTER),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from ppojob_api.problem import Problem
@@ -21,7 +22,9 @@ from ppojob_trainer.models.config_files import (
 )
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies, mtp_layer_count
-from ppojob_trainer.models.weight_files import read_weights
+from ppojob_trainer.models.stored_tensors import read_tensor
+from ppojob_trainer.models.weight_files import own_name, read_weights
+from ppojob_trainer.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +39,7 @@ class Beside:
         copied: what these hold again of the model's weights.
         numbers: what files hold without a dimension, which nobody trains: here it has one.
         stored: of a model with a tower the names in files of all weights, by those here.
+        weights: of the folder; what is quantised of the above is on the meta device.
     """
 
     model_type: str
@@ -44,6 +48,7 @@ class Beside:
     copied: Mapping[str, str]
     numbers: Mapping[str, Tensor]
     stored: Mapping[str, str]
+    weights: Weights
 
     @classmethod
     def of(cls, model_folder: Path, *, scores: bool) -> Beside:
@@ -77,8 +82,12 @@ class Beside:
         }
 
         def held(names: Iterable[str]) -> dict[str, Tensor]:
-            own = {name: weights.stored[name] for name in names}
-            return {stored: read[weights.files[name]][stored] for name, stored in own.items()}
+            return {
+                weights.stored[name]: torch.empty(weights.tensors[name].shape, device="meta")
+                if name in weights.quantised
+                else read[weights.files[name]][weights.stored[name]]
+                for name in names
+            }
 
         return cls(
             model_type,
@@ -87,11 +96,17 @@ class Beside:
             mtp_copies(model_type, layers or 0),
             {name: number for name, number in held(numbers).items() if not number.shape},
             weights.stored if sees else {},
+            weights,
         )
 
     def name_in_files(self, name: str) -> str:
         """What files of the folder call a weight."""
         return self.stored.get(name) or file_name(name, self.model_type)
+
+    def dequantised(self, name: str, tensor: Tensor) -> Tensor:
+        """A tensor that is taken over, by its name in files, which are read if it is quantised."""
+        own = own_name(name)
+        return read_tensor(self.weights, own) if own in self.weights.quantised else tensor
 
     def in_files(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """What is trained, by the names in files, and what such a layer holds of it again."""

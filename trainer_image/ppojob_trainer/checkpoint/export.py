@@ -32,6 +32,7 @@ from ppojob_trainer.models.config_files import part_name
 from ppojob_trainer.models.families import CLASSIFIERS
 from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import Adapter
+from ppojob_trainer.models.quantised import without_quantised
 from ppojob_trainer.parallel.boxes import Join
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
@@ -104,7 +105,7 @@ def export_model(
     named = trained | frozen
     plain = told(join)
     changed = {beside.name_in_files(name): adapter for name, adapter in adapters.items()}
-    merge = _but(frozen, told(_merging(changed)))
+    merge = _but(frozen, beside, told(_merging(changed)))
     head = {name: tensor for name, tensor in named.items() if name in (SCORE_WEIGHT, SCORE_BIAS)}
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
@@ -218,7 +219,7 @@ def _config(
 ) -> bytes:
     found = _read_config(model_folder)
     name = str(dtype).removeprefix("torch.")
-    config: dict[str, Any] = changed_document(found, overrides)
+    config: dict[str, Any] = changed_document(without_quantised(found), overrides)
     # transformers 5 reads the first, 4 and vLLM's readers of old folders the second.
     config["dtype"] = name
     if "torch_dtype" in config:
@@ -282,10 +283,12 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
     return found
 
 
-def _but(those: Mapping[str, Tensor], merge: Join) -> Join:
+def _but(those: Mapping[str, Tensor], beside: Beside, merge: Join) -> Join:
     """Stores tensors that every rank has whole as they are, and others as `merge` makes them."""
 
     def stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        return (join if name in those else merge)(name, tensor, dtype)
+        if name not in those:
+            return merge(name, tensor, dtype)
+        return join(name, beside.dequantised(name, tensor), dtype)
 
     return stored

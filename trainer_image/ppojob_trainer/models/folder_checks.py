@@ -25,12 +25,14 @@ from ppojob_trainer.models.architectures import (
 from ppojob_trainer.models.config_changes import changed_document, check_changes
 from ppojob_trainer.models.config_files import TOWER, TOWER_SECTION, has_tower, read_config
 from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, WHOLES, Family
-from ppojob_trainer.models.kinds import POLICY, ModelKind, label_count
+from ppojob_trainer.models.kinds import JUDGE, POLICY, ModelKind, label_count
 from ppojob_trainer.models.layer_kinds import KINDS, layer_kinds
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
 from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.weight_files import FLOATS, Weights, listed, read_weights
+from ppojob_trainer.models.quantised import check_quantised, tell_quantised
+from ppojob_trainer.models.weight_files import FLOATS, listed, read_weights
+from ppojob_trainer.models.weights import Weights
 
 _WANTED: Final = (
     "a folder on this machine in Hugging Face form (config.json, *.safetensors, tokenizer.json); "
@@ -88,6 +90,7 @@ def check_model_folder(
         errors += sizes
     warnings = list(weights.warnings)
     if sizes is not None:
+        warnings += tell_quantised(weights, path)
         warnings += _code(config, path, "transformers' own class of this model_type is used")
     if isinstance(sizes, Sizes) and not weights.problems:
         needed = {**dict(backbone_tensors(sizes)), **dict(kind.head(sizes))}
@@ -232,14 +235,7 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
         yield from _check_family(family, config, path)
         if mixture := mixture_in(config):
             yield from check_mixture(mixture, config, path)
-    quantised = config.get("quantization_config")
-    if quantised is not None:
-        method = quantised.get("quant_method") if isinstance(quantised, dict) else quantised
-        why, allowed = "a quantised checkpoint cannot be trained", "the weights it was made from"
-        if method == "mxfp4":  # which are nowhere to be had of gpt-oss
-            allowed = "the same in bfloat16: Mxfp4Config(dequantize=True), lmsys/gpt-oss-20b-bf16"
-        where = f"{path}:quantization_config"
-        yield Problem(where, shown(method), why, allowed, ModelReason.QUANTISED)
+    yield from check_quantised(config, path, is_served=kind == JUDGE)
     if family is None:
         yield from _code(config, path, "a model that the trainer knows")
 

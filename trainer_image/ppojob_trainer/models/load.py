@@ -45,11 +45,12 @@ from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form
 from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
+from ppojob_trainer.models.stored_tensors import read_part
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
-from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, local_part
+from ppojob_trainer.parallel.boxes import box_of, cut_like, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
@@ -208,7 +209,8 @@ def _load(
         for name, value in changes.items():
             setattr(config, name, value)
         options = {"config": config, "dtype": dtype, "trust_remote_code": False}
-        load = _load_whole if world.size == 1 else _load_sharded
+        is_whole = world.size == 1 and read_weights(folder).form is None
+        load = _load_whole if is_whole else _load_sharded
         model, missing = load(auto_class, folder, world, beside, options)
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
@@ -247,7 +249,7 @@ def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) 
 def _load_whole(
     auto_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
-    """As `_load_sharded`, for a world of one."""
+    """As `_load_sharded`, for a world of one, of weights that are not quantised."""
     try:
         with unheard_loading():
             model, info = auto_class.from_pretrained(
@@ -278,8 +280,7 @@ def _read_mtp_layer(model: PreTrainedModel, folder: Path) -> set[str]:
     weights = read_weights(folder)
     own = {name: one for name, one in model.named_parameters() if is_of_mtp_layer(name, model)}
     for name in own.keys() & weights.files.keys():
-        stored, path = weights.stored[name], weights.files[name]
-        fill(own[name], _read_part(path, stored, box_of(own[name])))
+        fill(own[name], read_part(weights, name, box_of(own[name])))
     return own.keys() - weights.files.keys()
 
 
@@ -311,7 +312,8 @@ def _load_sharded(
 ) -> tuple[PreTrainedModel, set[str]]:
     """Build a model without weights, cut it, and read this rank's part of each weight.
 
-    So no rank ever holds all of it. `options` are those of the AutoModel.
+    So no rank ever holds all of it, unless it is alone: of a folder whose weights are quantised.
+    `options` are those of the AutoModel.
 
     Returns:
         The model, and the names of weights, of any stage, that the folder does not hold: those
@@ -325,7 +327,8 @@ def _load_sharded(
     beside.add_to(model, options["dtype"])
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
     styles = styles_of(model) if world.dims.tensor > 1 else {}
-    shard_model(model, world, styles, experts_of(model))
+    if world.size > 1:
+        shard_model(model, world, styles, experts_of(model))
     weights = read_weights(folder)
     if weights.problems:
         raise ValueError("; ".join(str(problem) for problem in weights.problems))
@@ -333,10 +336,9 @@ def _load_sharded(
     state = {}
     for name, parameter in parameters.items():
         box = box_of(parameter)
-        path = weights.files.get(name)
         part = torch.zeros(box.local_shape)
-        if path is not None:
-            part = _read_part(path, weights.stored[name], box)
+        if name in weights.files:
+            part = read_part(weights, name, box)
         # A head beside adapters is wider than the weights, and has their digits all the same.
         kind = part.dtype if stays_float32(name) else options["dtype"]
         rounded = part.to(world.device, kind).to(parameter.dtype)
@@ -346,19 +348,6 @@ def _load_sharded(
         model.tie_weights()
     _restore_buffers(model, world.device)
     return model, {name for name, _ in outline_of(model).named_parameters()} - weights.files.keys()
-
-
-def _read_part(path: Path, name: str, box: Box) -> Tensor:
-    with safe_open(path, framework="pt") as file:
-        stored = file.get_slice(name)
-        if not (shape := tuple(stored.get_shape())):  # a number, of which there are no parts
-            stored, shape = file.get_tensor(name)[None], (1,)
-        if shape != box.shape:
-            raise ValueError(f"{name} has shape {shape}: the model needs {box.shape}")
-        if box.numel == 0:
-            return torch.empty(box.local_shape)
-        part: Tensor = stored[box.slices]
-        return part.contiguous()
 
 
 def _own(weight: Tensor) -> Tensor:

@@ -71,6 +71,7 @@ import ppojob_trainer.models.mimo  # noqa: F401  which tells transformers of it
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
 from ppojob_trainer.models.families import WHOLES
+from ppojob_trainer.models.quantised import SECTION
 from ppojob_trainer.models.towers import TOWERS, tower_config
 
 
@@ -270,15 +271,25 @@ for _model in _MODELS.values():
 def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrainedConfig:
     """The configuration of the language model in a folder, of which nothing is fetched.
 
+    It is that of a model whose weights are not quantised.
+
     `with_tower` has the model hold its vision tower, if the folder has one, as weights of its own.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
-    part = language_part(config)
+    part = language_part(unquantised(config))
     if with_tower and part is not config:
         part.tower = tower_config(config)
         if config.model_type in WHOLES:
             part.__class__ = _config_with_tower(type(part))  # type: ignore[arg-type]
     return part
+
+
+def unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The same configuration, which says of no weights that they are quantised."""
+    for one in (config, getattr(config, TEXT_SECTION, config)):
+        if hasattr(one, SECTION):
+            delattr(one, SECTION)
+    return config
 
 
 @cache

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
@@ -26,6 +25,7 @@ from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.data.videos import clip_of
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.stored_tensors import read_tensor
 from ppojob_trainer.models.towers import TOWERS, tower_config
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import local_part
@@ -162,12 +162,11 @@ class VisionTower:
             tower = TOWERS[config.model_type]._from_config(config, dtype=self._dtype)
         weights, state = read_weights(self._folder), {}
         for name in tower.state_dict():
-            if (path := weights.files.get(f"{TOWER}{name}")) is None:
+            if f"{TOWER}{name}" not in weights.files:
                 raise ConfigError(
                     f"spec.model.path: got {self._folder}: it holds no {TOWER}{name}; all weights"
                 )
-            with safe_open(path, framework="pt") as file:
-                state[name] = file.get_tensor(weights.stored[f"{TOWER}{name}"])
+            state[name] = read_tensor(weights, f"{TOWER}{name}")
         tower.load_state_dict(state)
         for weight in tower.parameters():  # angles of positions stay in float32, as transformers'
             weight.data = weight.data.to(self._dtype)

@@ -1,8 +1,7 @@
 """Which files of a model's folder hold its weights, and whether together they are whole."""
 
-import math
 import os
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -10,8 +9,10 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import ABSENT, Problem, printable, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.config_files import OTHER_NAMES, WHOLE_NAMES
+from ppojob_trainer.models.config_files import OTHER_NAMES, WHOLE_NAMES, read_config
 from ppojob_trainer.models.problems import ModelReason, read_object, unreadable
+from ppojob_trainer.models.quantised import fold
+from ppojob_trainer.models.weights import StoredTensor, Weights
 
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
@@ -25,19 +26,6 @@ _CONVERT: Final = (
     "safetensors, written once where you trust the file: "
     "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(OTHER)"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A tensor of a file; its type in the words of the format (`BF16`)."""
-
-    dtype: str
-    shape: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
 
 
 class BadHeader(Exception):  # noqa: N818  the header is bad
@@ -73,44 +61,33 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
         raise BadHeader(bad) from None
 
 
-@dataclass(slots=True)
-class Weights:
-    """What the files say, by names of tensors, and what is wrong with them.
-
-    Files of a whole model that sees pictures may have other names for the same tensors: `stored`.
-    """
-
-    tensors: dict[str, StoredTensor] = field(default_factory=dict)
-    files: dict[str, Path] = field(default_factory=dict)
-    stored: dict[str, str] = field(default_factory=dict)
-    problems: list[Problem] = field(default_factory=list)
-    warnings: list[Problem] = field(default_factory=list)
-
-    def add(self, path: Path) -> None:
-        """Read the header of one file."""
-        try:
-            found = read_header(path)
-        except BadHeader as bad:
-            self.problems.append(bad.problem)
-            return
-        for stored, tensor in found.items():
-            name = own_name(stored)
-            tensor = replace(tensor, shape=tensor.shape or (1,))  # numbers are held so
-            self.tensors[name], self.files[name], self.stored[name] = tensor, path, stored
-
-
 def read_weights(folder: Path) -> Weights:
     """Read the headers of all files that the loader would read; no tensor is touched."""
     weights = Weights()
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if os.path.lexists(single):
-        weights.add(single)
+        _add(weights, single)
         _warn_of_others(weights, folder, {SINGLE_FILE})
     elif os.path.lexists(index):
         _read_shards(weights, folder, index)
     else:
         weights.problems.append(_no_weights(folder))
+    if not isinstance(config := read_config(folder / "config.json"), Problem):
+        fold(weights, config)
     return weights
+
+
+def _add(weights: Weights, path: Path) -> None:
+    """Read the header of one file."""
+    try:
+        found = read_header(path)
+    except BadHeader as bad:
+        weights.problems.append(bad.problem)
+        return
+    for stored, tensor in found.items():
+        name = own_name(stored)
+        tensor = replace(tensor, shape=tensor.shape or (1,))  # numbers are held so
+        weights.tensors[name], weights.files[name], weights.stored[name] = tensor, path, stored
 
 
 def own_name(stored: str) -> str:
@@ -138,7 +115,7 @@ def _read_shards(weights: Weights, folder: Path, index: Path) -> None:
     for name in sorted(shards):
         path = folder / name
         if os.path.isfile(path):
-            weights.add(path)
+            _add(weights, path)
             continue
         got = "a link to nothing" if path.is_symlink() else "no such file"
         why = f"{index.name} expects {listed(shards[name])} in it"

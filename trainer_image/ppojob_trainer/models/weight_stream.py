@@ -4,7 +4,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
@@ -14,6 +13,7 @@ from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.load import refuse_config
 from ppojob_trainer.models.mixtures import is_sent_float32
+from ppojob_trainer.models.stored_tensors import read_tensor
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.weight_files import read_weights
 
@@ -42,9 +42,7 @@ def stored_weights(
     for name, parameter in model.named_parameters():
         if name not in weights.files:
             raise ConfigError(f"{POLICY.where}: got {folder}: it holds no {name}; all weights")
-        with safe_open(weights.files[name], framework="pt") as file:
-            tensor = file.get_tensor(weights.stored[name])
-            tensor = tensor.reshape(tensor.shape or (1,))
+        tensor = read_tensor(weights, name)
         if tensor.shape != parameter.shape:
             raise ConfigError(
                 f"{POLICY.where}: got {name} of shape {tuple(tensor.shape)} in {folder}: the "

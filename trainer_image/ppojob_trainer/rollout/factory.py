@@ -127,18 +127,24 @@ def _huggingface_engine(
     from ppojob_trainer.models.lora import add_adapters
     from ppojob_trainer.models.vision_language import language_config
     from ppojob_trainer.models.vision_tower import give_tower
+    from ppojob_trainer.models.weight_files import read_weights
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
     config = language_config(model_folder)
+    options = {
+        "config": change(config, overrides),
+        "dtype": DTYPES[rollout.dtype],
+        # PyTorch's own kernels know of no sinks, and transformers refuses them such models.
+        "attn_implementation": "eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
+        "trust_remote_code": False,
+    }
     with unheard_loading():
-        model = AutoModelForCausalLM.from_pretrained(
-            model_folder,
-            config=change(config, overrides),
-            dtype=DTYPES[rollout.dtype],
-            # PyTorch's own kernels know of no sinks, and transformers refuses them such models.
-            attn_implementation="eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
-            trust_remote_code=False,
-        )
+        if (
+            read_weights(model_folder).form is not None
+        ):  # whose files are for nobody but `load_model`
+            model = AutoModelForCausalLM.from_config(**options).eval()
+        else:
+            model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
     split_experts(model)
     if lora is not None:
         add_adapters(model, lora)

@@ -20,7 +20,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.vision_language import language_part, text_config
+from ppojob_trainer.models.vision_language import language_part, text_config, unquantised
 from ppojob_trainer.rollout import told_vllm, vllm_ahead, vllm_drafts, vllm_pictures
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
@@ -212,7 +212,7 @@ def model_config(
 
     `form` says how it is shown pictures; None where it is not.
     """
-    sees = form is not None
+    sees, config = form is not None, unquantised(config)
     part = language_part(config) if sees else text_config(config)
     told = {} if sees else told_vllm.settings(part)
     changed = told_vllm.corrected(change(part, {**told, **changes}))

@@ -1,0 +1,224 @@
+"""Folders whose weights are quantised: what their files hold in the place of a tensor.
+
+They are trained unquantised: `stored_tensors` makes numbers of them while they are read. Loads no
+torch.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from ppojob_api.problem import Problem, shown
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.problems import ModelReason
+from ppojob_trainer.models.weights import Quantised, Weights
+
+SECTION: Final = "quantization_config"
+MXFP4: Final = "mxfp4"
+PACKED: Final = "pack-quantized"
+BITS: Final = 4
+"""Of a number of the packed forms, eight of which lie in 32 bits and two in a byte."""
+
+_FP8: Final = "fp8"
+_COMPRESSED: Final = "compressed-tensors"
+_FLOATS: Final = ("F32", "BF16", "F16")
+
+_Shape = tuple[int, ...]
+_Block = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How files hold a tensor that is quantised.
+
+    Attributes:
+        values: what stands behind its name in that of the numbers.
+        scales: the same of what these are multiplied by; any of them.
+        left_out: ends of names of what only computes in the quantised form.
+        dtype: of the numbers, in the words of the format.
+        scale_dtypes: the same of the scales.
+        shape: of the tensor, by that of the numbers.
+    """
+
+    values: str
+    scales: tuple[str, ...]
+    left_out: tuple[str, ...]
+    dtype: str
+    scale_dtypes: tuple[str, ...]
+    shape: Callable[[_Shape], _Shape]
+
+
+def _of_mxfp4(blocks: _Shape) -> _Shape:
+    """(e, out, blocks, bytes) in files, (e, in, out) as the model has it."""
+    *experts, out, count, size = blocks
+    return (*experts, count * size * 2, out)
+
+
+def _of_packed(words: _Shape) -> _Shape:
+    return (*words[:-1], words[-1] * 32 // BITS)
+
+
+FORMS: Final = {
+    MXFP4: Form("_blocks", ("_scales",), (), "U8", ("U8",), _of_mxfp4),
+    _FP8: Form(
+        "",
+        ("_scale_inv", "_scale"),
+        (".activation_scale", ".input_scale"),
+        "F8_E4M3",
+        _FLOATS,
+        lambda shape: shape,
+    ),
+    "float-quantized": Form(
+        "", ("_scale",), (".input_scale",), "F8_E4M3", _FLOATS, lambda shape: shape
+    ),
+    PACKED: Form("_packed", ("_scale",), (".weight_shape",), "I32", _FLOATS, _of_packed),
+}
+"""By `quant_method` of `quantization_config`, or by `format` of compressed-tensors.
+
+gpt-oss; DeepSeek-V3, MiniMax-M2, Qwen3-FP8 and Ministral 3; folders of
+llm-compressor, and packed as Kimi K2 Thinking has its experts (no family of ours yet).
+"""
+_WANTED: Final = (
+    f"{MXFP4}, {_FP8}, {_COMPRESSED} of symmetric float-quantized or {BITS}-bit {PACKED} "
+    "weights, or the weights it was made from"
+)
+
+
+def form_of(config: Mapping[str, Json]) -> tuple[str, _Block | None] | None:
+    """The form that a config.json tells of, and rows and columns that share a scale.
+
+    None where it tells of none, or of one that is not read: `check_quantised`. Without rows and
+    columns a scale is that of a tensor or of a row.
+    """
+    section = config.get(SECTION)
+    if not isinstance(section, dict):
+        return None
+    method = section.get("quant_method")
+    if method == MXFP4:
+        return MXFP4, None
+    if method == _FP8:
+        block = section.get("weight_block_size")
+        return (_FP8, _block(block)) if block is None or _block(block) else None
+    return _compressed(section) if method == _COMPRESSED else None
+
+
+def check_quantised(config: Mapping[str, Json], path: Path, *, is_served: bool) -> list[Problem]:
+    """Refuse a folder whose weights are quantised in a form that is not read.
+
+    Or in any, where vLLM's server reads it by itself.
+    """
+    section = config.get(SECTION)
+    if section is None or (form_of(config) is not None and not is_served):
+        return []
+    got = section.get("quant_method") if isinstance(section, dict) else section
+    why, allowed = "weights that are quantised so are not read", _WANTED
+    if is_served:
+        why, allowed = "a judge's weights must not be quantised", "the weights it was made from"
+    return [Problem(f"{path}:{SECTION}", shown(got), why, allowed, ModelReason.QUANTISED)]
+
+
+def tell_quantised(weights: Weights, path: Path) -> list[Problem]:
+    """Say of a folder that is read what becomes of its weights."""
+    if (kind := weights.form) is None:
+        return []
+    why = "weights are dequantised while they are loaded, trained and exported in the job's dtype"
+    allowed = "fine where that fits: memory is that of the unquantised model"
+    return [Problem(f"{path}:{SECTION}", shown(kind), why, allowed, ModelReason.QUANTISED)]
+
+
+def without_quantised(config: Mapping[str, Json]) -> dict[str, Json]:
+    """A config.json as it lies, of the same model with weights that are not quantised."""
+    return {
+        name: without_quantised(value)
+        if name == "text_config" and isinstance(value, dict)
+        else value
+        for name, value in config.items()
+        if name != SECTION
+    }
+
+
+def fold(weights: Weights, config: Mapping[str, Json]) -> None:
+    """Let a quantised tensor stand under its own name and shape in the place of its parts."""
+    if (found := form_of(config)) is None:
+        return
+    kind, block = found
+    form, parts = FORMS[kind], dict(weights.tensors)
+    for held, tensor in parts.items():
+        if held.endswith(form.left_out):
+            _take(weights, held)
+        if tensor.dtype != form.dtype or not held.endswith(form.values):
+            continue
+        name = held.removesuffix(form.values)
+        scale = next((name + end for end in form.scales if name + end in parts), None)
+        if scale is None or parts[scale].dtype not in form.scale_dtypes:
+            continue  # which the check of types refuses
+        shape = form.shape(tensor.shape)
+        if kind == MXFP4:
+            shared = (1, 1) if parts[scale].shape == tensor.shape[:-1] else None
+        else:
+            shared = _shared(shape, parts[scale].shape, block)
+        if shared is None:
+            weights.problems.append(_misfit(weights, scale, tensor.shape))
+            continue
+        (path, stored), scales = _take(weights, held), _take(weights, scale)
+        weights.tensors[name] = replace(tensor, dtype="BF16", shape=shape)
+        weights.files[name], weights.stored[name] = path, stored.removesuffix(form.values)
+        weights.quantised[name] = Quantised(kind, (path, stored), scales, shared)
+
+
+def _shared(shape: _Shape, scales: _Shape, block: _Block | None) -> _Block | None:
+    """Rows and columns that share a scale; None where so many scales are of no such tensor."""
+    rows, columns = shape[-2:] if len(shape) > 1 else (1, *shape)
+    grid = scales[-2:] if len(scales) > 1 else (1, *scales)
+    if scales[:-2] not in ((), shape[:-2]):
+        return None
+    for height, width in filter(None, (block, (rows, columns), (1, columns))):
+        if grid == (-(-rows // height), -(-columns // width)):
+            return height, width
+    return None
+
+
+def _take(weights: Weights, name: str) -> tuple[Path, str]:
+    del weights.tensors[name]
+    return weights.files.pop(name), weights.stored.pop(name)
+
+
+def _misfit(weights: Weights, scale: str, values: _Shape) -> Problem:
+    return Problem(
+        f"{weights.files[scale]}:{weights.stored[scale]}",
+        f"shape {shown(list(weights.tensors[scale].shape))}",
+        f"they are no scales of {shown(list(values))} by config.json's {SECTION}",
+        "the weights that belong to this config.json",
+        ModelReason.TENSOR_SHAPE,
+    )
+
+
+def _compressed(section: Mapping[str, Json]) -> tuple[str, _Block | None] | None:
+    """As `form_of`, of a section of compressed-tensors, all of whose groups are alike."""
+    kind, groups = section.get("format"), section.get("config_groups")
+    if kind not in ("float-quantized", PACKED) or not isinstance(groups, dict) or not groups:
+        return None
+    wanted = (
+        {"num_bits": BITS, "type": "int"} if kind == PACKED else {"num_bits": 8, "type": "float"}
+    )
+    blocks: set[_Block | None] = set()
+    for group in groups.values():
+        told = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(told, dict) or not told.get("symmetric", True) or told.get("actorder"):
+            return None
+        if any(told.get(name) != value for name, value in wanted.items()):
+            return None
+        size = told.get("group_size")
+        block = told.get("block_structure") or ([1, size] if size else None)
+        if block is not None and _block(block) is None:
+            return None
+        blocks.add(_block(block))
+    return (str(kind), *blocks) if len(blocks) == 1 else None  # type: ignore[return-value]
+
+
+def _block(value: Json) -> _Block | None:
+    match value:
+        case [int(rows), int(columns)] if rows > 0 and columns > 0:
+            return rows, columns
+    return None
