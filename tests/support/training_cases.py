@@ -402,7 +402,7 @@ def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
     if case.nudged:
         generator = torch.Generator().manual_seed(case.nudged)
         with torch.no_grad():
-            for weight in filter(Tensor.is_floating_point, model.parameters()):  # codes have no next
+            for weight in filter(Tensor.is_floating_point, model.parameters()):  # no codes
                 signs = torch.rand(weight.shape, generator=generator).sub(0.5).sign()
                 weight.mul_(1.0 + torch.finfo(weight.dtype).eps * signs)
     return model

@@ -47,7 +47,7 @@ def test_values_are_quantiles_of_a_normal_distribution_between_minus_one_and_one
     below = [-inverse(offset + (0.5 - offset) * i / 7) for i in range(7)]
     made = sorted([*above, 0.0, *below])
     expected = [value / max(made) for value in made]
-    assert VALUES == pytest.approx(expected, abs=2e-7)
+    assert list(VALUES) == pytest.approx(expected, abs=2e-7)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -340,7 +340,8 @@ def _load_sharded(
             continue  # they come with their codes
         box = box_of(parameter)
         if name in matrices:  # ranks have rows of it
-            box = replace(box, shape=matrices[name].shape, stop=(box.stop[0], matrices[name].shape[1]))
+            shape = matrices[name].shape
+            box = replace(box, shape=shape, stop=(box.stop[0], shape[1]))
         path = weights.files.get(name)
         part = torch.zeros(box.local_shape)
         if path is not None:

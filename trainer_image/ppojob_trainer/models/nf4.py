@@ -112,7 +112,8 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grads
-        return grad @ dequantised(*ctx.matrix, ctx.columns, grad.dtype), None, None, None
+        codes, scales = ctx.matrix
+        return grad @ dequantised(codes, scales, ctx.columns, grad.dtype), None, None, None
 
 
 @dataclass(frozen=True, slots=True)
