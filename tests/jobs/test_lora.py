@@ -97,6 +97,51 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     assert run_folders.result(disturbed) == run_folders.result(calm)
 
 
+def test_a_killed_job_beside_four_bits_ends_as_an_undisturbed_one(
+    start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
+):
+    """Over two ranks, with engines and a reference in pods of their own that read the folder."""
+    lora = {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_proj"], "baseType": "nf4"}
+    sections: dict[str, object] = {
+        "model": {"path": str(tiny_folder / "model"), "lora": lora},
+        "algorithm": {
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "kl": {"in": "reward"},
+        },
+        "optimizer": {"learningRate": 1e-2},
+        "rollout": {"adapters": "beside", "dtype": "float32"},
+        "roles": {
+            "actorRollout": {"ranksPerReplica": 2},
+            "rollout": {"ranksPerReplica": 1},
+            "reference": {"colocateWith": "none"},
+        },
+        "steps": {"total": 2},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    job, whole, killed = tiny_job(**sections), tmp_path / "whole", tmp_path / "killed"
+    start(job, whole).succeed()
+    trained = run_folders.metrics(whole)[-2:]
+    first, later = (line["actor/reward_kl_penalty"] for line in trained)
+    assert first == 0.0 != later  # all three have one base
+    assert all(line["training/rollout_probs_diff_mean"] < 1e-5 for line in trained)
+
+    points = ("rpc.update.answer.before@1=kill", "checkpoint.shard.write.middle@3=kill")
+    run_through(job, killed, *points, seconds=500)
+    assert run_folders.result(killed) == run_folders.result(whole)
+    assert contents(killed / "export") == contents(whole / "export")
+
+    before = load_file(tiny_folder / "model" / "model.safetensors")
+    after = load_file(whole / "export" / "model.safetensors")
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert changed == {name for name in before if name.endswith("_proj.weight")}
+    command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output", tmp_path / "again"]
+    subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
+    assert contents(tmp_path / "again") == contents(whole / "export")
+
+
 def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
     run_through, alone, tiny_job, tmp_path: Path
 ):

@@ -166,6 +166,9 @@ CASES = {
         lora=LoraSpec(rank=8, experts=True),
     ),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
+    "adapters_beside_nf4": Case(
+        (0, 1, 1, 1, 0), budget=40, recompute=True, lora=LoraSpec(rank=3, base_type="nf4")
+    ),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(
         (1, 1, 1, 1, 1),
@@ -399,7 +402,7 @@ def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
     if case.nudged:
         generator = torch.Generator().manual_seed(case.nudged)
         with torch.no_grad():
-            for weight in model.parameters():
+            for weight in filter(Tensor.is_floating_point, model.parameters()):  # no codes
                 signs = torch.rand(weight.shape, generator=generator).sub(0.5).sign()
                 weight.mul_(1.0 + torch.finfo(weight.dtype).eps * signs)
     return model
@@ -481,6 +484,8 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
     results |= of_all_stages(world, gradients)
     stats = step_statistics([engine.update(rows, goal, heads, supervised)])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
+    if case.lora is not None and case.lora.base_type is not None:
+        results |= {f"base/{n}": t.clone() for n, t in named_full_tensors(model, merges=False)}
     results |= {f"stats/{n}": torch.tensor(v, dtype=torch.float64) for n, v in stats.items()}
     return results
 

@@ -23,7 +23,7 @@ OF_FAMILIES = ("s2", "t2", "p3")
 ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
-    *("bfloat16", "a_gradient_that_is_not_finite", "mtp", "mtp_recomputed"),
+    *("bfloat16", "a_gradient_that_is_not_finite", "mtp", "mtp_recomputed", "adapters_beside_nf4"),
 )
 """Of the whole cross, the cases under layouts of two kinds."""
 _SHARED = (
@@ -45,6 +45,7 @@ _CASES = {
             "qwen3_recomputed",
             "experts_recomputed",
             "adapters_recomputed",
+            "adapters_beside_nf4",
             "muon_of_adapters",
             "shared_keys_recomputed",
             "adapters_of_stacks",
@@ -55,7 +56,7 @@ _CASES = {
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
-        *("pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
+        *("adapters_beside_nf4", "pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
         *("pictures_in_squares", "pictures_in_crops"),
     ),
     "t2": (
@@ -74,9 +75,9 @@ _CASES = {
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
         *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm", "teacher"),
-        *("adapters_of_stacks", "pictures_in_squares"),
+        *("adapters_of_stacks", "adapters_beside_nf4", "pictures_in_squares"),
     ),
-    "3": ("small_micro_batches", "spread", "adapters_recomputed"),
+    "3": ("small_micro_batches", "spread", "adapters_recomputed", "adapters_beside_nf4"),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16", "mtp_recomputed"),
     "2x2": ("small_micro_batches", "spread", "muon", "a_gradient_that_is_not_finite"),
     "s4": ("small_micro_batches", "long_rows", "experts"),
@@ -100,6 +101,7 @@ _SCENARIOS = {
     "checkpoint-partition": ("p3", "2p2"),
     "offloaded": (*OF_ONE_KIND, "2x2"),
     "offloaded_adapters": OF_ONE_KIND,
+    "offloaded_nf4": ("2",),
     "kept_whole": ("2", "2x1"),
     "kept_whole_adapters": ("2",),
     "value_model": (*OF_ONE_KIND, "s2t2"),
@@ -114,6 +116,7 @@ _ONLY = {
     "kept_whole": BY_SHARDS,
     "kept_whole_adapters": BY_SHARDS,
     "collectives": ("3",),
+    "offloaded_nf4": ("2", "3"),
 }
 """Scenarios that say nothing of other layouts."""
 _READ_ELSEWHERE = ("1", "s2t2", "2p2")
@@ -138,7 +141,7 @@ class Cover:
             for name in CASES
             if name in names
             and (name not in FAMILIES or layout in OF_FAMILIES)
-            and not _is_refused(layout, CASES[name].model)
+            and not _is_refused(layout, CASES[name])
         }
 
     def layouts_of(self, scenario: str) -> tuple[str, ...]:
@@ -182,8 +185,11 @@ ON_GPUS = {
 """What each layout is tried with where ranks have GPUs."""
 
 
-def _is_refused(layout: str, model: str) -> bool:
-    dims, family = LAYOUTS[layout], TABLE.get(model)
+def _is_refused(layout: str, case: Case) -> bool:
+    dims, model = LAYOUTS[layout], case.model
+    family = TABLE.get(model)
+    if dims.tensor > 1 and case.lora is not None and case.lora.base_type is not None:
+        return True
     if dims.pipeline > 1 and model == "gemma4_text":  # whose layers take keys of others
         return True
     if model.endswith("with_mtp"):

@@ -433,6 +433,7 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "checkpoint-partition": partial(run_checkpoint, name="partition"),
     "offloaded": partial(run_offloaded, name="dropout_recomputed"),
     "offloaded_adapters": partial(run_offloaded, name="adapters_recomputed"),
+    "offloaded_nf4": partial(run_offloaded, name="adapters_beside_nf4"),
     "kept_whole": partial(run_kept_whole, name="dropout_recomputed"),
     "kept_whole_adapters": partial(run_kept_whole, name="adapters"),
     "export": run_export,

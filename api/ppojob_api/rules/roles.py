@@ -138,6 +138,22 @@ ROLE_RULES = (
     ),
     *rules(
         """
+        spec | $MODEL.lora.baseType | NotInThisVersion | here
+            over ranks of roles.$ROLE that share matrix products: not in this version; remove it, or
+            parallelism without tensor
+        when: has(self.$MODEL) && has(self.$MODEL.lora) && has(self.$FIELD) && $LIVES_THERE
+        must: self.roles.$ROLE.parallelism.tensor == 1
+        """,
+        each=(
+            {"MODEL": model, "ROLE": role, "LIVES_THERE": where}
+            for model, role, where in (
+                *_ADAPTED,
+                ("model", "reference", f"!has(self.reference) && {_in_own_pods('reference')}"),
+            )
+        ),
+    ),
+    *rules(
+        """
         spec | roles.$ROLE.offload | Conflict
             activations are the inputs of layers that are computed again; without activations, or
             training.activationCheckpointing: true

@@ -185,6 +185,12 @@ class PPOJobSpec(Section):
         return has_some or not self.algorithm.estimator.has_teacher
 
     @property
+    def lora_of_reference(self) -> LoraSpec | None:
+        """Those whose base in four bits a reference of its own is; None where it is plain."""
+        lora = self.model.lora
+        return lora if lora and lora.base_type and self.reference is None else None
+
+    @property
     def adapters_of_engines(self) -> LoraSpec | None:
         """Adapters that engines compute with; None where weights are all that they get."""
         is_beside = self.rollout.adapters == "beside" and self.steps.trains

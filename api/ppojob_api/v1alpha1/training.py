@@ -57,6 +57,11 @@ class LoraSpec(Section):
     """What an adapter adds counts alpha / √rank times (Kalajdzievski 2023, arXiv:2312.03732).
     TRL and PEFT: use_rslora, false."""
 
+    base_type: Literal["nf4"] | None = None
+    """Type that the trainer keeps the frozen matrices of attention and feed-forward blocks in; nf4:
+    four bits a number (QLoRA, Dettmers et al. 2023, arXiv:2305.14314). Absent: model.dtype.
+    TRL: load_in_4bit."""
+
     path: Path | None = None
     """Folder of adapters to begin with, in PEFT's form, as `adapter/` in an export; absent: A is
     drawn and B is zero. A reference is the policy without them. verl: lora_adapter_path."""

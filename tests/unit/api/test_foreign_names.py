@@ -37,6 +37,9 @@ lora_r                       model.lora.rank
 lora_dropout                 model.lora.dropout
 use_rslora                   model.lora.rankStabilized
 use_dora                     OTHER ADAPTERS
+load_in_4bit                 model.lora.baseType
+load_in_8bit                 QUANTIZED WEIGHTS
+use_bnb_nested_quant         SCALES ARE FLOAT32
 advantage_estimator          algorithm.type
 n_samples_per_prompt         algorithm.samplesPerPrompt
 rollout_batch_size           algorithm.promptsPerStep

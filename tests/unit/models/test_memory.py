@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import tiny_jobs
+import torch
 from mtp_models import save_mtp_model
 from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, save_model
@@ -13,6 +14,9 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.rollout import JudgeSpec
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.models import memory
+from ppojob_trainer.models.adapter_names import is_adapter
+from ppojob_trainer.models.architectures import HEAD
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.log_partition import LogPartition
 from ppojob_trainer.models.memory import (
     GIB,
@@ -139,6 +143,28 @@ def test_adapters_alone_have_gradients_and_moments_and_the_policy_is_its_referen
     with_teacher = config_of(tmp_path, **tiny_jobs.PPO | other)
     assert held(with_teacher, "actorRollout")["reference"] == 2 * CRITIC
     assert held(apart, "critic") == {"critic": 2 * POLICY, "critic's adapters": adapters}
+
+
+def test_matrices_beside_adapters_take_four_bits_and_their_scales(tmp_path):
+    """Also of a critic, and of a reference in pods of its own; not of the engine."""
+    wide = {"hidden_size": 128, "intermediate_size": 200}
+    save_model(tmp_path / "model", num_hidden_layers=3, **wide)
+    lora = {"rank": 2, "baseType": "nf4"}
+    model = {"path": str(tmp_path / "model"), "lora": lora, "dtype": "bfloat16"}
+    job = tiny_jobs.PPO | {"critic": {"lora": lora}, "roles": tiny_jobs.OWN_PODS, "model": model}
+    config = config_of(tmp_path, **job)
+    loaded = load_model(tmp_path / "model", torch.bfloat16, lora=config.spec.model.lora)
+    named = loaded.named_parameters()
+    expected = sum(  # an output layer is not counted
+        one.nbytes for name, one in named if not is_adapter(name) and name != HEAD
+    )
+    counted = count_parameters(config)
+    assert counted[str(tmp_path / "model")] * 2 > 2 * expected  # in bfloat16
+    for role, name in (("critic", "critic"), ("reference", "reference")):
+        assert held_by_rank(config, role, counted)[name] == pytest.approx(expected, abs=2)
+    of_policy = held_by_rank(config, "actorRollout", counted)
+    assert of_policy["policy"] == pytest.approx(expected, abs=2)
+    assert of_policy["rollout engine"] == 4 * counted[str(tmp_path / "model")]
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])

@@ -165,6 +165,13 @@ def test_any_cut_of_a_mini_batch_is_the_same_update(folder, name, layout):
         torch.testing.assert_close(value, statistics[key], rtol=limit, atol=1e-6)
 
 
+@pytest.mark.parametrize("layout", layouts_with("adapters_beside_nf4"))
+def test_matrices_in_four_bits_have_the_bits_of_one_rank(folder, layout):
+    expected = under(alone(folder, "adapters_beside_nf4"), "base/")
+    assert expected
+    assert_equal(under(results(folder, layout, "adapters_beside_nf4"), "base/"), expected)
+
+
 @pytest.mark.parametrize(("name", "layout"), tried(exact_pairs))
 def test_every_rank_predicts_its_rows(folder, name, layout):
     expected = alone(folder, name)["logprobs"]
@@ -213,7 +220,7 @@ def test_ranks_that_share_tokens_share_what_is_kept_of_them(folder, layout, shar
     tried(
         lambda cover: [
             (name, layout)
-            for name in ("offloaded", "offloaded_adapters")
+            for name in ("offloaded", "offloaded_adapters", "offloaded_nf4")
             for layout in ("1", *cover.layouts_of(name))
         ]
     ),
@@ -221,8 +228,8 @@ def test_ranks_that_share_tokens_share_what_is_kept_of_them(folder, layout, shar
 def test_what_leaves_the_device_comes_back_to_the_bit(folder, name, layout):
     for rank in range(LAYOUTS[layout].size):
         if layout == "1":
-            case = {"offloaded": "dropout_recomputed"}.get(name, "adapters_recomputed")
-            found = training_scenarios.run_offloaded(folder, World.alone(), case)
+            scenario = training_scenarios.SCENARIOS[name]
+            found = scenario(folder, World.alone())
         else:
             found = results(folder, layout, name, rank)
         assert found["offloaded/held"] == 0 < found["plain/held"]

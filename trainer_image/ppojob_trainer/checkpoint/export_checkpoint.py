@@ -27,6 +27,7 @@ from ppojob_trainer.models.kinds import CRITIC, POLICY, PROCESS_REWARD, SCORER, 
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import Adapter, adapters_in
+from ppojob_trainer.models.nf4 import round_layers
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -86,6 +87,8 @@ def export_checkpoint(
         bases = {} if base is None else {source.kind.where: base}
         identity.check_bases(settings, bases, checkpoint)
         whole = load_model(model.path, dtype, kind=source.kind, overrides=source.overrides)
+        if model.lora is not None and model.lora.base_type is not None:
+            round_layers(whole)
         tensors = dict(hf_named_tensors(whole)) | beside
     export_model(
         target,

@@ -34,6 +34,8 @@ from ppojob_trainer.models.state_layers import (
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
+NF4_BLOCK: Final = 64
+"""Numbers of a row that share a scale in NF4."""
 
 _LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _REQUIRED: Final = {
@@ -392,6 +394,11 @@ def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
                 found[a] = (*stack, lora.rank, columns)
                 found[b] = (*stack, rows, lora.rank)
     return found
+
+
+def nf4_bytes(rows: int, columns: int) -> int:
+    """What a matrix takes in NF4: four bits a number, and a scale of four bytes a block."""
+    return rows * -(-columns // NF4_BLOCK) * (NF4_BLOCK // 2 + 4)
 
 
 def count_adapters(lora: LoraSpec | None, folder: str) -> int:

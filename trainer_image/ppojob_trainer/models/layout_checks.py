@@ -361,6 +361,14 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         for layer in range(sizes.layers)
         for name in linear_layers(sizes, layer)
     }
+    if lora.base_type is not None and sizes.mixture is not None:
+        yield Problem(
+            f"{where}.baseType",
+            shown(lora.base_type),
+            f"of a mixture of experts, {sizes.model_type}: not in this version",
+            "remove it",
+            ReasonCode.NOT_IN_THIS_VERSION,
+        )
     if lora.experts:
         yield from _check_expert_adapters(lora, sizes, where)
         names |= _expert_targets(sizes)

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -44,6 +44,7 @@ from ppojob_trainer.models.log_partition import (
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form
 from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
+from ppojob_trainer.models.nf4 import is_scales, matrices_of, quantised, scales_of
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.stored_tensors import read_part
 from ppojob_trainer.models.tensor_plans import styles_of
@@ -144,21 +145,24 @@ class _Beside:
     learns_log_z: bool
     has_mtp: bool  # of the folder, but of no class of transformers
 
-    def add_to(self, model: PreTrainedModel, dtype: torch.dtype) -> None:
-        """Put it into a model that is not cut yet, and give all of that its type and form."""
+    def add_to(self, model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+        """Put it into a model that is not cut yet, and give all of that its type and form.
+
+        `device` is where the model will be.
+        """
         if self.has_mtp:
             add_mtp_layer(model)
         split_experts(model)
         hold_in(dtype, model)
         if self.lora is not None:
-            add_adapters(model, self.lora)
+            add_adapters(model, self.lora, device)
         if self.learns_log_z:
             add_log_partition(model)
 
     @staticmethod
     def has(name: str) -> bool:
         """Whether a tensor of this name is of it."""
-        return is_adapter(name) or is_log_partition(name)
+        return is_adapter(name) or is_log_partition(name) or is_scales(name)
 
 
 def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, part: str) -> None:
@@ -265,7 +269,7 @@ def _load_whole(
         raise ValueError(str(error)) from error
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
-    beside.add_to(model, options["dtype"])
+    beside.add_to(model, options["dtype"], world.device)
     missing = set(info["missing_keys"])
     if beside.has_mtp:
         missing |= _read_mtp_layer(model, folder)
@@ -324,7 +328,7 @@ def _load_sharded(
     """
     with torch.device("meta"):
         model = auto_class.from_config(**options)
-    beside.add_to(model, options["dtype"])
+    beside.add_to(model, options["dtype"], world.device)
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
     styles = styles_of(model) if world.dims.tensor > 1 else {}
     if world.size > 1:
@@ -333,16 +337,26 @@ def _load_sharded(
     if weights.problems:
         raise ValueError("; ".join(str(problem) for problem in weights.problems))
     parameters = dict(model.named_parameters())
-    state = {}
+    matrices, state = matrices_of(model), {}
     for name, parameter in parameters.items():
+        if is_scales(name):
+            continue  # they come with their codes
         box = box_of(parameter)
+        if name in matrices:  # ranks have rows of it
+            shape = matrices[name].shape
+            box = replace(box, shape=shape, stop=(box.stop[0], shape[1]))
         part = torch.zeros(box.local_shape)
         if name in weights.files:
             part = read_part(weights, name, box)
         # A head beside adapters is wider than the weights, and has their digits all the same.
         kind = part.dtype if stays_float32(name) else options["dtype"]
-        rounded = part.to(world.device, kind).to(parameter.dtype)
-        state[name] = nn.Parameter(cut_like(parameter, _own(rounded)))
+        rounded = part.to(world.device, kind)
+        made = {name: rounded.to(parameter.dtype)}
+        if name in matrices:
+            made = dict(zip((name, scales_of(name)), quantised(rounded), strict=True))
+        for one, values in made.items():
+            own = cut_like(parameters[one], _own(values))
+            state[one] = nn.Parameter(own, requires_grad=values.is_floating_point())
     model.load_state_dict(state, strict=False, assign=True)
     if EMBEDDING in state:
         model.tie_weights()
@@ -394,6 +408,8 @@ def _check_values(
     """
     # The first of the ranks that hold the same weight looks at it.
     held, stage = dict(model.named_parameters()), stage_of(model)
+    # Of codes the scales say whether numbers were finite, and whether there were any.
+    held |= {name: held[scales_of(name)] for name in matrices_of(model)}
     parts = {
         name: local_part(held[name].detach())
         if name in held and stage.counts(name, held[name])

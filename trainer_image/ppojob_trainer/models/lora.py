@@ -40,6 +40,7 @@ from ppojob_trainer.models.experts import (
     stacked_product,
 )
 from ppojob_trainer.models.mixtures import STACKS
+from ppojob_trainer.models.nf4 import Nf4Linear, quantise_layers
 from ppojob_trainer.parallel.boxes import whole
 from ppojob_trainer.parallel.fsdp import fill
 
@@ -71,6 +72,10 @@ class LoraLinear(nn.Linear):
             x = functional.dropout(x, self.lora.dropout, self.training)
         change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
         return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
+
+
+class LoraNf4Linear(LoraLinear, Nf4Linear):
+    """A layer with an adapter, whose weight is in NF4."""
 
 
 class LoraMatrix(Matrix):
@@ -107,6 +112,7 @@ class LoraStacks(StackedExperts):
 
 
 _ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStacks]]] = {
+    Nf4Linear: LoraNf4Linear,
     nn.Linear: LoraLinear,
     Matrix: LoraMatrix,
     StackedExperts: LoraStacks,
@@ -141,18 +147,23 @@ class Adapter:
         return torch.add(weight.float(), change, alpha=self.lora.scale)
 
 
-def add_adapters(model: PreTrainedModel, lora: LoraSpec) -> None:
+def add_adapters(
+    model: PreTrainedModel, lora: LoraSpec, device: torch.device | None = None
+) -> None:
     """Freeze a model and put adapters into it, whose values `draw_adapters` sets.
 
     The model is one of transformers, not cut yet, on the meta device or with weights. Without
     targets all linear layers of the decoder layers get one: neither the embedding nor the head, no
     router, and experts where it is asked for.
     A head of a single output, which begins as nothing, is trained whole, in float32 as well.
+    `device` is where weights in four bits are made, if they are; absent: the CPU.
     """
     model.requires_grad_(False)
     head = getattr(model, VALUE_HEAD, None)
     if head is not None:
         head.float().requires_grad_(True)
+    if lora.base_type is not None:
+        quantise_layers(model, device or torch.device("cpu"))
     base: Any = model.base_model
     mixture = mixture_of(model)
     router = mixture and f".{mixture.within(mixture.router)}."
@@ -173,6 +184,8 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
     """Put an adapter beside the weight of this name, or beside each of those stacked in it."""
     weight = layer.get_parameter(name)
     *stack, out, into = weight.shape
+    if isinstance(layer, Nf4Linear):
+        out, into = layer.out_features, layer.in_features
     if isinstance(layer, StackedExperts) and not layer.is_out_first:
         into, out = out, into
     layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))

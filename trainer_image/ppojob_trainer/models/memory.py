@@ -6,6 +6,8 @@ memory of libraries come on top. So what is refused here could never have run.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
+from math import prod
 from pathlib import Path
 from typing import Final
 
@@ -14,11 +16,14 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.roles import TrainingParallelism
 from ppojob_api.v1alpha1.rollout import JudgeSpec
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import (
     HEAD,
     count_adapters,
     count_log_partition,
+    linear_layers,
+    nf4_bytes,
     sizes_of,
 )
 from ppojob_trainer.models.config_files import TOWER
@@ -189,7 +194,8 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     # With adapters the policy is its own reference.
     reference, is_base = spec.roles.reference, lora is not None and spec.reference is None
     if "reference" in living and reference and not (is_base and "actorRollout" in living):
-        counts = [parameters.get(path, 0) for path in spec.reference_paths]
+        spared = _spared(spec.lora_of_reference, spec.model.path, spec.model.dtype)
+        counts = [parameters.get(path, 0) - spared for path in spec.reference_paths]
         found["reference"] = _one_at_work(
             [part(spec.model.dtype, count, reference.offload) for count in counts]
         )
@@ -232,8 +238,9 @@ def _critics(spec: PPOJobSpec, parameters: Mapping[str, int], part: _Part) -> di
         return {}
     path, offload = critic.path or "", role.offload
     count, moments = parameters.get(path, 0), critic.optimizer.moments
+    own = count - _spared(critic.lora, path, spec.model.dtype)
     whole = moments if critic.lora is None else None
-    found = {"critic": part(spec.model.dtype, count, offload, whole)}
+    found = {"critic": part(spec.model.dtype, own, offload, whole)}
     compares = spec.algorithm.estimator.critic == "process_reward"
     if compares and (critic.lora is None or len(spec.critic_paths) > 1):
         other = parameters.get(spec.critic_paths[-1], 0)
@@ -291,7 +298,17 @@ def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]
     log_z = count_log_partition(spec.algorithm.policy_loss.loss, model.path)
     if model.lora is None:
         return count + log_z, 0
+    count -= _spared(model.lora, model.path, model.dtype)
     return count, count_adapters(model.lora, model.path) + log_z
+
+
+def _spared(lora: LoraSpec | None, folder: str, dtype: str) -> int:
+    """Numbers of a type that would take what matrices in NF4 do not."""
+    if lora is None or lora.base_type is None or (sizes := sizes_of(folder)) is None:
+        return 0
+    layers = range(sizes.layers)
+    shapes = [shape for layer in layers for shape in linear_layers(sizes, layer).values()]
+    return sum(map(prod, shapes)) - sum(starmap(nf4_bytes, shapes)) // _WEIGHT_BYTES[dtype]
 
 
 def _kept(spec: PPOJobSpec) -> tuple[float | None, float]:

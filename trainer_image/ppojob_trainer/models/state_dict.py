@@ -9,6 +9,7 @@ from ppojob_trainer.models.adapter_names import is_adapter, matrix_names
 from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import Adapter, adapters_of
 from ppojob_trainer.models.mtp_layers import is_of_mtp_layer
+from ppojob_trainer.models.nf4 import is_scales, matrices_of
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
 from ppojob_trainer.parallel.boxes import Join, local_part, whole
 
@@ -19,10 +20,14 @@ def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     Of a stage of a pipeline its own. A tied weight comes under its first name only (the
     embedding's), as safetensors folders have it. Buffers that a folder does not hold (rotary
     frequencies) are left out, and so are adapters: the weights are those without them. Nor is the
-    network of log Z among them.
+    network of log Z among them. Of a matrix in NF4 comes what has no values, for it is made
+    when its turn comes (`plain_weights`).
     """
+    matrices = matrices_of(model)
     for name, parameter in model.named_parameters(remove_duplicate=True):
-        if not is_adapter(name) and not is_log_partition(name):
+        if name in matrices:
+            yield name, matrices[name].outline
+        elif not is_adapter(name) and not is_log_partition(name) and not is_scales(name):
             yield name, parameter.detach()
 
 
@@ -42,6 +47,21 @@ def every_tensor(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     held = dict(hf_named_tensors(model))
     for name, tensor in hf_named_tensors(outline_of(model)):
         yield name, held.get(name, tensor)
+
+
+def plain_weights(
+    model: nn.Module, on_device: Callable[[Tensor], Tensor]
+) -> Callable[[str, Tensor], Tensor]:
+    """What makes of a tensor of `hf_named_tensors` one with its bytes on its device.
+
+    A matrix in NF4 is whole then, a collective where the model is cut.
+    """
+    matrices = matrices_of(model)
+
+    def plain(name: str, tensor: Tensor) -> Tensor:
+        return matrices[name].whole(on_device) if name in matrices else on_device(tensor)
+
+    return plain
 
 
 def every_adapter(model: nn.Module) -> dict[str, Adapter]:
@@ -85,9 +105,10 @@ def named_full_tensors(
     So is a layer that predicts further tokens, which no engine draws with.
     """
     adapters = every_adapter(model) if merges else {}
+    plain = plain_weights(model, on_device)
 
     def joined(name: str, tensor: Tensor, _dtype: torch.dtype) -> Tensor:
-        there = on_device(tensor)
+        there = plain(name, tensor)
         return adapters[name].merged(there) if name in adapters else whole(there)
 
     told = told_by_holders(model, joined)

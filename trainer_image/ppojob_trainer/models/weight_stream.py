@@ -7,12 +7,14 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.load import refuse_config
 from ppojob_trainer.models.mixtures import is_sent_float32
+from ppojob_trainer.models.nf4 import linear_layers, rounded
 from ppojob_trainer.models.stored_tensors import read_tensor
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.weight_files import read_weights
@@ -23,11 +25,13 @@ def stored_weights(
     dtype: torch.dtype,
     device: torch.device,
     overrides: Mapping[str, Json] | None = None,
+    lora: LoraSpec | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
     """Every weight of a causal language model once, as `load_model` would hold it.
 
     Names and order are those of `state_dict.hf_named_tensors`: a model without values says them.
-    One tensor is in memory at a time unless it is kept.
+    One tensor is in memory at a time unless it is kept. Adapters are passed over; where those of
+    `lora` are beside weights in four bits, what these stand for comes.
 
     Raises:
         ConfigError: the folder holds no model of a known kind; a weight is missing, of another
@@ -38,6 +42,8 @@ def stored_weights(
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     split_experts(model)
+    is_rounded = lora is not None and lora.base_type is not None
+    in_nf4 = {f"{name}.weight" for name, _ in linear_layers(model)} if is_rounded else set()
     weights = read_weights(Path(folder))
     for name, parameter in model.named_parameters():
         if name not in weights.files:
@@ -53,4 +59,5 @@ def stored_weights(
                 f"{POLICY.where}: got values that are NaN or infinite in {name} of {folder}: "
                 "nothing can be computed with them; the weights as they were trained"
             )
-        yield name, tensor.to(device, torch.float32 if is_sent_float32(name) else dtype)
+        own = tensor.to(device, torch.float32 if is_sent_float32(name) else dtype)
+        yield name, rounded(own) if name in in_nf4 else own

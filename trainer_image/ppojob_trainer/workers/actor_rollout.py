@@ -29,6 +29,7 @@ from ppojob_trainer.models.state_dict import (
     every_tensor,
     named_full_adapters,
     named_full_tensors,
+    plain_weights,
     told_by_holders,
 )
 from ppojob_trainer.models.weight_stream import stored_weights
@@ -287,8 +288,9 @@ class ActorRolloutWorker:
 
         def told(join: Join) -> Join:
             """Of weights that may have left the device."""
+            plain = plain_weights(trained, on_device)
             return told_by_holders(
-                trained, lambda name, tensor, dtype: join(name, on_device(tensor), dtype)
+                trained, lambda name, tensor, dtype: join(name, plain(name, tensor), dtype)
             )
 
         export_model(
@@ -347,7 +349,9 @@ def _open_weights(
     if not spec.steps.trains:
         dtype = DTYPES[spec.model.dtype]
         overrides = config_changes(spec.model.path, spec.model)
-        return None, lambda: stored_weights(spec.model.path, dtype, world.device, overrides)
+        return None, lambda: stored_weights(
+            spec.model.path, dtype, world.device, overrides, spec.model.lora
+        )
     policy = open_policy(spec, world)
     learner = policy.learner  # its model may be loaded again
     has_beside = spec.adapters_of_engines is not None

@@ -62,15 +62,21 @@ class Reference:
         self.engine.release()
 
     def _open(self) -> ForwardEngine:
-        """The policy of the beginning, or the model that the job names."""
+        """The policy of the beginning, or the model that the job names.
+
+        Where a policy is beside adapters in four bits, the first is what is below these.
+        """
         spec = self._spec
+        lora = spec.lora_of_reference
         model = load_model(
             self._path,
             DTYPES[spec.model.dtype],
             world=self._world,
+            lora=lora,
             overrides=config_changes(self._path, spec.model),
         )
-        return ForwardEngine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
+        engine = ForwardEngine if lora is None else BaseEngine
+        return engine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 
     def _settled(self) -> Resident:
         """Its weights, which begin where they are at rest."""

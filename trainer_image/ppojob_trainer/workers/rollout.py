@@ -87,7 +87,8 @@ class RolloutWorker:
         spec, dtype = self.generation.spec, DTYPES[self.generation.spec.model.dtype]
         if spec.adapters_of_engines is not None and not self._has_weights:
             overrides = config_changes(spec.model.path, spec.model)
-            yield from stored_weights(spec.model.path, dtype, self.channels.world.device, overrides)
+            device, lora = self.channels.world.device, spec.model.lora
+            yield from stored_weights(spec.model.path, dtype, device, overrides, lora)
         sender = self.channels.world.rank % self.channels.owners(OWNER)
         try:
             yield from receive_tensors(self.channels.link(OWNER), sender)

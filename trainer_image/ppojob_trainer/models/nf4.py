@@ -1,0 +1,187 @@
+"""NF4: frozen matrices in four bits a number (QLoRA: Dettmers et al., arXiv:2305.14314).
+
+64 numbers of a row are a block: each is the nearest of 16 values, quantiles of a normal
+distribution, times the largest absolute value of its block. A row's last block may be shorter. So
+blocks never cross rows, and a rank that has some rows makes of them what it would of all.
+
+A layer keeps such codes in place of its `weight`, and the scales of blocks beside it. Its matrix is
+made again for each pass, forward and backward, and nobody keeps it.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import PreTrainedModel
+
+from ppojob_trainer.models.architectures import NF4_BLOCK as BLOCK
+from ppojob_trainer.parallel.boxes import whole
+
+VALUES: Final = (
+    *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
+    *(-0.28444138169288635, -0.18477343022823334, -0.09105003625154495, 0.0),
+    *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
+    *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
+)
+"""What a code stands for: the numbers of bitsandbytes, which has the paper's definition."""
+
+_SCALES: Final = "weight_scales"
+
+
+def is_scales(name: str) -> bool:
+    """Whether a tensor of this name holds the scales of a matrix."""
+    return name.endswith(f".{_SCALES}")
+
+
+def scales_of(weight: str) -> str:
+    """The name of the scales of a matrix, by the name of that."""
+    return f"{weight}{_SCALES.removeprefix('weight')}"
+
+
+def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix (out, in) as codes (out, b * 32), two a byte, and scales (out, b), float32.
+
+    b: blocks of a row. A number in the middle between two values becomes the lower one.
+    """
+    rows, columns = weight.shape
+    blocks = functional.pad(weight.float(), (0, -columns % BLOCK))
+    blocks = blocks.view(rows, blocks.shape[1] // BLOCK, BLOCK)
+    scales = blocks.abs().amax(-1)
+    inverse = torch.where(scales == 0.0, 0.0, scales.reciprocal())  # as bitsandbytes divides
+    middles = _middles(weight.device)
+    codes = torch.bucketize(blocks * inverse[..., None], middles, out_int32=True).to(torch.uint8)
+    pairs = codes.view(rows, -1, 2) if rows else codes.view(0, codes.shape[1] * BLOCK // 2, 2)
+    return pairs[..., 0] << 4 | pairs[..., 1], scales
+
+
+def dequantised(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """The matrix (out, columns) that codes and scales stand for; products in float32."""
+    values = _pairs(codes.device)[codes.int()].view(*scales.shape, BLOCK)
+    values.mul_(scales[..., None])
+    return values.flatten(1)[:, :columns].to(dtype).contiguous()
+
+
+def rounded(weight: Tensor) -> Tensor:
+    """A matrix as a layer here computes with it, in its own type."""
+    return dequantised(*quantised(weight), weight.shape[1], weight.dtype)
+
+
+@cache
+def _middles(device: torch.device) -> Tensor:
+    values = torch.tensor(VALUES, device=device)
+    return (values[1:] + values[:-1]) / 2.0
+
+
+@cache
+def _pairs(device: torch.device) -> Tensor:
+    """(256, 2) what each byte stands for; its upper half is the first."""
+    values = torch.tensor(VALUES, device=device)
+    return torch.cartesian_prod(values, values)
+
+
+class Nf4Linear(nn.Linear):
+    """A frozen linear layer in NF4; `quantise_layers` makes it of a plain one, in place."""
+
+    weight_scales: nn.Parameter
+    dtype: torch.dtype  # of the weight that was there
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
+        """As that of a plain layer with the weight that the codes stand for."""
+        device, dtype = input.device.type, self.dtype
+        if torch.is_autocast_enabled(device):
+            dtype = torch.get_autocast_dtype(device)
+        x, scales = input.to(dtype), self.weight_scales
+        output: Tensor = _Product.apply(x, self.weight, scales, self.bias)  # type: ignore[no-untyped-call]
+        return output
+
+
+class _Product(torch.autograd.Function):
+    """`W x + b`, of whose W neither pass leaves anything behind."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+        # Not saved for the backward pass as tensors are that may leave for host memory: nobody
+        # changes them, and where ranks share them FSDP puts both together again.
+        ctx.matrix, ctx.columns = (codes, scales), x.shape[-1]
+        return functional.linear(x, dequantised(codes, scales, x.shape[-1], x.dtype), bias)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grads
+        codes, scales = ctx.matrix
+        return grad @ dequantised(codes, scales, ctx.columns, grad.dtype), None, None, None
+
+
+@dataclass(frozen=True, slots=True)
+class Nf4Matrix:
+    """The matrix of a layer in NF4: its codes and scales, cut where the model is."""
+
+    layer: Nf4Linear
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in), as the weight's was."""
+        return self.layer.out_features, self.layer.in_features
+
+    @property
+    def outline(self) -> Tensor:
+        """A tensor of its shape and type, without values."""
+        return torch.empty(self.shape, dtype=self.layer.dtype, device="meta")
+
+    def whole(self, on_device: Callable[[Tensor], Tensor]) -> Tensor:
+        """All of it; a collective where the model is cut. See `named_full_tensors`."""
+        parts = self.layer.weight.detach(), self.layer.weight_scales.detach()
+        codes, scales = (whole(on_device(part)) for part in parts)
+        return dequantised(codes, scales, self.layer.in_features, self.layer.dtype)
+
+
+def matrices_of(model: nn.Module) -> dict[str, Nf4Matrix]:
+    """The matrices of a model in NF4 by the names of their weights; empty without such."""
+    return {
+        f"{at}.weight": Nf4Matrix(layer)
+        for at, layer in model.named_modules()
+        if isinstance(layer, Nf4Linear)
+    }
+
+
+def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
+    """Those of a model's decoder layers, by their names in it; of no mixture of experts."""
+    base: Any = model.base_model
+    layers = {layer for layer in base.layers.modules() if isinstance(layer, nn.Linear)}
+    for name, layer in model.named_modules():
+        if layer in layers and isinstance(layer, nn.Linear):
+            yield name, layer
+
+
+def quantise_layers(model: PreTrainedModel, device: torch.device) -> None:
+    """Keep the linear layers of the decoder layers in NF4, one after the other.
+
+    The model is on the meta device, or with weights, which a device is asked to make codes of.
+    """
+    for _, layer in linear_layers(model):
+        weight = layer.weight.detach()
+        there = weight if weight.is_meta else weight.to(device)
+        made = _outlines(there) if weight.is_meta else quantised(there)
+        codes, scales = (nn.Parameter(one, requires_grad=False) for one in made)
+        layer.__class__ = Nf4Linear
+        assert isinstance(layer, Nf4Linear), "it was made one"
+        layer.weight, layer.weight_scales, layer.dtype = codes, scales, weight.dtype
+
+
+def round_layers(model: PreTrainedModel) -> None:
+    """Give linear layers what they would compute with in NF4, as plain weights."""
+    for _, layer in linear_layers(model):
+        layer.weight.data = rounded(layer.weight.data)
+
+
+def _outlines(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes and scales of a matrix without values."""
+    rows, blocks = weight.shape[0], -(-weight.shape[1] // BLOCK)
+    return (
+        weight.new_empty(rows, blocks * BLOCK // 2, dtype=torch.uint8),
+        weight.new_empty(rows, blocks, dtype=torch.float32),
+    )
