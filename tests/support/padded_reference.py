@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -36,6 +37,7 @@ _PROCESSORS = (
     GotOcr2ImageProcessorPil,
     PixtralImageProcessorPil,
     Gemma3ImageProcessorPil,
+    Gemma4ImageProcessorPil,
     Idefics3ImageProcessorPil,
     SmolVLMImageProcessorPil,
 )
@@ -95,10 +97,9 @@ def whole_logits(
     if pictures:
         seen = pixels_of(folder, unpacked(pictures))
         types = (ids == NAMES.index(PICTURE)).int()
-        if "image_grid_thw" in seen:
-            seen["mm_token_type_ids"] = types
-        if "token_type_ids" in inspect.signature(model.forward).parameters:
-            seen["token_type_ids"] = types
+        known = inspect.signature(model.forward).parameters
+        told = {"token_type_ids", "mm_token_type_ids"} & known.keys()
+        seen |= dict.fromkeys(told, types)
     logits: Tensor = model(input_ids=ids, use_cache=False, **seen).logits
     return logits[0, len(prompt) - 1 :]
 
@@ -111,7 +112,7 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     if isinstance(processor, PixtralImageProcessorPil):
         options["patch_size"] = 2 * PATCH
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
-    return {name: one for name, one in made.items() if name not in {"num_patches", "num_crops"}}
+    return {name: one for name, one in made.items() if not name.startswith("num_")}
 
 
 def processor_of(folder: Path) -> Any:

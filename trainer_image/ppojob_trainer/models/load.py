@@ -27,6 +27,7 @@ from ppojob_trainer.models.adapter_names import is_adapter, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import (
+    TOWER,
     WHOLE_NAMES,
     folder_has_tower,
     folder_part_name,
@@ -341,6 +342,10 @@ def _load_sharded(
         kind = part.dtype if stays_float32(name) else options["dtype"]
         rounded = part.to(world.device, kind).to(parameter.dtype)
         state[name] = nn.Parameter(cut_like(parameter, _own(rounded)))
+    for name, buffer in model.named_buffers():
+        if name.startswith(TOWER) and (path := weights.files.get(name)) is not None:
+            with safe_open(path, framework="pt") as file:  # as bounds of Gemma 4's, which are whole
+                state[name] = file.get_tensor(weights.stored[name]).to(world.device, buffer.dtype)
     model.load_state_dict(state, strict=False, assign=True)
     if EMBEDDING in state:
         model.tie_weights()

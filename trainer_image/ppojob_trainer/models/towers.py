@@ -10,6 +10,11 @@ from transformers.models.gemma3.modeling_gemma3 import (
     Gemma3MultiModalProjector,
     Gemma3PreTrainedModel,
 )
+from transformers.models.gemma4.modeling_gemma4 import (
+    Gemma4MultimodalEmbedder,
+    Gemma4PreTrainedModel,
+    Gemma4VisionModel,
+)
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionEmbeddings, Glm4vVisionModel
 from transformers.models.idefics3.modeling_idefics3 import (
     Idefics3Connector,
@@ -124,6 +129,25 @@ class _Gemma3Tower(_Projected, Gemma3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
+class _Gemma4Tower(Gemma4PreTrainedModel):  # type: ignore[misc]
+    """That of Gemma 4, without what hears sound, which stays in the folder."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
+        self.vision_tower = Gemma4VisionModel._from_config(own, dtype=dtype)
+        self.embed_vision = Gemma4MultimodalEmbedder(own, config.text_config)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
+        """(tokens, h) of a picture, whose patches (1, n, 3 y x) lie at positions (1, n, 2)."""
+        own = (position_ids[0] >= 0).all(dim=-1)  # others fill up what the processor gives
+        pixels, positions = pixel_values[:, own], position_ids[:, own]
+        output = self.vision_tower(pixel_values=pixels, pixel_position_ids=positions)
+        output.pooler_output = self.embed_vision(inputs_embeds=output.last_hidden_state)
+        return output
+
+
 class _UnroundedPositions(Idefics3VisionEmbeddings):  # type: ignore[misc]
     """Where the patches of a square lie, as float32 tells it whatever the type of its pixels is.
 
@@ -172,6 +196,7 @@ TOWERS: Final = {
     "glm4v_vision": _GlmTower,
     "glm4v_moe_vision": _GlmTower,
     "gemma3": _Gemma3Tower,
+    "gemma4": _Gemma4Tower,
     "idefics3": _Idefics3Tower,
     "internvl": _InternVLTower,
     "mistral3": _Mistral3Tower,
