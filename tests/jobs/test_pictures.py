@@ -196,6 +196,13 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
             id="vllm_crops",
             marks=[pytest.mark.vllm, pytest.mark.long],
         ),
+        pytest.param("seeing_pooled", {}, id="huggingface_pooled"),
+        pytest.param(
+            "seeing_told",
+            {"rollout": VLLM},
+            id="vllm_told",
+            marks=[pytest.mark.vllm, pytest.mark.long],
+        ),
         pytest.param("seeing_3", {"rollout": VLLM}, id="vllm_learns", marks=pytest.mark.vllm),
     ],
 )

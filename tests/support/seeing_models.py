@@ -118,11 +118,11 @@ IN_WINDOWS = {"sliding_window_pattern": 2, "sliding_window": 6}
 IN_WINDOWS |= {"head_dim": 32, "query_pre_attn_scalar": 32, "model_type": "gemma3_text"}
 IN_WINDOWS |= {"rope_parameters": None}
 OF_GEMMA4 = {"model_type": "gemma4_text", "rope_parameters": None, "pad_token_id": 0}
-OF_GEMMA4 |= {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 72}
-OF_GEMMA4 |= {"max_position_embeddings": 256, "head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
+OF_GEMMA4 |= {"sliding_window": 72}
+OF_GEMMA4 |= {"max_position_embeddings": 512, "head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
 OF_GEMMA4 |= {"use_bidirectional_attention": "vision", "attention_k_eq_v": True}
-TOLD = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2}
-TOLD |= {"num_kv_shared_layers": 2, "use_double_wide_mlp": True, "attention_k_eq_v": False}
+OF_GEMMA4 |= {"final_logit_softcapping": 3.0}
+TOLD = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "attention_k_eq_v": False}
 TOLD |= {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 128}
 TOLD |= {"use_bidirectional_attention": None}
 TEXTS = {
@@ -153,6 +153,8 @@ def save_seeing_model(
         more = {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
     if model_class in POOLED:
         more = {"boi_token_id": len(NAMES), "eoi_token_id": len(NAMES) + 1}
+        sizes["layer_types"] = ["sliding_attention", *["full_attention", "sliding_attention"] * 2]
+        sizes["layer_types"] = [*sizes["layer_types"][: sizes["num_hidden_layers"] - 1], "full_attention"]
     config = model_class.config_class(
         **videos,
         **more,

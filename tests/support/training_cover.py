@@ -51,12 +51,13 @@ _CASES = {
             "partition_beside_adapters",
         ),
         *("sgd", "low_moments", "pictures_in_lines", "mtp", "mtp_by_muon"),
+        "pictures_of_told_layers",
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
         *("pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
-        *("pictures_in_squares", "pictures_in_crops"),
+        *("pictures_in_squares", "pictures_in_crops", "pictures_of_gemma_4"),
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
@@ -70,11 +71,12 @@ _CASES = {
             "adapters_of_told_layers",
         ),
         *("pictures_behind_layers", "pictures_of_glm", "pictures_in_squares"),
+        "pictures_of_told_layers",
     ),
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
         *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm", "teacher"),
-        *("adapters_of_stacks", "pictures_in_squares"),
+        *("adapters_of_stacks", "pictures_in_squares", "pictures_of_gemma_4"),
     ),
     "3": ("small_micro_batches", "spread", "adapters_recomputed"),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16", "mtp_recomputed"),

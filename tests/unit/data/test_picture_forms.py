@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from seeing_models import TILE, form_of, save_seeing_model
 from tiny_models import (
+    AROUND_POOLED,
     BEGIN_SQUARE,
     CROPS,
     END_SQUARE,
@@ -25,6 +26,7 @@ from transformers import (
     AutoTokenizer,
     Gemma3ForConditionalGeneration,
     Gemma3Processor,
+    Gemma4ForConditionalGeneration,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
     InternVLForConditionalGeneration,
@@ -33,6 +35,7 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -93,6 +96,25 @@ def of_gemma(folder: Path) -> Any:
     return Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(folder), tokenizer, None, 4)
 
 
+class OfGemma4:
+    """What transformers' `Gemma4Processor` makes, which is not loaded without torchvision.
+
+    Source: its `replace_image_token`; tokens are counted by its class for PIL.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.images = Gemma4ImageProcessorPil.from_pretrained(folder)
+
+    def __call__(self, text: str, images: list[Image.Image]) -> dict[str, list[list[int]]]:
+        begin, end = AROUND_POOLED
+        *parts, last = text.split(PICTURE)
+        counts = self.images(images=images)["num_soft_tokens_per_image"]
+        shown = [f"{begin}{PICTURE * count}{end}" for count in counts]
+        text = "".join(one for pair in zip(parts, shown, strict=True) for one in pair) + last
+        return {"input_ids": [self.tokenizer.encode(text)]}
+
+
 def of_idefics(folder: Path, images: Any = Idefics3ImageProcessorPil) -> Any:
     """Of SmolVLM too, whose own wants a package for its videos, and writes the same for pictures.
 
@@ -118,6 +140,7 @@ PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
     "internvl": (InternVLForConditionalGeneration, of_internvl),
     "mistral": (Mistral3ForConditionalGeneration, OfMistral),
     "gemma": (Gemma3ForConditionalGeneration, of_gemma),
+    "gemma 4": (Gemma4ForConditionalGeneration, OfGemma4),
     "idefics": (Idefics3ForConditionalGeneration, of_idefics),
     "smolvlm": (SmolVLMForConditionalGeneration, of_smolvlm),
 }
@@ -231,6 +254,22 @@ def test_squares_of_the_hub_are_of_896_pixels_and_256_tokens(tmp_path: Path) -> 
     assert form.expanded([2, 262_144], packed([picture("red")])) == [2, *[262_144] * 256]
     said = "<start_of_image><image_soft_token><end_of_image>"
     assert form.rewritten("user\n<start_of_image>a") == f"user\n\n\n{said}\n\na"
+
+
+def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path]) -> None:
+    """Also those that are longer than they may have tokens."""
+    sizes, form = Random(3), form_of(folders["gemma 4"])
+    images = OfGemma4(folders["gemma 4"]).images
+    sides = [(sizes.randint(1, 90), sizes.randint(1, 90)) for _ in range(60)]
+    for size in [*sides, (1, 500), (700, 3), (1, 70), (71, 1)]:
+        file = picture("red", size)
+        made = images(images=[opened(file)], return_tensors="pt")
+        positions = made["image_position_ids"][0]
+        across, down = (positions.amax(dim=0) + 1).tolist()
+        assert form.sides(file) == (across * PATCH, down * PATCH)
+        assert form.fitted(file, Wanted(most=8)) == file
+        written = form.written(*form.sides(file))
+        assert written.count(TOKEN) == made["num_soft_tokens_per_image"][0]
 
 
 def test_pictures_of_any_shape_are_cut_as_by_the_processor(
