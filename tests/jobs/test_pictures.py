@@ -81,6 +81,7 @@ def picture_job(folder: Path, **changes: object) -> dict[str, object]:
             **tiny_jobs.make_manifest(folder)["spec"]["data"],
             "train": [{"path": str(folder / "train.parquet")}],
             "validation": [],
+            "maxPromptTokens": 96,
         },
         "algorithm": {**PPO, "type": "grpo"},
         "rewards": tiny_jobs.reward_at(folder / "color.py", REWARD),

@@ -32,6 +32,7 @@ from tiny_models import (
 from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     Idefics3ForConditionalGeneration,
@@ -100,7 +101,11 @@ THREE_WAYS = [
     *GLM,
 ]
 """Whose places in a picture are counted three ways: of time, down and across."""
-POOLED = [Gemma4ForConditionalGeneration, ToldGemma4ForConditionalGeneration]
+POOLED = [
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    ToldGemma4ForConditionalGeneration,
+]
 """Whose pictures keep their shapes, with up to 70 tokens each."""
 
 MARKS = {
@@ -129,6 +134,7 @@ TEXTS = {
     InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     Mistral3ForConditionalGeneration: PLAIN,
     Gemma3ForConditionalGeneration: IN_WINDOWS,
+    Gemma4UnifiedForConditionalGeneration: {**OF_GEMMA4, "model_type": "gemma4_unified_text"},
     Gemma4ForConditionalGeneration: OF_GEMMA4,
     ToldGemma4ForConditionalGeneration: {**OF_GEMMA4, **TOLD},
     **{kind: {**PLAIN, "model_type": "llama"} for kind in CROPPED},
@@ -227,7 +233,9 @@ def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
         return {"image_processor_type": "Gemma3ImageProcessor", "size": size}
     if model_class in POOLED:
         pooled = {"patch_size": PATCH, "pooling_kernel_size": 2, "max_soft_tokens": 70}
-        return {"image_processor_type": "Gemma4ImageProcessor", **pooled}
+        is_joined = model_class is Gemma4UnifiedForConditionalGeneration
+        kind = "Gemma4UnifiedImageProcessor" if is_joined else "Gemma4ImageProcessor"
+        return {"image_processor_type": kind, **pooled}
     if model_class in CROPPED:
         size = {"size": {"longest_edge": 2 * TILE}, "max_image_size": {"longest_edge": TILE}}
         return {"image_processor_type": CROPPED[model_class], **size}
@@ -276,6 +284,9 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"initializer_range": 0.2}
+    if model_class is Gemma4UnifiedForConditionalGeneration:
+        tower = {"patch_size": PATCH, "pooling_kernel_size": 2, "initializer_range": 0.2}
+        return tower | {"mm_embed_dim": 16, "output_proj_dims": 16, "mm_posemb_size": 70}
     if model_class in POOLED:
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}

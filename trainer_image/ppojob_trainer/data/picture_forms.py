@@ -26,7 +26,7 @@ _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     "GotOcr2": (Tiles.of, TilesSettings),
     "Pixtral": (Lines.of, LinesSettings),
     "Gemma3": (Squares.of, SquaresSettings),
-    "Gemma4Image": (Pooled.of, PooledSettings),
+    **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.of, PooledSettings)),
     **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.of, CropsSettings)),
 }
 """What the names of processors begin with that take pictures as is done here."""

@@ -27,7 +27,9 @@ LIMITS: Final = {
 _PATCH, _MERGE, _FRAMES = 14, 2, 2
 _PIXTRAL_PATCH, _LONGEST = 16, 1024
 _POOLED: Final = {"patch_size": 16, "pooling_kernel_size": 3}
-_MOST_POOLED, _PLACES, _WINDOW = 280, 10_240, 512
+_MOST_POOLED, _WINDOW = 280, 512
+_PLACES: Final = ("position_embedding_size", 10_240), ("mm_posemb_size", 1_120)
+_WITH_TOWER, _WITHOUT_TOWER = "Gemma4Image", "Gemma4UnifiedImage"
 _AROUND_POOLED: Final = ("boi", 255_999), ("image", 258_880), ("eoi", 258_882)
 
 
@@ -191,6 +193,7 @@ class Pooled(OwnSizes):
         end: the token behind them.
         unit: pixels of a side of what becomes one token.
         most: tokens of a picture at most.
+        joined: whether the model is given the pixels of a token at once, for it has no tower.
         ahead: whether these see those behind them, in layers that see a window. Models that read
             the same tokens may differ in it.
     """
@@ -199,6 +202,7 @@ class Pooled(OwnSizes):
     end: int
     unit: int
     most: int
+    joined: bool
     ahead: bool = field(default=False, compare=False)
 
     @classmethod
@@ -213,14 +217,19 @@ class Pooled(OwnSizes):
         is_of_tower = all(
             tower.get(name, usual) == processor.get(name, usual) for name, usual in _POOLED.items()
         )
+        joined = known == _WITHOUT_TOWER
+        needed, (name, usual) = (most, _PLACES[1]) if joined else (most * side, _PLACES[0])
         ahead = text.get("use_bidirectional_attention") == "vision"
         window = text.get("sliding_window", _WINDOW)
         # Beyond a window transformers lets tokens see ahead, and vLLM does not.
-        if not is_of_tower or tower.get("position_embedding_size", _PLACES) < most * side:
+        if not is_of_tower or tower.get(name, usual) < needed or (ahead and window < most):
             return None
-        if ahead and window < most:
-            return None
-        return cls(token, known, begin, end, patch * side, most, ahead)
+        return cls(token, _WITH_TOWER, begin, end, patch * side, most, joined, ahead)
+
+    @property
+    def told(self) -> Settings:
+        """See `PictureForm`: Gemma 4 12B's own class is none for PIL, and joins patches of these."""
+        return {"patch_size": self.unit, "pooling_kernel_size": 1} if self.joined else {}
 
     @property
     def sees_ahead(self) -> bool:

@@ -96,6 +96,7 @@ class _PooledTower(Struct):
     patch_size: _May = UNSET
     pooling_kernel_size: _May = UNSET
     position_embedding_size: _May = UNSET
+    mm_posemb_size: _May = UNSET
 
 
 class _SquaresText(Struct):
