@@ -12,7 +12,7 @@ from made_once import made_once
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FAMILIES = ["2", "2.5", "3", "3 mixture", "glm", "glm mixture", "internvl", "mistral", "gemma"]
-FAMILIES += ["smolvlm", "gemma 4", "gemma 4 told"]
+FAMILIES += ["smolvlm", "gemma 4", "gemma 4 unified", "gemma 4 told"]
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""

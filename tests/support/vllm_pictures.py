@@ -26,6 +26,7 @@ from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
 from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     InternVLForConditionalGeneration,
@@ -65,6 +66,7 @@ FAMILIES = {
     "gemma": Gemma3ForConditionalGeneration,
     "smolvlm": SmolVLMForConditionalGeneration,
     "gemma 4": Gemma4ForConditionalGeneration,
+    "gemma 4 unified": Gemma4UnifiedForConditionalGeneration,
     "gemma 4 told": ToldGemma4ForConditionalGeneration,
 }
 SHARED = ("2", "3 mixture", "glm mixture", "mistral", "gemma", "gemma 4", "gemma 4 told")
