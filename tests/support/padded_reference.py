@@ -233,7 +233,9 @@ def as_the_whole(
     factors = torch.randn(len(got))
     ours = gradients(model, (factors * got).sum())
     theirs = as_in_files(whole.model, gradients(whole.model, (factors * expected).sum()))
-    theirs = {f"model.{_of_files(name).removeprefix('model.')}": one for name, one in theirs.items()}
+    theirs = {
+        f"model.{_of_files(name).removeprefix('model.')}": one for name, one in theirs.items()
+    }
     named = {own_name(name): one for name, one in theirs.items()}
     if not learns:
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}

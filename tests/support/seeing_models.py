@@ -123,11 +123,21 @@ IN_WINDOWS = {"sliding_window_pattern": 2, "sliding_window": 6}
 IN_WINDOWS |= {"head_dim": 32, "query_pre_attn_scalar": 32, "model_type": "gemma3_text"}
 IN_WINDOWS |= {"rope_parameters": None}
 OF_GEMMA4 = {"model_type": "gemma4_text", "rope_parameters": None, "pad_token_id": 0}
-OF_GEMMA4 |= {"sliding_window": 72}
-OF_GEMMA4 |= {"max_position_embeddings": 512, "head_dim": 32, "global_head_dim": 32, "hidden_size_per_layer_input": 0}
+OF_GEMMA4 |= {"sliding_window": 72, "num_hidden_layers": 3}
+OF_GEMMA4 |= {
+    "max_position_embeddings": 512,
+    "head_dim": 32,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+}
 OF_GEMMA4 |= {"use_bidirectional_attention": "vision", "attention_k_eq_v": True}
 OF_GEMMA4 |= {"final_logit_softcapping": 3.0}
-TOLD = {"num_hidden_layers": 4, "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "attention_k_eq_v": False}
+TOLD = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+}
 TOLD |= {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 128}
 TOLD |= {"use_bidirectional_attention": None}
 TEXTS = {
@@ -152,18 +162,12 @@ def save_seeing_model(
     sizes = {**_seeing_sizes(model_class), **changes}
     if model_class in DEEP:
         sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-    videos = {"video_token_id": NAMES.index(VIDEO)} if model_class in VIDEOS else {}
-    more = {}
-    if model_class is Gemma3ForConditionalGeneration:
-        first = len(NAMES)
-        more = {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
     if model_class in POOLED:
-        more = {"boi_token_id": len(NAMES), "eoi_token_id": len(NAMES) + 1}
-        sizes["layer_types"] = ["sliding_attention", *["full_attention", "sliding_attention"] * 2]
-        sizes["layer_types"] = [*sizes["layer_types"][: sizes["num_hidden_layers"] - 1], "full_attention"]
+        # The last layer sees all; so does one before it, of which what is behind reads pictures.
+        kinds = ["sliding_attention", "full_attention"] * 2
+        sizes["layer_types"] = kinds[-int(str(sizes["num_hidden_layers"])) :]
     config = model_class.config_class(
-        **videos,
-        **more,
+        **_token_ids(model_class),
         text_config=sizes,
         vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
         image_token_id=NAMES.index(PICTURE),
@@ -172,14 +176,7 @@ def save_seeing_model(
     torch.manual_seed(0)
     model = model_class(config)
     draw_corrections(model)
-    for name, weight in model.named_parameters():
-        if name.endswith(("position_embeddings", "cls_token", "input_projection_weight", "_table")):
-            weight.data.normal_(std=0.3)
-    for name, buffer in model.named_buffers():
-        if name.endswith(("std_bias", "std_scale")):
-            buffer.normal_(mean=1.0, std=0.3)
-        if name.endswith(("_min", "_max")):  # which cut some numbers off, as those of the hub
-            buffer.fill_(0.5 if name.endswith("_max") else -0.5)
+    _draw_more(model)
     write_model(folder, model)
     (folder / "preprocessor_config.json").write_text(json.dumps(_processor(model_class)))
     if model_class is Gemma3ForConditionalGeneration:
@@ -193,6 +190,28 @@ def save_seeing_model(
     if model_class in MARKS:
         save_tokenizer(folder, template=SEEING_TEMPLATE, names=[*NAMES, *MARKS[model_class]])
     return model
+
+
+def _token_ids(model_class: type[PreTrainedModel]) -> dict[str, int]:
+    """What config.json says of a picture's tokens beside the one that stands for it."""
+    first = len(NAMES)
+    if model_class in VIDEOS:
+        return {"video_token_id": NAMES.index(VIDEO)}
+    if model_class is Gemma3ForConditionalGeneration:
+        return {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
+    return {"boi_token_id": first, "eoi_token_id": first + 1} if model_class in POOLED else {}
+
+
+def _draw_more(model: PreTrainedModel) -> None:
+    """Draw what transformers begins with 0 or 1 throughout, or without bounds."""
+    for name, weight in model.named_parameters():
+        if name.endswith(("position_embeddings", "cls_token", "input_projection_weight", "_table")):
+            weight.data.normal_(std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("std_bias", "std_scale")):
+            buffer.normal_(mean=1.0, std=0.3)
+        if name.endswith(("_min", "_max")):  # which cut some numbers off, as those of the hub
+            buffer.fill_(0.5 if name.endswith("_max") else -0.5)
 
 
 def form_of(folder: Path) -> PictureForm:

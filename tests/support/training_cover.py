@@ -186,7 +186,10 @@ ON_GPUS = {
 
 def _is_refused(layout: str, model: str) -> bool:
     dims, family = LAYOUTS[layout], TABLE.get(model)
-    if dims.pipeline > 1 and model in ("gemma4_text", "seeing_told"):  # whose layers take keys of others
+    if dims.pipeline > 1 and model in (
+        "gemma4_text",
+        "seeing_told",
+    ):  # whose layers take keys of others
         return True
     if model.endswith("with_mtp"):
         return dims.sequence * dims.tensor * dims.pipeline > 1

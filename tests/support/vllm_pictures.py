@@ -313,7 +313,7 @@ def facts_of_a_small_cache(
 ) -> dict[str, Any]:
     """Of an engine that has to begin rows again."""
     block = 32 * 2 * 2 * 2 // tensor * 32 * 4  # tokens, keys and values, layers, heads, width
-    blocks = 20 if type(whole) in POOLED else 8
+    blocks = 30 if type(whole) in POOLED else 8
     tight = Watched(folder, tensor, rows, kv_cache_gib=blocks * block / 2**30)
     load(tight.engine, 1, whole)
     squeezed = largest(whole, folder, rows, tight.phase(rows))

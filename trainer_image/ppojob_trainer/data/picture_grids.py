@@ -228,7 +228,10 @@ class Pooled(OwnSizes):
 
     @property
     def told(self) -> Settings:
-        """See `PictureForm`: Gemma 4 12B's own class is none for PIL, and joins patches of these."""
+        """See `PictureForm`.
+
+        transformers has no class for PIL that joins patches, which are the same pixels as one.
+        """
         return {"patch_size": self.unit, "pooling_kernel_size": 1} if self.joined else {}
 
     @property

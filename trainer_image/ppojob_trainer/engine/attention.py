@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from math import isqrt
 from typing import Any
 
@@ -154,10 +154,10 @@ class AttentionPlans:
         """
         if device.type == "cuda":
             options = {"tile_scores": GPU_TILE_SCORES, **options}
-        self._make = partial(plan_attention, **options)
+        self._options = options
         self._spans = spans
-        self._causal = [replace(span, wholes=()) for span in spans]
-        self._see_ahead, self._ahead_in_windows = any(span.wholes for span in spans), ahead_in_windows
+        self._see_ahead = any(span.wholes for span in spans)
+        self._ahead_in_windows = ahead_in_windows
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
         self._made: dict[tuple[int | None, int, int, bool], AttentionPlan] = {}
@@ -175,8 +175,12 @@ class AttentionPlans:
             window = None
         kind = window, heads, key_heads, ahead
         if kind not in self._made:
-            spans = self._spans if ahead else self._causal
-            made = self._make(spans, window=window, heads=heads, key_heads=key_heads)
+            spans = self._spans
+            if self._see_ahead and not ahead:
+                spans = [replace(span, wholes=()) for span in spans]
+            made = plan_attention(
+                spans, window=window, heads=heads, key_heads=key_heads, **self._options
+            )
             self._made[kind] = made.to(self._device)
         return self._made[kind]
 
@@ -416,7 +420,9 @@ def attend_packed(
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         queries, keys, values = sequence_ranks.to_heads(*packed)
-        is_plain = softcap is None and s_aux is None and not attention_plans.see_ahead(sliding_window)
+        is_plain = (
+            softcap is None and s_aux is None and not attention_plans.see_ahead(sliding_window)
+        )
         if has_kernel(queries) and dropout == 0.0 and is_plain:
             rows = attention_plans.rows
             output = attend_rows(queries, keys, values, rows, scale=scaling, window=sliding_window)

@@ -235,7 +235,7 @@ def _seeing(part: PreTrainedConfig, form: PictureForm) -> type | None:
     """What computes a language model that is shown pictures; None of no known model."""
     if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
         return kind
-    names = told_vllm.settings(part).get("architectures") or part.architectures or [""]
+    names: Any = told_vllm.settings(part).get("architectures") or part.architectures or [""]
     known = vllm.ModelRegistry.models.get(names[0])
     given = vllm_ahead.SeeingAhead if form.sees_ahead else vllm_pictures.Seeing
     if known is None:
