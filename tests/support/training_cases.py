@@ -293,7 +293,7 @@ def save_models(folder: Path) -> None:
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         if name == "seeing_told":  # two of its four layers have keys of their own
-            sizes["num_hidden_layers"] = 4
+            sizes |= {"num_hidden_layers": 4, "initializer_range": 0.1}
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)
     sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None}
     save_mtp_model(folder / "with_mtp", "glm4_moe", **sizes)

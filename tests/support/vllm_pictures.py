@@ -75,7 +75,6 @@ SHARED = ("2", "3 mixture", "glm mixture", "mistral", "gemma", "gemma 4", "gemma
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}
 OF_GLM = {"rope_parameters": {**HALF_ROTATED, "mrope_section": [2, 3, 3]}, "head_dim": 32}
-# What layers are told makes rounding larger: with more, float32 is 2e-5 off float64.
 OF_TOLD = {"initializer_range": 0.04}
 TOKEN = NAMES.index(PICTURE)
 TEXT = [5 + n % 40 for n in range(40)]
