@@ -17,6 +17,7 @@ from padded_reference import (
 from seeing_models import FAMILIES, form_of, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, noise, picture
 from transformers import (
+    Gemma4ForConditionalGeneration,
     PreTrainedModel,
     SmolVLMConfig,
 )
@@ -76,6 +77,17 @@ def test_the_packed_forward_is_that_of_the_whole_model(
     got = as_the_whole(model, whole, rows, partial(whole_logprobs, whole, tmp_path), share, learns)
     head = PolicyHead(LogprobSettings(chunk_tokens=5))
     torch.testing.assert_close(packed_pass(model, head, rows).outputs[0], got, rtol=1e-5, atol=1e-5)
+
+
+def test_the_mixture_of_gemma_4_sees_as_the_whole_model(tmp_path: Path) -> None:
+    """As 26B-A4B, whose layers have experts beside a plain block."""
+    experts = {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 16}
+    kind = Gemma4ForConditionalGeneration
+    whole = save_seeing_model(
+        tmp_path, kind, tie_word_embeddings=True, enable_moe_block=True, **experts
+    )
+    rows, told = make_rows(form_of(tmp_path)), partial(whole_logprobs, whole, tmp_path)
+    as_the_whole(load_model(tmp_path, with_tower=True), whole, rows, told, True, True)
 
 
 @pytest.mark.parametrize("model_class", FAMILIES[:-4])  # there is no critic of Gemma 3 and 4
