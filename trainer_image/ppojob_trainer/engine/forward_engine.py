@@ -340,10 +340,8 @@ def _states(
 def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
     """What stands for a run of tokens; each rank of a sequence sees all of the pictures."""
     ids, places = own.input_ids[None], own.picture_places
-    embeddings, told = (
-        tower.within(model.get_input_embeddings()(ids)),
-        told_of_tokens(model, ids, places),
-    )
+    embeddings = tower.within(model.get_input_embeddings()(ids))
+    told = told_of_tokens(model, ids, places)
     if places is None:
         return {"inputs_embeds": embeddings, **told}
     given = tower.shown(embeddings, places, own.pictures, own.picture_rows)
