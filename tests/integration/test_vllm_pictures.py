@@ -12,10 +12,12 @@ from made_once import made_once
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FAMILIES = ["2", "2.5", "3", "3 mixture", "glm", "glm mixture", "internvl", "mistral", "gemma"]
-FAMILIES += ["smolvlm"]
+FAMILIES += ["smolvlm", "gemma 4", "gemma 4 unified", "gemma 4 told"]
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""
+OF_TOLD = 5e-5
+"""The same where layers are told of tokens, which makes rounding larger: on text it is as large."""
 
 Facts = dict[str, dict[str, Any]]
 
@@ -39,7 +41,7 @@ def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment
     """Of several pictures of several sizes; of a later turn, which a tool has shown one more; after
     new weights; where rows are begun again.
     """
-    assert facts[family][moment] < LARGEST
+    assert facts[family][moment] < (OF_TOLD if family == "gemma 4 told" else LARGEST)
     assert facts[family]["another picture"] > 0.1
     assert facts[family]["restarted"] > 0
 
@@ -58,9 +60,11 @@ def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(
     facts: Facts, family: str
 ) -> None:
     """Prompts 2 and 3 have the same tokens; of long ones the first of three samples computes."""
-    cached = facts[family]["cached"]
+    cached, blocks = facts[family]["cached"], facts[family]["blocks"]
     for prompt in ("2", "3", "4", "5"):
-        assert sorted(cached[f"{prompt}/{sample}"] for sample in range(3)) == [0, 32, 32]
+        whole = blocks[f"{prompt}/0"]
+        first, *others = sorted(cached[f"{prompt}/{sample}"] for sample in range(3))
+        assert others == [whole, whole] != [first, first]
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -88,8 +92,9 @@ def test_neighbours_share_an_engine_that_sees(folder: Path, tmp_path: Path) -> N
     commands = [["--rank", str(rank), *store] for rank in range(2)]
     first, second = run_together(SCRIPT, folder, tmp_path, commands)
     assert first == second
-    for found in first.values():
+    for family, found in first.items():
         moments = ("first", "later", "update", "squeezed")
-        assert max(found[moment] for moment in moments) < LARGEST
+        largest = max(found[moment] for moment in moments)
+        assert largest < (OF_TOLD if family == "gemma 4 told" else LARGEST)
         assert found["again"]
         assert found["back"]

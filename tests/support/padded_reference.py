@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from tiny_models import NAMES, PATCH, PICTURE, turned
 from torch import Tensor
-from transformers import PreTrainedModel
+from transformers import Gemma4UnifiedForConditionalGeneration, PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -36,6 +37,7 @@ _PROCESSORS = (
     GotOcr2ImageProcessorPil,
     PixtralImageProcessorPil,
     Gemma3ImageProcessorPil,
+    Gemma4ImageProcessorPil,
     Idefics3ImageProcessorPil,
     SmolVLMImageProcessorPil,
 )
@@ -95,12 +97,28 @@ def whole_logits(
     if pictures:
         seen = pixels_of(folder, unpacked(pictures))
         types = (ids == NAMES.index(PICTURE)).int()
-        if "image_grid_thw" in seen:
-            seen["mm_token_type_ids"] = types
-        if "token_type_ids" in inspect.signature(model.forward).parameters:
-            seen["token_type_ids"] = types
+        known = inspect.signature(model.forward).parameters
+        told = {"token_type_ids", "mm_token_type_ids"} & known.keys()
+        seen |= dict.fromkeys(told, types)
+        if isinstance(model, Gemma4UnifiedForConditionalGeneration):
+            seen["attention_mask"] = _masks_of_windows(model, ids, types)
     logits: Tensor = model(input_ids=ids, use_cache=False, **seen).logits
     return logits[0, len(prompt) - 1 :]
+
+
+def _masks_of_windows(model: PreTrainedModel, ids: Tensor, types: Tensor) -> Any:
+    """What transformers gives this model where it generates into a cache of fixed size.
+
+    Elsewhere its forward pass lets tokens see ahead in all layers, as that of `gemma4` once did.
+    """
+    return model.create_masks_for_generate(
+        config=model.config,
+        inputs_embeds=model.get_input_embeddings()(ids),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=None,
+        mm_token_type_ids=types,
+    )
 
 
 def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
@@ -111,13 +129,40 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     if isinstance(processor, PixtralImageProcessorPil):
         options["patch_size"] = 2 * PATCH
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
-    return {name: one for name, one in made.items() if name not in {"num_patches", "num_crops"}}
+    if "Unified" in _name_of_processor(folder):
+        made = _joined(made["pixel_values"], made["image_position_ids"])
+    return {name: one for name, one in made.items() if not name.startswith("num_")}
+
+
+def _joined(patches: Tensor, positions: Tensor) -> dict[str, Tensor]:
+    """The patches (b, n, p p 3) of pictures as `Gemma4UnifiedImageProcessor` joins them, 2 by 2.
+
+    transformers has that class for torchvision alone.
+    """
+    side, most, found = 2 * PATCH, patches.shape[1] // 4, {}
+    for own, places in zip(patches, positions, strict=True):
+        across, down = (places.amax(dim=0) + 1).tolist()
+        rows = own[: across * down].view(down, across, PATCH, PATCH, 3).transpose(1, 2)
+        pixels = rows.reshape(down // 2, side, across // 2, side, 3).transpose(1, 2)
+        pixels = pixels.reshape(-1, side * side * 3)
+        at = [(x, y) for y in range(down // 2) for x in range(across // 2)]
+        left = most - len(at)
+        pixels = torch.cat([pixels, pixels.new_zeros(left, pixels.shape[1])])
+        found.setdefault("pixel_values", []).append(pixels)
+        found.setdefault("image_position_ids", []).append(torch.tensor(at + [(-1, -1)] * left))
+    return {name: torch.stack(of) for name, of in found.items()}
+
+
+def _name_of_processor(folder: Path) -> str:
+    name: str = json.loads((folder / "preprocessor_config.json").read_text())[
+        "image_processor_type"
+    ]
+    return name
 
 
 def processor_of(folder: Path) -> Any:
     """transformers' processor of pictures of a model, without torchvision."""
-    name = json.loads((folder / "preprocessor_config.json").read_text())["image_processor_type"]
-    name = f"{name.removesuffix('Fast')}Pil"
+    name = f"{_name_of_processor(folder).removesuffix('Fast').replace('Unified', '')}Pil"
     return next(kind for kind in _PROCESSORS if kind.__name__ == name).from_pretrained(folder)
 
 
@@ -133,6 +178,12 @@ def as_in_files(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str,
     if model.config.model_type == "qwen3_vl_moe":
         converted = turned(converted)
     return {own_name(name): tensor.contiguous() for name, tensor in converted.items()}
+
+
+def _of_files(name: str) -> str:
+    """What files call a weight of Gemma 4 12B which transformers has in one module with others."""
+    name = name.replace("embed_vision.p", "vision_embedder.p")
+    return name.replace("embed_vision.multimodal_embedder.", "embed_vision.")
 
 
 def gradients(model: PreTrainedModel, loss: Tensor) -> dict[str, Tensor]:
@@ -182,7 +233,10 @@ def as_the_whole(
     factors = torch.randn(len(got))
     ours = gradients(model, (factors * got).sum())
     theirs = as_in_files(whole.model, gradients(whole.model, (factors * expected).sum()))
-    named = {own_name(f"model.{name.removeprefix('model.')}"): one for name, one in theirs.items()}
+    theirs = {
+        f"model.{_of_files(name).removeprefix('model.')}": one for name, one in theirs.items()
+    }
+    named = {own_name(name): one for name, one in theirs.items()}
     if not learns:
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}
     assert relative_difference(ours, named) < 1e-5

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 from tiny_models import (
+    AROUND_POOLED,
     BEGIN_SQUARE,
     CORRECTED,
     CROPS,
@@ -30,6 +31,8 @@ from tiny_models import (
 )
 from transformers import (
     Gemma3ForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     Idefics3ForConditionalGeneration,
@@ -48,6 +51,11 @@ from transformers import (
 from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.picture_forms import read_form
 
+
+class ToldGemma4ForConditionalGeneration(Gemma4ForConditionalGeneration):  # type: ignore[misc]
+    """As E2B and E4B, whose layers are told of tokens, and share keys, and see nothing ahead."""
+
+
 SEEING = {
     "seeing": Qwen2_5_VLForConditionalGeneration,
     "seeing_3": Qwen3VLForConditionalGeneration,
@@ -56,6 +64,8 @@ SEEING = {
     "seeing_lines": Mistral3ForConditionalGeneration,
     "seeing_squares": Gemma3ForConditionalGeneration,
     "seeing_crops": SmolVLMForConditionalGeneration,
+    "seeing_pooled": Gemma4ForConditionalGeneration,
+    "seeing_told": ToldGemma4ForConditionalGeneration,
 }
 """Models that see pictures, by what the command line calls them."""
 DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
@@ -91,12 +101,19 @@ THREE_WAYS = [
     *GLM,
 ]
 """Whose places in a picture are counted three ways: of time, down and across."""
+POOLED = [
+    Gemma4UnifiedForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    ToldGemma4ForConditionalGeneration,
+]
+"""Whose pictures keep their shapes, with up to 70 tokens each."""
 
 MARKS = {
     **dict.fromkeys(CROPPED, CROPS),
     InternVLForConditionalGeneration: ("<img>", "</img>"),
     Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
     Gemma3ForConditionalGeneration: (BEGIN_SQUARE, END_SQUARE),
+    **dict.fromkeys(POOLED, AROUND_POOLED),
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
@@ -105,10 +122,31 @@ PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_
 IN_WINDOWS = {"sliding_window_pattern": 2, "sliding_window": 6}
 IN_WINDOWS |= {"head_dim": 32, "query_pre_attn_scalar": 32, "model_type": "gemma3_text"}
 IN_WINDOWS |= {"rope_parameters": None}
+OF_GEMMA4 = {"model_type": "gemma4_text", "rope_parameters": None, "pad_token_id": 0}
+OF_GEMMA4 |= {"sliding_window": 72, "num_hidden_layers": 3}
+OF_GEMMA4 |= {
+    "max_position_embeddings": 512,
+    "head_dim": 32,
+    "global_head_dim": 32,
+    "hidden_size_per_layer_input": 0,
+}
+OF_GEMMA4 |= {"use_bidirectional_attention": "vision", "attention_k_eq_v": True}
+OF_GEMMA4 |= {"final_logit_softcapping": 3.0}
+TOLD = {
+    "num_hidden_layers": 4,
+    "num_kv_shared_layers": 2,
+    "use_double_wide_mlp": True,
+    "attention_k_eq_v": False,
+}
+TOLD |= {"hidden_size_per_layer_input": 6, "vocab_size_per_layer_input": 128}
+TOLD |= {"use_bidirectional_attention": None}
 TEXTS = {
     InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     Mistral3ForConditionalGeneration: PLAIN,
     Gemma3ForConditionalGeneration: IN_WINDOWS,
+    Gemma4UnifiedForConditionalGeneration: {**OF_GEMMA4, "model_type": "gemma4_unified_text"},
+    Gemma4ForConditionalGeneration: OF_GEMMA4,
+    ToldGemma4ForConditionalGeneration: {**OF_GEMMA4, **TOLD},
     **{kind: {**PLAIN, "model_type": "llama"} for kind in CROPPED},
 }
 """Of those whose tokens of pictures are counted as those of text, what their text is."""
@@ -124,14 +162,12 @@ def save_seeing_model(
     sizes = {**_seeing_sizes(model_class), **changes}
     if model_class in DEEP:
         sizes.setdefault("head_dim", sizes["hidden_size"] // sizes["num_attention_heads"])
-    videos = {"video_token_id": NAMES.index(VIDEO)} if model_class in VIDEOS else {}
-    more = {}
-    if model_class is Gemma3ForConditionalGeneration:
-        first = len(NAMES)
-        more = {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
+    if model_class in POOLED:
+        # The last layer sees all; so does one before it, of which what is behind reads pictures.
+        kinds = ["sliding_attention", "full_attention"] * 2
+        sizes["layer_types"] = kinds[-int(str(sizes["num_hidden_layers"])) :]
     config = model_class.config_class(
-        **videos,
-        **more,
+        **_token_ids(model_class),
         text_config=sizes,
         vision_config=_tower_sizes(model_class, sizes["hidden_size"]),
         image_token_id=NAMES.index(PICTURE),
@@ -140,9 +176,7 @@ def save_seeing_model(
     torch.manual_seed(0)
     model = model_class(config)
     draw_corrections(model)
-    for name, weight in model.named_parameters():
-        if name.endswith(("position_embeddings", "cls_token", "input_projection_weight")):
-            weight.data.normal_(std=0.3)
+    _draw_more(model)
     write_model(folder, model)
     (folder / "preprocessor_config.json").write_text(json.dumps(_processor(model_class)))
     if model_class is Gemma3ForConditionalGeneration:
@@ -156,6 +190,28 @@ def save_seeing_model(
     if model_class in MARKS:
         save_tokenizer(folder, template=SEEING_TEMPLATE, names=[*NAMES, *MARKS[model_class]])
     return model
+
+
+def _token_ids(model_class: type[PreTrainedModel]) -> dict[str, int]:
+    """What config.json says of a picture's tokens beside the one that stands for it."""
+    first = len(NAMES)
+    if model_class in VIDEOS:
+        return {"video_token_id": NAMES.index(VIDEO)}
+    if model_class is Gemma3ForConditionalGeneration:
+        return {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
+    return {"boi_token_id": first, "eoi_token_id": first + 1} if model_class in POOLED else {}
+
+
+def _draw_more(model: PreTrainedModel) -> None:
+    """Draw what transformers begins with 0 or 1 throughout, or without bounds."""
+    for name, weight in model.named_parameters():
+        if name.endswith(("position_embeddings", "cls_token", "input_projection_weight", "_table")):
+            weight.data.normal_(std=0.3)
+    for name, buffer in model.named_buffers():
+        if name.endswith(("std_bias", "std_scale")):
+            buffer.normal_(mean=1.0, std=0.3)
+        if name.endswith(("_min", "_max")):  # which cut some numbers off, as those of the hub
+            buffer.fill_(0.5 if name.endswith("_max") else -0.5)
 
 
 def form_of(folder: Path) -> PictureForm:
@@ -194,6 +250,11 @@ def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
     if model_class is Gemma3ForConditionalGeneration:
         size = {"height": TILE, "width": TILE}
         return {"image_processor_type": "Gemma3ImageProcessor", "size": size}
+    if model_class in POOLED:
+        pooled = {"patch_size": PATCH, "pooling_kernel_size": 2, "max_soft_tokens": 70}
+        is_joined = model_class is Gemma4UnifiedForConditionalGeneration
+        kind = "Gemma4UnifiedImageProcessor" if is_joined else "Gemma4ImageProcessor"
+        return {"image_processor_type": kind, **pooled}
     if model_class in CROPPED:
         size = {"size": {"longest_edge": 2 * TILE}, "max_image_size": {"longest_edge": TILE}}
         return {"image_processor_type": CROPPED[model_class], **size}
@@ -242,6 +303,16 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"initializer_range": 0.2}
+    if model_class is Gemma4UnifiedForConditionalGeneration:
+        tower = {"patch_size": PATCH, "pooling_kernel_size": 2, "initializer_range": 0.2}
+        return tower | {"mm_embed_dim": 16, "output_proj_dims": 16, "mm_posemb_size": 70}
+    if model_class in POOLED:
+        tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
+        tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
+        tower |= {"num_key_value_heads": 2, "head_dim": 8, "pooling_kernel_size": 2}
+        is_small = model_class is ToldGemma4ForConditionalGeneration
+        tower |= {"standardize": not is_small, "use_clipped_linears": is_small}
+        return tower | {"position_embedding_size": 140}
     tower = {"depth": 2, "num_heads": 2, "patch_size": PATCH}
     if model_class is Qwen2VLForConditionalGeneration:
         return tower | {"embed_dim": 16, "hidden_size": hidden, "mlp_ratio": 2}

@@ -109,9 +109,11 @@ WIDE_HEADS = {
 PATCH = 4
 PICTURE, VIDEO = "~", "^"
 BEGIN_SQUARE, END_SQUARE = "<start_of_image>", "<end_of_image>"
+AROUND_POOLED = "<|image>", "<image|>"
 AROUND_CROPS = "<fake_token_around_image>"
 CROPS = (AROUND_CROPS, "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
 MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE, *CROPS)
+MARKS += AROUND_POOLED
 """Tokens around pictures."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
@@ -242,7 +244,7 @@ def save_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     special = ["<|im_start|>", *filter(MARKS.__contains__, names)]
-    if {BEGIN_SQUARE, AROUND_CROPS} & {*names}:
+    if {BEGIN_SQUARE, AROUND_CROPS, *AROUND_POOLED} & {*names}:
         special.append(PICTURE)
     if BEGIN_SQUARE in names:  # which a template writes for a picture
         template = template.replace(f"'{PICTURE}'", f"'{BEGIN_SQUARE}'")

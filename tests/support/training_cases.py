@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from family_models import FAMILY_MODELS
 from mtp_models import save_mtp_model
-from seeing_models import save_seeing_model
+from seeing_models import ToldGemma4ForConditionalGeneration, save_seeing_model
 from tiny_models import (
     MIXTURE,
     NAMES,
@@ -23,6 +23,7 @@ from torch import Tensor
 from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     InternVLForConditionalGeneration,
     LlamaForCausalLM,
@@ -199,6 +200,12 @@ CASES = {
     "pictures_in_crops": Case(  # as above
         (0, 1, 0, 1, 1), 60, model="seeing_crops", seeing=True, optimizer=SGD
     ),
+    "pictures_of_gemma_4": Case(
+        (0, 1, 0, 1, 1), 160, model="seeing_pooled", recompute=True, seeing=True, optimizer=SGD
+    ),
+    "pictures_of_told_layers": Case(
+        (0, 1, 0, 1, 0), 160, model="seeing_told", seeing=True, optimizer=SGD
+    ),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3), taught=True),
@@ -284,8 +291,12 @@ def save_models(folder: Path) -> None:
         "seeing_lines": Mistral3ForConditionalGeneration,
         "seeing_squares": Gemma3ForConditionalGeneration,
         "seeing_crops": SmolVLMForConditionalGeneration,
+        "seeing_pooled": Gemma4ForConditionalGeneration,
+        "seeing_told": ToldGemma4ForConditionalGeneration,
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
+        if name == "seeing_told":  # two of its four layers have keys of their own
+            sizes |= {"num_hidden_layers": 4, "initializer_range": 0.1}
         _save_shaken(save_seeing_model(folder / name, kind, **sizes), folder / name)
     sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None}
     save_mtp_model(folder / "with_mtp", "glm4_moe", **sizes)

@@ -52,12 +52,13 @@ _CASES = {
             "partition_beside_adapters",
         ),
         *("sgd", "low_moments", "pictures_in_lines", "mtp", "mtp_by_muon"),
+        "pictures_of_told_layers",
     ),
     "s2": (
         *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
         *("adapters_beside_nf4", "pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
-        *("pictures_in_squares", "pictures_in_crops"),
+        *("pictures_in_squares", "pictures_in_crops", "pictures_of_gemma_4"),
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
@@ -71,11 +72,13 @@ _CASES = {
             "adapters_of_told_layers",
         ),
         *("pictures_behind_layers", "pictures_of_glm", "pictures_in_squares"),
+        "pictures_of_told_layers",
     ),
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
         *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm", "teacher"),
         *("adapters_of_stacks", "adapters_beside_nf4", "pictures_in_squares"),
+        "pictures_of_gemma_4",
     ),
     "3": ("small_micro_batches", "spread", "adapters_recomputed", "adapters_beside_nf4"),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16", "mtp_recomputed"),
@@ -190,7 +193,7 @@ def _is_refused(layout: str, case: Case) -> bool:
     family = TABLE.get(model)
     if dims.tensor > 1 and case.lora is not None and case.lora.base_type is not None:
         return True
-    if dims.pipeline > 1 and model == "gemma4_text":  # whose layers take keys of others
+    if dims.pipeline > 1 and model in ("gemma4_text", "seeing_told"):  # they take keys of others
         return True
     if model.endswith("with_mtp"):
         return dims.sequence * dims.tensor * dims.pipeline > 1

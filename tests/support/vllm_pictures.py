@@ -15,10 +15,18 @@ from typing import Any
 import torch
 from engine_phase import close_quickly, generate
 from padded_reference import as_in_files, whole_logprobs
-from seeing_models import GLM, TEXTS, save_seeing_model
+from seeing_models import (
+    GLM,
+    POOLED,
+    TEXTS,
+    ToldGemma4ForConditionalGeneration,
+    save_seeing_model,
+)
 from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
 from transformers import (
     Gemma3ForConditionalGeneration,
+    Gemma4ForConditionalGeneration,
+    Gemma4UnifiedForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     InternVLForConditionalGeneration,
@@ -57,13 +65,17 @@ FAMILIES = {
     "mistral": Mistral3ForConditionalGeneration,
     "gemma": Gemma3ForConditionalGeneration,
     "smolvlm": SmolVLMForConditionalGeneration,
+    "gemma 4": Gemma4ForConditionalGeneration,
+    "gemma 4 unified": Gemma4UnifiedForConditionalGeneration,
+    "gemma 4 told": ToldGemma4ForConditionalGeneration,
 }
-SHARED = ("2", "3 mixture", "glm mixture", "mistral", "gemma")
+SHARED = ("2", "3 mixture", "glm mixture", "mistral", "gemma", "gemma 4", "gemma 4 told")
 """Of these, one of each kind of tower and of layers, and of heads tied and not."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}
 OF_GLM = {"rope_parameters": {**HALF_ROTATED, "mrope_section": [2, 3, 3]}, "head_dim": 32}
+OF_TOLD = {"initializer_range": 0.04}
 TOKEN = NAMES.index(PICTURE)
 TEXT = [5 + n % 40 for n in range(40)]
 RED, WIDE, HIGH = picture("red"), picture("blue", (40, 20)), picture("green", (9, 35))
@@ -130,8 +142,9 @@ def language_model_of(whole: PreTrainedModel) -> PreTrainedModel:
 def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
     """The weights of the language model alone, as the trainer names them."""
     part = language_model_of(whole)
-    biases = {name: one for name, one in part.named_buffers() if "correction_bias" in name}
-    named = {**dict(part.named_parameters()), **biases}
+    held = ("correction_bias", "layer_scalar")
+    beside = {name: one for name, one in part.named_buffers() if name.endswith(held)}
+    named = {**dict(part.named_parameters()), **beside}
     weights = as_in_files(whole, {f"model.language_model.{n}": one for n, one in named.items()})
     weights = {name.replace("language_model.", ""): one for name, one in weights.items()}
     if not whole.config.tie_word_embeddings:
@@ -143,6 +156,8 @@ def saved(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
     """The whole model of a folder, which the first to come makes."""
     if not folder.exists():
         sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **TEXTS.get(kind, {})}
+        if kind is ToldGemma4ForConditionalGeneration:
+            sizes |= OF_TOLD
         is_tied = kind in {FAMILIES["2"], FAMILIES["glm mixture"]}
         save_seeing_model(folder, kind, tie_word_embeddings=is_tied, **sizes)
     return kind.from_pretrained(folder)
@@ -152,7 +167,9 @@ class Watched:
     """An engine of a model, and what it is seen to do."""
 
     def __init__(self, folder: Path, tensor: int, rows: Sequence[Request], **options: Any) -> None:
-        sizes = {"dtype": "float32", "max_model_tokens": 128, "max_sequences": 32, **options}
+        form = read_form(folder)
+        length = 384 if form is not None and form.ahead_in_windows else 128
+        sizes = {"dtype": "float32", "max_model_tokens": length, "max_sequences": 32, **options}
         layout = RolloutParallelism(tensor=tensor)
         self.folder = folder
         self.engine = VllmEngine(RolloutSpec(parallelism=layout, **sizes), folder)
@@ -218,6 +235,7 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
         "shown": len(watched.shown),
         "prompts": all(watched.prompts),
         "cached": dict(watched.cached),
+        "blocks": {row.request_id: (len(row.prompt) - 1) // 32 * 32 for row in rows},
         "first": largest(whole, folder, rows, drawn),
         "rows": bits(drawn),
         "restarted row": positions_of(form, rows[0]),
@@ -294,7 +312,8 @@ def facts_of_a_small_cache(
 ) -> dict[str, Any]:
     """Of an engine that has to begin rows again."""
     block = 32 * 2 * 2 * 2 // tensor * 32 * 4  # tokens, keys and values, layers, heads, width
-    tight = Watched(folder, tensor, rows, kv_cache_gib=8 * block / 2**30)
+    blocks = 30 if type(whole) in POOLED else 8
+    tight = Watched(folder, tensor, rows, kv_cache_gib=blocks * block / 2**30)
     load(tight.engine, 1, whole)
     squeezed = largest(whole, folder, rows, tight.phase(rows))
     tight.engine.close()

@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from seeing_models import TILE, form_of, save_seeing_model
 from tiny_models import (
+    AROUND_POOLED,
     BEGIN_SQUARE,
     CROPS,
     END_SQUARE,
@@ -25,6 +26,7 @@ from transformers import (
     AutoTokenizer,
     Gemma3ForConditionalGeneration,
     Gemma3Processor,
+    Gemma4ForConditionalGeneration,
     Idefics3ForConditionalGeneration,
     Idefics3Processor,
     InternVLForConditionalGeneration,
@@ -33,6 +35,7 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
 from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
@@ -93,6 +96,25 @@ def of_gemma(folder: Path) -> Any:
     return Gemma3Processor(Gemma3ImageProcessorPil.from_pretrained(folder), tokenizer, None, 4)
 
 
+class OfGemma4:
+    """What transformers' `Gemma4Processor` makes, which is not loaded without torchvision.
+
+    Source: its `replace_image_token`; tokens are counted by its class for PIL.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.images = Gemma4ImageProcessorPil.from_pretrained(folder)
+
+    def __call__(self, text: str, images: list[Image.Image]) -> dict[str, list[list[int]]]:
+        begin, end = AROUND_POOLED
+        *parts, last = text.split(PICTURE)
+        counts = self.images(images=images)["num_soft_tokens_per_image"]
+        shown = [f"{begin}{PICTURE * count}{end}" for count in counts]
+        text = "".join(one for pair in zip(parts, shown, strict=True) for one in pair) + last
+        return {"input_ids": [self.tokenizer.encode(text)]}
+
+
 def of_idefics(folder: Path, images: Any = Idefics3ImageProcessorPil) -> Any:
     """Of SmolVLM too, whose own wants a package for its videos, and writes the same for pictures.
 
@@ -118,6 +140,7 @@ PROCESSORS: dict[str, tuple[type, Callable[[Path], Any]]] = {
     "internvl": (InternVLForConditionalGeneration, of_internvl),
     "mistral": (Mistral3ForConditionalGeneration, OfMistral),
     "gemma": (Gemma3ForConditionalGeneration, of_gemma),
+    "gemma 4": (Gemma4ForConditionalGeneration, OfGemma4),
     "idefics": (Idefics3ForConditionalGeneration, of_idefics),
     "smolvlm": (SmolVLMForConditionalGeneration, of_smolvlm),
 }
@@ -231,6 +254,83 @@ def test_squares_of_the_hub_are_of_896_pixels_and_256_tokens(tmp_path: Path) -> 
     assert form.expanded([2, 262_144], packed([picture("red")])) == [2, *[262_144] * 256]
     said = "<start_of_image><image_soft_token><end_of_image>"
     assert form.rewritten("user\n<start_of_image>a") == f"user\n\n\n{said}\n\na"
+
+
+JOINED = {"patch_size": 48, "pooling_kernel_size": 1}
+
+
+def save_gemma4(folder: Path, **said: object) -> None:
+    """What files of Gemma 4 say of pictures; beside the usual, that is of its text or processor."""
+    kind = str(said.get("image_processor_type", "Gemma4ImageProcessor"))
+    tower = {"patch_size": 16, "pooling_kernel_size": 3, "position_embedding_size": 10_240}
+    if "Unified" in kind:
+        tower["mm_posemb_size"] = 1_120
+        del tower["position_embedding_size"]
+    ids = {"<|image>": 255_999, "<|image|>": 258_880, "<image|>": 258_882}
+    marks = [{"id": id_, "content": text} for text, id_ in ids.items()]
+    text = {"sliding_window": 1_024, "use_bidirectional_attention": said.get("attention", "vision")}
+    usual = {"patch_size": 16, "pooling_kernel_size": 3, "max_soft_tokens": 280, "size": None}
+    processor = {**usual, "do_resize": True, "image_processor_type": kind, **said}
+    folder.mkdir(exist_ok=True)
+    for name, content in {
+        "config.json": {"vision_config": tower, "text_config": text},
+        "processor_config.json": {"image_processor": processor, "image_seq_length": 280},
+        "tokenizer.json": {"added_tokens": marks},
+    }.items():
+        (folder / name).write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("kind", ["Gemma4ImageProcessor", "Gemma4UnifiedImageProcessor"])
+def test_pictures_of_gemma_4_of_the_hub_have_280_tokens_at_most(tmp_path: Path, kind: str) -> None:
+    save_gemma4(tmp_path, image_processor_type=kind)
+    form = form_of(tmp_path)
+    assert form.sides(picture("red", (1_000, 500))) == (1_104, 528)
+    tokens = [255_999, *[258_880] * 23 * 11, 258_882]
+    assert form.expanded([2, 258_880], packed([picture("red", (1_000, 500))])) == [2, *tokens]
+    assert form.sees_ahead
+    assert form.told == (JOINED if "Unified" in kind else {})
+
+
+def test_models_that_differ_in_what_tokens_see_take_pictures_alike(tmp_path: Path) -> None:
+    save_gemma4(tmp_path / "e4b", attention=None)
+    save_gemma4(tmp_path / "31b")
+    save_gemma4(tmp_path / "fewer", max_soft_tokens=140)
+    small, large, fewer = (form_of(tmp_path / name) for name in ("e4b", "31b", "fewer"))
+    assert small == large != fewer
+    assert (small.sees_ahead, large.sees_ahead) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("said", "is_shown"),
+    [
+        ({"max_soft_tokens": 560}, True),
+        ({"max_soft_tokens": 1_120}, False),  # longer than its window
+        ({"max_soft_tokens": 1_120, "attention": None}, True),
+        ({"max_soft_tokens": 300}, False),
+        ({"patch_size": 8}, False),
+        ({"pooling_kernel_size": 2}, False),
+        ({"do_resize": False}, False),
+    ],
+)
+def test_other_settings_of_gemma_4_are_judged(tmp_path: Path, said, is_shown: bool) -> None:
+    save_gemma4(tmp_path, **said)
+    assert (read_form(tmp_path) is not None) == is_shown == (why_shown_none(tmp_path) == "")
+
+
+def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path]) -> None:
+    """Also those that are longer than they may have tokens."""
+    sizes, form = Random(3), form_of(folders["gemma 4"])
+    images = OfGemma4(folders["gemma 4"]).images
+    sides = [(sizes.randint(1, 90), sizes.randint(1, 90)) for _ in range(60)]
+    for size in [*sides, (1, 500), (700, 3), (1, 70), (71, 1)]:
+        file = picture("red", size)
+        made = images(images=[opened(file)], return_tensors="pt")
+        positions = made["image_position_ids"][0]
+        across, down = (positions.amax(dim=0) + 1).tolist()
+        assert form.sides(file) == (across * PATCH, down * PATCH)
+        assert form.fitted(file, Wanted(most=8)) == file
+        written = form.written(*form.sides(file))
+        assert written.count(TOKEN) == made["num_soft_tokens_per_image"][0]
 
 
 def test_pictures_of_any_shape_are_cut_as_by_the_processor(

@@ -17,6 +17,7 @@ from padded_reference import (
 from seeing_models import FAMILIES, form_of, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, noise, picture
 from transformers import (
+    Gemma4ForConditionalGeneration,
     PreTrainedModel,
     SmolVLMConfig,
 )
@@ -78,7 +79,18 @@ def test_the_packed_forward_is_that_of_the_whole_model(
     torch.testing.assert_close(packed_pass(model, head, rows).outputs[0], got, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_class", FAMILIES[:-1])  # there is no critic of Gemma 3
+def test_the_mixture_of_gemma_4_sees_as_the_whole_model(tmp_path: Path) -> None:
+    """As 26B-A4B, whose layers have experts beside a plain block."""
+    experts = {"num_experts": 6, "top_k_experts": 2, "moe_intermediate_size": 16}
+    kind = Gemma4ForConditionalGeneration
+    whole = save_seeing_model(
+        tmp_path, kind, tie_word_embeddings=True, enable_moe_block=True, **experts
+    )
+    rows, told = make_rows(form_of(tmp_path)), partial(whole_logprobs, whole, tmp_path)
+    as_the_whole(load_model(tmp_path, with_tower=True), whole, rows, told, True, True)
+
+
+@pytest.mark.parametrize("model_class", FAMILIES[:-4])  # there is no critic of Gemma 3 and 4
 def test_a_critic_sees_what_the_whole_model_does(
     tmp_path: Path, model_class: type[PreTrainedModel]
 ) -> None:
@@ -107,7 +119,7 @@ def test_the_engine_draws_what_the_whole_model_would(
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
     give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
-    engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
+    engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=9)
     prompts = [
         (tuple(form.expanded(ids, pictures)), pictures)
@@ -133,7 +145,7 @@ def test_the_engine_draws_what_the_whole_model_would(
 
 
 @pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
-@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-4:]])
+@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-7:]])
 def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     tmp_path: Path, model_class: type[PreTrainedModel], shown: list[bytes]
 ) -> None:
@@ -145,7 +157,7 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     later = [LaterPicture(len(before) + behind.index(TOKEN), one) for one in shown]
     before += tuple(behind)
     give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
-    engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
+    engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=5)
     turn = Request(
         "1",

@@ -9,6 +9,7 @@ import torch
 from mtp_models import save_mtp_model
 from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, save_model
+from whole_models import save_whole
 
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.rollout import JudgeSpec
@@ -16,6 +17,7 @@ from ppojob_cli.job_file import load_job
 from ppojob_trainer.models import memory
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.architectures import HEAD
+from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.log_partition import LogPartition
 from ppojob_trainer.models.memory import (
@@ -317,6 +319,18 @@ def test_parameters_are_counted_by_the_files_and_an_embedding_once(tmp_path):
     }
     save_file({**tensors, **more}, file)
     assert count_parameters(config_of(tmp_path)) == {str(tmp_path / "model"): total}
+
+
+def test_what_hears_is_not_counted_with_a_tower_that_learns(tmp_path):
+    save_whole(tmp_path / "model", "gemma4_unified")
+    folder = str(tmp_path / "model")
+    stored = load_file(tmp_path / "model" / "model.safetensors")
+    assert any("embed_audio" in name for name in stored)
+    seeing = ("model.vision_embedder.", "model.embed_vision.")
+    numbers = sum(one.numel() for name, one in stored.items() if name.startswith(seeing))
+    frozen = count_parameters(config_of(tmp_path))
+    learning = config_of(tmp_path, model={"path": folder, "freezeVisionTower": False})
+    assert count_parameters(learning) == {**frozen, TOWER: numbers}
 
 
 def test_a_layer_that_predicts_further_tokens_is_counted_where_it_learns(tmp_path):

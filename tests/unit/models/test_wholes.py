@@ -29,7 +29,7 @@ from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_stream import stored_weights
 
-SEEING = ["gemma3", "idefics3", "internvl", "mistral3", "smolvlm"]
+SEEING = ["gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl", "mistral3", "smolvlm"]
 """Of these wholes, those whose tower is read."""
 
 

@@ -55,6 +55,11 @@ class PictureForm(ABC):
         """Whether tokens of a picture attend to those behind them in it."""
         return False
 
+    @property
+    def ahead_in_windows(self) -> bool:
+        """Whether they do in layers that see a window, and in no other."""
+        return False
+
     def rewritten(self, text: str) -> str:
         """The text of a conversation with pictures, as a template writes it, for the tokenizer."""
         return text
@@ -148,3 +153,18 @@ class PictureForm(ABC):
             found.append([begin + place for place in seen])
             end = begin + len(written)
         return found
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSizes(PictureForm):
+    """Of models whose processors say how large a picture is seen, however large it is."""
+
+    def limited(self, wanted: Wanted) -> Self:
+        """See `PictureForm`."""
+        del wanted
+        return self
+
+    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
+        """See `PictureForm`."""
+        del wanted
+        return picture

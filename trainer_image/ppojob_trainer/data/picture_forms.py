@@ -9,11 +9,12 @@ import msgspec
 from ppojob_api.problem import printable
 from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, read_json
 from ppojob_trainer.data.picture_form import PictureForm, Settings
-from ppojob_trainer.data.picture_grids import LIMITS, QWEN, Grid, Lines
+from ppojob_trainer.data.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
 from ppojob_trainer.data.picture_settings import (
     CropsSettings,
     GridSettings,
     LinesSettings,
+    PooledSettings,
     SquaresSettings,
     TilesSettings,
 )
@@ -25,6 +26,7 @@ _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     "GotOcr2": (Tiles.of, TilesSettings),
     "Pixtral": (Lines.of, LinesSettings),
     "Gemma3": (Squares.of, SquaresSettings),
+    **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.of, PooledSettings)),
     **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.of, CropsSettings)),
 }
 """What the names of processors begin with that take pictures as is done here."""

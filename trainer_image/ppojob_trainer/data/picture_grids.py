@@ -1,17 +1,18 @@
 """Models that see a picture whole, in rows and columns of tokens. Loads no torch.
 
-Source: transformers 5, `get_resize_output_image_size` of
-`models/pixtral/image_processing_pil_pixtral.py`.
+Sources: transformers 5, `get_resize_output_image_size` of
+`models/pixtral/image_processing_pil_pixtral.py`; `get_aspect_ratio_preserving_size` of
+`models/gemma4/image_processing_pil_gemma4.py`.
 """
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
 from ppojob_trainer.data.picture_files import NEWER, OF_VIDEOS, added_tokens, read_json
-from ppojob_trainer.data.picture_form import PictureForm, Settings, Wanted
+from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, Settings, Wanted
 from ppojob_trainer.data.pictures import unpacked
 from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
 from ppojob_trainer.data.video_forms import VideoForm
@@ -25,6 +26,11 @@ LIMITS: Final = {
 }
 _PATCH, _MERGE, _FRAMES = 14, 2, 2
 _PIXTRAL_PATCH, _LONGEST = 16, 1024
+_POOLED: Final = {"patch_size": 16, "pooling_kernel_size": 3}
+_MOST_POOLED, _WINDOW = 280, 512
+_PLACES: Final = ("position_embedding_size", 10_240), ("mm_posemb_size", 1_120)
+_WITH_TOWER, _WITHOUT_TOWER = "Gemma4Image", "Gemma4UnifiedImage"
+_AROUND_POOLED: Final = ("boi", 255_999), ("image", 258_880), ("eoi", 258_882)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +182,79 @@ class Lines(PictureForm):
         """See `PictureForm`."""
         line = [*[self.token] * (width // self.unit), self.line_end]
         return [*(line * (height // self.unit))[:-1], self.end]
+
+
+@dataclass(frozen=True, slots=True)
+class Pooled(OwnSizes):
+    """Of Gemma 4: a picture keeps its shape, and has as many tokens as fit; a token is a square.
+
+    Attributes:
+        begin: the token in front of those of a picture.
+        end: the token behind them.
+        unit: pixels of a side of what becomes one token.
+        most: tokens of a picture at most.
+        joined: whether the model is given the pixels of a token at once, for it has no tower.
+        ahead: whether these see those behind them, in layers that see a window. Models that read
+            the same tokens may differ in it.
+    """
+
+    begin: int
+    end: int
+    unit: int
+    most: int
+    joined: bool
+    ahead: bool = field(default=False, compare=False)
+
+    @classmethod
+    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
+        """Out of the files of a folder; None where they lack something."""
+        begin, token, end = (config.get(f"{name}_token_id", id_) for name, id_ in _AROUND_POOLED)
+        if not {begin, token, end} <= set(added_tokens(folder).values()):
+            return None
+        tower, text = config["vision_config"], config["text_config"]
+        patch, side = (processor.get(name, usual) for name, usual in _POOLED.items())
+        most = processor.get("max_soft_tokens", _MOST_POOLED)
+        is_of_tower = all(
+            tower.get(name, usual) == processor.get(name, usual) for name, usual in _POOLED.items()
+        )
+        joined = known == _WITHOUT_TOWER
+        needed, (name, usual) = (most, _PLACES[1]) if joined else (most * side, _PLACES[0])
+        ahead = text.get("use_bidirectional_attention") == "vision"
+        window = text.get("sliding_window", _WINDOW)
+        # Beyond a window transformers lets tokens see ahead, and vLLM does not.
+        if not is_of_tower or tower.get(name, usual) < needed or (ahead and window < most):
+            return None
+        return cls(token, _WITH_TOWER, begin, end, patch * side, most, joined, ahead)
+
+    @property
+    def told(self) -> Settings:
+        """See `PictureForm`.
+
+        transformers has no class for PIL that joins patches, which are the same pixels as one.
+        """
+        return {"patch_size": self.unit, "pooling_kernel_size": 1} if self.joined else {}
+
+    @property
+    def sees_ahead(self) -> bool:
+        """See `PictureForm`."""
+        return self.ahead
+
+    @property
+    def ahead_in_windows(self) -> bool:
+        """See `PictureForm`."""
+        return True
+
+    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+        """See `PictureForm`."""
+        factor = math.sqrt(self.most * self.unit**2 / (width * height))
+        across, down = (math.floor(factor * side / self.unit) for side in (width, height))
+        if down == 0:
+            across, down = min(width // height, self.most), 1
+        elif across == 0:
+            across, down = 1, min(height // width, self.most)
+        return across * self.unit, down * self.unit
+
+    def written(self, width: int, height: int) -> list[int]:
+        """See `PictureForm`."""
+        tokens = width // self.unit * (height // self.unit)
+        return [self.begin, *[self.token] * tokens, self.end]

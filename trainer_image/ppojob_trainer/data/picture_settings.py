@@ -67,6 +67,13 @@ class _CropsProcessor(Struct):
     do_image_splitting: bool | UnsetType = UNSET
 
 
+class _PooledProcessor(Struct):
+    patch_size: _May = UNSET
+    pooling_kernel_size: _May = UNSET
+    max_soft_tokens: Literal[70, 140, 280, 560, 1120] | UnsetType = UNSET
+    do_resize: Literal[True] | UnsetType = UNSET
+
+
 class _TilesTower(Struct):
     patch_size: _Number | _Sides | UnsetType = UNSET
 
@@ -85,8 +92,19 @@ class _CropsTower(Struct):
     patch_size: _Number
 
 
+class _PooledTower(Struct):
+    patch_size: _May = UNSET
+    pooling_kernel_size: _May = UNSET
+    position_embedding_size: _May = UNSET
+    mm_posemb_size: _May = UNSET
+
+
 class _SquaresText(Struct):
     sliding_window: _Number | None = None
+
+
+class _PooledText(Struct):
+    sliding_window: _May = UNSET
 
 
 class GridSettings(Struct):
@@ -131,3 +149,14 @@ class CropsSettings(Struct):
     processor: _CropsProcessor
     image_token_id: int
     scale_factor: _May = UNSET
+
+
+class PooledSettings(Struct):
+    """See `GridSettings`."""
+
+    vision_config: _PooledTower
+    text_config: _PooledText
+    processor: _PooledProcessor
+    boi_token_id: _May = UNSET
+    image_token_id: _May = UNSET
+    eoi_token_id: _May = UNSET

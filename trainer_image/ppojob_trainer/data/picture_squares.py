@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from ppojob_trainer.data.picture_files import NEWER, added_tokens, read_json, tokens_between
-from ppojob_trainer.data.picture_form import PictureForm, Settings, Wanted
+from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, Settings, Wanted
 from ppojob_trainer.data.pictures import opened
 from ppojob_trainer.errors import ConfigError
 
@@ -98,21 +98,6 @@ class Tiles(PictureForm):
         tiles = width * height // math.prod(self.tile)
         seen = self.features * (tiles if tiles == 1 else tiles + 1)
         return [self.begin, *[self.token] * seen, self.end]
-
-
-@dataclass(frozen=True, slots=True)
-class OwnSizes(PictureForm):
-    """Of models whose processors say how large a picture is seen, however large it is."""
-
-    def limited(self, wanted: Wanted) -> Self:
-        """See `PictureForm`."""
-        del wanted
-        return self
-
-    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
-        """See `PictureForm`."""
-        del wanted
-        return picture
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ size; a tile has R rows of Q queries and S keys.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property, partial
+from dataclasses import dataclass, replace
+from functools import cached_property
 from math import isqrt
 from typing import Any
 
@@ -140,27 +140,47 @@ class AttentionPlans:
     Beside them the rows as the kernel of GPUs takes them, for which a window is but an argument.
     """
 
-    def __init__(self, spans: Sequence[Span], device: torch.device, **options: int) -> None:
-        """Each is made when it is first asked for; options are others of `plan_attention`."""
+    def __init__(
+        self,
+        spans: Sequence[Span],
+        device: torch.device,
+        *,
+        ahead_in_windows: bool = False,
+        **options: int,
+    ) -> None:
+        """Each is made when it is first asked for; options are others of `plan_attention`.
+
+        With `ahead_in_windows` tokens see some behind them in layers with a window alone.
+        """
         if device.type == "cuda":
             options = {"tile_scores": GPU_TILE_SCORES, **options}
-        self._make = partial(plan_attention, spans, **options)
+        self._options = options
         self._spans = spans
-        self.see_ahead = any(span.wholes for span in spans)
-        """Whether tokens see some behind them, as those of a picture may."""
+        self._see_ahead = any(span.wholes for span in spans)
+        self._ahead_in_windows = ahead_in_windows
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
-        self._made: dict[tuple[int | None, int, int], AttentionPlan] = {}
+        self._made: dict[tuple[int | None, int, int, bool], AttentionPlan] = {}
         self._chunks: dict[int, ChunkPlan] = {}
         self._neighbours: dict[int, Tensor] = {}
 
+    def see_ahead(self, window: int | None) -> bool:
+        """Whether tokens see some behind them, as those of a picture may, in layers with it."""
+        return self._see_ahead and not (self._ahead_in_windows and window is None)
+
     def of(self, window: int | None, heads: int, key_heads: int) -> AttentionPlan:
-        """The plan of a window; one that no row is longer than is none."""
+        """The plan of a window; one that no row is longer than hides nothing."""
+        ahead = self.see_ahead(window)
         if window is not None and window >= self._longest:
             window = None
-        kind = window, heads, key_heads
+        kind = window, heads, key_heads, ahead
         if kind not in self._made:
-            made = self._make(window=window, heads=heads, key_heads=key_heads)
+            spans = self._spans
+            if self._see_ahead and not ahead:
+                spans = [replace(span, wholes=()) for span in spans]
+            made = plan_attention(
+                spans, window=window, heads=heads, key_heads=key_heads, **self._options
+            )
             self._made[kind] = made.to(self._device)
         return self._made[kind]
 
@@ -400,7 +420,9 @@ def attend_packed(
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         queries, keys, values = sequence_ranks.to_heads(*packed)
-        is_plain = softcap is None and s_aux is None and not attention_plans.see_ahead
+        is_plain = (
+            softcap is None and s_aux is None and not attention_plans.see_ahead(sliding_window)
+        )
         if has_kernel(queries) and dropout == 0.0 and is_plain:
             rows = attention_plans.rows
             output = attend_rows(queries, keys, values, rows, scale=scaling, window=sliding_window)

@@ -20,6 +20,7 @@ from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.engine.routers import Routers
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.gemma import told_of_tokens
 from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.mtp_layers import states_for_mtp
 from ppojob_trainer.models.pipeline_stages import WHOLE, HandsOn, PipelineStage, stage_of
@@ -250,8 +251,13 @@ def packed_pass(
     """
     number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
-    packed = _packed(model, rows, ranks, share_prompts=share_prompts)
-    plans = AttentionPlans(packed.spans, model.device, stream=place * HEAD_STREAM)
+    packed, tower = _packed(model, rows, ranks, share_prompts=share_prompts), tower_of(model)
+    plans = AttentionPlans(
+        packed.spans,
+        model.device,
+        ahead_in_windows=tower is not None and tower.form.ahead_in_windows,
+        stream=place * HEAD_STREAM,
+    )
     own = packed.run(ranks.number, ranks.size)
     arrived, given = _given(own, stage, model.device)
     attach = None if routers is None else routers.of_pass(packed, model.device)
@@ -333,13 +339,15 @@ def _states(
 
 def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
     """What stands for a run of tokens; each rank of a sequence sees all of the pictures."""
-    embeddings = tower.within(model.get_input_embeddings()(own.input_ids[None]))
-    if own.picture_places is None:
-        return {"inputs_embeds": embeddings}
-    given = tower.shown(embeddings, own.picture_places, own.pictures, own.picture_rows)
+    ids, places = own.input_ids[None], own.picture_places
+    embeddings = tower.within(model.get_input_embeddings()(ids))
+    told = told_of_tokens(model, ids, places)
+    if places is None:
+        return {"inputs_embeds": embeddings, **told}
+    given = tower.shown(embeddings, places, own.pictures, own.picture_rows)
     held = sum(not isinstance(layer, HandsOn) for layer in model.base_model.layers)
     assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"
-    return given
+    return {**given, **told}
 
 
 def _prompt_means(

@@ -38,6 +38,8 @@ OTHER_NAMES: Final = {
     theirs: own for family in FAMILIES.values() for theirs, own in family.file_names.items()
 }
 """Parts of names in files of some families, which are nobody else's, and what stands for them."""
+SOUND: Final = (f"{TOWER}audio_tower.", f"{TOWER}embed_audio.")
+"""What the names of weights begin with that hear; nothing here does, and no tower has them."""
 TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWER in own))
 """What the names of a tower's weights begin with, here and in files."""
 

@@ -989,5 +989,5 @@ WHOLES: Final[Mapping[str, Whole]] = {
 }
 """Models whose language model, in a section of config.json, is of one of `FAMILIES`.
 
-By the `model_type` of the whole. Only text is read by them here: the tower beside it is kept.
+By the `model_type` of the whole. Which of them see pictures `data.picture_forms` says.
 """

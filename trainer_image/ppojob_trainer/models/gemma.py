@@ -1,4 +1,9 @@
-"""Routers of Gemma 4 of transformers as those of other models are: they tell their logits."""
+"""Gemma 4 of transformers: routers that tell their logits, and what its layers are told of tokens.
+
+E2B and E4B tell each layer of a token by an embedding of its own.
+"""
+
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional
@@ -21,3 +26,23 @@ class Gemma4Router(Gemma4TextRouter):  # type: ignore[misc]
         weights, chosen = probabilities.topk(self.config.top_k_experts, dim=-1)
         weights = weights / weights.sum(dim=-1, keepdim=True)
         return logits, weights * self.per_expert_scale[chosen], chosen
+
+
+def told_of_tokens(model: Any, ids: Tensor, places: Tensor | None = None) -> dict[str, Tensor]:
+    """What the layers of a model are told of tokens that it is given as embeddings, if anything.
+
+    Args:
+        model: a causal language model of transformers.
+        ids: (b, t) int64.
+        places: (n,) int64, those of the b * t that stand for pictures: of them layers are told what
+            they are told of padding.
+
+    Returns:
+        An argument of transformers' decoder, or none.
+    """
+    if not getattr(model.config, "hidden_size_per_layer_input", 0):
+        return {}
+    if places is not None:
+        padding = model.config.pad_token_id
+        ids = ids.flatten().index_fill(0, places, padding).view_as(ids)
+    return {"per_layer_inputs": model.base_model.get_per_layer_inputs(ids, None)}

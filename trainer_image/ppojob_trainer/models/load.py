@@ -27,6 +27,7 @@ from ppojob_trainer.models.adapter_names import is_adapter, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import (
+    TOWER,
     WHOLE_NAMES,
     folder_has_tower,
     folder_part_name,
@@ -46,7 +47,7 @@ from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
 from ppojob_trainer.models.nf4 import is_scales, matrices_of, quantised, scales_of
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
-from ppojob_trainer.models.stored_tensors import read_part
+from ppojob_trainer.models.stored_tensors import read_part, read_tensor
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, trained_tower
@@ -357,6 +358,9 @@ def _load_sharded(
         for one, values in made.items():
             own = cut_like(parameters[one], _own(values))
             state[one] = nn.Parameter(own, requires_grad=values.is_floating_point())
+    for name, buffer in model.named_buffers():
+        if name.startswith(TOWER) and name in weights.files:  # bounds of Gemma 4's, which are whole
+            state[name] = read_tensor(weights, name).view_as(buffer).to(world.device, buffer.dtype)
     model.load_state_dict(state, strict=False, assign=True)
     if EMBEDDING in state:
         model.tie_weights()

@@ -26,7 +26,7 @@ from ppojob_trainer.models.architectures import (
     nf4_bytes,
     sizes_of,
 )
-from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.config_files import SOUND, TOWER
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies
 from ppojob_trainer.models.weight_files import read_weights
@@ -61,7 +61,8 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     found = {folder: _count_of(folder) for folder in folders}
     if not spec.model.freeze_vision_tower:
         tensors = read_weights(Path(spec.model.path)).tensors.items()
-        if tower := sum(tensor.size for name, tensor in tensors if name.startswith(TOWER)):
+        own = {name: one.size for name, one in tensors if name.startswith(TOWER)}
+        if tower := sum(size for name, size in own.items() if not name.startswith(SOUND)):
             found[TOWER] = tower
     if spec.model.mtp is not None and (sizes := sizes_of(spec.model.path)) is not None:
         copies = mtp_copies(str(sizes.model_type), sizes.layers)

@@ -3,12 +3,22 @@
 from typing import Any, ClassVar, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig
 from transformers.models.gemma3.modeling_gemma3 import (
     Gemma3Model,
     Gemma3MultiModalProjector,
     Gemma3PreTrainedModel,
+)
+from transformers.models.gemma4.modeling_gemma4 import (
+    Gemma4MultimodalEmbedder,
+    Gemma4PreTrainedModel,
+    Gemma4VisionModel,
+)
+from transformers.models.gemma4_unified.modeling_gemma4_unified import (
+    Gemma4UnifiedMultimodalEmbedder,
+    Gemma4UnifiedPreTrainedModel,
+    Gemma4UnifiedVisionEmbedder,
 )
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionEmbeddings, Glm4vVisionModel
 from transformers.models.idefics3.modeling_idefics3 import (
@@ -124,6 +134,44 @@ class _Gemma3Tower(_Projected, Gemma3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
+class _Gemma4Tower(Gemma4PreTrainedModel):  # type: ignore[misc]
+    """That of Gemma 4, without what hears sound, which stays in the folder."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
+        self.vision_tower = Gemma4VisionModel._from_config(own, dtype=dtype)
+        self.embed_vision = Gemma4MultimodalEmbedder(own, config.text_config)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
+        """(tokens, h) of a picture, whose patches (1, n, 3 y x) lie at positions (1, n, 2)."""
+        own = (position_ids[0] >= 0).all(dim=-1)  # others fill up what the processor gives
+        pixels, positions = pixel_values[:, own], position_ids[:, own]
+        output = self.vision_tower(pixel_values=pixels, pixel_position_ids=positions)
+        output.pooler_output = self.embed_vision(inputs_embeds=output.last_hidden_state)
+        return output
+
+
+class _Gemma4UnifiedTower(Gemma4UnifiedPreTrainedModel):  # type: ignore[misc]
+    """What Gemma 4 12B has in place of a tower, under the names of files."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        own, text = config.vision_config, config.text_config
+        self.vision_embedder = Gemma4UnifiedVisionEmbedder(own, text)
+        self.vision_embedder.multimodal_embedder = nn.Identity()  # which files have beside it
+        self.embed_vision = Gemma4UnifiedMultimodalEmbedder(own, text)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
+        """(tokens, h) of a picture, whose pixels (1, n, 3 y x) lie at positions (1, n, 2)."""
+        own = (position_ids[0] >= 0).all(dim=-1)  # others fill up what the processor gives
+        output = self.vision_embedder(pixel_values[:, own], position_ids[:, own])
+        output.pooler_output = self.embed_vision(output.pooler_output[0])
+        return output
+
+
 class _UnroundedPositions(Idefics3VisionEmbeddings):  # type: ignore[misc]
     """Where the patches of a square lie, as float32 tells it whatever the type of its pixels is.
 
@@ -172,6 +220,8 @@ TOWERS: Final = {
     "glm4v_vision": _GlmTower,
     "glm4v_moe_vision": _GlmTower,
     "gemma3": _Gemma3Tower,
+    "gemma4": _Gemma4Tower,
+    "gemma4_unified": _Gemma4UnifiedTower,
     "idefics3": _Idefics3Tower,
     "internvl": _InternVLTower,
     "mistral3": _Mistral3Tower,

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
 from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
+from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
 from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
 from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
@@ -38,6 +39,7 @@ _PROCESSORS: Final = (
     GotOcr2ImageProcessorPil,
     PixtralImageProcessorPil,
     Gemma3ImageProcessorPil,
+    Gemma4ImageProcessorPil,
     Idefics3ImageProcessorPil,
     SmolVLMImageProcessorPil,
 )

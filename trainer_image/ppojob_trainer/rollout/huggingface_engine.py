@@ -15,8 +15,12 @@ import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
+from transformers.models.gemma4.modeling_gemma4 import (
+    create_masks_for_vision_model as create_masks_of_windows,
+)
 
 from ppojob_trainer.models.adapter_names import is_adapter
+from ppojob_trainer.models.gemma import told_of_tokens
 from ppojob_trainer.models.routes import Routes, as_bytes
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
@@ -250,9 +254,12 @@ class HuggingFaceEngine:
         embeddings = self._model.get_input_embeddings()(input_ids)
         places = (seen.flatten() >= 0).nonzero()[:, 0].to(self._home)
         given |= tower.shown(embeddings, places, [held for _, held, _ in prompts])
+        given |= told_of_tokens(self._model, input_ids, places)
         given["position_ids"] = positions.squeeze(0).to(self._home)
         if tower.form.sees_ahead:
-            given["attention_mask"] = create_masks_for_vision_model(
+            of_windows = tower.form.ahead_in_windows
+            masks = create_masks_of_windows if of_windows else create_masks_for_vision_model
+            given["attention_mask"] = masks(
                 config=self._model.config,
                 inputs_embeds=given["inputs_embeds"],
                 attention_mask=given["attention_mask"],

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 from vllm import _custom_ops as ops
 from vllm import envs
 from vllm.model_executor.layers.attention import Attention
-from vllm.model_executor.models.interfaces import SupportsMultiModal
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
+from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.vllm_pictures import Seeing
 
 
@@ -45,7 +45,7 @@ class SeeingAhead(Seeing):
     ) -> Tensor:
         """Embeddings (t, h) of the next pass, whose attention is told of its pictures."""
         self.marked = is_multimodal if multimodal_embeddings else None
-        embedded: Tensor = SupportsMultiModal.embed_input_ids(
+        embedded: Tensor = Seeing.embed_input_ids(
             self, input_ids, multimodal_embeddings, is_multimodal=is_multimodal
         )
         return embedded
@@ -111,9 +111,11 @@ class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
 
 
 def see_ahead(model: nn.Module) -> None:
-    """Let tokens of pictures see those behind them, in each layer of a model of `SeeingAhead`."""
+    """Let tokens of pictures see those behind them, in layers of a model of `SeeingAhead`."""
+    tower = tower_of(model)
+    in_windows = tower is not None and tower.form.ahead_in_windows
     for layer in model.modules():
-        if isinstance(layer, Attention):
+        if isinstance(layer, Attention) and (layer.sliding_window or not in_windows):
             layer.impl.__class__ = _Ahead
             layer.impl.model = model
 

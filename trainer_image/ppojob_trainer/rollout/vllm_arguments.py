@@ -235,6 +235,10 @@ def _seeing(part: PreTrainedConfig, form: PictureForm) -> type | None:
     """What computes a language model that is shown pictures; None of no known model."""
     if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
         return kind
-    known = vllm.ModelRegistry.models.get(next(iter(part.architectures or ()), ""))
+    names: Any = told_vllm.settings(part).get("architectures") or part.architectures or [""]
+    known = vllm.ModelRegistry.models.get(names[0])
     given = vllm_ahead.SeeingAhead if form.sees_ahead else vllm_pictures.Seeing
-    return vllm_pictures.seeing(known.load_model_cls(), given) if known else None
+    if known is None:
+        return None
+    told = getattr(part, "hidden_size_per_layer_input", 0)
+    return vllm_pictures.seeing(vllm_pictures.ToldGemma4 if told else known.load_model_cls(), given)

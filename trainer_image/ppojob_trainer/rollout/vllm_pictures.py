@@ -17,6 +17,7 @@ from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_in
 from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.gemma4 import Gemma4ForCausalLM
 from vllm.model_executor.models.glm4 import Glm4ForCausalLM
 from vllm.model_executor.models.glm4_moe import Glm4MoeForCausalLM
 from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiModal
@@ -70,6 +71,60 @@ class Seeing(SupportsMultiModal):  # type: ignore[misc]
         tower = tower_of(self)
         assert tower is not None, "it is given before the first request"
         return tower.seen([file.numpy().tobytes() for file in picture])
+
+    def embed_input_ids(
+        self,
+        input_ids: Tensor,
+        multimodal_embeddings: Sequence[Tensor] | None = None,
+        *,
+        is_multimodal: Tensor | None = None,
+    ) -> Tensor:
+        """Embeddings (t, h) of the next pass."""
+        if isinstance(self, ToldGemma4):
+            self.tell(input_ids, is_multimodal)
+        embedded: Tensor = SupportsMultiModal.embed_input_ids(
+            self, input_ids, multimodal_embeddings, is_multimodal=is_multimodal
+        )
+        return embedded
+
+
+class ToldGemma4(Gemma4ForCausalLM):  # type: ignore[misc]
+    """Of Gemma 4 E2B and E4B, each layer of which is told of a token by an embedding of its own.
+
+    Of a token of a picture it is told what it is told of padding. That waits for the pass in one
+    place of fixed address, which graphs of GPUs read.
+    """
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        """As `Gemma4ForCausalLM`."""
+        super().__init__(vllm_config=vllm_config, prefix=prefix)
+        self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
+
+    @cached_property
+    def _told(self) -> Tensor:
+        """(t, layers, w). See `_SeeingDeep`."""
+        layers, width = self.config.num_hidden_layers, self.config.hidden_size_per_layer_input
+        return self.model.embed_tokens.weight.new_zeros(self._most_tokens, layers, width)
+
+    def tell(self, input_ids: Tensor, is_multimodal: Tensor | None) -> None:
+        """What layers are told of the tokens (t,) of the next pass."""
+        if is_multimodal is not None:
+            shown = is_multimodal.to(input_ids.device)
+            input_ids = input_ids.masked_fill(shown, self.config.pad_token_id)
+        self._told[: len(input_ids)] = self.model.get_per_layer_inputs(input_ids)
+
+    def forward(
+        self,
+        input_ids: Tensor | None,
+        positions: Tensor,
+        intermediate_tensors: None = None,
+        inputs_embeds: Tensor | None = None,
+    ) -> Tensor:
+        """States (t, h)."""
+        told = None if inputs_embeds is None else self._told[: len(inputs_embeds)]
+        return self.model(
+            input_ids, positions, intermediate_tensors, inputs_embeds, per_layer_inputs=told
+        )
 
 
 class _SeeingAxes(Seeing, SupportsMRoPE):  # type: ignore[misc]
