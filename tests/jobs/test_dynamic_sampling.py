@@ -317,3 +317,42 @@ def test_rows_that_were_drawn_beside_others_are_trained_on_again(
     replay, tiny_job, by_turns, beside
 ):
     replay(tiny_job(**by_turns), beside)
+
+
+def test_a_step_that_fails_in_a_later_round_draws_its_rounds_again(
+    start, tiny_job: Callable[..., Path], by_turns, beside: Path, tmp_path: Path, output: Path
+):
+    """The checkpoint that it leaves has what was under way before the first of them."""
+    taken = [int(line["train/num_gen_batches"]) for line in run_folders.metrics(beside)]
+    step = next(step for step in range(3, 7) if taken[step - 1] > 1)
+    judge, path = TEXT_JUDGE.replace("< 3", "< 5"), tmp_path / "judge.py"
+    rewards = tiny_jobs.reward_at(path, judge)
+    job = tiny_job(**{**by_turns, "rewards": rewards, "checkpoint": {"every": None}})
+    calls = (sum(taken[: step - 1]) + 1) * SIZE * SAMPLES
+    count = f"""
+    with open({str(tmp_path / "calls")!r}, "a+") as calls:
+        calls.write("x")
+        if calls.tell() > {calls}:
+            raise KeyError("no")
+    number ="""
+    path.write_text(judge.replace("\n    number =", count))
+    failed = start(job, output)
+    assert failed.wait() == 3, failed.logs()
+    assert any(f"step {step - 1} is saved" in line for line in failed.lines), failed.lines
+    path.write_text(judge)
+    start(job, output).succeed()
+    assert run_folders.result(output) == run_folders.result(beside)
+
+
+@pytest.mark.vllm
+def test_vllm_draws_rounds_beside_rounds(
+    run_through, tiny_job: Callable[..., Path], by_turns, alone: Callable[..., Path], output: Path
+):
+    rollout = {**by_turns["rollout"], "engine": "vllm", "kvCacheGib": 0.1}
+    changes = {**by_turns, "rollout": rollout, "steps": {"total": 4}, "roles": {}}
+    whole = alone(**changes)
+    lines = run_folders.metrics(whole)
+    assert max(line["train/num_gen_batches"] for line in lines) > 1
+    assert any(line["async/partial_rows"] > 0 for line in lines)
+    run_through(tiny_job(**changes), output, "rpc.generate.answer.before@4=kill", seconds=500)
+    assert run_folders.result(output) == run_folders.result(whole)
