@@ -368,10 +368,10 @@ SAMPLING_RULES = rules(
 
     spec | rollout.maxStaleness | NotInThisVersion
         algorithm.dynamicSampling knows behind the scores of a step which prompts come next, so
-        at most the first round of one step is drawn ahead, by engines in pods of their own: not
-        in this version; 0, or 1 with roles.rollout, or remove dynamicSampling
-    when: has(self.algorithm.dynamicSampling)
-    must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
+        engines in pods of their own draw at most the first round of one step ahead: not in this
+        version; 0 or 1, or remove roles.rollout
+    when: has(self.algorithm.dynamicSampling) && has(self.roles.rollout)
+    must: self.rollout.maxStaleness <= 1
 
     spec | rollout.drafts | NotInThisVersion | here
         engines that draw rows of several steps side by side stop long ones by passes of the model,

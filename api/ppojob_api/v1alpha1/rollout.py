@@ -160,7 +160,7 @@ class RolloutSpec(Section):
     """Versions by which weights that draw tokens may be older than those that train on them.
     Engines in the ranks that train draw so many further steps beside each, and long rows go on
     with newer weights: partial rollouts. Those of roles.rollout draw while a step trains, with 1
-    the next one: one step off-policy. With dynamicSampling at most 1, in such pods. AReaL:
+    the next one: one step off-policy; with dynamicSampling at most 1. AReaL:
     max_head_offpolicyness."""
 
     replay: Path | None = None

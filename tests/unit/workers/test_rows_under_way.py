@@ -22,6 +22,7 @@ from ppojob_trainer.rpc.messages.agents import Acted, ToolAnswer, ToolCall, Tool
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, PromptTokens
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.generation import Agent, Drawing, Generation, Turns
+from ppojob_trainer.workers.handover import MadeRows
 from ppojob_trainer.workers.rows_under_way import RowsUnderWay
 
 PROMPTS, SAMPLES, LIMIT = 2, 2, 24
@@ -249,6 +250,43 @@ def test_engines_that_were_lost_change_nothing(case, data) -> None:
         fails = data.draw(st.booleans())
         again = case.drawn([number, *restarts[1:]], Path(other), fails=fails)
         assert again == undisturbed
+
+
+@settings(max_examples=EXAMPLES)
+@given(st.lists(st.integers(1, 3), min_size=1, max_size=4), st.integers(1, 3), st.data())
+def test_rounds_are_drawn_as_steps_of_their_numbers(taken, ahead, data) -> None:
+    """Also of a step that fails at one of its rounds, and draws all of them again."""
+    total, room = sum(taken), data.draw(st.sampled_from([1, 3, 100]))
+    case = Case(ahead, data.draw(st.lists(ROWS, min_size=total, max_size=total)), room, beside=True)
+    rounds = [(step, one) for step, count in enumerate(taken, 1) for one in range(count)]
+    (plain,), (engine,) = case._engines(1), case._engines(1)
+    expected = []
+    for number, (step, _) in enumerate(rounds, 1):
+        plain.generation.engine.policy_version = step - 1
+        expected += plain.draw(request_of(number, ahead + 1, total, (0, PROMPTS)))
+
+    def drawn(of_steps: set[int]) -> list[MadeRows]:
+        made = []
+        for number, (step, one) in enumerate(rounds, 1):
+            if step in of_steps:
+                request = request_of(number, ahead + 1, total, (0, PROMPTS))
+                later = [msgspec.structs.replace(a, number=a.step, step=0) for a in request.ahead]
+                engine.generation.engine.policy_version = step - 1
+                changes = {"step": step, "round": one, "number": number, "ahead": later}
+                made += engine.draw(msgspec.structs.replace(request, **changes))
+        return made
+
+    with tempfile.TemporaryDirectory() as folder:
+        failed = data.draw(st.integers(1, len(taken)))
+        found = drawn(set(range(1, failed)))
+        before = drawn({failed})
+        engine.state(failed - 1)(Path(folder))
+        (engine,) = case._engines(1, Path(folder))
+        again = drawn({failed})
+        engine.state(failed)(Path(folder) / "behind")
+        (engine,) = case._engines(1, Path(folder) / "behind")
+        assert again == before
+        assert found + again + drawn(set(range(failed + 1, len(taken) + 1))) == expected
 
 
 @pytest.mark.parametrize(

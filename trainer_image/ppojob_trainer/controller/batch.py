@@ -52,6 +52,7 @@ class Batch:
         samples: rows a prompt.
         owners: ranks that own rows, each those of one run of prompts.
         round: generation round of the step, from 0.
+        number: that of the round among all of the run, as `Generate` has it.
         lengths: (rows,) response tokens.
         truncated: (rows,) whether a response ran into the limit.
         scores: (rows,) from the reward functions.
@@ -70,6 +71,7 @@ class Batch:
     samples: int
     owners: int
     round: int = 0
+    number: int = 0
     lengths: list[int] = field(default_factory=list)
     truncated: list[bool] = field(default_factory=list)
     scores: list[float] = field(default_factory=list)

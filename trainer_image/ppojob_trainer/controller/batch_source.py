@@ -43,9 +43,13 @@ class DynamicSampling:
     may be drawn while this one trains; further ones are drawn when they are needed, with the
     weights that the step begins with.
 
+    Engines that draw by turns with the training draw rounds beside one: those that come next in the
+    order of the prompts, whichever step takes them.
+
     Attributes:
         drops: whether responses at which a reward function failed are not trained on.
         ahead: has first rounds drawn ahead; None where none is.
+        beside: has later rounds drawn beside each; None where none are.
     """
 
     stages: RolloutStages
@@ -53,6 +57,7 @@ class DynamicSampling:
     settings: DynamicSamplingSpec
     drops: bool
     ahead: DrawnAhead | None = None
+    beside: StepsBeside | None = None
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Generate, score and keep rounds until the batch is full, or they are used up."""
@@ -85,6 +90,8 @@ class DynamicSampling:
             if following:
                 self.ahead.begin(step + 1, step - 1, following, timer)
             metrics |= later.staleness(chosen, step)
+        if self.beside is not None:
+            metrics |= self.beside.later.staleness(chosen, step)
         return Rows(chosen, is_kept=True, metrics=metrics, rounds=rounds)
 
     def _round(
@@ -96,7 +103,12 @@ class DynamicSampling:
             prompts = draw(self.settings.prompts_per_round)
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
-        if self.ahead is None or number:
+        if self.beside is not None:
+            later = self.beside.later
+            batch.number = later.rounds_read
+            following = later.rounds_behind(self._rounds_left(later.total_steps, step, number))
+            self.beside.generate(step, (batch, None), following, timer)
+        elif self.ahead is None or number:
             self.stages.generate(batch, step, timer=timer)
         else:
             self.ahead.wait(step, (batch, None), (), timer)
@@ -107,6 +119,10 @@ class DynamicSampling:
         with timer("write_rows"):
             self.stages.keep(batch, step)
         return batch, dropped
+
+    def _rounds_left(self, total_steps: int, step: int, number: int) -> int:
+        """How many rounds the run has behind one of a step, at most."""
+        return (total_steps - step + 1) * self.settings.max_rounds - number - 1
 
 
 BatchSource: TypeAlias = OneRound | StepsAhead | StepsBeside | DynamicSampling
@@ -132,14 +148,16 @@ def batch_source(
         order=order,
     )
     draws_later = later.steps > 0 and spec.rollout.replay is None
-    ahead = None
+    ahead, beside = None, None
     if draws_later and isinstance(stages.engines, StandaloneEngines):
         ahead = DrawnAhead(later, stages.engines)
+    elif draws_later:
+        beside = StepsBeside(later)
     if sampling is not None:
-        return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, ahead)
+        return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, ahead, beside)
     if ahead is not None:
         return StepsAhead(ahead)
-    return StepsBeside(later) if draws_later else one_round
+    return beside or one_round
 
 
 def has_signal(

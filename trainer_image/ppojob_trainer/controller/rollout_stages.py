@@ -144,6 +144,7 @@ class RolloutStages:
                 round=batch.round,
                 greedy=greedy is not None,
                 conversations=self._conversations(),
+                number=batch.number,
             )
             for (first, last), kept in self.engines.runs(len(batch.prompts))
         ]

@@ -56,6 +56,21 @@ class LaterSteps:
         batches = self.order.batches_behind(place, self.size, steps)
         return [self.one_round.batches(self.dataset.rows(rows)) for rows in batches]
 
+    def rounds_behind(self, most: int) -> list[Drawn]:
+        """The rounds that come next, as many as are drawn beside another, and `most` at most.
+
+        They are numbered, since which step takes them is not known.
+        """
+        place, first = self.order.place, self.rounds_read + 1
+        batches = self.order.batches_behind(place, self.size, min(self.steps, most))
+        drawn = (self.one_round.batches(self.dataset.rows(rows))[0] for rows in batches)
+        return [(replace(batch, number=number), None) for number, batch in enumerate(drawn, first)]
+
+    @property
+    def rounds_read(self) -> int:
+        """How many were begun in the run."""
+        return self.order.batches_read(self.order.place, self.size)
+
     def drawn_with(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Drawn, list[Drawn]]:
         """What is drawn for a step that begins now, and for those behind it."""
         with timer("data"):
@@ -182,17 +197,23 @@ class StepsBeside:
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Draw the rows of a step to their end.
 
-        Those that are on the disk are drawn again where others are drawn beside them: how far those
-        come in a phase depends on their company.
-
         Raises:
             JobFailed: a token is of older weights than the job allows.
         """
-        later, stages = self.later, self.later.one_round.stages
-        drawn, following = later.drawn_with(step, draw, timer)
-        batch, greedy = drawn
+        drawn, following = self.later.drawn_with(step, draw, timer)
+        self.generate(step, drawn, following, timer)
+        return Rows(*drawn, metrics=self.later.staleness(drawn[0], step))
+
+    def generate(
+        self, step: int, drawn: Drawn, following: Sequence[Drawn], timer: StepTimer
+    ) -> None:
+        """Draw rows to their end, and those that follow as far as they come.
+
+        Rows that are on the disk are drawn again where others are drawn beside them: how far those
+        come in a phase depends on their company.
+        """
+        stages, (batch, greedy) = self.later.one_round.stages, drawn
         if following and stages.tape.is_replayed(batch, step):
             with timer("gen"):
                 stages.ask(batch, step, greedy, following)
         stages.generate(batch, step, greedy, timer, ahead=following)
-        return Rows(batch, greedy, metrics=later.staleness(batch, step))

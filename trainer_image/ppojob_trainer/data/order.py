@@ -248,6 +248,11 @@ class PromptOrder:
         self.place = here
         return batches
 
+    def batches_read(self, place: Place, size: int) -> int:
+        """How many batches of a size are drawn before a place, if all are of that size."""
+        epoch, cursor = place
+        return epoch * (self._num_rows // size) + cursor // size
+
     def passes_read(self, place: Place, size: int) -> int:
         """How many epochs are over at a place where batches of a size are drawn."""
         epoch, cursor = place

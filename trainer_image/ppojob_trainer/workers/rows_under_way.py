@@ -9,6 +9,9 @@ A phase ends by what was drawn, never by time: once the rows of its step have en
 has made so many steps as are the share of a phase of the longest of them. So each phase does about
 as much, also where the rows of its step ended in one before.
 
+Of a job with dynamic sampling the batches are rounds, named by their numbers in the run: which step
+takes one is known behind the scores of those before it.
+
 Engines in pods of their own draw a phase while others train; those of the ranks that train draw it
 before these train.
 """
@@ -31,9 +34,9 @@ from ppojob_trainer.workers.state_writer import Write
 
 UNDER_WAY_POINT: Final = durable.point("rows.under_way", *durable.FILE_ACTS)
 RowKey = tuple[int, str, int]
-"""Step and purpose of its batch, and its number there."""
+"""Step, or number of the round, and purpose of its batch, and its number there."""
 _State = tuple[int, list[tuple[RowKey, RowState]]]
-"""The step of the last phase, and the rows."""
+"""The step of the last phase, or the number of its round, and the rows."""
 _DECODER: Final = msgspec.msgpack.Decoder(_State)
 _OLDER: Final = msgspec.msgpack.Decoder(list[tuple[RowKey, RowState]])
 """Of checkpoints of versions that did not say which phase was the last."""
@@ -46,7 +49,9 @@ class RowsUnderWay:
 
     generation: Generation
     _rows: dict[RowKey, RowState] = field(default_factory=dict)
-    _last: int = 0  # step of the last phase
+    _last: int = 0  # step of the last phase, or number of its round
+    _begun: tuple[int, int, dict[RowKey, RowState]] | None = None
+    """Of the step whose rounds are drawn: its number, and what the last phase before it left."""
 
     def draw(self, request: Generate) -> list[MadeRows]:
         """One phase: the rows of each batch of the request's step that this rank keeps.
@@ -54,6 +59,11 @@ class RowsUnderWay:
         Those of the batches ahead of it stay here, as far as they were drawn. A phase that was done
         before a state was saved is not done again: its step failed behind it.
         """
+        of_step = request.step
+        if request.number:
+            if request.round == 0:
+                self._begun = of_step, self._last, self._rows
+            request = _by_number(request)
         own = batches_of(request)
         rows = {
             _key(row): row
@@ -64,7 +74,7 @@ class RowsUnderWay:
         wanted = [one.state for key, one in episodes.items() if key[0] == request.step]
         if request.step != self._last or not all(state.is_over for state in wanted):
             with self.generation.drawing.of(len(wanted)):
-                self._phase(request.step, rows, episodes, wanted)
+                self._phase(of_step, rows, episodes, wanted)
         # Not before: of a phase that fails nothing is kept.
         self._rows = {key: episode.state for key, episode in episodes.items()}
         self._last = request.step
@@ -110,6 +120,8 @@ class RowsUnderWay:
     def state(self, step: int) -> Write:
         """What writes the rows of the steps behind one as they are now.
 
+        A step that fails between two rounds draws all of its rounds again, as its weights are there
+        still: how many it takes may hang on what failed. So that state is of before its first one.
         Of ranks that share an engine the first has them. Where the disk refuses it raises
         StorageError.
         """
@@ -117,8 +129,13 @@ class RowsUnderWay:
         if rank % self.generation.spec.rollout.parallelism.tensor:
             return lambda _: []
         path = f"{_FOLDER}/rank-{rank:05d}/under_way.msgpack"
-        behind = [(key, row) for key, row in self._rows.items() if key[0] > step]
-        content = msgspec.msgpack.encode((self._last, behind))
+        last, rows, drawn = self._last, self._rows, step
+        if self._begun is not None:
+            if step < self._begun[0]:
+                _, last, rows = self._begun
+            drawn = last
+        behind = [(key, row) for key, row in rows.items() if key[0] > drawn]
+        content = msgspec.msgpack.encode((last, behind))
 
         def write(folder: Path) -> list[FileEntry]:
             durable.make_folder((folder / path).parent, parents=True, exist_ok=True)
@@ -133,7 +150,7 @@ class RowsUnderWay:
         The files are all those of a checkpoint. A rank goes on with the rows that it is asked for,
         and forgets the others.
         """
-        self._rows, self._last = {}, 0
+        self._rows, self._last, self._begun = {}, 0, None
         if folder is None:
             return
         for path in [folder / f.path for f in files if f.path.startswith(f"{_FOLDER}/")]:
@@ -143,6 +160,12 @@ class RowsUnderWay:
             except msgspec.ValidationError:
                 rows = _OLDER.decode(content)
             self._rows |= dict(rows)
+
+
+def _by_number(request: Generate) -> Generate:
+    """A round, and those ahead of it, by their numbers in the run."""
+    ahead = [_by_number(later) for later in request.ahead]
+    return msgspec.structs.replace(request, step=request.number, round=0, ahead=ahead)
 
 
 def _key(row: Row) -> RowKey:

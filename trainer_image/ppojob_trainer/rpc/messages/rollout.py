@@ -78,6 +78,8 @@ class Generate(msgspec.Struct, frozen=True):
         greedy: whether each prompt has a greedy response too, a batch `greedy` of its own.
         conversations: absent where each row is one response.
         ahead: of the steps behind it, whose rows are drawn beside these as far as they come.
+        number: of the round among all of the run, from 1, where rounds are drawn before it is known
+            which step takes them; 0 where step and round name the batch. It goes into seeds then.
     """
 
     purpose: str
@@ -90,6 +92,7 @@ class Generate(msgspec.Struct, frozen=True):
     greedy: bool = False
     conversations: Conversations | None = None
     ahead: list["Generate"] = []
+    number: int = 0
 
 
 class Generated(msgspec.Struct, frozen=True):
