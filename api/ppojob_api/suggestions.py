@@ -19,6 +19,10 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 # Share of equal letters from which a word counts as a slip for another.
 NEAR: Final = 0.8
 
+# Letters from which a part of a name finds the whole one, and how many names it may stand for.
+SHORTEST_PART: Final = 6
+LISTED_PARTS: Final = 3
+
 
 class Suggestion(NamedTuple):
     """What is wrong with a name, and what to write."""
@@ -43,12 +47,16 @@ def of_field(path: PathKey, value: object) -> Suggestion:
     near = difflib.get_close_matches(word, here, n=1, cutoff=NEAR)
     if near:
         return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[near[0]]))}")
-    others = shapes.all_paths(PPOJobSpec, "spec.")
+    others = list(shapes.all_paths(PPOJobSpec, "spec."))
     elsewhere = [other for other in others if folded(other.rpartition(".")[2]) == word]
     section = ".".join(key for key in path[:-1] if isinstance(key, str))
     inside = [other for other in elsewhere if shapes.within(other, section)]
     if elsewhere:
         return Suggestion(why, f"write {' or '.join(inside or elsewhere)}")
+    below = [other for other in others if not section or shapes.within(other, section)]
+    parts = [other for other in below if word in folded(other.rpartition(".")[2])]
+    if len(word) >= SHORTEST_PART and 0 < len(parts) <= LISTED_PARTS:
+        return Suggestion(why, f"write {' or '.join(parts)}")
     names = ", ".join(sorted(here.values()))
     return Suggestion(why, f"fields here are {names}" if names else "remove it")
 

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ppojob_cli.figures import counted
 from ppojob_cli.input_error import InputError, told
 
 if TYPE_CHECKING:
@@ -296,4 +297,4 @@ def _write(output: Path, **splits: "Iterable[TaskRow]") -> None:
     with told():
         written = write_splits(output, splits)
     for path, count in written.items():
-        click.echo(f"{path}: {count} rows")
+        click.echo(f"{path}: {counted(count, 'row')}")

@@ -54,6 +54,12 @@ generate_max_len             data.maxResponseTokens
 num_episodes                 steps.epochs
 dynamic_filtering            algorithm.dynamicSampling
 use_wandb                    loggers
+aux_loss_coef                algorithm.routerBalanceCoefficient
+router_aux_loss_coef         algorithm.routerBalanceCoefficient
+max_length                   data.maxPromptTokens
+vespo_k_pos                  algorithm.policyLoss.vespo.kPositive
+discopop_tau                 OTHER LOSSES OF PAIRS
+freeze_visual_encoder        model.freezeVisionTower
 min_p                        rollout.minP
 repetition_penalty           rollout.repetitionPenalty
 """

@@ -48,6 +48,7 @@ def test_what_is_told_of_a_field() -> None:
         ("spec.algorithm.kll", "write spec.algorithm.kl"),
         ("actor_rollout_ref.rollout.n", "write spec.algorithm.samplesPerPrompt"),
         ("spec.agent.max_turns", "write spec.agent.maxAssistantTurns"),
+        ("routerBias", "write spec.algorithm.routerBiasRate"),
         (
             "spec.data.train[0].file",
             "fields here are arguments, format, function, maxRows, path, weight",

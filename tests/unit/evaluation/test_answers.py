@@ -13,6 +13,7 @@ from ppojob_trainer.evaluation.answers import read_answers
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rows.responses_file import read_responses, write_responses
 from ppojob_trainer.rows.row_files import SCHEMA, truth_cells
+from ppojob_trainer.rpc.messages.rollout import OF_DATA
 
 ROW = {"sample": 0, "data_source": "d", "prompt": "p", "score": 1.0, "truncated": False}
 
@@ -49,6 +50,15 @@ def test_parts_of_a_batch_are_one_in_the_order_of_its_rows(tmp_path: Path) -> No
         assert numbered == [(0, "y"), (0, "z"), (1, "x")]
     both = read_answers(tmp_path / "*" / "validation" / "step-000000.parquet")[0]
     assert [one.prompt for one in both] == [0, 0, 1, 2, 2, 3]
+
+
+def test_responses_that_the_data_has_given_are_passed_over(tmp_path: Path) -> None:
+    given, drawn = (
+        {**ours(1, row, 0, name), "segments": [{"tokens": 1, "version": version}]}
+        for row, name, version in ((0, "given", OF_DATA), (1, "drawn", 3))
+    )
+    answers = read_answers(write_ours(tmp_path / "rows.parquet", given, drawn))[1]
+    assert [one.response for one in answers] == ["drawn"]
 
 
 @pytest.mark.parametrize("truth", ["72", 72, "[1]", [1], {"target": 5, "numbers": [1, 4]}, None])

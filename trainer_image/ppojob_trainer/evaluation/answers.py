@@ -26,6 +26,7 @@ from ppojob_trainer.data.formats import ParquetRows, Row
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.rpc.messages.rollout import OF_DATA
 
 VALIDATION_FOLDER: Final = "validation"
 RESPONSES: Final = "responses"
@@ -75,6 +76,10 @@ class Answer:
         return f"{self.place}:{RESPONSES}[{self.sample}]" if self.is_in_list else self.place
 
 
+class _Segment(msgspec.Struct):
+    version: int | None = None
+
+
 class _OurRow(msgspec.Struct):
     """The columns that are read of a row of ours."""
 
@@ -93,6 +98,7 @@ class _OurRow(msgspec.Struct):
     reward_values: str = "{}"
     figures: str | None = None
     truth_is_json: bool | None = None
+    segments: list[_Segment] | None = None
 
 
 _READ: Final = (*_OurRow.__struct_fields__, RESPONSES, REWARD_COLUMN)
@@ -197,7 +203,9 @@ def _answers(
         except (msgspec.MsgspecError, ValueError) as error:
             why, allowed = printable(str(error)), "a row as a run has written it"
             raise BadCell("row", "columns of a run", why, allowed) from None
-        yield (folder, "", row.row), (folder, "", row.prompt_id), answer
+        # What the data has given says nothing of the policy.
+        if all(segment.version != OF_DATA for segment in row.segments or ()):
+            yield (folder, "", row.row), (folder, "", row.prompt_id), answer
         return
     here = (folder, file.name, number)
     for answer in _of_verl(cells, place):
