@@ -52,6 +52,7 @@ from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
+from ppojob_trainer.models.weights import Weights
 from ppojob_trainer.parallel.boxes import box_of, cut_like, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.experts import ExpertRanks
@@ -337,8 +338,21 @@ def _load_sharded(
     weights = read_weights(folder)
     if weights.problems:
         raise ValueError("; ".join(str(problem) for problem in weights.problems))
+    state = _own_parts(model, weights, options["dtype"], world.device)
+    model.load_state_dict(state, strict=False, assign=True)
+    if EMBEDDING in state:
+        model.tie_weights()
+    _restore_buffers(model, world.device)
+    return model, {name for name, _ in outline_of(model).named_parameters()} - weights.files.keys()
+
+
+def _own_parts(
+    model: PreTrainedModel, weights: Weights, dtype: torch.dtype, device: torch.device
+) -> dict[str, Tensor]:
+    """What this rank holds of a model that is cut, by name; zeros where the folder has nothing."""
     parameters = dict(model.named_parameters())
-    matrices, state = matrices_of(model), {}
+    matrices = matrices_of(model)
+    state: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         if is_scales(name):
             continue  # they come with their codes
@@ -350,8 +364,8 @@ def _load_sharded(
         if name in weights.files:
             part = read_part(weights, name, box)
         # A head beside adapters is wider than the weights, and has their digits all the same.
-        kind = part.dtype if stays_float32(name) else options["dtype"]
-        rounded = part.to(world.device, kind)
+        kind = part.dtype if stays_float32(name) else dtype
+        rounded = part.to(device, kind)
         made = {name: rounded.to(parameter.dtype)}
         if name in matrices:
             made = dict(zip((name, scales_of(name)), quantised(rounded), strict=True))
@@ -360,12 +374,8 @@ def _load_sharded(
             state[one] = nn.Parameter(own, requires_grad=values.is_floating_point())
     for name, buffer in model.named_buffers():
         if name.startswith(TOWER) and name in weights.files:  # bounds of Gemma 4's, which are whole
-            state[name] = read_tensor(weights, name).view_as(buffer).to(world.device, buffer.dtype)
-    model.load_state_dict(state, strict=False, assign=True)
-    if EMBEDDING in state:
-        model.tie_weights()
-    _restore_buffers(model, world.device)
-    return model, {name for name, _ in outline_of(model).named_parameters()} - weights.files.keys()
+            state[name] = read_tensor(weights, name).view_as(buffer).to(device, buffer.dtype)
+    return state
 
 
 def _own(weight: Tensor) -> Tensor:
