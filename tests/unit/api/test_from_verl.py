@@ -39,7 +39,7 @@ OURS = {
     *(
         f"spec.{model}.lora.{name}"
         for model in ("model", "critic")
-        for name in ("dropout", "experts", "rankStabilized")
+        for name in ("baseType", "dropout", "experts", "rankStabilized")
     ),
     *(
         f"spec{model}.optimizer.{name}"
