@@ -3,8 +3,8 @@
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `lfm2_moe`,
-`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `talker` or
-`searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `hearing`,
+`talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import io
@@ -112,9 +112,11 @@ BEGIN_SQUARE, END_SQUARE = "<start_of_image>", "<end_of_image>"
 AROUND_POOLED = "<|image>", "<image|>"
 AROUND_CROPS = "<fake_token_around_image>"
 CROPS = (AROUND_CROPS, "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
+SOUND = "<|AUDIO|>"
+AROUND_SOUND = ("<|audio_bos|>", "<|audio_eos|>")
 MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE, *CROPS)
-MARKS += AROUND_POOLED
-"""Tokens around pictures."""
+MARKS += (*AROUND_POOLED, SOUND, *AROUND_SOUND)
+"""Tokens around pictures, and of and around sounds."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
 CALLS = [
@@ -341,6 +343,18 @@ def save_of_family(folder: Path, dropout: float, kind: str) -> None:
     save_policy(folder, dropout, model_class=model_class, **{**own, **sizes})
 
 
+def save_with_tower(folder: Path, kind: str, dropout: float) -> None:
+    """Write a policy that sees or hears."""
+    # Which are made of what is here.
+    from hearing_models import save_hearing_policy
+    from seeing_models import save_seeing_policy
+
+    if kind == "hearing":
+        save_hearing_policy(folder, dropout)
+    else:
+        save_seeing_policy(folder, kind, dropout)
+
+
 def make(kind: str, first: str, second: str) -> None:
     """Make what the command line of this file says."""
     if kind == "policy":
@@ -352,10 +366,8 @@ def make(kind: str, first: str, second: str) -> None:
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
     elif kind in ("hybrid", "granitemoehybrid", "nemotron_h", "lfm2_moe", "gpt_oss"):
         save_of_family(Path(first), float(second), kind)
-    elif kind.startswith("seeing"):
-        from seeing_models import save_seeing_policy  # which is made of what is here
-
-        save_seeing_policy(Path(first), kind, float(second))
+    elif kind == "hearing" or kind.startswith("seeing"):
+        save_with_tower(Path(first), kind, float(second))
     elif kind == "whole":
         from whole_models import save_whole  # which not every job loads
 

@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import torch
+from hearing_models import save_hearing_model
 from tiny_models import NAMES, SIZES, TWO_LAYERS, write_model
 from transformers import (
     Gemma3ForConditionalGeneration,
@@ -13,6 +14,7 @@ from transformers import (
     InternVLForConditionalGeneration,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
+    Qwen2AudioForConditionalGeneration,
     SmolVLMForConditionalGeneration,
 )
 
@@ -24,11 +26,14 @@ WHOLES: dict[str, type[PreTrainedModel]] = {
     "internvl": InternVLForConditionalGeneration,
     "idefics3": Idefics3ForConditionalGeneration,
     "smolvlm": SmolVLMForConditionalGeneration,
+    "qwen2_audio": Qwen2AudioForConditionalGeneration,
 }
 
 
 def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
     """Write a model as transformers has it, by a name of `WHOLES`; `changes` are of its text."""
+    if name == "qwen2_audio":
+        return save_hearing_model(folder, **changes)
     model_class = WHOLES[name]
     text = {**SIZES, **TWO_LAYERS, "vocab_size": len(NAMES), "pad_token_id": 0, **changes}
     tower = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}

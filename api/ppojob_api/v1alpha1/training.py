@@ -225,6 +225,7 @@ _OF_ALL_ROWS: Final = (
     "max_response_tokens",
     "max_picture_pixels",
     "min_picture_pixels",
+    "audio_key",
     "shuffle",
     "seed",
     "overlong_prompts",
@@ -327,6 +328,10 @@ class DataSpec(Section):
     min_picture_pixels: Annotated[int, Field(ge=1, le=2**40)] | None = None
     """Pixels to which a smaller picture or frame of a video is made larger, about; absent: those of
     the model's processor, and of a frame 128 tokens'. verl: data.mm_processor_kwargs.min_pixels."""
+
+    audio_key: Name = "audios"
+    """Column of the sounds that a model hears at the marks <audio> of a row.
+    verl: data.audio_key, audios."""
 
     max_train_rows: Annotated[int, Field(ge=1, le=2**53)] | None = None
     """Use only the first rows; absent: all. verl: data.train_max_samples, -1."""

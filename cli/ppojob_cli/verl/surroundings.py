@@ -85,11 +85,12 @@ def pictures(verl: Verl, job: Draft) -> None:
     tower = "actor_rollout_ref.actor.freeze_vision_tower"
     keys = ("data.image_key", "data.video_key", "data.audio_key")
     given = [key for key in keys if verl.is_given(key)]
+    seen = [key for key in given if key != keys[2]]
     is_whole, ranks = len(given) == len(keys), ("lora_rank", "lora.rank")
     sees = _SEES.search(str(verl["actor_rollout_ref.model.path"] or ""))
     if any(verl[f"actor_rollout_ref.model.{rank}"] for rank in ranks):
         job.note("adapters are the language model's alone", tower)
-    elif sees or (not is_whole and (given or verl.is_given(tower))):
+    elif sees or (not is_whole and (seen or verl.is_given(tower))):
         job.set("spec.model.freezeVisionTower", verl[tower], tower)
     elif not verl[tower]:
         job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)
@@ -104,7 +105,8 @@ def pictures(verl: Verl, job: Draft) -> None:
             kind = "pictures" if column == "images" else column
             job.leave_out(f"{kind} are in the column {column}", key)
     if keys[2] in given:
-        job.leave_out("rows with sound: not in this version", keys[2])
+        job.set("spec.data.audioKey", verl[keys[2]], keys[2])
+        job.note("the encoder of a model that hears stays as it is", keys[2])
 
 
 def overlong_prompts(verl: Verl, job: Draft) -> None:

@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from ppojob_trainer.data.sound_form import MODELS
 from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS, WHOLES, Family
 from ppojob_trainer.models.towers import TOWERS
 
@@ -19,8 +20,8 @@ def row(model_type: str, family: Family) -> str:
 
 
 def seen(whole: str) -> str:
-    """Whether pictures of a whole are shown: whether there is a tower of it."""
-    return "yes" if whole in TOWERS else "no"
+    """Whether pictures of a whole are shown: whether there is a tower of it that sees."""
+    return "sounds" if whole in MODELS else "yes" if whole in TOWERS else "no"
 
 
 def test_every_family_has_its_row() -> None:

@@ -31,6 +31,8 @@ from ppojob_trainer.models.weight_stream import stored_weights
 
 SEEING = ["gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl", "mistral3", "smolvlm"]
 """Of these wholes, those whose tower is read."""
+MAY_TIE = [name for name in WHOLES if name != "qwen2_audio"]
+"""Those that have no output layer of their own where config.json says so."""
 
 
 def is_of_text(name: str) -> bool:
@@ -42,7 +44,7 @@ def test_every_whole_has_a_model() -> None:
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize("name", MAY_TIE)
 def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) -> None:
     whole = save_whole(tmp_path, name, tie_word_embeddings=is_tied)
     report = check_model_folder(tmp_path)
@@ -60,7 +62,7 @@ def test_text_is_read_as_by_the_whole(tmp_path: Path, name: str, is_tied: bool) 
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize("name", WHOLES)
+@pytest.mark.parametrize("name", MAY_TIE)
 def test_a_head_that_is_there_is_used_where_a_whole_and_its_part_differ(
     tmp_path: Path, name: str, is_tied: bool
 ) -> None:

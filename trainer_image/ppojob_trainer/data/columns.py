@@ -16,7 +16,6 @@ from dataclasses import replace
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
@@ -25,8 +24,6 @@ from ppojob_trainer.json_value import Json
 ROLES = ("system", "developer", "user", "assistant", "tool")
 REWARD_COLUMN = "reward_model"
 EXTRA_COLUMN = "extra_info"
-SHOWN = (pictures.COLUMN, videos.COLUMN)
-"""Columns of what models see."""
 GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
 AGENT_COLUMN = "agent_name"
 INTERACTION = "interaction_kwargs"
@@ -62,22 +59,22 @@ def read_columns(
     *,
     has_agents: bool = False,
     given: GivenType | None = None,
-    sees_pictures: bool = False,
+    media: Collection[str] = (),
 ) -> tuple[str, ...] | None:
-    """Columns that are read of a job's files; None for all."""
+    """Columns that are read of a job's files; None for all. Those of `media` are shown to it."""
     ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
     ordering += [spec.scores_key, EXTRA_COLUMN] if spec.scores_key else []
     if given is not None:
         names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
         names += [tools] if (tools := spec.tools_column(given)) else []
-        names += SHOWN if sees_pictures else []
+        names += media
         return tuple(dict.fromkeys([*names, *ordering]))
     if spec.answer_key:
         return None
     names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
     names += ordering
     names += [AGENT_COLUMN] if has_agents else []
-    names += SHOWN if sees_pictures else []
+    names += media
     return tuple(dict.fromkeys(names))
 
 
@@ -90,7 +87,7 @@ class BadCell(Exception):  # noqa: N818  the cell is bad
 
 
 def read_row(
-    row: Row, spec: DataSpec, *, has_agents: bool, sees_pictures: bool = False
+    row: Row, spec: DataSpec, *, has_agents: bool, media: Collection[str] = ()
 ) -> tuple[PromptRow, float]:
     """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one.
 
@@ -104,8 +101,7 @@ def read_row(
         if name not in row:
             raise _no_such_column(row, name)
     others = row.keys() - set(required) if spec.answer_key else set()
-    if sees_pictures:
-        others -= {name for name in SHOWN if row.get(name) is not None}
+    others -= {name for name in media if row.get(name) is not None}
     for name, cell in row.items():
         if isinstance(cell, DataProblem) and name not in others:
             raise BadCell(name, cell.got, cell.why, cell.allowed)

@@ -2,7 +2,7 @@
 
 import glob
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -61,14 +61,14 @@ def open_files(
     *,
     has_agents: bool = False,
     given: GivenType | None = None,
-    sees_pictures: bool = False,
+    media: Collection[str] = (),
 ) -> Iterator[RowFile | DataProblem]:
     """Open the files that an entry of a job means, or say why they cannot be used."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths
         return
-    columns = read_columns(spec, has_agents=has_agents, given=given, sees_pictures=sees_pictures)
+    columns = read_columns(spec, has_agents=has_agents, given=given, media=media)
     required = required_columns(spec, given=given)
     for path in paths:
         yield open_row_file(path, columns, required, file)

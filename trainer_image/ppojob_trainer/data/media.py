@@ -1,16 +1,19 @@
-"""What a row shows: the files of its pictures and of the clips of its videos, at its marks."""
+"""What a row shows: files of its pictures and of the clips of its videos, or sounds, at marks."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import pictures, videos
+from ppojob_trainer.data import pictures, sounds, videos
 from ppojob_trainer.data.columns import BadCell
 from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
 from ppojob_trainer.data.picture_form import PictureForm, Wanted
 from ppojob_trainer.data.prompt_store import Prompt
+from ppojob_trainer.data.sound_cells import read_sounds
+from ppojob_trainer.data.sound_form import SoundForm
 from ppojob_trainer.data.video_cells import read_videos
 
 
@@ -26,12 +29,19 @@ PICTURES: Final = Medium(pictures.COLUMN, pictures.MARK, "pictures")
 VIDEOS: Final = Medium(videos.COLUMN, videos.MARK, "videos")
 
 
+def media_of(form: MediaForm | None, spec: DataSpec) -> tuple[Medium, ...]:
+    """Kinds of what a model may be shown."""
+    if isinstance(form, SoundForm):
+        return (Medium(spec.audio_key, sounds.MARK, "sounds"),)
+    return () if form is None else (PICTURES, VIDEOS)
+
+
 def shown_by(
     cells: Row,
     prompt: Prompt,
     later: pictures.Messages,
     spec: DataSpec,
-    form: PictureForm,
+    form: MediaForm,
     given: GivenType | None,
 ) -> tuple[list[bytes], list[bytes]]:
     """Files of what a prompt shows, and of what messages behind it show.
@@ -40,7 +50,7 @@ def shown_by(
         BadCell: a row has other marks; or a cell has nothing that can be read.
     """
     marked = pictures.marks(later)
-    for one in (PICTURES, VIDEOS):
+    for one in media_of(form, spec):
         may_be_later = one is PICTURES and given == "sft"
         if cells.get(one.column) and one.mark in marked and not may_be_later:
             got, why = f"{one.mark} behind an answer", f"not in this version with {given}"
@@ -65,15 +75,24 @@ def shown_by(
     return of_prompt, behind
 
 
-def _read(cells: Row, spec: DataSpec, form: PictureForm) -> dict[Medium, Sequence[Sequence[bytes]]]:
-    """The files of each picture and video, of kinds that a row has."""
-    wanted = Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
-    one = PICTURES
-    try:
-        of_pictures = [[file] for file in read_pictures(cells.get(one.column), form, wanted)]
-        one = VIDEOS
-        of_videos = read_videos(cells.get(one.column), form, wanted)
-    except BadPicture as bad:
-        raise BadCell(one.column, *bad.args) from None
-    found = {PICTURES: of_pictures, VIDEOS: of_videos}
+def _read(cells: Row, spec: DataSpec, form: MediaForm) -> dict[Medium, Sequence[Sequence[bytes]]]:
+    """The files of each picture, video and sound, of kinds that a row has."""
+    found = {}
+    for one in media_of(form, spec):
+        try:
+            found[one] = _files(cells.get(one.column), one, spec, form)
+        except BadPicture as bad:
+            raise BadCell(one.column, *bad.args) from None
     return {one: files for one, files in found.items() if files}
+
+
+def _files(
+    cell: object, medium: Medium, spec: DataSpec, form: MediaForm
+) -> Sequence[Sequence[bytes]]:
+    if isinstance(form, SoundForm):
+        return [[file] for file in read_sounds(cell, form)]
+    assert isinstance(form, PictureForm), "there are no others"
+    wanted = Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
+    if medium is VIDEOS:
+        return read_videos(cell, form, wanted)
+    return [[file] for file in read_pictures(cell, form, wanted)]

@@ -7,6 +7,7 @@ from typing import Any, Final
 import msgspec
 
 from ppojob_api.problem import printable
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, read_json
 from ppojob_trainer.data.picture_form import PictureForm, Settings
 from ppojob_trainer.data.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
@@ -19,6 +20,7 @@ from ppojob_trainer.data.picture_settings import (
     TilesSettings,
 )
 from ppojob_trainer.data.picture_squares import Crops, Squares, Tiles
+from ppojob_trainer.data.sound_form import MODELS, read_sound_form
 
 _Read = Callable[[str, Settings, Settings, Path], PictureForm | None]
 _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
@@ -44,9 +46,11 @@ def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
     return processor, name, next((one for one in _KINDS if name.startswith(one)), None)
 
 
-def read_form(folder: Path) -> PictureForm | None:
-    """The form of a model in Hugging Face form; None where it sees none."""
+def read_form(folder: Path) -> MediaForm | None:
+    """The form of a model in Hugging Face form; None where it neither sees nor hears."""
     config = read_json(folder / "config.json")
+    if config.get("model_type") in MODELS:
+        return read_sound_form(config, folder)
     processor, _, known = _processor_of(folder)
     if known is None or config.get("vision_feature_layer", -1) != -1:
         return None
@@ -59,11 +63,14 @@ def read_form(folder: Path) -> PictureForm | None:
 
 
 def why_shown_none(folder: Path) -> str:
-    """Why the model of a folder, which has a vision tower, is shown no pictures; else empty."""
+    """Why the model of a folder with a tower is shown no pictures, or no sounds; else empty."""
     _, name, known = _processor_of(folder)
-    has_tower = name or "vision_config" in read_json(folder / "config.json")
-    if not has_tower or read_form(folder) is not None:
+    config = read_json(folder / "config.json")
+    hears = config.get("model_type") in MODELS
+    if not (name or hears or "vision_config" in config) or read_form(folder) is not None:
         return ""
+    if hears:
+        return f"{folder} has no {PROCESSOR} with settings of a WhisperFeatureExtractor as is known"
     if not name:
         return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with a processor of pictures"
     if known is None:

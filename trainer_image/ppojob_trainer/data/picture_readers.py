@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.picture_forms import read_form
 
@@ -37,12 +38,12 @@ def seen_by_all(spec: PPOJobSpec) -> bool:
     """Whether the policy sees pictures, and all who read its tokens take them as it does."""
     form = read_form(Path(spec.model.path))
     readers = [*spec.critic_paths, *spec.reference_paths]
-    if form is None or is_drawn_causally(spec, form):
+    if not isinstance(form, PictureForm) or is_drawn_causally(spec, form):
         return False
     return all(read_form(Path(path)) == form for path in readers)
 
 
-def is_drawn_causally(spec: PPOJobSpec, form: PictureForm | None) -> bool:
+def is_drawn_causally(spec: PPOJobSpec, form: MediaForm | None) -> bool:
     """Whether vLLM draws rows on GPUs, where tokens of pictures would not see ahead, as they do."""
     if form is None or not form.sees_ahead or spec.algorithm.given or spec.rollout.replay:
         return False

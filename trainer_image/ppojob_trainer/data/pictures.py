@@ -1,6 +1,7 @@
 """Pictures of rows: their files, and marks of them in messages. Loads no torch.
 
-Among them are the clips of videos, in the order of what a text shows (`data.videos`). Encoded
+Among them are the clips of videos, in the order of what a text shows (`data.videos`), and for
+models that hear there are sounds in their place (`data.sounds`). Encoded
 files are what travels: those of a prompt as one value (`packed`), and with their places those that
 tools show a row behind it (`LaterPicture`).
 Source of the form of messages: verl 0.8, `utils/dataset/rl_dataset.py`, `_build_messages`.
@@ -15,6 +16,8 @@ from typing import Final
 import msgspec
 from PIL import Image
 
+from ppojob_trainer.data.sounds import MARK as SOUND
+from ppojob_trainer.data.sounds import sound_of
 from ppojob_trainer.data.videos import MARK as VIDEO
 from ppojob_trainer.data.videos import clip_of, parts_of
 from ppojob_trainer.json_value import Json
@@ -23,7 +26,7 @@ COLUMN: Final = "images"
 MARK: Final = "<image>"
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Of all pictures of a row, where tools are given them."""
-_MARKS: Final = re.compile(f"{MARK}|{VIDEO}")
+_MARKS: Final = re.compile(f"{MARK}|{VIDEO}|{SOUND}")
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 """Files that are opened: Pillow would start a program for some others."""
 _KEPT: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
@@ -81,6 +84,11 @@ def opened(picture: bytes) -> Image.Image:
         return white
 
 
+def is_picture(file: bytes) -> bool:
+    """Whether a file is that of a picture, and none of a clip or a sound."""
+    return clip_of(file) is None and sound_of(file) is None
+
+
 def encoded(image: Image.Image) -> bytes:
     """The file of a picture, of which not a pixel is lost."""
     file = io.BytesIO()
@@ -100,12 +108,15 @@ def behind_pictures(text: str, count: int) -> Json:
 def with_parts(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Json]]:
     """Messages with parts for the files that they show, as templates take them.
 
-    A mark of what is not among the files, of pictures or of videos, is text.
+    A mark of what is not among the files, of pictures, videos or sounds, is text.
     """
     clips = [clip for clip in map(clip_of, files) if clip is not None]
+    sounds = sum(sound_of(file) is not None for file in files)
     parts: dict[str, Iterator[list[Json]]] = {}
-    if len(clips) < len(files):
-        parts[MARK] = iter([[{"type": "image"}]] * (len(files) - len(clips)))
+    if sounds:
+        parts[SOUND] = iter([[{"type": "audio"}]] * sounds)
+    if pictures := len(files) - len(clips) - sounds:
+        parts[MARK] = iter([[{"type": "image"}]] * pictures)
     if clips:
         parts[VIDEO] = iter(parts_of(clips))
     return [{**message, "content": _parts(message["content"], parts)} for message in messages]
@@ -119,7 +130,7 @@ def pictures_in(messages: Messages) -> int:
 
 
 def marks(messages: Messages) -> list[str]:
-    """The marks of pictures and videos in messages, in their order."""
+    """The marks of pictures, videos and sounds in messages, in their order."""
     return [mark for message in messages for mark in _MARKS.findall(str(message["content"]))]
 
 

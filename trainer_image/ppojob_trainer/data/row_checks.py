@@ -13,7 +13,7 @@ import msgspec
 
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import pictures, videos
+from ppojob_trainer.data import pictures, sounds, videos
 from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, GROUND_TRUTH, INTERACTION
 from ppojob_trainer.data.problems import DataProblem
@@ -25,12 +25,6 @@ UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
 _INTERACTION_COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 _KWARGS = "tools_kwargs"
 _SELECTION = "tool_selection"
-MEDIA = {
-    pictures.MARK: pictures.COLUMN,
-    videos.MARK: videos.COLUMN,
-    "<audio>": "audios",
-}
-"""verl's marks in a prompt, and the columns of what belongs there."""
 _NO_TOOL = "the row's agent has no such tool"
 
 
@@ -158,13 +152,15 @@ def with_unseen_media(
 ) -> DataProblem | None:
     """Tell of a prompt with marks of what its row has in a column, and the model is not shown.
 
-    `because` says of a model with a tower why it is shown no pictures.
+    `because` says of a model with a tower why it is shown no pictures, or no sounds.
     """
+    media = {pictures.MARK: pictures.COLUMN, videos.MARK: videos.COLUMN}
+    media[sounds.MARK] = spec.audio_key
     contents = [prompt] if isinstance(prompt, str) else [str(one["content"]) for one in prompt]
-    for mark, column in MEDIA.items():
+    for mark, column in media.items():
         if column in columns and any(mark in content for content in contents):
             why = f"the model sees the mark alone, and nothing of the column {column}"
-            why += f" ({because})" if because and column == pictures.COLUMN else ""
+            why += f" ({because})" if because and column != videos.COLUMN else ""
             return DataProblem(spec.prompt_key, mark, why, "fine where it is meant")
     return None
 

@@ -5,13 +5,14 @@ import itertools
 from array import array
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypedDict
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import pictures, videos
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
-from ppojob_trainer.data.columns import SHOWN, BadCell, read_row
+from ppojob_trainer.data.columns import BadCell, read_row
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
     Demonstrations,
@@ -21,7 +22,8 @@ from ppojob_trainer.data.demonstrations import (
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
-from ppojob_trainer.data.media import PICTURES, VIDEOS, shown_by
+from ppojob_trainer.data.media import Medium, media_of, shown_by
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair, read_split
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
@@ -37,12 +39,19 @@ from ppojob_trainer.data.row_checks import (
     with_unseen_media,
     wrong_selection,
 )
+from ppojob_trainer.data.sound_cells import without_parts
+from ppojob_trainer.data.sound_form import SoundForm
 from ppojob_trainer.data.template_columns import TemplateColumns, without_nulls
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 
 _BATCH_ROWS = 256
 _KEY_BYTES = 8
 _ALL_CUTS = "drop, truncate_left, truncate_right or truncate_middle"
+
+
+class _Asked(TypedDict):
+    has_agents: bool
+    media: Collection[str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +262,8 @@ class Scan:
                 cells = {name: without_nulls(cell) for name, cell in cells.items()}
             number, columns = first + in_file, {*cells, *file.unread}
             try:
+                if isinstance(self.chat.pictures, SoundForm):
+                    cells = without_parts(cells, self.spec)
                 for row, difficulty, answers in self._read(cells):
                     row, later = self._seeing(row, cells, answers)
                     told = self._told(cells, row)
@@ -283,16 +294,16 @@ class Scan:
     ) -> tuple[PromptRow, Sequence[bytes]]:
         """A row with what its prompt shows, and the pictures behind it."""
         form = self.chat.pictures
-        if form is None or not self._asked["sees_pictures"]:
+        if form is None or not self._media:
             return row, ()
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
         files, behind = shown_by(cells, row.prompt, later, self.spec, form, self.given)
         if not files and not behind:
             return row, ()
         if why := self.chat.blind(row.data_source):
-            shown = next(one for one in (PICTURES, VIDEOS) if cells.get(one.column))
+            shown = next(one for one in self._media if cells.get(one.column))
             raise BadCell(shown.column, shown.noun, why, "rows without this column")
-        size = sum(len(file) for file in [*files, *behind] if videos.clip_of(file) is None)
+        size = sum(len(file) for file in [*files, *behind] if pictures.is_picture(file))
         if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
             why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
@@ -342,10 +353,15 @@ class Scan:
                 _add(self.errors, bad, candidate.path, candidate.place)
 
     @property
-    def _asked(self) -> dict[str, bool]:
+    def _media(self) -> tuple[Medium, ...]:
+        """What rows show the model; a reward model is shown nothing."""
+        return () if self.given == "reward_model" else media_of(self.chat.pictures, self.spec)
+
+    @property
+    def _asked(self) -> _Asked:
         """What rows have beside their prompts."""
-        sees = self.chat.pictures is not None and self.given != "reward_model"
-        return {"has_agents": self.agents is not None, "sees_pictures": sees}
+        media = [one.column for one in self._media]
+        return {"has_agents": self.agents is not None, "media": media}
 
     def _with_pictures(self, candidate: _Candidate, ids: list[int]) -> list[int]:
         """A prompt with the tokens of its pictures."""
@@ -363,7 +379,7 @@ class Scan:
                 f"{written.count(one)} tokens {one} for {wanted.count(one)}"
                 for one in dict.fromkeys(wanted)
             )
-            told = f"it gives {' and '.join(counts)} pictures or clips of videos"
+            told = f"it gives {' and '.join(counts)} pictures, clips of videos or sounds"
             raise BadChatTemplate(told, told)
         return form.expanded(ids, held)
 
@@ -402,13 +418,14 @@ class Scan:
     def _unseen(self, candidate: _Candidate) -> set[str]:
         """Columns of media of which the row shows the model nothing."""
         form = self.chat.pictures
-        if form is None or not self._asked["sees_pictures"]:
+        if form is None or not self._media:
             return set(candidate.columns)
         files = [*pictures.unpacked(candidate.row.pictures), *candidate.later]
-        kinds = {videos.COLUMN if videos.clip_of(one) else pictures.COLUMN for one in files}
+        first, *others = (one.column for one in self._media)
+        kinds = {others[0] if videos.clip_of(one) else first for one in files}
         # A mark in a row without pictures is text.
-        marked = {pictures.COLUMN} if form.video is None else {*SHOWN}
-        return ({*candidate.columns} | marked) - kinds
+        is_filmed = isinstance(form, PictureForm) and form.video is not None
+        return ({*candidate.columns, first} | {*(others if is_filmed else ())}) - kinds
 
     def _other_kind(self, candidate: _Candidate) -> DataProblem | None:
         """Say that a prompt is text where the first one is messages, or the other way round."""

@@ -5,6 +5,7 @@ from itertools import product, zip_longest
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.pictures import behind_pictures
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.data.turns import (
@@ -58,7 +59,7 @@ def shows_tools(template: TurnTemplate, tools: Tools) -> bool:
 
 def shows_pictures(template: TurnTemplate, tools: Tools) -> bool:
     """Whether a chat template shows the model a picture of a tool, where the model sees any."""
-    if (form := template.chat.pictures) is None:
+    if not isinstance(form := template.chat.pictures, PictureForm):
         return False
     try:
         ids = template.delta([{"role": "tool", "content": behind_pictures("It.", 1)}], tools)

@@ -16,7 +16,7 @@ from itertools import pairwise, starmap
 import torch
 from torch import Tensor
 
-from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.pictures import LaterPicture, packed, unpacked_later
 from ppojob_trainer.rows.experience import Experience
 
@@ -115,11 +115,11 @@ class _Text:
         cls,
         ids: Tensor,
         sources: Tensor,
-        form: PictureForm | None,
+        form: MediaForm | None,
         pictures: bytes = b"",
         later: Sequence[int] = (),
     ) -> _Text:
-        """With positions from 0; `later` is that of `PictureForm.places`."""
+        """With positions from 0; `later` is that of `MediaForm.places`."""
         if form is None or not pictures:
             return cls(ids, sources, torch.arange(len(ids))[None], b"", ids[:0])
         listed = ids.tolist()
@@ -144,7 +144,7 @@ class _Response:
     starts: Tensor  # (contexts - 1,) int64, where the later ones begin
     shown: tuple[LaterPicture, ...]  # what it shows
 
-    def contexts(self, form: PictureForm | None) -> list[tuple[_Text, Tensor]]:
+    def contexts(self, form: MediaForm | None) -> list[tuple[_Text, Tensor]]:
         """What is read of each context, and places in it of what is trained.
 
         The first is read behind the prompt. Later ones in which nothing is trained are left out.
@@ -187,7 +187,7 @@ class _Packer:
         return span
 
     def add_row(
-        self, prompt: _Text, response: _Response, form: PictureForm | None, shared: Span | None
+        self, prompt: _Text, response: _Response, form: MediaForm | None, shared: Span | None
     ) -> tuple[tuple[Span, ...], Tensor]:
         """Append a response behind its prompt, which is appended too if none is `shared`.
 
@@ -243,7 +243,7 @@ def pack_rows(
     *,
     share_prompts: bool = True,
     multiple: int = 1,
-    form: PictureForm | None = None,
+    form: MediaForm | None = None,
 ) -> PackedRows:
     """Lay out all rows of an experience, at least one; each prompt once a group, or once a row.
 
@@ -269,7 +269,7 @@ def pack_rows(
     return packer.packed(torch.cat(predictors), targets, readings)
 
 
-def _prompts(experience: Experience, form: PictureForm | None) -> list[_Text]:
+def _prompts(experience: Experience, form: MediaForm | None) -> list[_Text]:
     """By groups."""
     numbers = _numbered(experience.prompt_lengths.tolist())
     shown = experience.pictures or [b""] * experience.num_groups

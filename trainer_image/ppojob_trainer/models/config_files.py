@@ -14,13 +14,14 @@ from ppojob_trainer.models.problems import ModelReason, read_object
 TEXT_SECTION: Final = "text_config"
 """Of a model with a vision tower: its language model. Older folders have it among the rest."""
 TOWER_SECTION: Final = "vision_config"
+_TOWER_SECTIONS: Final = {TOWER_SECTION, "audio_config"}
 _TIED: Final = "tie_word_embeddings"
 TOWER: Final = "visual."
 """What the names of the weights of a vision tower begin with."""
 _PARTS: Final = (
     *("vision_tower", "multi_modal_projector"),
     *("vision_model", "connector"),  # of SmolVLM and Idefics3
-    *("vision_embedder", "embed_vision", "audio_tower", "embed_audio"),  # of Gemma 4
+    *("vision_embedder", "embed_vision", "audio_tower", "embed_audio"),  # of Gemma 4; Qwen2-Audio
 )
 WHOLE_NAMES: Final = {
     "model.language_model.": "model.",
@@ -30,6 +31,7 @@ WHOLE_NAMES: Final = {
     "model.vision_tower.vision_model.": f"{TOWER}vision_tower.",
     **{f"{part}.": f"{TOWER}{part}." for part in _PARTS},
     **{f"model.{part}.": f"{TOWER}{part}." for part in _PARTS},
+    "language_model.model.model.": "model.",  # of Qwen2-Audio, as transformers 5 saves it
     "language_model.model.": "model.",
     "language_model.lm_head.": "lm_head.",
 }
@@ -59,12 +61,12 @@ def file_name(name: str, model_type: str) -> str:
 
 
 def has_tower(config: Mapping[str, Json]) -> bool:
-    """Whether a model has a vision tower beside its language model.
+    """Whether a model has a tower beside its language model, of pictures or of sounds.
 
     `config` is a config.json as it lies, or as `read_config` gives it.
     """
     family = FAMILIES.get(str(config.get("model_type")))
-    return TOWER_SECTION in config or (family is not None and family.sees_pictures)
+    return not _TOWER_SECTIONS.isdisjoint(config) or (family is not None and family.sees_pictures)
 
 
 def folder_has_tower(folder: Path | str) -> bool:

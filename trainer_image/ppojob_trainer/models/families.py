@@ -505,7 +505,12 @@ _COHERE: Final = Family(
 )
 _QWEN2: Final = Family(
     "Qwen2, Qwen2.5",
-    defaults={"num_key_value_heads": 32},
+    defaults={
+        "hidden_size": 4096,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 32,
+    },
     ropes=(*_FIXED_ROPES, "dynamic"),
     biases={},
     always_biased=_QUERIES,
@@ -985,6 +990,7 @@ WHOLES: Final[Mapping[str, Whole]] = {
     "gemma4": Whole("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
     "gemma4_unified": Whole("Gemma 4 12B", "gemma4_unified_text"),
     "mistral3": Whole("Mistral Small 3.1 and on, Ministral 3", "mistral"),
+    "qwen2_audio": Whole("Qwen2-Audio", "qwen2"),
     "internvl": Whole("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
 }
 """Models whose language model, in a section of config.json, is of one of `FAMILIES`.

@@ -15,6 +15,7 @@ from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.picture_form import OwnSizes
 from ppojob_trainer.data.picture_forms import read_form, why_shown_none
 from ppojob_trainer.data.picture_readers import is_drawn_causally
+from ppojob_trainer.data.sound_form import SoundForm
 from ppojob_trainer.models.architectures import Sizes, expert_weights, linear_layers, sizes_of
 from ppojob_trainer.models.config_files import layer_count, read_config
 from ppojob_trainer.models.families import FAMILIES
@@ -208,10 +209,12 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         why = "vLLM on GPUs shows this model no pictures, so its tower would learn nothing"
         where, allowed = "spec.model.freezeVisionTower", "remove it, or engine: huggingface"
         yield Problem(where, shown(False), why, allowed, ReasonCode.CONFLICT)
-    if sizes is None or (form is not None and not isinstance(form, OwnSizes)):
+    if sizes is None or (form is not None and not isinstance(form, OwnSizes | SoundForm)):
         return
     why = f"a model of {sizes.model_type} sees no pictures"
-    if form is not None:
+    if isinstance(form, SoundForm):
+        why = f"{folder} hears sounds by an encoder that stays as it is, and sees no pictures"
+    elif form is not None:
         del said["spec.model.freezeVisionTower"]
         why = f"a model of {sizes.model_type} sees pictures as large as its processor says"
     elif reason := why_shown_none(Path(folder)):

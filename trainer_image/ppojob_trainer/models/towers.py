@@ -1,4 +1,4 @@
-"""The classes of vision towers, by the type of their configuration."""
+"""The classes of towers, which see or hear, by the type of their configuration."""
 
 from typing import Any, ClassVar, Final
 
@@ -38,6 +38,10 @@ from transformers.models.mistral3.modeling_mistral3 import (
 )
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
+)
+from transformers.models.qwen2_audio.modeling_qwen2_audio import (
+    Qwen2AudioMultiModalProjector,
+    Qwen2AudioPreTrainedModel,
 )
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
@@ -210,6 +214,29 @@ class _Idefics3Tower(Idefics3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
+class _Qwen2AudioTower(Qwen2AudioPreTrainedModel):  # type: ignore[misc]
+    """That of Qwen2-Audio, which hears."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        dtype = torch.get_default_dtype()  # see `_Projected`
+        self.audio_tower = AutoModel.from_config(config.audio_config, dtype=dtype)
+        self.multi_modal_projector = Qwen2AudioMultiModalProjector(config)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, frames: Tensor) -> Any:
+        """(tokens, h) of the features of a sound, (1, mel, f), of which the first `frames` count.
+
+        It attends to those alone. What is behind them is silence, up to the longest sound.
+        """
+        heard, tokens = self.audio_tower._get_feat_extract_output_lengths(frames)
+        is_heard = torch.arange(pixel_values.shape[-1] // 2, device=frames.device) < heard[:, None]
+        output = self.audio_tower(pixel_values, attention_mask=is_heard[:, None, None])
+        said = self.multi_modal_projector(output.last_hidden_state[0])
+        output.pooler_output = said[: int(tokens)]
+        return output
+
+
 TOWERS: Final = {
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "qwen2_5_vl_vision": Qwen2_5_VisionTransformerPretrainedModel,
@@ -225,6 +252,7 @@ TOWERS: Final = {
     "idefics3": _Idefics3Tower,
     "internvl": _InternVLTower,
     "mistral3": _Mistral3Tower,
+    "qwen2_audio": _Qwen2AudioTower,
     "smolvlm": _Idefics3Tower,
 }
 

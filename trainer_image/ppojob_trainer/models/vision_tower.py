@@ -1,4 +1,4 @@
-"""The vision tower of a model: a part of it where it learns, else beside it.
+"""The tower of a model that sees or hears: a part of it where it learns, else beside it.
 
 One that is frozen, or an engine's, is whole on each rank and loaded when it first sees a picture.
 """
@@ -19,10 +19,12 @@ from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3I
 from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
+from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
-from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.data.pictures import opened, unpacked
+from ppojob_trainer.data.sounds import sound_of
 from ppojob_trainer.data.videos import clip_of
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
@@ -42,11 +44,14 @@ _PROCESSORS: Final = (
     Gemma4ImageProcessorPil,
     Idefics3ImageProcessorPil,
     SmolVLMImageProcessorPil,
+    WhisperFeatureExtractor,
 )
 
 
 class VisionTower:
     """What stands in the place of pictures in a model's embeddings, and is added behind layers.
+
+    The encoder of a model that hears is one too, and sounds are as pictures to it.
 
     The tower of a model that trains it is a module of that model. Any other is not, so nobody cuts,
     counts, trains or saves it.
@@ -55,7 +60,7 @@ class VisionTower:
     def __init__(
         self,
         folder: Path,
-        form: PictureForm,
+        form: MediaForm,
         device: torch.device,
         dtype: torch.dtype,
         trained: nn.Module | None = None,
@@ -145,7 +150,12 @@ class VisionTower:
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _made(self, file: bytes) -> Any:
-        """What a tower is given of a picture or a clip."""
+        """What a tower is given of a picture, a clip or a sound."""
+        if (samples := sound_of(file)) is not None:
+            told = {"sampling_rate": self._processor.sampling_rate, "return_attention_mask": True}
+            made = self._processor(samples, return_tensors="pt", **told)
+            frames = made["attention_mask"].sum(-1)
+            return {"pixel_values": made["input_features"], "frames": frames}
         if (clip := clip_of(file)) is None:
             return self._processor(images=[opened(file)], return_tensors="pt", **self.form.told)
         frames = [opened(one) for one in clip.frames]

@@ -91,7 +91,7 @@ class Request:
     sampling: SamplingParams
     seed: int
     pictures: bytes = b""  # that it shows, as `data.pictures.packed` has them
-    later: tuple[int, ...] = ()  # see `PictureForm.places`
+    later: tuple[int, ...] = ()  # see `MediaForm.places`
 
 
 @dataclass(frozen=True, slots=True)

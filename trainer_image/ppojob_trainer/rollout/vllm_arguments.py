@@ -15,7 +15,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
@@ -206,7 +206,7 @@ class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
 
 
 def model_config(
-    config: PreTrainedConfig, changes: Mapping[str, Json], form: PictureForm | None
+    config: PreTrainedConfig, changes: Mapping[str, Json], form: MediaForm | None
 ) -> PreTrainedConfig:
     """What vLLM makes its model of, in place of what it has read from the folder.
 
@@ -231,7 +231,7 @@ def model_config(
     return changed
 
 
-def _seeing(part: PreTrainedConfig, form: PictureForm) -> type | None:
+def _seeing(part: PreTrainedConfig, form: MediaForm) -> type | None:
     """What computes a language model that is shown pictures; None of no known model."""
     if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
         return kind

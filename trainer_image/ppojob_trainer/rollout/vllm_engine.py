@@ -39,7 +39,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.vision_language import language_config
@@ -173,7 +173,7 @@ class VllmEngine:
         self._unusable: str | None = None
         self.sleep()
 
-    def _form_of(self, model_folder: Path) -> PictureForm | None:
+    def _form_of(self, model_folder: Path) -> MediaForm | None:
         """How the model is shown pictures; None where it stays one of text.
 
         Whose tokens see ahead is shown none on a GPU (`data.picture_readers`).

@@ -34,7 +34,7 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.processing import BaseProcessingInfo
 
-from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
@@ -298,7 +298,7 @@ SEEING = {
 ModelRegistry.register_model(UnjoinedQwen3Next.__name__, UnjoinedQwen3Next)
 
 
-def prompt_of(request: Request, form: PictureForm | None) -> TokensInput | MultiModalInput:
+def prompt_of(request: Request, form: MediaForm | None) -> TokensInput | MultiModalInput:
     """A request's prompt as vLLM takes it."""
     ids = list(request.prompt)
     if not request.pictures:
@@ -309,7 +309,7 @@ def prompt_of(request: Request, form: PictureForm | None) -> TokensInput | Multi
 
 @lru_cache(maxsize=1)  # the samples of a prompt, which follow each other, hold its files once
 def _shown(
-    form: PictureForm, prompt: tuple[int, ...], pictures: bytes, later: tuple[int, ...]
+    form: MediaForm, prompt: tuple[int, ...], pictures: bytes, later: tuple[int, ...]
 ) -> tuple[Any, Any, Any]:
     """Items, hashes and places of a prompt's pictures; caches tell these apart by their files."""
     field = MultiModalBatchedField(keep_on_cpu=True)

@@ -21,6 +21,7 @@ from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.picture_readers import seen_by_all
 from ppojob_trainer.data.pictures import packed_later
 from ppojob_trainer.data.turn_check import shows_pictures
@@ -364,13 +365,14 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
 def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bool) -> Agent:
     form, chat, schemas = FORMATS[agent.format], template.chat, tool_schemas(agent)
     shows = sees and bool(schemas) and form.answer is None and shows_pictures(template, schemas)
+    seeing = chat.pictures if shows and isinstance(chat.pictures, PictureForm) else None
 
     def with_marks(tokens: Sequence[int]) -> str:
         return chat.decode(tokens, skip_special_tokens=False)
 
     return Agent(
         spec=agent,
-        form=ChatForm(chat, template, form, schemas, chat.pictures if shows else None),
+        form=ChatForm(chat, template, form, schemas, seeing),
         tools=tuple(tool.name for tool in agent.tools) if len(agent.tools) < tools_of_job else (),
         stop_token_ids=tuple(
             id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens

@@ -1,0 +1,24 @@
+"""vLLM is played sounds, in a process of its own (`vllm_sounds.py`)."""
+
+from pathlib import Path
+
+import pytest
+import tiny_models
+from engine_processes import run_together
+
+pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+
+SCRIPT = Path(tiny_models.__file__).with_name("vllm_sounds.py")
+LARGEST = 1e-5
+"""Difference of a log-probability in float32."""
+
+
+def test_vllm_draws_what_the_whole_model_would(tmp_path: Path) -> None:
+    """Of several sounds of several lengths, also after new weights; each is heard once a phase."""
+    (facts,) = run_together(SCRIPT, tmp_path, tmp_path, [[]])
+    assert facts["first"] < LARGEST
+    assert facts["update"] < LARGEST
+    assert facts["another sound"] > 0.01
+    assert facts["heard"] == 4
+    assert facts["prompts"]
+    assert facts["again"]

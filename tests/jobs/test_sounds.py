@@ -1,0 +1,112 @@
+"""Jobs whose prompts have sounds: they learn what is heard, and killed they end as they would."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+import torch
+from hearing_models import tone_file
+from safetensors.torch import load_file
+from transformers import Qwen2AudioForConditionalGeneration
+
+from ppojob_trainer.models.weight_files import own_name
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PITCHES = {"low": 200, "middle": 900, "high": 4000}
+REWARD = """
+def pitch(data_source, solution_str, ground_truth, extra_info):
+    return solution_str.count(ground_truth[0]) / 8
+"""
+VLLM = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
+POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
+SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
+PPO = {"type": "ppo", "promptsPerStep": 4, "samplesPerPrompt": 4}
+PPO |= {"kl": {"in": "reward", "coefficient": 0.01}}
+
+
+def write_rows(path: Path, count: int) -> None:
+    """Rows that ask for the pitch of a tone; tones are of several lengths and forms."""
+    names = list(PITCHES)
+    rows = []
+    for n in range(count):
+        name, seconds = names[n % 3], 0.2 + n % 9 / 20
+        sound = tone_file(PITCHES[name], seconds, (16_000, 22_050)[n % 2], ("WAV", "FLAC")[n % 2])
+        rows.append(
+            {
+                "prompt": [{"role": "user", "content": "<audio>?"}],
+                "sound": [{"bytes": sound, "path": None}],
+                "data_source": "tones",
+                "reward_model": {"style": "rule", "ground_truth": name},
+                "extra_info": {"index": n},
+            }
+        )
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+def sound_job(folder: Path, **changes: object) -> dict[str, object]:
+    """A job whose rewards count first letters of a pitch."""
+    return {
+        "data": {
+            **tiny_jobs.make_manifest(folder)["spec"]["data"],
+            "train": [{"path": str(folder / "train.parquet")}],
+            "validation": [],
+            "audioKey": "sound",
+            "maxPromptTokens": 160,
+        },
+        "algorithm": {**PPO, "type": "grpo"},
+        "rewards": tiny_jobs.reward_at(folder / "pitch.py", REWARD),
+        "steps": {"total": 3},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+        **changes,
+    }
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param(
+            {"algorithm": PPO, "roles": {"actorRollout": SHARED}},
+            id="huggingface",
+        ),
+        pytest.param({"rollout": VLLM}, id="vllm", marks=pytest.mark.vllm),
+    ],
+)
+def test_a_killed_job_with_sounds_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, changes):
+    """Over ranks that share the tokens of a row, with a critic that hears too; and with vLLM."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "hearing")
+    write_rows(tmp_path / "train.parquet", 24)
+    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **sound_job(tmp_path, **changes))
+    calm = run_twice(manifest, *POINTS, seconds=600)
+    run_folders.assert_trained(calm, 3)
+    steps = [record for record in run_folders.metrics(calm) if record["step"]]
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    after = load_file(calm / "export" / "model.safetensors")
+    assert after.keys() == before.keys()
+    kept = {name for name in before if torch.equal(after[name], before[name])}
+    assert kept == {name for name in before if own_name(name).startswith("visual.")}
+    whole = Qwen2AudioForConditionalGeneration.from_pretrained(calm / "export")
+    assert whole.dtype == torch.float32
+
+
+def test_a_job_learns_what_it_hears(tmp_path: Path):
+    """By GRPO: of three pitches no answer that is deaf to them gets more than a third."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.0, "hearing")
+    write_rows(tmp_path / "train.parquet", 48)
+    job = sound_job(
+        tmp_path,
+        algorithm={"type": "grpo", "promptsPerStep": 12, "samplesPerPrompt": 8},
+        optimizer={"learningRate": 3e-3},
+        steps={"total": 60},
+        checkpoint={"every": 60},
+    )
+    job["data"]["maxResponseTokens"] = 8
+    run = tiny_jobs.run_alone(tiny_jobs.write_manifest(tmp_path, tmp_path, **job))
+    scores = [one["critic/score/mean"] for one in run_folders.metrics(run) if one["step"]]
+    assert scores[0] < 0.1
+    assert sum(scores[-5:]) / 5 > 0.5

@@ -1,0 +1,100 @@
+"""Run by test_vllm_sounds.py in a process of its own: what vLLM makes of prompts with sounds.
+
+Usage: vllm_sounds.py FOLDER OUTPUT
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from engine_phase import close_quickly
+from hearing_models import (
+    TOKEN,
+    heard,
+    hearing_logits,
+    save_hearing_model,
+    sound_form,
+)
+from padded_reference import token_logprobs
+from tiny_models import WIDE_HEADS
+from transformers import PreTrainedModel
+from vllm_pictures import Watched, bits
+
+from ppojob_trainer.models.weight_files import own_name
+from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
+
+TEXT = [5 + n % 40 for n in range(40)]
+SHOWN = [
+    ([5, TOKEN, 7, 8, TOKEN, 9], heard((440, 0.31), (300, 1.0))),
+    ([TOKEN, *TEXT], heard((900, 0.6))),
+    ([TOKEN, *TEXT], heard((200, 0.6))),
+    (TEXT, b""),
+]
+
+
+def requests(folder: Path) -> list[Request]:
+    """Two samples of each prompt."""
+    form = sound_form(folder)
+    # transformers would take such a token that is drawn for a further sound.
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=20, stop_token_ids=(TOKEN,))
+    return [
+        Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, pictures=held)
+        for n, (ids, held) in enumerate(SHOWN)
+        for s in range(2)
+    ]
+
+
+def largest(
+    whole: PreTrainedModel, folder: Path, rows: Sequence[Request], drawn: Iterable[Finished]
+) -> float:
+    """Of |log-probability of vLLM - of transformers' whole model, which is given the samples|."""
+    found = []
+    for row, done in zip(rows, drawn, strict=True):
+        prompt, response = torch.tensor(row.prompt), torch.tensor(done.tokens)
+        with torch.no_grad():
+            logits = hearing_logits(whole, folder, prompt, row.pictures, response)
+        expected = token_logprobs(logits, response)[0]
+        found.append(float((torch.tensor(done.logprobs) - expected).abs().max()))
+    return max(found)
+
+
+def main(folder: Path) -> dict[str, Any]:
+    """What is found of one engine."""
+    sizes = {**WIDE_HEADS, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
+    whole = save_hearing_model(folder, **sizes, initializer_range=0.1)
+    rows = requests(folder)
+    watched = Watched(folder, 1, rows)
+
+    def load(version: int) -> None:
+        weights = {own_name(name): weight for name, weight in whole.named_parameters()}
+        own = {name: one for name, one in weights.items() if not name.startswith("visual.")}
+        watched.engine.load_weights(version, own.items())
+
+    load(1)
+    drawn = watched.phase(rows)
+    facts: dict[str, Any] = {
+        "first": largest(whole, folder, rows, drawn),
+        "prompts": all(watched.prompts),
+        "heard": len(watched.shown),
+        "again": bits(watched.phase(rows)) == bits(drawn),
+    }
+    others = [replace(row, pictures=heard((200, 0.6))) for row in rows[2:4]]
+    facts["another sound"] = largest(whole, folder, others, drawn[2:4])
+    with torch.no_grad():
+        for weight in whole.model.language_model.parameters():
+            weight.add_(0.02 * torch.randn(weight.shape))
+    watched.engine.sleep()
+    load(2)
+    facts["update"] = largest(whole, folder, rows, watched.phase(rows))
+    watched.engine.close()
+    return facts
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    close_quickly()
+    Path(sys.argv[2]).write_text(json.dumps(main(Path(sys.argv[1]) / "model")), encoding="utf-8")

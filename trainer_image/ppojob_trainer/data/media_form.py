@@ -1,0 +1,100 @@
+"""How a model takes what it is shown: which tokens stand for it, and where. Loads no torch.
+
+transformers' own classes say it too, but load torch, and the controller must not.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ppojob_trainer.data.pictures import unpacked
+from ppojob_trainer.data.videos import clip_of
+
+Settings = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaForm(ABC):
+    """How a model takes pictures, or sounds: each is a file, as `data.pictures` has them.
+
+    Attributes:
+        token: what stands for one in text, and then as often as the tower gives features.
+        processor: what the name of transformers' class for it begins with.
+    """
+
+    token: int
+    processor: str
+
+    @property
+    def told(self) -> Settings:
+        """What the model's processor tells that class beside its file."""
+        return {}
+
+    @property
+    def sees_ahead(self) -> bool:
+        """Whether tokens of a picture attend to those behind them in it."""
+        return False
+
+    @property
+    def ahead_in_windows(self) -> bool:
+        """Whether they do in layers that see a window, and in no other."""
+        return False
+
+    def rewritten(self, text: str) -> str:
+        """The text of a conversation with pictures, as a template writes it, for the tokenizer."""
+        return text
+
+    @abstractmethod
+    def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
+        """The token of which there are features of a file, and all tokens that stand for it."""
+
+    def positions(
+        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Rows of positions of the tokens of a text: one, or time, height and width.
+
+        Pictures are those of `places`.
+        """
+        del pictures, later
+        return [list(range(len(ids)))]
+
+    def marks(self, pictures: bytes) -> list[tuple[int, list[int]]]:
+        """Of each token that a template writes for what is seen: it, and all in its place."""
+        found: list[tuple[int, list[int]]] = []
+        for file in unpacked(pictures):
+            clip = clip_of(file)
+            token, written = self.tokens_of(file)
+            if clip is None or clip.begins:
+                found.append((token, written))
+            else:
+                found[-1][1].extend(written)
+        return found
+
+    def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
+        """A prompt with all tokens of each picture in place of the one that stands for it."""
+        if not pictures:
+            return list(ids)
+        marks = self.marks(pictures)
+        tokens, written = {token for token, _ in marks}, iter(marks)
+        return [one for id_ in ids for one in (next(written)[1] if id_ in tokens else [id_])]
+
+    def places(
+        self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
+    ) -> list[list[int]]:
+        """Of each picture of a text the places of its tokens for which there are features.
+
+        Those of a prompt are found by its tokens. `later` are the first such places of those behind
+        it, the last of the pictures: there the policy may draw such a token itself, which is text.
+        """
+        files = unpacked(pictures)
+        starts: list[int | None] = [*[None] * (len(files) - len(later)), *later]
+        found: list[list[int]] = []
+        end = 0
+        for file, start in zip(files, starts, strict=True):
+            token, written = self.tokens_of(file)
+            seen = [place for place, one in enumerate(written) if one == token]
+            begin = (ids.index(token, end) if start is None else start) - seen[0]
+            found.append([begin + place for place in seen])
+            end = begin + len(written)
+        return found

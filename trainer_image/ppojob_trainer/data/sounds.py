@@ -1,0 +1,27 @@
+"""Sounds of rows among the files of what they show, and marks of them in messages.
+
+A sound travels as what models hear of it: one channel of float32, at the pace of their features.
+"""
+
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+MARK: Final = "<audio>"
+_BEGIN: Final = b"\0sound"
+"""No file of a picture begins so."""
+
+Samples = NDArray[np.float32]
+
+
+def packed_sound(samples: Samples) -> bytes:
+    """A sound as a file among those of pictures."""
+    return _BEGIN + samples.astype("<f4").tobytes()
+
+
+def sound_of(file: bytes) -> Samples | None:
+    """The samples of the sound that a file is; None of a picture's or a clip's."""
+    if not file.startswith(_BEGIN):
+        return None
+    return np.frombuffer(file, "<f4", offset=len(_BEGIN)).astype(np.float32)
