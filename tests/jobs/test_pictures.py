@@ -305,7 +305,7 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
         roles={"actorRollout": ranks},
         model={"path": str(tmp_path / "model"), "freezeVisionTower": False},
     )
-    job["data"]["maxResponseTokens"] = 64
+    job["data"] |= {"maxPromptTokens": 64, "maxResponseTokens": 64}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
     calm = run_twice(manifest, *POINTS, seconds=600)
     run_folders.assert_trained(calm, 3)
