@@ -124,6 +124,7 @@ def test_what_is_transparent_is_seen_on_white() -> None:
             "images: got bytes that are no picture: no picture of a known format; ",
         ),
         ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": no picture of a known'),
+        ({"images": [{"path": "a\0.png"}]}, 'images: got "a\\u0000.png": it cannot be read; '),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
         ({"images": [7]}, "images: got int: it is no picture"),
         ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),

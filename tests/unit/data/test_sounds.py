@@ -39,6 +39,9 @@ pytestmark = pytest.mark.processes
 
 WAVE, SHORT = tone_file(440, 0.5), tone_file(300, 0.2)
 LONG = tone_file(440, 1.2)
+PIPED = bytearray(tone_file(440, 0.5, kind="FLAC"))
+PIPED[21] &= 0xF0  # the number of its samples has 36 bits, and 0 says that nobody knows it
+PIPED[22:26] = bytes(4)
 
 
 @pytest.fixture(scope="module")
@@ -145,6 +148,11 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
         ({"audios": [{"bytes": b"RIFF"}]}, "audios: got bytes that are no sound: "),
         ({"audios": [{"bytes": tone_file(440, 0.5, kind="FLAC")[:2000]}]}, "audios: got "),
         ({"audios": [{"path": "nowhere.wav"}]}, 'audios: got "nowhere.wav": No such file'),
+        (
+            {"audios": [{"bytes": bytes(PIPED)}]},
+            "audios: got bytes that are no sound: it does not say how long it is",
+        ),
+        ({"audios": ["a\0.wav"]}, 'audios: got "a\\u0000.wav": it cannot be read; '),
         ({"audios": [7]}, "audios: got int: it is no sound"),
         (
             {"audios": [{"bytes": LONG}]},

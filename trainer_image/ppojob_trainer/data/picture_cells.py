@@ -74,11 +74,7 @@ def read_file(cell: object) -> bytes:
         content = cell.get("bytes") or cell.get("path")
     named = shown(content) if isinstance(content, str) else "bytes that are no picture"
     if isinstance(content, str):
-        try:
-            content = Path(content.removeprefix("file://")).read_bytes()
-        except OSError as error:
-            why = error.strerror or "it cannot be read"
-            raise BadPicture(named, why, "the path of a picture, or its bytes") from None
+        content = bytes_at(content, "picture")
     if not isinstance(content, bytes):
         allowed = "a list of structs with bytes or a path"
         raise BadPicture(type(content).__name__, "it is no picture", allowed)
@@ -92,6 +88,19 @@ def read_file(cell: object) -> bytes:
     if max(sides) > _LONGEST_SIDES * min(sides):
         raise _too_long(*sides)
     return content
+
+
+def bytes_at(path: str, noun: str) -> bytes:
+    """The file of a picture, or of what else `noun` says.
+
+    Raises:
+        BadPicture: it cannot be read.
+    """
+    try:
+        return Path(path.removeprefix("file://")).read_bytes()
+    except (OSError, ValueError) as error:  # a path with a null character is no OSError
+        why = getattr(error, "strerror", None) or "it cannot be read"
+        raise BadPicture(shown(path), why, f"the path of a {noun}, or its bytes") from None
 
 
 def _too_long(width: int, height: int) -> BadPicture:

@@ -6,7 +6,6 @@ then the pace is changed by soxr's "HQ".
 
 import io
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Final
 
 import numpy as np
@@ -17,13 +16,15 @@ from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.columns import BadCell
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.picture_cells import BadPicture
+from ppojob_trainer.data.picture_cells import BadPicture, bytes_at
 from ppojob_trainer.data.sound_form import SoundForm
 from ppojob_trainer.data.sounds import MARK, Samples, packed_sound
 
 _SOURCES: Final = ("bytes", "audio", "audio_url", "array", "path")
 """Names that a struct has for its sound: those of `datasets`, and of messages with parts."""
 _RATES: Final = (1_000, 768_000)
+_UNKNOWN: Final = 2**63 - 1
+"""Samples of a FLAC that does not say how many it has, by libsndfile."""
 _ALLOWED: Final = "a path, bytes, or a struct of array and sampling_rate"
 
 
@@ -51,11 +52,7 @@ def _heard(cell: object, form: SoundForm) -> Samples:
         return _fitted(*_of_array(content, rate), form)
     named = shown(content) if isinstance(content, str) else "bytes that are no sound"
     if isinstance(content, str):
-        try:
-            content = Path(content.removeprefix("file://")).read_bytes()
-        except OSError as error:
-            why = error.strerror or "it cannot be read"
-            raise BadPicture(named, why, "the path of a sound, or its bytes") from None
+        content = bytes_at(content, "sound")
     if not isinstance(content, bytes):
         raise BadPicture(type(content).__name__, "it is no sound", _ALLOWED)
     return _fitted(*_decoded(content, named, form), form)
@@ -82,6 +79,9 @@ def _decoded(content: bytes, named: str, form: SoundForm) -> tuple[Samples, int]
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             rate, count = file.samplerate, file.frames
+            if count == _UNKNOWN:  # which soundfile does not read to its end
+                why = "it does not say how long it is, as one out of a pipe"
+                raise BadPicture(named, why, "a file that says it")
             if count > form.seconds * rate:  # of which the rest is not read
                 raise _too_long(count / rate, form)
             samples = file.read(dtype="float32", always_2d=True)
