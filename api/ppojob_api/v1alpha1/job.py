@@ -192,9 +192,12 @@ class PPOJobSpec(Section):
 
     @property
     def adapters_of_engines(self) -> LoraSpec | None:
-        """Adapters that engines compute with; None where weights are all that they get."""
-        is_beside = self.rollout.adapters == "beside" and self.steps.trains
-        return self.model.lora if is_beside else None
+        """Adapters that engines compute with; None where weights are all that they get.
+
+        The weights beside them are plain, also where the trainer has a base in four bits.
+        """
+        lora, is_beside = self.model.lora, self.rollout.adapters == "beside" and self.steps.trains
+        return lora.model_copy(update={"base_type": None}) if lora and is_beside else None
 
     @property
     def phases_of_rows(self) -> int:
