@@ -167,6 +167,9 @@ def test_matrices_beside_adapters_take_four_bits_and_their_scales(tmp_path):
     of_policy = held_by_rank(config, "actorRollout", counted)
     assert of_policy["policy"] == pytest.approx(expected, abs=2)
     assert of_policy["rollout engine"] == 4 * counted[str(tmp_path / "model")]
+    for role in ("critic", "reference", "actorRollout"):  # of weights that are not there yet
+        named_so = held_by_rank(config, role, {})
+        assert all("adapters" in name for name in named_so), named_so
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 2}])

@@ -195,10 +195,10 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     # With adapters the policy is its own reference.
     reference, is_base = spec.roles.reference, lora is not None and spec.reference is None
     if "reference" in living and reference and not (is_base and "actorRollout" in living):
-        spared = _spared(spec.lora_of_reference, spec.model.path, spec.model.dtype)
-        counts = [parameters.get(path, 0) - spared for path in spec.reference_paths]
+        dtype, base = spec.model.dtype, spec.lora_of_reference
+        counts = [_kept_as(base, parameters.get(p, 0), p, dtype) for p in spec.reference_paths]
         found["reference"] = _one_at_work(
-            [part(spec.model.dtype, count, reference.offload) for count in counts]
+            [part(dtype, count, reference.offload) for count in counts]
         )
     if "critic" in living:
         found |= _critics(spec, parameters, part)
@@ -239,7 +239,7 @@ def _critics(spec: PPOJobSpec, parameters: Mapping[str, int], part: _Part) -> di
         return {}
     path, offload = critic.path or "", role.offload
     count, moments = parameters.get(path, 0), critic.optimizer.moments
-    own = count - _spared(critic.lora, path, spec.model.dtype)
+    own = _kept_as(critic.lora, count, path, spec.model.dtype)
     whole = moments if critic.lora is None else None
     found = {"critic": part(spec.model.dtype, own, offload, whole)}
     compares = spec.algorithm.estimator.critic == "process_reward"
@@ -299,17 +299,17 @@ def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]
     log_z = count_log_partition(spec.algorithm.policy_loss.loss, model.path)
     if model.lora is None:
         return count + log_z, 0
-    count -= _spared(model.lora, model.path, model.dtype)
+    count = _kept_as(model.lora, count, model.path, model.dtype)
     return count, count_adapters(model.lora, model.path) + log_z
 
 
-def _spared(lora: LoraSpec | None, folder: str, dtype: str) -> int:
-    """Numbers of a type that would take what matrices in NF4 do not."""
-    if lora is None or lora.base_type is None or (sizes := sizes_of(folder)) is None:
-        return 0
+def _kept_as(lora: LoraSpec | None, count: int, folder: str, dtype: str) -> int:
+    """Numbers of a type that take what so many weights of a folder do, matrices in NF4 or not."""
+    if not count or lora is None or lora.base_type is None or (sizes := sizes_of(folder)) is None:
+        return count
     layers = range(sizes.layers)
     shapes = [shape for layer in layers for shape in linear_layers(sizes, layer).values()]
-    return sum(map(prod, shapes)) - sum(starmap(nf4_bytes, shapes)) // _WEIGHT_BYTES[dtype]
+    return count - sum(map(prod, shapes)) + sum(starmap(nf4_bytes, shapes)) // _WEIGHT_BYTES[dtype]
 
 
 def _kept(spec: PPOJobSpec) -> tuple[float | None, float]:
