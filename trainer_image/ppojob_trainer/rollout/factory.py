@@ -139,9 +139,8 @@ def _huggingface_engine(
         "trust_remote_code": False,
     }
     with unheard_loading():
-        if (
-            read_weights(model_folder).form is not None
-        ):  # whose files are for nobody but `load_model`
+        # Files of quantised weights are for nobody but `load_model`.
+        if read_weights(model_folder).form is not None:
             model = AutoModelForCausalLM.from_config(**options).eval()
         else:
             model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
