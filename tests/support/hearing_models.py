@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import soundfile
 import torch
+from padded_reference import token_logprobs
 from safetensors.torch import load_file, save_file
 from tiny_models import (
     AROUND_SOUND,
@@ -120,6 +121,13 @@ def hearing_logits(
         given["feature_attention_mask"] = made["attention_mask"]
     logits: Tensor = whole(input_ids=ids, attention_mask=torch.ones_like(ids), **given).logits
     return logits[0, len(prompt) - 1 : -1]
+
+
+def hearing_logprobs(
+    whole: PreTrainedModel, folder: Path, prompt: Tensor, sounds: bytes, response: Tensor
+) -> Tensor:
+    """(response,) log-probabilities of its tokens, of that model."""
+    return token_logprobs(hearing_logits(whole, folder, prompt, sounds, response), response)[0]
 
 
 def features_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:

@@ -21,11 +21,13 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.models.architectures import HEAD
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rows.experience import Experience
@@ -207,6 +209,22 @@ def assert_gradients(
     assert relative_difference(found, gradients(reference, loss)) < bound
 
 
+def two_responses(form: MediaForm, shown: Sequence[tuple[Sequence[int], bytes]]) -> Experience:
+    """Two responses to each prompt, at most four, which shows its files."""
+    torch.manual_seed(3)
+    lengths = torch.tensor([4, 6, 2, 5, 7, 3, 1, 5])[: 2 * len(shown)]
+    tokens = int(lengths.sum())
+    return Experience(
+        prompts=[torch.tensor(form.expanded(*one)) for one in shown],
+        row_groups=torch.arange(len(shown)).repeat_interleave(2),
+        response_tokens=torch.randint(3, 90, (tokens,)),
+        lengths=lengths,
+        mask=torch.ones(tokens, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(tokens),
+        pictures=[files for _, files in shown],
+    )
+
+
 def as_the_whole(
     model: PreTrainedModel,
     whole: PreTrainedModel,
@@ -232,10 +250,13 @@ def as_the_whole(
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
     factors = torch.randn(len(got))
     ours = gradients(model, (factors * got).sum())
-    theirs = as_in_files(whole.model, gradients(whole.model, (factors * expected).sum()))
+    found = gradients(whole, (factors * expected).sum())
+    inner = {name.removeprefix("model."): found[name] for name in found if name != HEAD}
     theirs = {
-        f"model.{_of_files(name).removeprefix('model.')}": one for name, one in theirs.items()
+        f"model.{_of_files(name).removeprefix('model.')}": one
+        for name, one in as_in_files(whole.model, inner).items()
     }
+    theirs |= {HEAD: found[HEAD]} if HEAD in found else {}
     named = {own_name(name): one for name, one in theirs.items()}
     if not learns:
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}

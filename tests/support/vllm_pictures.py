@@ -8,6 +8,7 @@ import argparse
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from seeing_models import (
     save_seeing_model,
 )
 from tiny_models import HALF_ROTATED, NAMES, PICTURE, VIDEO, WIDE_HEADS, picture
+from torch import Tensor
 from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
@@ -117,14 +119,19 @@ def shown_more(form: PictureForm, row: Request, done: Finished) -> Request:
 
 
 def largest(
-    whole: PreTrainedModel, folder: Path, rows: Sequence[Request], drawn: Iterable[Finished]
+    told: Callable[[Tensor, bytes, Tensor], Tensor],
+    rows: Sequence[Request],
+    drawn: Iterable[Finished],
 ) -> float:
-    """Of |log-probability of vLLM - of transformers' whole model, which is shown the pixels|."""
+    """Of |log-probability of vLLM - of transformers' whole model|.
+
+    `told` is what that says of a prompt, what it shows and a response.
+    """
     found = []
     for row, done in zip(rows, drawn, strict=True):
         prompt, response = torch.tensor(row.prompt), torch.tensor(done.tokens)
         with torch.no_grad():
-            expected = whole_logprobs(whole, folder, prompt, row.pictures, response)
+            expected = told(prompt, row.pictures, response)
         found.append(float((torch.tensor(done.logprobs) - expected).abs().max()))
     return max(found)
 
@@ -225,7 +232,7 @@ class Watched:
 
 def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str, Any]:
     whole = saved(folder, kind)
-    form = read_form(folder)
+    form, told = read_form(folder), partial(whole_logprobs, whole, folder)
     assert form is not None
     rows = requests(form)
     watched = Watched(folder, tensor, rows)
@@ -236,16 +243,16 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
         "prompts": all(watched.prompts),
         "cached": dict(watched.cached),
         "blocks": {row.request_id: (len(row.prompt) - 1) // 32 * 32 for row in rows},
-        "first": largest(whole, folder, rows, drawn),
+        "first": largest(told, rows, drawn),
         "rows": bits(drawn),
         "restarted row": positions_of(form, rows[0]),
     }
     turns = watched.turns(form, rows)
     facts["prompts"] = all(watched.prompts)
     facts["cached turns"] = [watched.cached[name] for name in turns]
-    facts["later"] = largest(whole, folder, [watched.asked[name] for name in turns], turns.values())
+    facts["later"] = largest(told, [watched.asked[name] for name in turns], turns.values())
     others = [replace(row, pictures=packed([YELLOW])) for row in rows[6:9]]
-    facts["another picture"] = largest(whole, folder, others, drawn[6:9])
+    facts["another picture"] = largest(told, others, drawn[6:9])
     # Where the tower has seen these pictures before, in other company.
     watched.phase(rows[::-1])
     facts["again"] = bits(watched.phase(rows)) == bits(drawn)
@@ -270,14 +277,9 @@ def facts_of_videos(watched: Watched, whole: PreTrainedModel, form: PictureForm)
             for s in range(SAMPLES)
         ]
     drawn = watched.phase(rows)
-    found = []
-    for row, done in zip(rows, drawn, strict=True):
-        given = torch.tensor(row.prompt), row.pictures, torch.tensor(done.tokens)
-        with torch.no_grad():
-            expected = whole_logprobs_of_videos(whole, watched.folder, *given)
-        found.append(float((torch.tensor(done.logprobs) - expected).abs().max()))
+    told = partial(whole_logprobs_of_videos, whole, watched.folder)
     return {
-        "videos": max(found),
+        "videos": largest(told, rows, drawn),
         "positions of videos": positions_of(form, rows[0]),
         "other frames": bits(drawn[:SAMPLES]) != bits(drawn[SAMPLES:]),
     }
@@ -298,7 +300,8 @@ def facts_of_updates(
             weight.add_(0.02 * torch.randn(weight.shape))
     watched.engine.sleep()
     load(watched.engine, 2, whole)
-    update = largest(whole, folder, rows, watched.phase(rows))
+    told = partial(whole_logprobs, whole, folder)
+    update = largest(told, rows, watched.phase(rows))
     with torch.no_grad():
         for weight, old in zip(language_model_of(whole).parameters(), before, strict=True):
             weight.copy_(old)
@@ -315,7 +318,7 @@ def facts_of_a_small_cache(
     blocks = 30 if type(whole) in POOLED else 8
     tight = Watched(folder, tensor, rows, kv_cache_gib=blocks * block / 2**30)
     load(tight.engine, 1, whole)
-    squeezed = largest(whole, folder, rows, tight.phase(rows))
+    squeezed = largest(partial(whole_logprobs, whole, folder), rows, tight.phase(rows))
     tight.engine.close()
     return {"restarted": len(tight.restarted), "squeezed": squeezed}
 

@@ -5,8 +5,8 @@ Usage: vllm_sounds.py FOLDER OUTPUT
 
 import json
 import sys
-from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,17 +15,15 @@ from engine_phase import close_quickly
 from hearing_models import (
     TOKEN,
     heard,
-    hearing_logits,
+    hearing_logprobs,
     save_hearing_model,
     sound_form,
 )
-from padded_reference import token_logprobs
 from tiny_models import WIDE_HEADS
-from transformers import PreTrainedModel
-from vllm_pictures import Watched, bits
+from vllm_pictures import Watched, bits, largest
 
 from ppojob_trainer.models.weight_files import own_name
-from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
+from ppojob_trainer.rollout.protocol import Request, SamplingParams
 
 TEXT = [5 + n % 40 for n in range(40)]
 SHOWN = [
@@ -48,25 +46,11 @@ def requests(folder: Path) -> list[Request]:
     ]
 
 
-def largest(
-    whole: PreTrainedModel, folder: Path, rows: Sequence[Request], drawn: Iterable[Finished]
-) -> float:
-    """Of |log-probability of vLLM - of transformers' whole model, which is given the samples|."""
-    found = []
-    for row, done in zip(rows, drawn, strict=True):
-        prompt, response = torch.tensor(row.prompt), torch.tensor(done.tokens)
-        with torch.no_grad():
-            logits = hearing_logits(whole, folder, prompt, row.pictures, response)
-        expected = token_logprobs(logits, response)[0]
-        found.append(float((torch.tensor(done.logprobs) - expected).abs().max()))
-    return max(found)
-
-
 def main(folder: Path) -> dict[str, Any]:
     """What is found of one engine."""
     sizes = {**WIDE_HEADS, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
     whole = save_hearing_model(folder, **sizes, initializer_range=0.1)
-    rows = requests(folder)
+    rows, told = requests(folder), partial(hearing_logprobs, whole, folder)
     watched = Watched(folder, 1, rows)
 
     def load(version: int) -> None:
@@ -77,19 +61,19 @@ def main(folder: Path) -> dict[str, Any]:
     load(1)
     drawn = watched.phase(rows)
     facts: dict[str, Any] = {
-        "first": largest(whole, folder, rows, drawn),
+        "first": largest(told, rows, drawn),
         "prompts": all(watched.prompts),
         "heard": len(watched.shown),
         "again": bits(watched.phase(rows)) == bits(drawn),
     }
     others = [replace(row, pictures=heard((200, 0.6))) for row in rows[2:4]]
-    facts["another sound"] = largest(whole, folder, others, drawn[2:4])
+    facts["another sound"] = largest(told, others, drawn[2:4])
     with torch.no_grad():
         for weight in whole.model.language_model.parameters():
             weight.add_(0.02 * torch.randn(weight.shape))
     watched.engine.sleep()
     load(2)
-    facts["update"] = largest(whole, folder, rows, watched.phase(rows))
+    facts["update"] = largest(told, rows, watched.phase(rows))
     watched.engine.close()
     return facts
 

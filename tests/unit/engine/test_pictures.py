@@ -11,6 +11,7 @@ from padded_reference import (
     as_the_whole,
     pixels_of,
     processor_of,
+    two_responses,
     whole_logits,
     whole_logprobs,
 )
@@ -49,20 +50,7 @@ PROMPTS = [[5, TOKEN, 7, 8, TOKEN, 9], [10, 11, 12], [TOKEN, 13], [TOKEN, 13]]
 
 
 def make_rows(form: PictureForm) -> Experience:
-    """Two responses to each prompt."""
-    torch.manual_seed(3)
-    lengths = torch.tensor([4, 6, 2, 5, 7, 3, 1, 5])
-    tokens = int(lengths.sum())
-    expanded = [form.expanded(*one) for one in zip(PROMPTS, PICTURES, strict=True)]
-    return Experience(
-        prompts=[torch.tensor(ids) for ids in expanded],
-        row_groups=torch.arange(4).repeat_interleave(2),
-        response_tokens=torch.randint(3, 90, (tokens,)),
-        lengths=lengths,
-        mask=torch.ones(tokens, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(tokens),
-        pictures=list(PICTURES),
-    )
+    return two_responses(form, list(zip(PROMPTS, PICTURES, strict=True)))
 
 
 @pytest.mark.parametrize(("share", "learns"), [(True, True), (True, False), (False, True)])

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_phase import generate
-from padded_reference import as_the_whole
+from padded_reference import as_the_whole, two_responses
 from seeing_models import FILMED, form_of, save_seeing_model
 from tiny_models import NAMES, PICTURE, VIDEO, noise
 from transformers import PreTrainedModel
@@ -19,7 +19,6 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
-from ppojob_trainer.rows.experience import Experience
 
 TOKEN, CLIP = NAMES.index(PICTURE), NAMES.index(VIDEO)
 
@@ -37,30 +36,14 @@ def shown_by(form: PictureForm) -> list[tuple[list[int], bytes]]:
     ]
 
 
-def make_rows(form: PictureForm) -> Experience:
-    """Two responses to each prompt."""
-    torch.manual_seed(3)
-    shown = shown_by(form)
-    lengths = torch.tensor([4, 6, 2, 5, 7, 3])
-    tokens = int(lengths.sum())
-    return Experience(
-        prompts=[torch.tensor(form.expanded(*one)) for one in shown],
-        row_groups=torch.arange(3).repeat_interleave(2),
-        response_tokens=torch.randint(3, 90, (tokens,)),
-        lengths=lengths,
-        mask=torch.ones(tokens, dtype=torch.bool),
-        rollout_logprobs=torch.zeros(tokens),
-        pictures=[pictures for _, pictures in shown],
-    )
-
-
 @pytest.mark.parametrize(("share", "learns"), [(True, True), (False, False)])
 @pytest.mark.parametrize("model_class", FILMED)
 def test_the_packed_forward_is_that_of_the_whole_model(
     tmp_path: Path, model_class: type[PreTrainedModel], share: bool, learns: bool
 ) -> None:
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
-    model, rows = load_model(tmp_path, with_tower=learns), make_rows(form_of(tmp_path))
+    model, form = load_model(tmp_path, with_tower=learns), form_of(tmp_path)
+    rows = two_responses(form, shown_by(form))
     logprobs = partial(whole_logprobs_of_videos, whole, tmp_path)
     as_the_whole(model, whole, rows, logprobs, share, learns)
 
