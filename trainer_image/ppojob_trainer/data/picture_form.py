@@ -11,7 +11,6 @@ from typing import Self
 from PIL import Image
 
 from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.media_form import Settings as Settings
 from ppojob_trainer.data.pictures import encoded, opened
 from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import clip_of

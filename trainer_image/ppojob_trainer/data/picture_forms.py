@@ -7,9 +7,9 @@ from typing import Any, Final
 import msgspec
 
 from ppojob_api.problem import printable
-from ppojob_trainer.data.media_form import MediaForm
+from ppojob_trainer.data.media_form import MediaForm, Settings
 from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, read_json
-from ppojob_trainer.data.picture_form import PictureForm, Settings
+from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
 from ppojob_trainer.data.picture_settings import (
     CropsSettings,

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
+from ppojob_trainer.data.media_form import Settings
 from ppojob_trainer.data.picture_files import NEWER, OF_VIDEOS, added_tokens, read_json
-from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, Settings, Wanted
+from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, Wanted
 from ppojob_trainer.data.pictures import unpacked
 from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
 from ppojob_trainer.data.video_forms import VideoForm

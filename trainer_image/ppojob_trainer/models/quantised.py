@@ -38,7 +38,7 @@ class Form:
         left_out: ends of names of what only computes in the quantised form.
         dtype: of the numbers, in the words of the format.
         scale_dtypes: the same of the scales.
-        shape: of the tensor, by that of the numbers.
+        shape: of the tensor, by that of the numbers; the same by default.
     """
 
     values: str
@@ -46,7 +46,7 @@ class Form:
     left_out: tuple[str, ...]
     dtype: str
     scale_dtypes: tuple[str, ...]
-    shape: Callable[[_Shape], _Shape]
+    shape: Callable[[_Shape], _Shape] = tuple
 
 
 def _of_mxfp4(blocks: _Shape) -> _Shape:
@@ -62,22 +62,14 @@ def _of_packed(words: _Shape) -> _Shape:
 FORMS: Final = {
     MXFP4: Form("_blocks", ("_scales",), (), "U8", ("U8",), _of_mxfp4),
     _FP8: Form(
-        "",
-        ("_scale_inv", "_scale"),
-        (".activation_scale", ".input_scale"),
-        "F8_E4M3",
-        _FLOATS,
-        lambda shape: shape,
+        "", ("_scale_inv", "_scale"), (".activation_scale", ".input_scale"), "F8_E4M3", _FLOATS
     ),
-    "float-quantized": Form(
-        "", ("_scale",), (".input_scale",), "F8_E4M3", _FLOATS, lambda shape: shape
-    ),
+    "float-quantized": Form("", ("_scale",), (".input_scale",), "F8_E4M3", _FLOATS),
     PACKED: Form("_packed", ("_scale",), (".weight_shape",), "I32", _FLOATS, _of_packed),
 }
 """By `quant_method` of `quantization_config`, or by `format` of compressed-tensors.
 
-gpt-oss; DeepSeek-V3, MiniMax-M2, Qwen3-FP8 and Ministral 3; folders of
-llm-compressor, and packed as Kimi K2 Thinking has its experts (no family of ours yet).
+gpt-oss; DeepSeek-V3, MiniMax-M2, Qwen3-FP8 and Ministral 3; folders of llm-compressor.
 """
 _WANTED: Final = (
     f"{MXFP4}, {_FP8}, {_COMPRESSED} of symmetric float-quantized or {BITS}-bit {PACKED} "
