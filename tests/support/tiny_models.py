@@ -114,8 +114,9 @@ AROUND_CROPS = "<fake_token_around_image>"
 CROPS = (AROUND_CROPS, "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
 SOUND = "<|AUDIO|>"
 AROUND_SOUND = ("<|audio_bos|>", "<|audio_eos|>")
+OMNI = (SOUND, *AROUND_SOUND, "<|IMAGE|>", "<|VIDEO|>", "<|vision_bos|>", "<|vision_eos|>")
 MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE, *CROPS)
-MARKS += (*AROUND_POOLED, SOUND, *AROUND_SOUND)
+MARKS += (*AROUND_POOLED, *OMNI)
 """Tokens around pictures, and of and around sounds."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""

@@ -59,7 +59,7 @@ def write_adapters(
     stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
     targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters.keys() - stacks})
     if part and targets:  # it has layers of the same names
-        targets = rf".*\.{part}\..*\.({'|'.join(targets)})"
+        targets = rf"(.*\.)?{part}\..*\.({'|'.join(targets)})"
     config = {
         "base_model_name_or_path": str(base),
         "bias": "none",

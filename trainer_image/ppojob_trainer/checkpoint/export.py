@@ -55,6 +55,7 @@ _TOKENIZER_FILES: Final = (
 _MODEL_FILES: Final = (
     "generation_config.json",
     "*processor_config.json",
+    "spk_dict.pt",  # voices of Qwen2.5-Omni
     "*.py",
     "LICENSE*",
     "NOTICE*",

@@ -233,9 +233,10 @@ def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
 def stored_dtype(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
     """The type that a tensor is stored in: `dtype` if it is a floating one, else its own.
 
-    So is what stays float32.
+    So is what stays float32, and what makes sound of what Qwen2.5-Omni says.
     """
-    if dtype is None or not tensor.is_floating_point() or stays_float32(name):
+    keeps = stays_float32(name) or name.startswith("token2wav.")
+    if dtype is None or not tensor.is_floating_point() or keeps:
         return tensor.dtype
     return dtype
 

@@ -10,10 +10,9 @@ from ppojob_trainer.data.columns import BadCell
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.picture_form import PictureForm, Wanted
+from ppojob_trainer.data.picture_form import PictureForm, Wanted, sound_form_of
 from ppojob_trainer.data.prompt_store import Prompt
 from ppojob_trainer.data.sound_cells import read_sounds
-from ppojob_trainer.data.sound_form import SoundForm
 from ppojob_trainer.data.video_cells import read_videos
 
 
@@ -31,9 +30,16 @@ VIDEOS: Final = Medium(videos.COLUMN, videos.MARK, "videos")
 
 def media_of(form: MediaForm | None, spec: DataSpec) -> tuple[Medium, ...]:
     """Kinds of what a model may be shown."""
-    if isinstance(form, SoundForm):
-        return (Medium(spec.audio_key, sounds.MARK, "sounds"),)
-    return () if form is None else (PICTURES, VIDEOS)
+    seen = (PICTURES, VIDEOS) if isinstance(form, PictureForm) else ()
+    heard = (Medium(spec.audio_key, sounds.MARK, "sounds"),) if sound_form_of(form) else ()
+    return seen + heard
+
+
+def medium_of(file: bytes, media: Sequence[Medium]) -> Medium:
+    """The kind of a file of a row, among those that its model may be shown."""
+    if sounds.sound_of(file) is not None:
+        return media[-1]
+    return VIDEOS if videos.clip_of(file) else PICTURES
 
 
 def shown_by(
@@ -89,8 +95,9 @@ def _read(cells: Row, spec: DataSpec, form: MediaForm) -> dict[Medium, Sequence[
 def _files(
     cell: object, medium: Medium, spec: DataSpec, form: MediaForm
 ) -> Sequence[Sequence[bytes]]:
-    if isinstance(form, SoundForm):
-        return [[file] for file in read_sounds(cell, form)]
+    hears = sound_form_of(form)
+    if hears is not None and medium not in (PICTURES, VIDEOS):
+        return [[file] for file in read_sounds(cell, hears)]
     assert isinstance(form, PictureForm), "there are no others"
     wanted = Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
     if medium is VIDEOS:

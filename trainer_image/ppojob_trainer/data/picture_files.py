@@ -1,6 +1,6 @@
 """Files of a model's folder that say how it takes pictures. Loads no torch."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,6 +12,8 @@ PROCESSOR: Final = "preprocessor_config.json"
 OF_VIDEOS: Final = "video_preprocessor_config.json"
 NEWER: Final = "processor_config.json"
 """Where transformers 5 saves a whole processor."""
+THINKER: Final = "thinker_config"
+"""Of Qwen2.5-Omni: what reads and writes text. Beside it lies what speaks."""
 
 
 class _Added(msgspec.Struct):
@@ -43,6 +45,15 @@ def tokens_between(folder: Path, around: str, texts: Sequence[str]) -> list[tupl
     between = [f"{around}{text}{around}" for text in texts]
     found = tokenizer.encode_batch_fast(between, add_special_tokens=False)
     return [tuple(one.ids[1:-1]) for one in found]
+
+
+def of_thinker(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A config.json as that of the thinker in it; any other one as it is."""
+    thinker = config.get(THINKER)
+    if not isinstance(thinker, dict):
+        return dict(config)
+    rest = {name: value for name, value in config.items() if name not in (THINKER, "architectures")}
+    return {**rest, **thinker}
 
 
 def read_json(path: Path) -> dict[str, Any]:

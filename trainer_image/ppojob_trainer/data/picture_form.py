@@ -12,6 +12,8 @@ from PIL import Image
 
 from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.pictures import encoded, opened
+from ppojob_trainer.data.sound_form import SoundForm
+from ppojob_trainer.data.sounds import sound_of
 from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import clip_of
 
@@ -38,6 +40,11 @@ class PictureForm(MediaForm):
     @property
     def video(self) -> VideoForm | None:
         """How the model takes videos; None where it sees none."""
+        return None
+
+    @property
+    def sound(self) -> SoundForm | None:
+        """How the model takes sounds; None where it hears none."""
         return None
 
     @abstractmethod
@@ -69,7 +76,9 @@ class PictureForm(MediaForm):
         return picture if size == image.size else encoded(image.resize(size))
 
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
-        """See `MediaForm`: of a picture or a clip."""
+        """See `MediaForm`."""
+        if self.sound is not None and sound_of(file) is not None:
+            return self.sound.tokens_of(file)
         if clip_of(file) is None:
             return self.token, self.written(*self.sides(file))
         assert self.video is not None, "a clip for a model that sees no videos"
@@ -89,3 +98,8 @@ class OwnSizes(PictureForm):
         """See `PictureForm`."""
         del wanted
         return picture
+
+
+def sound_form_of(form: MediaForm | None) -> SoundForm | None:
+    """How a model takes sounds, by how it takes what it is shown; None where it hears none."""
+    return form.sound if isinstance(form, PictureForm) else form if isinstance(form, SoundForm) else None

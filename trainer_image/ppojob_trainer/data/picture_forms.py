@@ -8,7 +8,7 @@ import msgspec
 
 from ppojob_api.problem import printable
 from ppojob_trainer.data.media_form import MediaForm, Settings
-from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, read_json
+from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, of_thinker, read_json
 from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
 from ppojob_trainer.data.picture_settings import (
@@ -48,7 +48,7 @@ def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
 
 def read_form(folder: Path) -> MediaForm | None:
     """The form of a model in Hugging Face form; None where it neither sees nor hears."""
-    config = read_json(folder / "config.json")
+    config = of_thinker(read_json(folder / "config.json"))
     if config.get("model_type") in MODELS:
         return read_sound_form(config, folder)
     processor, _, known = _processor_of(folder)
@@ -65,7 +65,7 @@ def read_form(folder: Path) -> MediaForm | None:
 def why_shown_none(folder: Path) -> str:
     """Why the model of a folder with a tower is shown no pictures, or no sounds; else empty."""
     _, name, known = _processor_of(folder)
-    config = read_json(folder / "config.json")
+    config = of_thinker(read_json(folder / "config.json"))
     hears = config.get("model_type") in MODELS
     if not (name or hears or "vision_config" in config) or read_form(folder) is not None:
         return ""

@@ -16,6 +16,8 @@ from ppojob_trainer.data.picture_files import NEWER, OF_VIDEOS, added_tokens, re
 from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, Wanted
 from ppojob_trainer.data.pictures import unpacked
 from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
+from ppojob_trainer.data.sound_form import SoundForm, read_sound_form
+from ppojob_trainer.data.sounds import sound_of
 from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import clip_of
 
@@ -44,6 +46,7 @@ class Grid(PictureForm):
         least: pixels to which a smaller picture is enlarged, about.
         most: those that a larger one is reduced to.
         of_videos: how the model takes videos; None where it sees none.
+        of_sounds: how it takes sounds; None where it hears none.
     """
 
     patch: int
@@ -51,12 +54,15 @@ class Grid(PictureForm):
     least: float
     most: float
     of_videos: VideoForm | None = None
+    of_sounds: SoundForm | None = None
 
     @classmethod
     def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
         """Out of the files of a folder; None where they lack something."""
-        token = config.get("image_token_id")
-        if not isinstance(token, int):
+        token = config.get("image_token_id", config.get("image_token_index"))
+        hears = "audio_config" in config
+        sounds = read_sound_form(config, folder) if hears else None
+        if not isinstance(token, int) or (hears and sounds is None):
             return None
         size = processor.get("size") or {}
         least, most = (
@@ -73,12 +79,17 @@ class Grid(PictureForm):
         # In transformers' order.
         videos = read_json(folder / NEWER).get("video_processor") or read_json(folder / OF_VIDEOS)
         form = VideoForm.of(config, videos or processor, math.prod(sides))
-        return cls(token, known, *sides, least, most, form)
+        return cls(token, known, *sides, least, most, form, sounds)
 
     @property
     def video(self) -> VideoForm | None:
         """See `PictureForm`."""
         return self.of_videos
+
+    @property
+    def sound(self) -> SoundForm | None:
+        """See `PictureForm`."""
+        return self.of_sounds
 
     def sides_of(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""
@@ -104,13 +115,16 @@ class Grid(PictureForm):
         """Time, height and width of each token of a text, which go on from the highest one.
 
         Of text all three count on; a picture has one time, and its rows and columns, and so has
-        each clip of a video, whose rows and columns are the same.
+        each clip of a video, whose rows and columns are the same. Tokens of a sound count on as
+        text: each is as much later as a position is.
         """
         found: list[tuple[int, int, int]] = []
         unit = self.patch * self.merge
         begin = after = 0
         places = self.places(ids, pictures, later)
         for (start, *_), file in zip(places, unpacked(pictures), strict=True):
+            if sound_of(file) is not None:
+                continue
             clip = clip_of(file)
             across, down = (side // unit for side in self.sides(file))
             if clip is None or clip.begins:

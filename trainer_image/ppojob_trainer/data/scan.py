@@ -10,7 +10,7 @@ from typing import TypedDict
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data import pictures, videos
+from ppojob_trainer.data import pictures
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
 from ppojob_trainer.data.columns import BadCell, read_row
 from ppojob_trainer.data.demonstrations import (
@@ -22,8 +22,8 @@ from ppojob_trainer.data.demonstrations import (
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
-from ppojob_trainer.data.media import Medium, media_of, shown_by
-from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.media import VIDEOS, Medium, media_of, medium_of, shown_by
+from ppojob_trainer.data.picture_form import PictureForm, sound_form_of
 from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair, read_split
 from ppojob_trainer.data.problems import DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
@@ -40,7 +40,6 @@ from ppojob_trainer.data.row_checks import (
     wrong_selection,
 )
 from ppojob_trainer.data.sound_cells import without_parts
-from ppojob_trainer.data.sound_form import SoundForm
 from ppojob_trainer.data.template_columns import TemplateColumns, without_nulls
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 
@@ -262,7 +261,7 @@ class Scan:
                 cells = {name: without_nulls(cell) for name, cell in cells.items()}
             number, columns = first + in_file, {*cells, *file.unread}
             try:
-                if isinstance(self.chat.pictures, SoundForm):
+                if sound_form_of(self.chat.pictures) is not None:
                     cells = without_parts(cells, self.spec)
                 for row, difficulty, answers in self._read(cells):
                     row, later = self._seeing(row, cells, answers)
@@ -421,11 +420,11 @@ class Scan:
         if form is None or not self._media:
             return set(candidate.columns)
         files = [*pictures.unpacked(candidate.row.pictures), *candidate.later]
-        first, *others = (one.column for one in self._media)
-        kinds = {others[0] if videos.clip_of(one) else first for one in files}
+        shown = {medium_of(one, self._media).column for one in files}
         # A mark in a row without pictures is text.
-        is_filmed = isinstance(form, PictureForm) and form.video is not None
-        return ({*candidate.columns, first} | {*(others if is_filmed else ())}) - kinds
+        is_blind = isinstance(form, PictureForm) and form.video is None
+        may = {one.column for one in self._media if not (is_blind and one is VIDEOS)}
+        return ({*candidate.columns} | may) - shown
 
     def _other_kind(self, candidate: _Candidate) -> DataProblem | None:
         """Say that a prompt is text where the first one is messages, or the other way round."""

@@ -151,7 +151,7 @@ def _joined(message: object, place: str, sounds: list[object]) -> object:
         elif part.get("type") == "text" and isinstance(part.get("text"), str):
             texts.append(part["text"])
         else:
-            where, why = f"{place}.content[{number}]", "messages of this model are text and sound"
+            where, why = f"{place}.content[{number}]", "parts of messages are text and sound"
             allowed = '{"type": "text", "text": ...} or {"type": "audio", "audio": ...}'
             raise BadCell(where, shown(cell), why, allowed)
     return {**message, "content": "".join(texts)}

@@ -1,6 +1,7 @@
 """How a model takes sounds: at which pace, how long ones, and as how many tokens. Loads no torch.
 
-Source: transformers 5, `_process_audio` of `models/qwen2_audio/processing_qwen2_audio.py`.
+Sources: transformers 5, `_process_audio` of `models/qwen2_audio/processing_qwen2_audio.py`;
+`models/qwen2_5_omni/processing_qwen2_5_omni.py`.
 """
 
 from dataclasses import dataclass
@@ -14,14 +15,17 @@ from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, read_json
 from ppojob_trainer.data.sounds import sound_of
 
 MODELS: Final = ("qwen2_audio",)
-"""The `model_type` of those that hear, as config.json says it."""
+"""The `model_type` of those that hear and see nothing, as config.json says it."""
 _LEAST_FRAMES: Final = 3
 """Of which a token is made: two convolutions and a mean over two leave nothing of fewer."""
 _Number = Annotated[int, msgspec.Meta(ge=1)]
 
 
 class _Tower(msgspec.Struct):
+    """What is read of an encoder; of one that reads pieces `n_window` is half the frames of one."""
+
     max_source_positions: _Number = 1500
+    n_window: _Number | None = None
 
 
 class _Config(msgspec.Struct):
@@ -48,12 +52,15 @@ class SoundForm(MediaForm):
     Attributes:
         rate: samples of a second.
         hop: samples from one frame of features to the next.
-        seconds: of the longest sound; the tower reads as many of each, with silence at the end.
+        seconds: of the longest sound.
+        in_pieces: whether the tower reads as much as there is, piece by piece; else it reads as
+            much of each as the longest may have, with silence at the end.
     """
 
     rate: int
     hop: int
     seconds: int
+    in_pieces: bool = False
 
     @property
     def least(self) -> int:
@@ -76,7 +83,10 @@ def read_sound_form(config: dict[str, Any], folder: Path) -> SoundForm | None:
     except msgspec.ValidationError:
         return None
     rate, hop, seconds = processor.sampling_rate, processor.hop_length, processor.chunk_length
-    is_whole = seconds * rate == 2 * hop * told.audio_config.max_source_positions
-    if not is_whole or processor.dither:
+    tower = told.audio_config
+    in_pieces = tower.n_window is not None
+    read = seconds * rate / (2 * hop) if tower.n_window is None else tower.n_window
+    fits = read <= tower.max_source_positions if in_pieces else read == tower.max_source_positions
+    if not fits or processor.dither:
         return None
-    return SoundForm(told.audio_token_index, "Whisper", rate, hop, seconds)
+    return SoundForm(told.audio_token_index, "Whisper", rate, hop, seconds, in_pieces)

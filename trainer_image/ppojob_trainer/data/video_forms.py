@@ -19,7 +19,7 @@ from ppojob_trainer.data.videos import Clip
 
 Settings = Mapping[str, Any]
 
-_PER_SECOND, _FRAMES = 4.0, 2
+_PER_SECOND, _PER_MOMENT, _FRAMES = 4.0, 25, 2
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
 """Of a frame, or of all of them, where a folder says no limits: transformers'."""
 _SHARE: Final = 0.9
@@ -49,9 +49,11 @@ class VideoForm(ABC):
     def of(config: Settings, processor: Settings, unit: int) -> "VideoForm | None":
         """Out of config.json and the settings of videos; None where the model has none."""
         kind = _KINDS.get(str(config.get("model_type")))
-        token = config.get("video_token_id")
+        token = config.get("video_token_id", config.get("video_token_index"))
         if kind is None or not isinstance(token, int):
             return None
+        if kind.tells == "moments":  # whose limits transformers' processor says by itself
+            processor = {}
         frames = processor.get("temporal_patch_size", _FRAMES)
         size = dict(processor.get("size") or {})
         if kind.tells != "text":
@@ -65,6 +67,8 @@ class VideoForm(ABC):
         sizes = token, unit, frames, least, most, bound
         if kind.tells == "text":
             return Timed(*sizes)
+        if kind.tells == "moments":
+            return Joined(*sizes, config.get("position_id_per_seconds", _PER_MOMENT), True)
         paced = config["vision_config"].get("tokens_per_second", _PER_SECOND)
         return Joined(*sizes, paced if kind.tells == "seconds" else None)
 
@@ -97,13 +101,15 @@ class VideoForm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Joined(VideoForm):
-    """Of Qwen2-VL and 2.5-VL: one run of tokens, whose positions tell the time.
+    """Of Qwen2-VL, 2.5-VL and 2.5-Omni: one run of tokens, whose positions tell the time.
 
     Attributes:
         per_second: positions of a second; None where each clip has the next one.
+        by_moments: whether those of a clip are made of its time; else of the time of one clip.
     """
 
     per_second: float | None
+    by_moments: bool = False
 
     def sides_of(self, count: int, width: int, height: int) -> tuple[int, int]:
         """See `VideoForm`: the limits are those of a frame."""
@@ -118,8 +124,10 @@ class Joined(VideoForm):
         if self.per_second is None:
             return Clip(frames, number, number)
         # In the type of transformers' tensors.
-        interval = np.float32(self.frames / fps) * np.float32(self.per_second)
-        return Clip(frames, number, int(np.float32(number) * interval))
+        seconds, paced = np.float32(self.frames / fps), np.float32(self.per_second)
+        if self.by_moments:
+            return Clip(frames, number, int(np.float32(number) * seconds * paced))
+        return Clip(frames, number, int(np.float32(number) * (seconds * paced)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,5 +161,6 @@ _TIMED: Final = _Kind("text", 16, 768)
 _KINDS: Final = {
     "qwen2_vl": _Kind("numbers", 14, 128_000),
     "qwen2_5_vl": _Kind("seconds", 14, 128_000),
+    "qwen2_5_omni_thinker": _Kind("moments", 14, 128_000),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _TIMED),
 }

@@ -44,7 +44,7 @@ def peft_name(name: str, lora: LoraSpec, *, part: str = "") -> str:
 
     It wraps the module of stacks once for each that it adapts, and so the first one is found within
     the wrapper of the second (`ParamWrapper` of PEFT 0.21). Of a model with a vision tower
-    transformers 5 has the language model in a `part` of the whole.
+    transformers 5 has the decoder in a `part` of the whole.
     """
     weight, matrix = weight_of(name), name[-len(A) :]
     layer, _, own = weight.rpartition(".")
@@ -52,7 +52,7 @@ def peft_name(name: str, lora: LoraSpec, *, part: str = "") -> str:
     if own == first and lora.adapts(f"{layer}.{second}"):
         layer = f"{layer}.base_layer"
     if part:
-        layer = layer.replace("model.", f"model.{part}.", 1)
+        layer = layer.replace("model.", f"{part}.", 1)
     return f"{BEGINNING}{layer}.{PEFT_MATRICES[matrix]}"
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final, TypeVar
 
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_trainer.data.picture_files import THINKER
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import TEXT_SECTION, has_tower, read_config
 from ppojob_trainer.models.families import FAMILIES, Family
@@ -87,6 +88,8 @@ def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
 
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
     """A config.json with the changes, in the form that it has: transformers 5's, or the older."""
+    if isinstance(thinker := config.get(THINKER), dict):
+        return {**config, THINKER: changed_document(thinker, changes)}
     text = config.get(TEXT_SECTION)
     if isinstance(text, dict) and has_tower(config):
         return {**config, TEXT_SECTION: changed_document(text, changes)}

@@ -7,6 +7,7 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import Problem
+from ppojob_trainer.data.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.families import FAMILIES, LANGUAGE_PART, WHOLES
 from ppojob_trainer.models.problems import ModelReason, read_object
@@ -23,6 +24,7 @@ _PARTS: Final = (
     *("vision_model", "connector"),  # of SmolVLM and Idefics3
     *("vision_embedder", "embed_vision", "audio_tower", "embed_audio"),  # of Gemma 4; Qwen2-Audio
 )
+_BESIDE_THINKER: Final = ("thinker.audio_tower", "talker", "token2wav")
 WHOLE_NAMES: Final = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
@@ -33,6 +35,10 @@ WHOLE_NAMES: Final = {
     **{f"model.{part}.": f"{TOWER}{part}." for part in _PARTS},
     "language_model.model.model.": "model.",  # of Qwen2-Audio, as transformers 5 saves it
     "language_model.model.": "model.",
+    "thinker.model.": "model.",  # of Qwen2.5-Omni, whose other parts stay as they were
+    "thinker.lm_head.": "lm_head.",
+    "thinker.visual.": TOWER,
+    **{f"{part}.": f"{TOWER}{part.rpartition('.')[2]}." for part in _BESIDE_THINKER},
     "language_model.lm_head.": "lm_head.",
 }
 """What names in files of a whole model begin with, and the names of the same weights here."""
@@ -41,7 +47,7 @@ OTHER_NAMES: Final = {
 }
 """Parts of names in files of some families, which are nobody else's, and what stands for them."""
 SOUND: Final = (f"{TOWER}audio_tower.", f"{TOWER}embed_audio.")
-"""What the names of weights begin with that hear; nothing here does, and no tower has them."""
+"""What the names of weights begin with that hear, of which none learns."""
 TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWER in own))
 """What the names of a tower's weights begin with, here and in files."""
 
@@ -65,6 +71,7 @@ def has_tower(config: Mapping[str, Json]) -> bool:
 
     `config` is a config.json as it lies, or as `read_config` gives it.
     """
+    config = of_thinker(config)
     family = FAMILIES.get(str(config.get("model_type")))
     return not _TOWER_SECTIONS.isdisjoint(config) or (family is not None and family.sees_pictures)
 
@@ -76,12 +83,16 @@ def folder_has_tower(folder: Path | str) -> bool:
 
 
 def part_name(config: Mapping[str, Json]) -> str:
-    """What transformers calls the language model within a model with a tower; empty without one.
+    """What transformers calls the decoder within a model with a tower; empty without one.
 
     `config` is a config.json as it lies.
     """
-    whole = WHOLES.get(str(config.get("model_type")))
-    return (whole.part if whole else LANGUAGE_PART) if has_tower(config) else ""
+    if not has_tower(config):
+        return ""
+    kind = str(of_thinker(config).get("model_type"))
+    whole = WHOLES.get(kind) or FAMILIES.get(kind)
+    part = f"model.{whole.part if whole else LANGUAGE_PART}".rstrip(".")
+    return f"thinker.{part}" if THINKER in config else part
 
 
 def folder_part_name(folder: Path | str) -> str:
@@ -98,6 +109,7 @@ def layer_count(folder: Path) -> int | None:
 
 
 def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]:
+    config = of_thinker(config)
     text = config.get(TEXT_SECTION)
     kind = config.get("model_type")
     whole, family = WHOLES.get(str(kind)), FAMILIES.get(str(kind))

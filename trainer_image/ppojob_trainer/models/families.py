@@ -44,6 +44,10 @@ TEXTS: Final = "ForSequenceClassification"
 CLASSIFIERS: Final = (TOKENS, TEXTS)
 
 
+LANGUAGE_PART: Final = "language_model"
+"""What transformers calls the language model within most larger ones."""
+
+
 @dataclass(frozen=True, slots=True)
 class Mixture:
     """What tells blocks that are mixtures of experts from Qwen3's, whose fields are defaults here.
@@ -192,6 +196,8 @@ class Family:
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
             it, of which the first alone is trained; see `config_files` and `vision_language`.
+        part: of those, what transformers calls the language model within the whole; empty where it
+            is that itself, with towers beside its decoder.
         is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
             classes, which it changes for the whole process, and so for the trainer.
         told_vllm: what vLLM reads of config.json where transformers takes it for granted.
@@ -235,16 +241,13 @@ class Family:
     uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
+    part: str = LANGUAGE_PART
     is_in_vllm: bool = True
     told_vllm: Mapping[str, Json] = field(default_factory=dict)
     logit_divisor: str = ""
     logit_multiplier: str = ""
     logit_cap: str = ""
     classifiers: tuple[str, ...] = CLASSIFIERS
-
-
-LANGUAGE_PART: Final = "language_model"
-"""What transformers calls the language model within most larger ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -930,6 +933,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
+    "qwen2_5_omni_thinker": replace(
+        _QWEN2_VL, models="Qwen2.5-Omni", part="", classifiers=()
+    ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(
         _QWEN3_VL,

@@ -12,10 +12,9 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.picture_form import OwnSizes
+from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, sound_form_of
 from ppojob_trainer.data.picture_forms import read_form, why_shown_none
 from ppojob_trainer.data.picture_readers import is_drawn_causally
-from ppojob_trainer.data.sound_form import SoundForm
 from ppojob_trainer.models.architectures import Sizes, expert_weights, linear_layers, sizes_of
 from ppojob_trainer.models.config_files import layer_count, read_config
 from ppojob_trainer.models.families import FAMILIES
@@ -209,11 +208,17 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         why = "vLLM on GPUs shows this model no pictures, so its tower would learn nothing"
         where, allowed = "spec.model.freezeVisionTower", "remove it, or engine: huggingface"
         yield Problem(where, shown(False), why, allowed, ReasonCode.CONFLICT)
-    if sizes is None or (form is not None and not isinstance(form, OwnSizes | SoundForm)):
+    hears = sound_form_of(form) is not None
+    if sizes is None or not (form is None or hears or isinstance(form, OwnSizes)):
         return
     why = f"a model of {sizes.model_type} sees no pictures"
-    if isinstance(form, SoundForm):
-        why = f"{folder} hears sounds by an encoder that stays as it is, and sees no pictures"
+    if hears:
+        why = f"{folder} hears sounds by an encoder that stays as it is"
+        if isinstance(form, PictureForm):
+            said = {name: one for name, one in said.items() if name.startswith("spec.model")}
+            why += ", and so does what sees"
+        else:
+            why += ", and sees no pictures"
     elif form is not None:
         del said["spec.model.freezeVisionTower"]
         why = f"a model of {sizes.model_type} sees pictures as large as its processor says"

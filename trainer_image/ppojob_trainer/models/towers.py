@@ -36,6 +36,10 @@ from transformers.models.mistral3.modeling_mistral3 import (
     Mistral3MultiModalProjector,
     Mistral3PreTrainedModel,
 )
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniAudioEncoder,
+    Qwen2_5OmniVisionEncoder,
+)
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
 )
@@ -49,7 +53,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisio
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
-from ppojob_trainer.models.families import WHOLES
+from ppojob_trainer.data.picture_files import THINKER
 
 
 class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]
@@ -237,6 +241,25 @@ class _Qwen2AudioTower(Qwen2AudioPreTrainedModel):  # type: ignore[misc]
         return output
 
 
+class _OmniTower(Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
+    """That of Qwen2.5-Omni, which sees, and hears by an encoder within it."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config.vision_config)
+        own, dtype = config.audio_config, torch.get_default_dtype()  # see `_Projected`
+        self.audio_tower = Qwen2_5OmniAudioEncoder._from_config(own, dtype=dtype)
+
+    def forward(
+        self, pixel_values: Tensor, grid_thw: Tensor | None = None, frames: Tensor | None = None
+    ) -> Any:
+        """(tokens, h) of a picture, or of features of a sound, (1, mel, f), of `frames` of them."""
+        if frames is None:
+            return super().forward(pixel_values, grid_thw)
+        output = self.audio_tower(pixel_values[0, :, : int(frames)], feature_lens=frames)
+        output.pooler_output = output.last_hidden_state
+        return output
+
+
 TOWERS: Final = {
     "qwen2_vl_vision": Qwen2VisionTransformerPretrainedModel,
     "qwen2_5_vl_vision": Qwen2_5_VisionTransformerPretrainedModel,
@@ -252,6 +275,7 @@ TOWERS: Final = {
     "idefics3": _Idefics3Tower,
     "internvl": _InternVLTower,
     "mistral3": _Mistral3Tower,
+    "qwen2_5_omni_thinker": _OmniTower,
     "qwen2_audio": _Qwen2AudioTower,
     "smolvlm": _Idefics3Tower,
 }
@@ -259,5 +283,6 @@ TOWERS: Final = {
 
 def tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the tower of a model."""
-    own: PreTrainedConfig = config if config.model_type in WHOLES else config.vision_config
+    config = getattr(config, THINKER, config)
+    own: PreTrainedConfig = config if config.model_type in TOWERS else config.vision_config
     return own

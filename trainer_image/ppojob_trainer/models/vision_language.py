@@ -36,6 +36,11 @@ from transformers.models.glm4v_moe.modeling_glm4v_moe import (
     Glm4vMoeTextConfig,
     Glm4vMoeTextModel,
 )
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniTextConfig
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
+    Qwen2_5OmniPreTrainedModel,
+    Qwen2_5OmniThinkerTextModel,
+)
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VLPreTrainedModel,
     Qwen2_5_VLTextConfig,
@@ -68,6 +73,7 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
 )
 
 import ppojob_trainer.models.mimo  # noqa: F401  which tells transformers of it
+from ppojob_trainer.data.picture_files import THINKER
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
 from ppojob_trainer.models.families import WHOLES
@@ -85,6 +91,12 @@ class Qwen25VLLanguageConfig(Qwen2_5_VLTextConfig):  # type: ignore[misc]
     """As `Qwen2VLLanguageConfig`."""
 
     model_type = "qwen2_5_vl"
+
+
+class Qwen25OmniLanguageConfig(Qwen2_5OmniTextConfig):  # type: ignore[misc]
+    """As `Qwen2VLLanguageConfig`."""
+
+    model_type = "qwen2_5_omni_thinker"
 
 
 class Qwen3VLLanguageConfig(Qwen3VLTextConfig):  # type: ignore[misc]
@@ -199,6 +211,13 @@ class Qwen25VLForCausalLM(_LanguageModel, Qwen2_5_VLPreTrainedModel):  # type: i
     decoder = Qwen2_5_VLTextModel
 
 
+class Qwen25OmniForCausalLM(_LanguageModel, Qwen2_5OmniPreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen2.5-Omni."""
+
+    config_class = Qwen25OmniLanguageConfig
+    decoder = Qwen2_5OmniThinkerTextModel
+
+
 class Qwen3VLForCausalLM(_LanguageModel, Qwen3VLPreTrainedModel):  # type: ignore[misc]
     """The language model of Qwen3-VL."""
 
@@ -254,6 +273,7 @@ _MODELS: Final = {
     for model in (
         Qwen2VLForCausalLM,
         Qwen25VLForCausalLM,
+        Qwen25OmniForCausalLM,
         *_TOLD_BEHIND_LAYERS,
         Qwen35ForCausalLM,
         Qwen35MoeForCausalLM,
@@ -286,7 +306,7 @@ def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrain
 
 def unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
     """The same configuration, which says of no weights that they are quantised."""
-    for one in (config, getattr(config, TEXT_SECTION, config)):
+    for one in (config, getattr(_whole(config), TEXT_SECTION, config)):
         if hasattr(one, SECTION):
             delattr(one, SECTION)
     return config
@@ -304,6 +324,7 @@ def _config_with_tower(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
 
 def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """The configuration of the language model in another; that of a language model is its own."""
+    config = _whole(config)
     if config.model_type in WHOLES:
         return _part_of_whole(config)
     model = _MODELS.get(config.model_type)
@@ -317,6 +338,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
     That is Qwen2 or 3, or GLM-4: the three positions of a token of text are one.
     """
+    config = _whole(config)
     config = _part_of_whole(config) if config.model_type in WHOLES else config
     if (model := _MODELS.get(config.model_type)) is None:
         text = config
@@ -328,6 +350,15 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
         kept = {name: one for name, one in ropes.items() if not name.startswith("mrope")}
         text.rope_parameters = kept
     return text
+
+
+def _whole(config: PreTrainedConfig) -> PreTrainedConfig:
+    """The configuration of a model with a tower; of Qwen2.5-Omni that of its thinker."""
+    thinker: PreTrainedConfig | None = getattr(config, THINKER, None)
+    if thinker is None:
+        return config
+    thinker.name_or_path = config.name_or_path
+    return thinker
 
 
 def _part_of_whole(config: PreTrainedConfig) -> PreTrainedConfig:

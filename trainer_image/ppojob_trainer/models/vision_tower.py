@@ -22,6 +22,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
 from ppojob_trainer.data.media_form import MediaForm
+from ppojob_trainer.data.picture_form import sound_form_of
 from ppojob_trainer.data.picture_forms import read_form
 from ppojob_trainer.data.pictures import opened, unpacked
 from ppojob_trainer.data.sounds import sound_of
@@ -70,7 +71,7 @@ class VisionTower:
         self._tower = trained
         self.learns = trained is not None
         """Whether it is a part of its model."""
-        self._processor: Any = None
+        self._processors: dict[str, Any] = {}
 
     def shown(
         self,
@@ -139,9 +140,6 @@ class VisionTower:
 
     def _said(self, file: bytes) -> Tensor:
         tower = self._loaded()
-        if self._processor is None:
-            kind = next(k for k in _PROCESSORS if k.__name__.startswith(self.form.processor))
-            self._processor = kind.from_pretrained(self._folder)
         made = self._made(file)
         pixels = made.pop("pixel_values").to(self._device, self._dtype)
         sizes = {name.removeprefix("image_"): one.to(self._device) for name, one in made.items()}
@@ -149,17 +147,26 @@ class VisionTower:
             output = tower(pixels, **sizes)
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
+    def _processor(self, form: MediaForm) -> Any:
+        """transformers' processor of pictures or of sounds."""
+        if form.processor not in self._processors:
+            kind = next(k for k in _PROCESSORS if k.__name__.startswith(form.processor))
+            self._processors[form.processor] = kind.from_pretrained(self._folder)
+        return self._processors[form.processor]
+
     def _made(self, file: bytes) -> Any:
         """What a tower is given of a picture, a clip or a sound."""
-        if (samples := sound_of(file)) is not None:
-            told = {"sampling_rate": self._processor.sampling_rate, "return_attention_mask": True}
-            made = self._processor(samples, return_tensors="pt", **told)
+        hears = sound_form_of(self.form)
+        if hears is not None and (samples := sound_of(file)) is not None:
+            told = {"sampling_rate": hears.rate, "return_attention_mask": True}
+            made = self._processor(hears)(samples, return_tensors="pt", **told)
             frames = made["attention_mask"].sum(-1)
             return {"pixel_values": made["input_features"], "frames": frames}
+        processor = self._processor(self.form)
         if (clip := clip_of(file)) is None:
-            return self._processor(images=[opened(file)], return_tensors="pt", **self.form.told)
+            return processor(images=[opened(file)], return_tensors="pt", **self.form.told)
         frames = [opened(one) for one in clip.frames]
-        made = self._processor(images=frames, do_resize=False, return_tensors="pt")
+        made = processor(images=frames, do_resize=False, return_tensors="pt")
         # A picture is as many equal frames: each gives those that are its own.
         count, (first, *_) = len(frames), made.pop("image_grid_thw")
         each = made.pop("pixel_values").unflatten(-1, (3, count, -1)).chunk(count)

@@ -287,6 +287,7 @@ class _SeeingQwen3Moe(_SeeingDeep, Qwen3MoeForCausalLM):  # type: ignore[misc]
 SEEING = {
     "qwen2_vl": seeing(Qwen2ForCausalLM, _SeeingAxes),
     "qwen2_5_vl": seeing(Qwen2ForCausalLM, _SeeingAxes),
+    "qwen2_5_omni_thinker": seeing(Qwen2ForCausalLM, _SeeingAxes),
     "qwen3_vl": _SeeingQwen3,
     "qwen3_vl_moe": _SeeingQwen3Moe,
     "qwen3_5": seeing(UnjoinedQwen3Next, _SeeingAxes),

@@ -1,0 +1,186 @@
+"""Tiny models of Qwen2.5-Omni, as transformers has them: towers that see and hear, and a decoder."""
+
+import json
+from pathlib import Path
+
+import torch
+from hearing_models import MELS, RATE, features_of
+from padded_reference import pixels_of, token_logprobs
+from seeing_models import form_of
+from tiny_models import (
+    AROUND_SOUND,
+    NAMES,
+    OMNI,
+    PATCH,
+    SECTIONS,
+    SIZES,
+    SOUND,
+    TWO_LAYERS,
+    WIDE_HEADS,
+    save_tokenizer,
+    write_model,
+)
+from torch import Tensor
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5OmniConfig,
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+)
+from video_reference import FPS, pixels_of_video, videos_in
+
+from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.pictures import is_picture, unpacked
+from ppojob_trainer.data.sounds import sound_of
+
+OMNI_NAMES = [*NAMES, *OMNI]
+TOKEN, BEGIN, END, PICTURE, VIDEO, SEE, SEEN = map(OMNI_NAMES.index, OMNI)
+HEARD = [BEGIN, TOKEN, END]
+SHOWN, FILMED = [SEE, PICTURE, SEEN], [SEE, VIDEO, SEEN]
+"""What the template writes for a sound, a picture and a video."""
+SECONDS, WINDOW = 3, 20
+"""Of the longest sound; and half the frames of a piece."""
+TEMPLATE = (
+    "{% for m in messages %}{% if loop.first and m.role != 'system' %}"
+    "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
+    "{{ '<|im_start|>' + m.role + '\n' }}"
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}"
+    "{% if p.type == 'image' %}{{ '<|vision_bos|><|IMAGE|><|vision_eos|>' }}"
+    "{% elif p.type == 'audio' %}{{ '<|audio_bos|><|AUDIO|><|audio_eos|>' }}"
+    "{% elif p.type == 'video' %}{{ '<|vision_bos|><|VIDEO|><|vision_eos|>' }}"
+    "{% else %}{{ p.text }}{% endif %}{% endfor %}{% endif %}{{ '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""What the hub's writes, without the numbers of pictures that it may be asked for."""
+
+
+def save_omni_model(folder: Path, *, speaks: bool = False, **changes: object) -> PreTrainedModel:
+    """Write a thinker, or a folder as the hub has it, with what speaks; `changes` are of its text.
+
+    Returns:
+        The thinker.
+    """
+    text = {**SIZES, **TWO_LAYERS, "vocab_size": len(OMNI_NAMES), "rope_parameters": SECTIONS}
+    text |= {"pad_token_id": 0, "eos_token_id": NAMES.index("<|im_end|>"), "bos_token_id": None}
+    text |= {"max_position_embeddings": 256, "tie_word_embeddings": False, **changes}
+    config = {
+        "text_config": text,
+        "vision_config": _eyes(text["hidden_size"]),
+        "audio_config": _ears(text["hidden_size"]),
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "position_id_per_seconds": 3,
+    }
+    names = ("audio_token_index", "audio_start_token_id", "audio_end_token_id")
+    config |= dict(zip(names, (TOKEN, BEGIN, END), strict=True))
+    config |= {"image_token_index": PICTURE, "video_token_index": VIDEO}
+    config |= {"vision_start_token_id": SEE, "vision_end_token_id": SEEN}
+    torch.manual_seed(0)
+    if speaks:
+        whole = Qwen2_5OmniForConditionalGeneration(
+            Qwen2_5OmniConfig(config, _talker(text["hidden_size"]), _SOUND)
+        )
+        thinker = whole.thinker
+    else:
+        kind = Qwen2_5OmniThinkerForConditionalGeneration
+        whole = thinker = kind(kind.config_class(**config))
+    for weight in (*thinker.audio_tower.parameters(), *thinker.visual.parameters()):
+        weight.data.normal_(std=0.3)
+    write_model(folder, whole.eval())
+    if speaks:
+        torch.save({"Chelsie": {"bos_token": 1}}, folder / "spk_dict.pt")
+    (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
+    save_tokenizer(folder, template=TEMPLATE, names=OMNI_NAMES)
+    return thinker
+
+
+def save_omni_policy(folder: Path, dropout: float) -> None:
+    """Write a model that a tiny job trains, with its tokenizer."""
+    wide = {**WIDE_HEADS, "num_key_value_heads": 2, "attention_dropout": dropout}
+    save_omni_model(folder, speaks=True, **wide)
+
+
+_PROCESSOR = {
+    "feature_extractor_type": "WhisperFeatureExtractor",
+    "feature_size": MELS,
+    "chunk_length": SECONDS,
+    "sampling_rate": RATE,
+    "return_attention_mask": True,
+    "image_processor_type": "Qwen2VLImageProcessor",
+    "patch_size": PATCH,
+    "min_pixels": 4 * PATCH**2,
+    "max_pixels": 64 * PATCH**2,
+}
+"""Both processors, as the hub's folder has them in one file."""
+_SOUND = {
+    "dit_config": {
+        "hidden_size": 16,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "head_dim": 8,
+        "emb_dim": 8,
+        "num_embeds": 20,
+        "mel_dim": 8,
+        "enc_emb_dim": 8,
+        "enc_dim": 8,
+        "enc_channels": [8, 8, 8, 8, 24],
+        "enc_attention_channels": 8,
+        "enc_se_channels": 8,
+    },
+    "bigvgan_config": {
+        "mel_dim": 8,
+        "upsample_initial_channel": 8,
+        "resblock_kernel_sizes": [3],
+        "resblock_dilation_sizes": [[1, 3, 5]],
+        "upsample_rates": [2],
+        "upsample_kernel_sizes": [4],
+    },
+}
+
+
+def _talker(width: object) -> dict[str, object]:
+    sizes = {**SIZES, "head_dim": 8, "embedding_size": width, "rope_parameters": SECTIONS}
+    return {**sizes, "pad_token_id": 0}
+
+
+def _eyes(width: object) -> dict[str, object]:
+    tower = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "hidden_size": 16}
+    tower |= {"intermediate_size": 24, "out_hidden_size": width}
+    return tower | {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
+
+
+def _ears(width: object) -> dict[str, object]:
+    tower = {"num_mel_bins": MELS, "max_source_positions": 2 * WINDOW, "n_window": WINDOW}
+    tower |= {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
+    return tower | {"d_model": 16, "output_dim": width}
+
+
+def omni_form(folder: Path) -> PictureForm:
+    """What the folder says of pictures, videos and sounds."""
+    form = form_of(folder)
+    assert form.sound is not None
+    return form
+
+
+def omni_inputs(folder: Path, ids: Tensor, shown: bytes) -> dict[str, Tensor]:
+    """What transformers' thinker is given of a text, (1, t), and of what it shows."""
+    files, given = unpacked(shown), {}
+    if pictures := [one for one in files if is_picture(one)]:
+        given = pixels_of(folder, pictures)
+    if videos := videos_in(files):
+        patches, grids = zip(*(pixels_of_video(folder, one) for one in videos), strict=True)
+        given |= {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
+        given["video_second_per_grid"] = torch.tensor([2 / FPS] * len(videos))
+    if sounds := [one for one in files if sound_of(one) is not None]:
+        made = features_of(folder, sounds)
+        given["input_features"] = made["input_features"]
+        given["feature_attention_mask"] = made["attention_mask"]
+    return {**given, "attention_mask": torch.ones_like(ids)}
+
+
+def omni_logprobs(
+    thinker: PreTrainedModel, folder: Path, prompt: Tensor, shown: bytes, response: Tensor
+) -> Tensor:
+    """(response,) log-probabilities of its tokens, of transformers' thinker."""
+    ids = torch.cat([prompt, response[:-1]])[None]
+    logits = thinker(input_ids=ids, use_cache=False, **omni_inputs(folder, ids, shown)).logits
+    return token_logprobs(logits[0, len(prompt) - 1 :], response)[0]

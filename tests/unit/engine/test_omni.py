@@ -1,0 +1,78 @@
+"""Sounds, pictures and videos in one prompt: trainer and engine compute what the thinker does."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from engine_phase import generate
+from hearing_models import tone
+from omni_models import (
+    FILMED,
+    HEARD,
+    PICTURE,
+    SHOWN,
+    TOKEN,
+    VIDEO,
+    omni_form,
+    omni_logprobs,
+    save_omni_model,
+)
+from padded_reference import as_the_whole, two_responses
+from tiny_models import noise
+from video_reference import FPS, frames_of
+
+from ppojob_trainer.data.picture_form import PictureForm
+from ppojob_trainer.data.pictures import packed
+from ppojob_trainer.data.sounds import packed_sound
+from ppojob_trainer.data.video_cells import read_videos
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
+from ppojob_trainer.rollout.protocol import Request, SamplingParams
+
+
+def prompts_of(form: PictureForm) -> list[tuple[list[int], bytes]]:
+    """Of two sounds of several pieces; of all kinds, in two orders; and of text alone."""
+    short, long, other = (
+        packed_sound(tone(pitch, seconds))
+        for pitch, seconds in ((440, 0.31), (300, 1.7), (900, 0.6))
+    )
+    cell = {"video": frames_of(6, (16, 24)), "fps": FPS, "min_pixels": 1}
+    (video,) = read_videos([cell], form)
+    wide = noise(1, (40, 20))
+    return [
+        ([5, *HEARD, 7, 8, *HEARD, 9], packed([short, long])),
+        ([*SHOWN, 6, *HEARD, *FILMED, 8], packed([wide, other, *video])),
+        ([*FILMED, 6, *HEARD, 7, *SHOWN], packed([*video, short, wide])),
+        ([10, 11, 12], b""),
+    ]
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_the_packed_forward_is_that_of_the_thinker(tmp_path: Path, share: bool) -> None:
+    thinker = save_omni_model(tmp_path)
+    form = omni_form(tmp_path)
+    rows = two_responses(form, prompts_of(form))
+    thinker.audio_tower.requires_grad_(False)
+    thinker.visual.requires_grad_(False)
+    told = partial(omni_logprobs, thinker, tmp_path)
+    as_the_whole(load_model(tmp_path), thinker, rows, told, share, learns=False)
+
+
+def test_the_engine_draws_what_the_thinker_would(tmp_path: Path) -> None:
+    """Out of a folder that also holds what speaks."""
+    thinker = save_omni_model(tmp_path, speaks=True)
+    form, model = omni_form(tmp_path), load_model(tmp_path)
+    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=9, stop_token_ids=(TOKEN, PICTURE, VIDEO))
+    requests = [
+        Request(str(n), tuple(form.expanded(ids, shown)), sampling, seed=n, pictures=shown)
+        for n, (ids, shown) in enumerate(prompts_of(form))
+    ]
+    for request, row in zip(requests, generate(engine, requests), strict=True):
+        prompt, response = torch.tensor(request.prompt), torch.tensor(row.tokens)
+        with torch.no_grad():
+            expected = omni_logprobs(thinker, tmp_path, prompt, request.pictures, response)
+        torch.testing.assert_close(torch.tensor(row.logprobs), expected, rtol=0, atol=1e-5)
