@@ -77,7 +77,11 @@ def save_omni_model(folder: Path, *, speaks: bool = False, **changes: object) ->
     torch.manual_seed(0)
     if speaks:
         whole = Qwen2_5OmniForConditionalGeneration(
-            Qwen2_5OmniConfig(config, _talker(text["hidden_size"]), _SOUND)
+            Qwen2_5OmniConfig(
+                thinker_config=config,
+                talker_config=_talker(text["hidden_size"]),
+                token2wav_config=_SOUND,
+            )
         )
         thinker = whole.thinker
     else:

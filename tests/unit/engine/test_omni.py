@@ -25,7 +25,7 @@ from video_reference import FPS, frames_of
 from ppojob_trainer.data.picture_form import PictureForm
 from ppojob_trainer.data.pictures import packed
 from ppojob_trainer.data.sounds import packed_sound
-from ppojob_trainer.data.video_cells import read_videos
+from ppojob_trainer.data.videos import packed_clip
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
@@ -38,8 +38,9 @@ def prompts_of(form: PictureForm) -> list[tuple[list[int], bytes]]:
         packed_sound(tone(pitch, seconds))
         for pitch, seconds in ((440, 0.31), (300, 1.7), (900, 0.6))
     )
-    cell = {"video": frames_of(6, (16, 24)), "fps": FPS, "min_pixels": 1}
-    (video,) = read_videos([cell], form)
+    assert form.video is not None
+    times = [n / FPS for n in range(6)]
+    video = [*map(packed_clip, form.video.clips(frames_of(6, (16, 24)), times, FPS))]
     wide = noise(1, (40, 20))
     return [
         ([5, *HEARD, 7, 8, *HEARD, 9], packed([short, long])),

@@ -52,11 +52,10 @@ class VideoForm(ABC):
         token = config.get("video_token_id", config.get("video_token_index"))
         if kind is None or not isinstance(token, int):
             return None
-        if kind.tells == "moments":  # whose limits transformers' processor says by itself
-            processor = {}
         frames = processor.get("temporal_patch_size", _FRAMES)
-        size = dict(processor.get("size") or {})
-        if kind.tells != "text":
+        # Those of Qwen2.5-Omni are transformers', whatever a folder says.
+        size = {} if kind.tells == "moments" else dict(processor.get("size") or {})
+        if kind.tells in ("numbers", "seconds"):
             size["shortest_edge"] = processor.get("min_pixels") or size.get("shortest_edge")
             size["longest_edge"] = processor.get("max_pixels") or size.get("longest_edge")
         least = size.get("shortest_edge") or _LEAST_TOKENS * (2 * kind.patch) ** 2

@@ -1,0 +1,105 @@
+"""Folders of Qwen2.5-Omni: the thinker in them is trained, and what speaks stays as it was."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from omni_models import save_omni_model
+from safetensors.torch import load_file
+from transformers import (
+    PreTrainedModel,
+    Qwen2_5OmniForConditionalGeneration,
+    Qwen2_5OmniThinkerForConditionalGeneration,
+)
+
+from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.models.adapter_names import is_adapter
+from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.lora import adapters_of
+from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.weight_stream import stored_weights
+
+LORA = LoraSpec(rank=2, alpha=2)
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+def test_text_is_read_as_by_the_thinker(tmp_path: Path, speaks: bool) -> None:
+    thinker = save_omni_model(tmp_path, speaks=speaks)
+    report = check_model_folder(tmp_path)
+    assert (report.errors, report.warnings, report.context_tokens) == ([], [], 256)
+    model = load_model(tmp_path)
+    ids = torch.randint(3, 90, (2, 12))
+    with torch.no_grad():
+        said, expected = (one(input_ids=ids).logits for one in (model, thinker))
+    torch.testing.assert_close(said, expected, rtol=0, atol=0)
+    streamed = dict(stored_weights(tmp_path, torch.float32, torch.device("cpu")))
+    assert list(streamed) == list(dict(hf_named_tensors(model)))
+
+
+@pytest.mark.parametrize("speaks", [True, False])
+@pytest.mark.parametrize("has_adapters", [True, False])
+def test_an_export_is_the_folder_again(tmp_path: Path, speaks: bool, has_adapters: bool) -> None:
+    """What speaks is in it as it was, with its voices, and the sound of it in its own type."""
+    folder, target = tmp_path / "model", tmp_path / "export"
+    save_omni_model(folder, speaks=speaks)
+    before = load_file(folder / "model.safetensors")
+    model = load_model(folder, lora=LORA if has_adapters else None, seed=3)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if is_adapter(name):
+                weight.fill_(1.0)
+            elif not has_adapters:
+                weight.add_(0.5)
+    export_model(
+        target,
+        hf_named_tensors(model),
+        model_folder=folder,
+        dtype=torch.bfloat16,
+        adapters=adapters_of(model),
+    )
+    after = load_file(target / "model.safetensors")
+    assert after.keys() == before.keys()
+    beginning = "thinker." if speaks else ""
+    learnt = {name for name in before if name.startswith((f"{beginning}model.", f"{beginning}lm_"))}
+    changed = {name for name in before if not torch.equal(after[name], before[name].bfloat16())}
+    if has_adapters:
+        assert changed == {f"{beginning}{name}" for name in adapters_of(model)}
+    else:
+        others = {name for name in changed if not name.startswith("token2wav.")}
+        assert others == learnt
+    report = check_model_folder(target)
+    assert (report.errors, report.warnings) == ([], [])
+    kind = (
+        Qwen2_5OmniForConditionalGeneration
+        if speaks
+        else Qwen2_5OmniThinkerForConditionalGeneration
+    )
+    whole = kind.from_pretrained(target, dtype=torch.float32)
+    loaded = {name: one for name, one in whole.state_dict().items() if name in after}
+    assert loaded.keys() == after.keys()
+    assert all(torch.equal(loaded[name], after[name].float()) for name in after)
+    if speaks:
+        made = {name for name in before if name.startswith("token2wav.")}
+        assert made
+        assert all(torch.equal(after[name], before[name]) for name in made)
+        assert whole.speaker_map
+    if has_adapters:
+        as_peft_finds_them(target / "adapter", whole, folder)
+
+
+def as_peft_finds_them(adapter: Path, whole: PreTrainedModel, folder: Path) -> None:
+    """Layers that the adapters name are those of the decoder in the whole, and no others."""
+    pattern = json.loads((adapter / "adapter_config.json").read_text())["target_modules"]
+    modules = {name for name, _ in whole.named_modules() if re.fullmatch(pattern, name)}
+    held = load_file(adapter / "adapter_model.safetensors")
+    layers = {re.sub(r"^base_model\.model\.|\.lora_[AB]\.weight$", "", name) for name in held}
+    assert layers == modules
+    assert len(layers) == 14
+    again = load_model(folder, lora=LoraSpec(rank=2, alpha=2, path=str(adapter)))
+    found = [one for name, one in again.named_parameters() if is_adapter(name)]
+    assert found
+    assert all((one == 1.0).all() for one in found)
