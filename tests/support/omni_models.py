@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import torch
-from hearing_models import MELS, RATE, features_of
+from hearing_models import MELS, RATE, features_of, tone
 from padded_reference import pixels_of, token_logprobs
 from seeing_models import form_of
 from tiny_models import (
@@ -17,6 +17,7 @@ from tiny_models import (
     SOUND,
     TWO_LAYERS,
     WIDE_HEADS,
+    noise,
     save_tokenizer,
     write_model,
 )
@@ -27,11 +28,12 @@ from transformers import (
     Qwen2_5OmniForConditionalGeneration,
     Qwen2_5OmniThinkerForConditionalGeneration,
 )
-from video_reference import FPS, pixels_of_video, videos_in
+from video_reference import FPS, frames_of, pixels_of_video, videos_in
 
 from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.pictures import is_picture, unpacked
-from ppojob_trainer.data.sounds import sound_of
+from ppojob_trainer.data.pictures import is_picture, packed, unpacked
+from ppojob_trainer.data.sounds import packed_sound, sound_of
+from ppojob_trainer.data.videos import packed_clip
 
 OMNI_NAMES = [*NAMES, *OMNI]
 TOKEN, BEGIN, END, PICTURE, VIDEO, SEE, SEEN = map(OMNI_NAMES.index, OMNI)
@@ -163,6 +165,24 @@ def omni_form(folder: Path) -> PictureForm:
     form = form_of(folder)
     assert form.sound is not None
     return form
+
+
+def omni_prompts(form: PictureForm) -> list[tuple[list[int], bytes]]:
+    """Of two sounds of several pieces; of all kinds, in two orders; and of text alone."""
+    short, long, other = (
+        packed_sound(tone(pitch, seconds))
+        for pitch, seconds in ((440, 0.31), (300, 1.7), (900, 0.6))
+    )
+    assert form.video is not None
+    times = [n / FPS for n in range(6)]
+    video = [*map(packed_clip, form.video.clips(frames_of(6, (16, 24)), times, FPS))]
+    wide = noise(1, (40, 20))
+    return [
+        ([5, *HEARD, 7, 8, *HEARD, 9], packed([short, long])),
+        ([*SHOWN, 6, *HEARD, *FILMED, 8], packed([wide, other, *video])),
+        ([*FILMED, 6, *HEARD, 7, *SHOWN], packed([*video, short, wide])),
+        ([10, 11, 12], b""),
+    ]
 
 
 def omni_inputs(folder: Path, ids: Tensor, shown: bytes) -> dict[str, Tensor]:

@@ -1,10 +1,11 @@
 """Run by test_vllm_sounds.py in a process of its own: what vLLM makes of prompts with sounds.
 
-Usage: vllm_sounds.py FOLDER OUTPUT
+Usage: vllm_sounds.py FOLDER OUTPUT [omni]: of Qwen2-Audio, or of Qwen2.5-Omni
 """
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -19,9 +20,13 @@ from hearing_models import (
     save_hearing_model,
     sound_form,
 )
+from omni_models import PICTURE, VIDEO, omni_logprobs, omni_prompts, save_omni_model
+from omni_models import TOKEN as AUDIO
+from seeing_models import form_of
 from tiny_models import WIDE_HEADS
 from vllm_pictures import Watched, bits, largest
 
+from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 
@@ -34,23 +39,31 @@ SHOWN = [
 ]
 
 
-def requests(folder: Path) -> list[Request]:
+def requests(
+    form: MediaForm, shown: Sequence[tuple[list[int], bytes]], ends: tuple[int, ...]
+) -> list[Request]:
     """Two samples of each prompt."""
-    form = sound_form(folder)
     # transformers would take such a token that is drawn for a further sound.
-    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=20, stop_token_ids=(TOKEN,))
+    sampling = SamplingParams(1.0, 1.0, -1, max_tokens=20, stop_token_ids=ends)
     return [
         Request(f"{n}/{s}", tuple(form.expanded(ids, held)), sampling, seed=s, pictures=held)
-        for n, (ids, held) in enumerate(SHOWN)
+        for n, (ids, held) in enumerate(shown)
         for s in range(2)
     ]
 
 
-def main(folder: Path) -> dict[str, Any]:
+def main(folder: Path, is_omni: bool) -> dict[str, Any]:
     """What is found of one engine."""
-    sizes = {**WIDE_HEADS, "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
-    whole = save_hearing_model(folder, **sizes, initializer_range=0.1)
-    rows, told = requests(folder), partial(hearing_logprobs, whole, folder)
+    sizes = {**WIDE_HEADS, "initializer_range": 0.1}
+    if is_omni:
+        whole = save_omni_model(folder, **sizes)
+        form, told = form_of(folder), partial(omni_logprobs, whole, folder)
+        rows = requests(form, omni_prompts(form), (AUDIO, PICTURE, VIDEO))
+    else:
+        plain = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}}
+        whole = save_hearing_model(folder, **sizes | plain)
+        form, told = sound_form(folder), partial(hearing_logprobs, whole, folder)
+        rows = requests(form, SHOWN, (TOKEN,))
     watched = Watched(folder, 1, rows)
 
     def load(version: int) -> None:
@@ -66,10 +79,12 @@ def main(folder: Path) -> dict[str, Any]:
         "heard": len(watched.shown),
         "again": bits(watched.phase(rows)) == bits(drawn),
     }
-    others = [replace(row, pictures=heard((200, 0.6))) for row in rows[2:4]]
-    facts["another sound"] = largest(told, others, drawn[2:4])
+    if not is_omni:
+        others = [replace(row, pictures=heard((200, 0.6))) for row in rows[2:4]]
+        facts["another sound"] = largest(told, others, drawn[2:4])
+    decoder = whole.model if is_omni else whole.model.language_model
     with torch.no_grad():
-        for weight in whole.model.language_model.parameters():
+        for weight in decoder.parameters():
             weight.add_(0.02 * torch.randn(weight.shape))
     watched.engine.sleep()
     load(2)
@@ -81,4 +96,5 @@ def main(folder: Path) -> dict[str, Any]:
 if __name__ == "__main__":
     torch.set_num_threads(1)
     close_quickly()
-    Path(sys.argv[2]).write_text(json.dumps(main(Path(sys.argv[1]) / "model")), encoding="utf-8")
+    found = main(Path(sys.argv[1]) / "model", sys.argv[3:] == ["omni"])
+    Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")

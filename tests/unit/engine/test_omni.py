@@ -6,55 +6,28 @@ from pathlib import Path
 import pytest
 import torch
 from engine_phase import generate
-from hearing_models import tone
 from omni_models import (
-    FILMED,
-    HEARD,
     PICTURE,
-    SHOWN,
     TOKEN,
     VIDEO,
     omni_form,
     omni_logprobs,
+    omni_prompts,
     save_omni_model,
 )
 from padded_reference import as_the_whole, two_responses
-from tiny_models import noise
-from video_reference import FPS, frames_of
 
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.pictures import packed
-from ppojob_trainer.data.sounds import packed_sound
-from ppojob_trainer.data.videos import packed_clip
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 
 
-def prompts_of(form: PictureForm) -> list[tuple[list[int], bytes]]:
-    """Of two sounds of several pieces; of all kinds, in two orders; and of text alone."""
-    short, long, other = (
-        packed_sound(tone(pitch, seconds))
-        for pitch, seconds in ((440, 0.31), (300, 1.7), (900, 0.6))
-    )
-    assert form.video is not None
-    times = [n / FPS for n in range(6)]
-    video = [*map(packed_clip, form.video.clips(frames_of(6, (16, 24)), times, FPS))]
-    wide = noise(1, (40, 20))
-    return [
-        ([5, *HEARD, 7, 8, *HEARD, 9], packed([short, long])),
-        ([*SHOWN, 6, *HEARD, *FILMED, 8], packed([wide, other, *video])),
-        ([*FILMED, 6, *HEARD, 7, *SHOWN], packed([*video, short, wide])),
-        ([10, 11, 12], b""),
-    ]
-
-
 @pytest.mark.parametrize("share", [True, False])
 def test_the_packed_forward_is_that_of_the_thinker(tmp_path: Path, share: bool) -> None:
     thinker = save_omni_model(tmp_path)
     form = omni_form(tmp_path)
-    rows = two_responses(form, prompts_of(form))
+    rows = two_responses(form, omni_prompts(form))
     thinker.audio_tower.requires_grad_(False)
     thinker.visual.requires_grad_(False)
     told = partial(omni_logprobs, thinker, tmp_path)
@@ -70,7 +43,7 @@ def test_the_engine_draws_what_the_thinker_would(tmp_path: Path) -> None:
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=9, stop_token_ids=(TOKEN, PICTURE, VIDEO))
     requests = [
         Request(str(n), tuple(form.expanded(ids, shown)), sampling, seed=n, pictures=shown)
-        for n, (ids, shown) in enumerate(prompts_of(form))
+        for n, (ids, shown) in enumerate(omni_prompts(form))
     ]
     for request, row in zip(requests, generate(engine, requests), strict=True):
         prompt, response = torch.tensor(request.prompt), torch.tensor(row.tokens)
