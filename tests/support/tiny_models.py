@@ -4,7 +4,7 @@ Run for a model as a process wants it that starts jobs and has not loaded torch 
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `lfm2_moe`,
 `with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `hearing`,
-`talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`omni`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
 
 import io
@@ -348,10 +348,13 @@ def save_with_tower(folder: Path, kind: str, dropout: float) -> None:
     """Write a policy that sees or hears."""
     # Which are made of what is here.
     from hearing_models import save_hearing_policy
+    from omni_models import save_omni_policy
     from seeing_models import save_seeing_policy
 
     if kind == "hearing":
         save_hearing_policy(folder, dropout)
+    elif kind == "omni":
+        save_omni_policy(folder, dropout)
     else:
         save_seeing_policy(folder, kind, dropout)
 
@@ -367,7 +370,7 @@ def make(kind: str, first: str, second: str) -> None:
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
     elif kind in ("hybrid", "granitemoehybrid", "nemotron_h", "lfm2_moe", "gpt_oss"):
         save_of_family(Path(first), float(second), kind)
-    elif kind == "hearing" or kind.startswith("seeing"):
+    elif kind in ("hearing", "omni") or kind.startswith("seeing"):
         save_with_tower(Path(first), kind, float(second))
     elif kind == "whole":
         from whole_models import save_whole  # which not every job loads

@@ -56,7 +56,7 @@ def main(folder: Path, is_omni: bool) -> dict[str, Any]:
     """What is found of one engine."""
     sizes = {**WIDE_HEADS, "initializer_range": 0.1}
     if is_omni:
-        whole = save_omni_model(folder, **sizes)
+        whole = save_omni_model(folder, speaks=True, **sizes)
         form, told = form_of(folder), partial(omni_logprobs, whole, folder)
         rows = requests(form, omni_prompts(form), (AUDIO, PICTURE, VIDEO))
     else:

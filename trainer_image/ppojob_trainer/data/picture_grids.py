@@ -16,7 +16,7 @@ from ppojob_trainer.data.picture_files import NEWER, OF_VIDEOS, added_tokens, re
 from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, Wanted
 from ppojob_trainer.data.pictures import unpacked
 from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
-from ppojob_trainer.data.sound_form import SoundForm, read_sound_form
+from ppojob_trainer.data.sound_form import MODELS, SoundForm, read_sound_form
 from ppojob_trainer.data.sounds import sound_of
 from ppojob_trainer.data.video_forms import VideoForm
 from ppojob_trainer.data.videos import clip_of
@@ -60,7 +60,7 @@ class Grid(PictureForm):
     def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
         """Out of the files of a folder; None where they lack something."""
         token = config.get("image_token_id", config.get("image_token_index"))
-        hears = "audio_config" in config
+        hears = config.get("model_type") in MODELS
         sounds = read_sound_form(config, folder) if hears else None
         if not isinstance(token, int) or (hears and sounds is None):
             return None

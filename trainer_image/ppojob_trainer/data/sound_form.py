@@ -14,8 +14,8 @@ from ppojob_trainer.data.media_form import MediaForm
 from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, read_json
 from ppojob_trainer.data.sounds import sound_of
 
-MODELS: Final = ("qwen2_audio",)
-"""The `model_type` of those that hear and see nothing, as config.json says it."""
+MODELS: Final = ("qwen2_audio", "qwen2_5_omni_thinker")
+"""The `model_type` of those that hear, as config.json says it."""
 _LEAST_FRAMES: Final = 3
 """Of which a token is made: two convolutions and a mean over two leave nothing of fewer."""
 _Number = Annotated[int, msgspec.Meta(ge=1)]
@@ -66,6 +66,14 @@ class SoundForm(MediaForm):
     def least(self) -> int:
         """Samples of the shortest sound that there is a token for."""
         return (_LEAST_FRAMES - 1) * self.hop + 1
+
+    def read(self, samples: int) -> int:
+        """Samples that features are made of, the sound's own and silence behind it."""
+        longest = self.seconds * self.rate
+        if not self.in_pieces:
+            return longest
+        # The bits are those with silence up to the longest, in a hundredth of the time.
+        return min(longest, (-(-samples // self.rate) + 1) * self.rate)
 
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
         """See `MediaForm`."""

@@ -213,12 +213,10 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     why = f"a model of {sizes.model_type} sees no pictures"
     if hears:
-        why = f"{folder} hears sounds by an encoder that stays as it is"
+        beside = ", and sees no pictures"
         if isinstance(form, PictureForm):
-            said = {name: one for name, one in said.items() if name.startswith("spec.model")}
-            why += ", and so does what sees"
-        else:
-            why += ", and sees no pictures"
+            said, beside = dict([*said.items()][:1]), ", and so does what sees"
+        why = f"{folder} hears sounds by an encoder that stays as it is{beside}"
     elif form is not None:
         del said["spec.model.freezeVisionTower"]
         why = f"a model of {sizes.model_type} sees pictures as large as its processor says"

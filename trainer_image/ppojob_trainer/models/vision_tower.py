@@ -159,6 +159,7 @@ class VisionTower:
         hears = sound_form_of(self.form)
         if hears is not None and (samples := sound_of(file)) is not None:
             told = {"sampling_rate": hears.rate, "return_attention_mask": True}
+            told["max_length"] = hears.read(len(samples))
             made = self._processor(hears)(samples, return_tensors="pt", **told)
             frames = made["attention_mask"].sum(-1)
             return {"pixel_values": made["input_features"], "frames": frames}

@@ -1,0 +1,93 @@
+"""Jobs of Qwen2.5-Omni, whose prompts have sounds and pictures: killed they end as they would."""
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import run_folders
+import tiny_jobs
+import torch
+from hearing_models import tone_file
+from safetensors.torch import load_file
+from tiny_models import picture
+from transformers import Qwen2_5OmniForConditionalGeneration
+
+from ppojob_trainer.models.weight_files import own_name
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PITCHES, COLORS = (200, 900, 4000), ("red", "green", "blue")
+REWARD = """
+def letters(data_source, solution_str, ground_truth, extra_info):
+    return solution_str.count(ground_truth[0]) / 8
+"""
+VLLM = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
+POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
+SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
+
+
+def write_rows(path: Path, count: int) -> None:
+    """Rows with a tone, with a square, and with both."""
+    rows = []
+    for n in range(count):
+        color = COLORS[n % 3]
+        shows = ("<audio>?", "<image>?", "<image>?<audio>", "<audio><image>")[n % 4]
+        sound = {"bytes": tone_file(PITCHES[n % 3], 0.2 + n % 9 / 4), "path": None}
+        seen = {"bytes": picture(color, (16, 8 + n % 5 * 8)), "path": None}
+        rows.append(
+            {
+                "prompt": [{"role": "user", "content": shows}],
+                "audios": [sound] if "<audio>" in shows else [],
+                "images": [seen] if "<image>" in shows else [],
+                "data_source": "both",
+                "reward_model": {"style": "rule", "ground_truth": color},
+                "extra_info": {"index": n},
+            }
+        )
+    pq.write_table(pa.Table.from_pylist(rows), path)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"roles": {"actorRollout": SHARED}}, id="huggingface"),
+        pytest.param({"rollout": VLLM}, id="vllm", marks=pytest.mark.vllm),
+    ],
+)
+def test_a_killed_job_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, changes):
+    """Over ranks that share the tokens of a row; and with vLLM. What is not trained is kept."""
+    tiny_jobs.make_tiny_folder(tmp_path, 0.1, "omni")
+    write_rows(tmp_path / "train.parquet", 24)
+    manifest = tiny_jobs.write_manifest(
+        tmp_path,
+        tmp_path,
+        data={
+            **tiny_jobs.make_manifest(tmp_path)["spec"]["data"],
+            "train": [{"path": str(tmp_path / "train.parquet")}],
+            "validation": [],
+            "maxPromptTokens": 240,
+        },
+        algorithm={
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "kl": {"in": "reward", "coefficient": 0.01},
+        },
+        rewards=tiny_jobs.reward_at(tmp_path / "letters.py", REWARD),
+        steps={"total": 3},
+        checkpoint={"every": 1},
+        recovery={"restartsWithoutProgress": 100},
+        **changes,
+    )
+    calm = run_twice(manifest, *POINTS, seconds=600)
+    run_folders.assert_trained(calm, 3)
+    steps = [record for record in run_folders.metrics(calm) if record["step"]]
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    before = load_file(tmp_path / "model" / "model.safetensors")
+    after = load_file(calm / "export" / "model.safetensors")
+    assert after.keys() == before.keys()
+    kept = {name for name in before if torch.equal(after[name], before[name])}
+    assert kept == {name for name in before if own_name(name).startswith("visual.")}
+    whole = Qwen2_5OmniForConditionalGeneration.from_pretrained(calm / "export")
+    assert whole.speaker_map

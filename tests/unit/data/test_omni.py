@@ -1,0 +1,213 @@
+"""Rows of Qwen2.5-Omni: what they show becomes the tokens and positions of transformers."""
+
+import json
+import random
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny_jobs
+import torch
+from hearing_models import features_of, tone, tone_file
+from omni_models import (
+    FILMED,
+    HEARD,
+    SHOWN,
+    TOKEN,
+    omni_form,
+    omni_inputs,
+    save_omni_model,
+)
+from prompt_files import PromptFiles, good_row
+from refused_jobs import edit
+from tiny_models import noise
+from transformers import AutoTokenizer, Qwen2_5OmniProcessor, WhisperFeatureExtractor
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+from video_reference import frames_of
+
+from ppojob_api.problem import ReasonCode
+from ppojob_api.run_config import resolve
+from ppojob_cli.job_file import load_job
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.data.picture_forms import read_form, why_shown_none
+from ppojob_trainer.data.picture_readers import seen_by_all
+from ppojob_trainer.data.pictures import is_picture, opened, packed, unpacked
+from ppojob_trainer.data.sounds import packed_sound, sound_of
+from ppojob_trainer.data.videos import packed_clip
+from ppojob_trainer.models.layout_checks import check_layouts
+from ppojob_trainer.models.vision_tower import VisionTower
+
+pytestmark = pytest.mark.processes
+
+WAVE, LONG = tone_file(440, 0.5), tone_file(300, 1.9)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder as the hub's, of a model that hears sounds of three seconds."""
+    folder = tmp_path_factory.mktemp("omni")
+    save_omni_model(folder / "model", speaks=True)
+    return folder
+
+
+def processor_of(folder: Path) -> Qwen2_5OmniProcessor:
+    """transformers' processor, whose videos are a matter of torchvision and not tried here."""
+    processor = object.__new__(Qwen2_5OmniProcessor)
+    processor.tokenizer = AutoTokenizer.from_pretrained(folder)
+    processor.feature_extractor = WhisperFeatureExtractor.from_pretrained(folder)
+    processor.image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    processor.video_processor = SimpleNamespace(merge_size=2, temporal_patch_size=2)
+    for kind in ("audio", "image", "video"):
+        setattr(processor, f"{kind}_token", f"<|{kind.upper()}|>")
+    return processor
+
+
+def test_prompts_are_those_of_the_models_processor(folder: Path) -> None:
+    """Of sounds and pictures in any order; a mark of what the row has none of is text."""
+    pictures = [{"bytes": noise(1, (40, 20))}, {"bytes": noise(2, (16, 33))}]
+    sounds = [{"bytes": LONG}, {"bytes": WAVE}]
+    rows = [
+        good_row("<audio>a<image>b<audio><image>", audios=sounds, images=pictures),
+        good_row("<image><audio>?", audios=sounds[:1], images=pictures[:1]),
+        good_row("<audio>?<image>", audios=sounds[1:]),
+        good_row("none"),
+    ]
+    processor = processor_of(folder / "model")
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        with files.open(files.table("a.parquet", *rows), maxPromptTokens=500) as found:
+            taken = [found[number] for number in range(len(rows))]
+    for row, told in zip(taken, rows, strict=True):
+        seen = [opened(one) for one in unpacked(row.pictures) if is_picture(one)]
+        heard = [one for one in map(sound_of, unpacked(row.pictures)) if one is not None]
+        assert len(seen) + len(heard) == len(unpacked(row.pictures))
+        said = told["prompt"][0]["content"]
+        if heard:
+            said = said.replace("<audio>", "<|audio_bos|><|AUDIO|><|audio_eos|>")
+        if seen:
+            said = said.replace("<image>", "<|vision_bos|><|IMAGE|><|vision_eos|>")
+        text = processor.tokenizer.apply_chat_template(
+            [{"role": "user", "content": said}], add_generation_prompt=True, tokenize=False
+        )
+        made = processor(text=text, images=seen or None, audio=heard or None)
+        assert made["input_ids"][0] == list(row.token_ids)
+    assert "You are a helpful assistant." in processor.tokenizer.decode(taken[3].token_ids)
+
+
+@pytest.mark.parametrize("samples", [321, 479, 641, 3200, 6399, 6401, 16001, 31_999, 32_001, 48_000])
+def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples: int) -> None:
+    """Those of all of its pieces, of 40 frames here, to the bit."""
+    sound = packed_sound(tone(440, 3.0)[:samples])
+    form, model = omni_form(folder / "model"), folder / "model"
+    made = processor_of(model)(text="<|AUDIO|>", audio=[sound_of(sound)])
+    assert form.tokens_of(sound) == (TOKEN, made["input_ids"][0])
+    tower = VisionTower(model, form, torch.device("cpu"), torch.float32)
+    (said,) = tower.seen([sound])
+    assert len(said) == len(form.tokens_of(sound)[1])
+    ours, theirs = tower._made(sound), features_of(model, [sound])
+    frames = int(ours["frames"])
+    assert frames == int(theirs["attention_mask"].sum())
+    assert torch.equal(ours["pixel_values"][..., :frames], theirs["input_features"][..., :frames])
+
+
+@pytest.mark.parametrize("pace", [3, 25])
+def test_positions_are_those_of_the_thinker(tmp_path: Path, pace: int) -> None:
+    """Of sounds, pictures and videos in any order, whose frames follow each other at any pace."""
+    thinker = save_omni_model(tmp_path)
+    edit(tmp_path / "config.json", {"position_id_per_seconds": pace})
+    thinker.config.position_id_per_seconds = pace
+    form = omni_form(tmp_path)
+    assert form.video is not None
+    draw = random.Random(pace)
+    for trial in range(40):
+        ids: list[int] = [5] * draw.randint(1, 3)
+        shown: list[bytes] = []
+        paces: list[float] = []
+        for kind in draw.choices((HEARD, SHOWN, FILMED), k=draw.randint(1, 5)):
+            ids += [*kind, *[7] * draw.randint(0, 3)]
+            if kind is HEARD:
+                shown.append(packed_sound(tone(300, draw.uniform(0.03, 2.9))))
+            elif kind is SHOWN:
+                shown.append(noise(trial, (draw.randint(8, 50), draw.randint(8, 50))))
+            else:
+                fps, count = draw.uniform(0.3, 7.0), draw.randint(1, 9)
+                times = [n / fps for n in range(count)]
+                frames = frames_of(count, (8 * draw.randint(1, 4), 8 * draw.randint(1, 4)))
+                shown += map(packed_clip, form.video.clips(frames, times, fps))
+                paces.append(2 / fps)
+        whole = torch.tensor([form.expanded(ids, packed(shown))])
+        given = omni_inputs(tmp_path, whole, packed(shown))
+        heard = given.get("feature_attention_mask")
+        expected, _ = thinker.get_rope_index(
+            whole,
+            given.get("image_grid_thw"),
+            given.get("video_grid_thw"),
+            given["attention_mask"],
+            audio_seqlens=None if heard is None else heard.sum(-1),
+            second_per_grids=torch.tensor(paces),
+        )
+        assert form.positions(whole[0].tolist(), packed(shown)) == expected[:, 0].tolist()
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (
+            {"audios": [{"bytes": tone_file(440, 3.2)}]},
+            "audios: got a sound of 3.2 seconds: the model hears 3 of them, and no more; ",
+        ),
+        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 marks <audio>: the row has 2 sounds; "),
+        (
+            {"prompt": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]},
+            "prompt[0].content[0]: got ",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_is_refused(
+    folder: Path, changes: dict[str, object], told: str
+) -> None:
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        row = {**good_row("<audio>"), **changes}
+        (error,) = files.errors(files.table("b.parquet", row), maxPromptTokens=500)
+        assert error.startswith(f"b.parquet:0:{told}")
+
+
+def test_columns_that_no_mark_shows_are_told_of(folder: Path) -> None:
+    """Each kind by itself: the row shows a picture, and of its sound nothing."""
+    row = good_row("<image>", images=[{"bytes": noise(1)}], audio={"bytes": WAVE})
+    row["prompt"][0]["content"] += "<audio>"
+    with ChatTokenizer(folder / "model") as chat:
+        files = PromptFiles(folder, chat)
+        with files.open(files.table("c.parquet", row), maxPromptTokens=500) as dataset:
+            (told,) = map(str, dataset.warnings)
+    assert "nothing of the column audios" in told
+
+
+def test_folders_with_unknown_settings_show_nothing(tmp_path: Path) -> None:
+    save_omni_model(tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    told = json.loads(path.read_text())
+    assert why_shown_none(tmp_path) == ""
+    for changes in ({"dither": 0.1}, {"feature_extractor_type": "Other"}):
+        path.write_text(json.dumps(told | changes))
+        assert read_form(tmp_path) is None
+        assert "WhisperFeatureExtractor" in why_shown_none(tmp_path)
+    path.write_text(json.dumps(told))
+    config = json.loads((tmp_path / "config.json").read_text())
+    edit(tmp_path / "config.json", {"audio_config": {**config["audio_config"], "n_window": 41}})
+    assert read_form(tmp_path) is None  # an encoder has no more positions than it was made with
+
+
+def test_towers_stay_as_they_are(folder: Path) -> None:
+    """How large pictures are seen may be said."""
+    data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"maxPicturePixels": 4000}
+    model = {"path": str(folder / "model"), "freezeVisionTower": False}
+    manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
+    spec = resolve(load_job(manifest)).spec
+    (found,) = check_layouts(spec)
+    assert (found.where, found.reason_code) == (
+        "spec.model.freezeVisionTower",
+        ReasonCode.NO_EFFECT,
+    )
+    assert seen_by_all(spec)  # tools may show it pictures
