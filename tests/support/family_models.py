@@ -72,6 +72,7 @@ from ppojob_trainer.models.vision_language import (
     Qwen2VLForCausalLM,
     Qwen3VLForCausalLM,
     Qwen3VLMoeForCausalLM,
+    Qwen25OmniForCausalLM,
     Qwen25VLForCausalLM,
     Qwen35ForCausalLM,
     Qwen35MoeForCausalLM,
@@ -272,6 +273,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     ),
     "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
+    "qwen2_5_omni_thinker": (Qwen25OmniForCausalLM, {"rope_parameters": SECTIONS}),
     "qwen3_vl": (Qwen3VLForCausalLM, {"rope_parameters": INTERLEAVED, "head_dim": 8}),
     "qwen3_vl_moe": (
         Qwen3VLMoeForCausalLM,

@@ -205,6 +205,7 @@ def write_model(folder: Path, model: PreTrainedModel) -> None:
     text = json.loads(path.read_text())
     name = text["model_type"]
     apart = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe"}
+    apart |= {"qwen2_5_omni_thinker"}
     if name in apart and "text_config" not in text:
         whole = {key: text[key] for key in ("model_type", "architectures")}
         whole["tie_word_embeddings"] = model.config.tie_word_embeddings

@@ -87,6 +87,7 @@ OPTIONS = {
     "deepseek_v3": {"kv_lora_rank": 512, "qk_rope_head_dim": 64, "rope_parameters": YARN},
     "qwen2_vl": {"rope_parameters": SECTIONS},
     "qwen2_5_vl": {"rope_parameters": SECTIONS},
+    "qwen2_5_omni_thinker": {"rope_parameters": SECTIONS},
     "qwen3_vl": {"rope_parameters": {**SECTIONS, "mrope_interleaved": True}, "head_dim": 2 * HALF},
     "qwen3_vl_moe": {
         "rope_parameters": {**SECTIONS, "mrope_interleaved": True},

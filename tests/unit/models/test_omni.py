@@ -40,6 +40,25 @@ def test_text_is_read_as_by_the_thinker(tmp_path: Path, speaks: bool) -> None:
     assert list(streamed) == list(dict(hf_named_tensors(model)))
 
 
+@pytest.mark.parametrize("is_tied", [True, False])
+def test_whether_the_embedding_is_the_output_layer_the_thinker_says(
+    tmp_path: Path, is_tied: bool
+) -> None:
+    """Whatever its text and what is around it say, whose defaults are others."""
+    thinker = save_omni_model(tmp_path, speaks=True, tie_word_embeddings=is_tied)
+    path = tmp_path / "config.json"
+    config = json.loads(path.read_text()) | {"tie_word_embeddings": not is_tied}
+    config["thinker_config"]["text_config"]["tie_word_embeddings"] = not is_tied
+    path.write_text(json.dumps(config))
+    assert check_model_folder(tmp_path).errors == []
+    model = load_model(tmp_path)
+    assert ("lm_head.weight" in dict(hf_named_tensors(model))) is not is_tied
+    ids = torch.randint(3, 90, (1, 12))
+    with torch.no_grad():
+        said, expected = (one(input_ids=ids).logits for one in (model, thinker))
+    torch.testing.assert_close(said, expected, rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("speaks", [True, False])
 @pytest.mark.parametrize("has_adapters", [True, False])
 def test_an_export_is_the_folder_again(tmp_path: Path, speaks: bool, has_adapters: bool) -> None:

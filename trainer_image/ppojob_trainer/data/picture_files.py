@@ -52,8 +52,8 @@ def of_thinker(config: Mapping[str, Any]) -> dict[str, Any]:
     thinker = config.get(THINKER)
     if not isinstance(thinker, dict):
         return dict(config)
-    rest = {name: value for name, value in config.items() if name not in (THINKER, "architectures")}
-    return {**rest, **thinker}
+    own = {THINKER, "architectures", "tie_word_embeddings"}
+    return {**{name: value for name, value in config.items() if name not in own}, **thinker}
 
 
 def read_json(path: Path) -> dict[str, Any]:

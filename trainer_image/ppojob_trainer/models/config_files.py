@@ -118,6 +118,8 @@ def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]
     if whole:
         kind = text.get("model_type", whole.text)
     ties = {one[_TIED] is True for one in (config, text) if one.get(_TIED) is not None}
+    if family and not family.part:  # of which transformers reads the outer one alone
+        ties = {config.get(_TIED) is True}
     # transformers' defaults for a whole and its part differ, and it writes both: files decide.
     is_tied = ties == {True} or (len(ties) > 1 and (not whole or not _has_head(folder)))
     rest = {name: value for name, value in config.items() if name != TEXT_SECTION}
