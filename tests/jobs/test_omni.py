@@ -24,6 +24,8 @@ def letters(data_source, solution_str, ground_truth, extra_info):
 """
 VLLM = {"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16}
 POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=kill")
+PPO = {"type": "ppo", "promptsPerStep": 4, "samplesPerPrompt": 4}
+PPO |= {"kl": {"in": "reward", "coefficient": 0.01}}
 SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 
 
@@ -51,12 +53,18 @@ def write_rows(path: Path, count: int) -> None:
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"roles": {"actorRollout": SHARED}}, id="huggingface"),
+        pytest.param(
+            {"algorithm": PPO, "roles": {"actorRollout": SHARED}},
+            id="huggingface",
+        ),
         pytest.param({"rollout": VLLM}, id="vllm", marks=pytest.mark.vllm),
     ],
 )
 def test_a_killed_job_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, changes):
-    """Over ranks that share the tokens of a row; and with vLLM. What is not trained is kept."""
+    """Over ranks that share the tokens of a row, with a critic; and with vLLM.
+
+    What is not trained is kept.
+    """
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "omni")
     write_rows(tmp_path / "train.parquet", 24)
     manifest = tiny_jobs.write_manifest(
@@ -68,17 +76,11 @@ def test_a_killed_job_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, chan
             "validation": [],
             "maxPromptTokens": 240,
         },
-        algorithm={
-            "type": "grpo",
-            "promptsPerStep": 4,
-            "samplesPerPrompt": 4,
-            "kl": {"in": "reward", "coefficient": 0.01},
-        },
         rewards=tiny_jobs.reward_at(tmp_path / "letters.py", REWARD),
         steps={"total": 3},
         checkpoint={"every": 1},
         recovery={"restartsWithoutProgress": 100},
-        **changes,
+        **{"algorithm": {**PPO, "type": "grpo"}, **changes},
     )
     calm = run_twice(manifest, *POINTS, seconds=600)
     run_folders.assert_trained(calm, 3)

@@ -1,4 +1,4 @@
-"""Tiny models of Qwen2.5-Omni, as transformers has them: towers that see and hear, and a decoder."""
+"""Tiny models of Qwen2.5-Omni, as transformers has them: a decoder, eyes, ears and a voice."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,11 @@ from hearing_models import MELS, RATE, features_of, tone
 from padded_reference import pixels_of, token_logprobs
 from seeing_models import form_of
 from tiny_models import (
-    AROUND_SOUND,
     NAMES,
     OMNI,
     PATCH,
     SECTIONS,
     SIZES,
-    SOUND,
     TWO_LAYERS,
     WIDE_HEADS,
     noise,
@@ -201,10 +199,18 @@ def omni_inputs(folder: Path, ids: Tensor, shown: bytes) -> dict[str, Tensor]:
     return {**given, "attention_mask": torch.ones_like(ids)}
 
 
+def omni_logits(
+    thinker: PreTrainedModel, folder: Path, prompt: Tensor, shown: bytes, response: Tensor
+) -> Tensor:
+    """(response, vocabulary) of transformers' thinker, before each token."""
+    ids = torch.cat([prompt, response[:-1]])[None]
+    said = thinker(input_ids=ids, use_cache=False, **omni_inputs(folder, ids, shown))
+    logits: Tensor = said.logits[0, len(prompt) - 1 :]
+    return logits
+
+
 def omni_logprobs(
     thinker: PreTrainedModel, folder: Path, prompt: Tensor, shown: bytes, response: Tensor
 ) -> Tensor:
     """(response,) log-probabilities of its tokens, of transformers' thinker."""
-    ids = torch.cat([prompt, response[:-1]])[None]
-    logits = thinker(input_ids=ids, use_cache=False, **omni_inputs(folder, ids, shown)).logits
-    return token_logprobs(logits[0, len(prompt) - 1 :], response)[0]
+    return token_logprobs(omni_logits(thinker, folder, prompt, shown, response), response)[0]

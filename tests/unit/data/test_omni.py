@@ -94,7 +94,7 @@ def test_prompts_are_those_of_the_models_processor(folder: Path) -> None:
     assert "You are a helpful assistant." in processor.tokenizer.decode(taken[3].token_ids)
 
 
-@pytest.mark.parametrize("samples", [321, 479, 641, 3200, 6399, 6401, 16001, 31_999, 32_001, 48_000])
+@pytest.mark.parametrize("samples", [321, 479, 641, 3200, 6399, 6401, 31_999, 32_001, 48_000])
 def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples: int) -> None:
     """Those of all of its pieces, of 40 frames here, to the bit."""
     sound = packed_sound(tone(440, 3.0)[:samples])

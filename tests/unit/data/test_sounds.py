@@ -171,7 +171,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
             {"prompt": spoken({"type": "image", "image": "a.png"})},
             "prompt[0].content[0]: got ",
         ),
-        ({"prompt": spoken("a"), "audios": None}, 'prompt[0].content[0]: got "a": parts of messages '),
+        ({"prompt": spoken("a"), "audios": None}, 'prompt[0].content[0]: got "a": parts of '),
         (
             {"prompt": spoken({"type": "audio", "audio": "a.wav"}), "audios": ["b.wav"]},
             "prompt: got 1 sounds in parts of messages: the row has others in audios; ",

@@ -11,12 +11,17 @@ from omni_models import (
     TOKEN,
     VIDEO,
     omni_form,
+    omni_logits,
     omni_logprobs,
     omni_prompts,
     save_omni_model,
 )
 from padded_reference import as_the_whole, two_responses
 
+from ppojob_trainer.engine.attention import use_packed_attention
+from ppojob_trainer.engine.forward_engine import packed_pass
+from ppojob_trainer.engine.head import ValueHead
+from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
@@ -32,6 +37,24 @@ def test_the_packed_forward_is_that_of_the_thinker(tmp_path: Path, share: bool) 
     thinker.visual.requires_grad_(False)
     told = partial(omni_logprobs, thinker, tmp_path)
     as_the_whole(load_model(tmp_path), thinker, rows, told, share, learns=False)
+
+
+def test_a_critic_sees_and_hears_what_the_thinker_does(tmp_path: Path) -> None:
+    """One whose head is a row of the output layer values a token by its logit."""
+    thinker = save_omni_model(tmp_path)
+    critic, form = load_model(tmp_path, kind=CRITIC), omni_form(tmp_path)
+    rows = two_responses(form, omni_prompts(form))
+    with torch.no_grad():
+        critic.score.weight.copy_(thinker.lm_head.weight[7:8])
+    use_packed_attention(critic)
+    with torch.no_grad():
+        values = packed_pass(critic, ValueHead(), rows).outputs[0]
+        responses = torch.split(rows.response_tokens, rows.lengths.tolist())
+        logits = [
+            omni_logits(thinker, tmp_path, rows.prompts[group], rows.pictures[group], response)
+            for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
+        ]
+    torch.testing.assert_close(values, torch.cat(logits)[:, 7], rtol=1e-5, atol=1e-5)
 
 
 def test_the_engine_draws_what_the_thinker_would(tmp_path: Path) -> None:

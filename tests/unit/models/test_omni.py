@@ -18,6 +18,7 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import hf_named_tensors
@@ -105,6 +106,24 @@ def test_an_export_is_the_folder_again(tmp_path: Path, speaks: bool, has_adapter
         assert whole.speaker_map
     if has_adapters:
         as_peft_finds_them(target / "adapter", whole, folder)
+
+
+def test_a_critic_comes_back(tmp_path: Path) -> None:
+    """Beside what speaks, as a policy's export does; it begins with values of 0."""
+    folder, target = tmp_path / "model", tmp_path / "export"
+    save_omni_model(folder, speaks=True)
+    assert check_model_folder(folder, CRITIC).errors == []
+    critic = load_model(folder, kind=CRITIC)
+    assert not critic.score.weight.any()
+    with torch.no_grad():
+        critic.score.weight.normal_()
+    named = dict(hf_named_tensors(critic))
+    export_model(target, named, model_folder=folder, dtype=torch.float32, kind=CRITIC)
+    report = check_model_folder(target, CRITIC)
+    assert (report.errors, report.warnings) == ([], [])
+    again = dict(hf_named_tensors(load_model(target, kind=CRITIC)))
+    assert again.keys() == named.keys()
+    assert all(torch.equal(again[name], named[name]) for name in named)
 
 
 def as_peft_finds_them(adapter: Path, whole: PreTrainedModel, folder: Path) -> None:

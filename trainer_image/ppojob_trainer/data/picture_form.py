@@ -102,4 +102,6 @@ class OwnSizes(PictureForm):
 
 def sound_form_of(form: MediaForm | None) -> SoundForm | None:
     """How a model takes sounds, by how it takes what it is shown; None where it hears none."""
-    return form.sound if isinstance(form, PictureForm) else form if isinstance(form, SoundForm) else None
+    if isinstance(form, PictureForm):
+        return form.sound
+    return form if isinstance(form, SoundForm) else None

@@ -4,6 +4,7 @@ Sources: transformers 5, `_process_audio` of `models/qwen2_audio/processing_qwen
 `models/qwen2_5_omni/processing_qwen2_5_omni.py`.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
@@ -83,7 +84,7 @@ class SoundForm(MediaForm):
         return self.token, [self.token] * (((frames - 1) // 2 - 1) // 2 + 1)
 
 
-def read_sound_form(config: dict[str, Any], folder: Path) -> SoundForm | None:
+def read_sound_form(config: Mapping[str, Any], folder: Path) -> SoundForm | None:
     """The form of a model in Hugging Face form; None where its files say something unknown."""
     own = read_json(folder / NEWER).get("feature_extractor") or read_json(folder / PROCESSOR)
     try:

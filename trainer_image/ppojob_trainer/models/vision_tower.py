@@ -148,7 +148,7 @@ class VisionTower:
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _processor(self, form: MediaForm) -> Any:
-        """transformers' processor of pictures or of sounds."""
+        """What makes numbers of pictures, or of sounds: a class of transformers'."""
         if form.processor not in self._processors:
             kind = next(k for k in _PROCESSORS if k.__name__.startswith(form.processor))
             self._processors[form.processor] = kind.from_pretrained(self._folder)
