@@ -119,7 +119,7 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, pace: int) -> None:
     form = omni_form(tmp_path)
     assert form.video is not None
     draw = random.Random(pace)
-    for trial in range(40):
+    for trial in range(16):
         ids: list[int] = [5] * draw.randint(1, 3)
         shown: list[bytes] = []
         paces: list[float] = []
@@ -128,11 +128,12 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, pace: int) -> None:
             if kind is HEARD:
                 shown.append(packed_sound(tone(300, draw.uniform(0.03, 2.9))))
             elif kind is SHOWN:
-                shown.append(noise(trial, (draw.randint(8, 50), draw.randint(8, 50))))
+                shown.append(noise(trial, (draw.randint(8, 30), draw.randint(8, 30))))
             else:
-                fps, count = draw.uniform(0.3, 7.0), draw.randint(1, 9)
+                # Of the last two the order of products decides where a clip is.
+                fps, count = draw.choice((draw.uniform(0.3, 7.0), 0.6, 1.2)), draw.randint(1, 9)
                 times = [n / fps for n in range(count)]
-                frames = frames_of(count, (8 * draw.randint(1, 4), 8 * draw.randint(1, 4)))
+                frames = frames_of(count, (8 * draw.randint(1, 2), 8 * draw.randint(1, 3)))
                 shown += map(packed_clip, form.video.clips(frames, times, fps))
                 paces.append(2 / fps)
         whole = torch.tensor([form.expanded(ids, packed(shown))])
