@@ -17,6 +17,18 @@ ALGORITHM_RULES = rules(
     when: self.type in $COMPARE_GROUPS
     must: self.samplesPerPrompt >= 2
 
+    spec | algorithm.samplesPerPrompt | OutOfRange
+        the reward function majority_vote scores a single response with 1, whatever it is; at
+        least 2
+    when: self.algorithm.samplesPerPrompt == 1
+    must: self.rewards.all(one, one.function != 'majority_vote' || has(one.source))
+
+    spec | rewards | Conflict
+        with algorithm.type: remax the greedy response to a prompt is a group of its own, which
+        majority_vote scores with 1; another algorithm.type
+    when: self.algorithm.type == 'remax'
+    must: self.rewards.all(one, one.function != 'majority_vote' || has(one.source))
+
     spec.algorithm | dynamicSampling | Conflict
         a single response never differs from itself; samplesPerPrompt of at least 2, or remove
         it
@@ -123,6 +135,18 @@ ALGORITHM_RULES = rules(
     spec.algorithm | overlongPenalty scoreClip truncationPenalty | NoEffect
         gdpo reads the rewards themselves, without what is taken off the score; remove it
     when: self.type == 'gdpo'
+    must: $UNSET
+
+    spec.algorithm | certaintyReward | NotInThisVersion
+        the estimator ${self.type} reads the scores of rewards themselves: not in this version;
+        remove it, or another type
+    when: self.type in ['gdpo', 'prime', 'remax', 'spo']
+    must: !has(self.certaintyReward)
+
+    spec.algorithm | dynamicSampling groupFilter positiveExamples scoreClip | NoEffect | here
+        it reads the scores of rewards, of which nothing is learnt; remove it, or certaintyReward
+        with besideScores: true
+    when: has(self.certaintyReward) && !self.certaintyReward.besideScores
     must: $UNSET
 
     spec.algorithm.scoreClip | high | OutOfRange
