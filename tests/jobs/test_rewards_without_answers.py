@@ -16,7 +16,10 @@ def most(data_source, solution_strs, ground_truth, extra_infos):
     label = max(marks, key=marks.count)
     return [{"score": mark == label, "of": len(marks), "pred": mark} for mark in marks]
 """
-STEPS = {"steps": {"total": 3}, "checkpoint": {"every": 2}}
+STEPS = {
+    "steps": {"total": 3, "validateFirst": False, "validateLast": False},
+    "checkpoint": {"every": 2},
+}
 
 
 def literal_certainty(model, tokenizer, row: dict, kind: str) -> float:

@@ -17,16 +17,10 @@ ALGORITHM_RULES = rules(
     when: self.type in $COMPARE_GROUPS
     must: self.samplesPerPrompt >= 2
 
-    spec | algorithm.samplesPerPrompt | OutOfRange
-        the reward function majority_vote scores a single response with 1, whatever it is; at
-        least 2
-    when: self.algorithm.samplesPerPrompt == 1
-    must: self.rewards.all(one, one.function != 'majority_vote' || has(one.source))
-
-    spec | rewards | Conflict
-        with algorithm.type: remax the greedy response to a prompt is a group of its own, which
-        majority_vote scores with 1; another algorithm.type
-    when: self.algorithm.type == 'remax'
+    spec | rewards | Conflict | here
+        majority_vote scores a single response with 1, whatever it is, and so the greedy ones of
+        remax; algorithm.samplesPerPrompt of at least 2, and another algorithm.type than remax
+    when: self.algorithm.samplesPerPrompt == 1 || self.algorithm.type == 'remax'
     must: self.rewards.all(one, one.function != 'majority_vote' || has(one.source))
 
     spec.algorithm | dynamicSampling | Conflict
@@ -137,7 +131,7 @@ ALGORITHM_RULES = rules(
     when: self.type == 'gdpo'
     must: $UNSET
 
-    spec.algorithm | certaintyReward | NotInThisVersion
+    spec.algorithm | certaintyReward | NotInThisVersion | here
         the estimator ${self.type} reads the scores of rewards themselves: not in this version;
         remove it, or another type
     when: self.type in ['gdpo', 'prime', 'remax', 'spo']

@@ -276,16 +276,14 @@ class CertaintyRewardSpec(Section):
     """Reward responses that the policy is sure of (Intuitor: arXiv:2505.19590)."""
 
     type: Literal["self_certainty", "negative_entropy"] = "self_certainty"
-    """A response earns the mean over its trained tokens. self_certainty: of the KL of the uniform
-    distribution to the policy's; negative_entropy: of minus the entropy (RENT:
-    arXiv:2505.22660)."""
+    """A mean over trained tokens: the KL of the uniform distribution to the policy's, or minus the
+    entropy (RENT: arXiv:2505.22660)."""
 
     coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """Factor of it."""
+    """Its factor."""
 
     beside_scores: bool = False
-    """Add it to the scores of rewards; false: nothing is learnt from these, they measure, and there
-    may be none."""
+    """Add it to scores; false: rewards only measure, if there are some."""
 
 
 class AlgorithmSpec(Section):
@@ -350,8 +348,7 @@ class AlgorithmSpec(Section):
     do not."""
 
     certainty_reward: CertaintyRewardSpec | None = None
-    """Learn from how sure the policy is of its responses, before the step; absent: from scores.
-    Intuitor's verl: adv_estimator intuitor."""
+    """Learn from how sure the policy is of its responses; absent: from scores."""
 
     resampling: ResamplingSpec | None = None
     """Train on responses that are drawn by their scores, some of them several times; absent: on

@@ -261,8 +261,8 @@ on_off_metrics/off_score | reward | likewise of those that were given
 on_off_metrics/on_response_length_mean | tokens | likewise length of those that were drawn
 on_off_metrics/off_response_length_mean | tokens | likewise of those that were given
 critic/rewards/* | reward | the same less penalties; with algorithm.certaintyReward what is learnt
-certainty_reward/* | nats | with algorithm.certaintyReward its mean over the trained tokens, a
-    response, before the coefficient
+certainty_reward/* | nats | how sure the policy was of a response, a mean over its trained tokens,
+    before the coefficient of algorithm.certaintyReward
 reward_extra/<value>/* | - | a number that reward functions gave beside the score, over the
     responses that have it
 rewards/<function>/mean | reward | mean score of one of several functions, or of the reward model

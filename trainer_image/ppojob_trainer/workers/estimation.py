@@ -140,7 +140,7 @@ def _without(mask: Tensor, rows: Sequence[int], lengths: Tensor) -> Tensor:
 
 
 def _certainty(spec: PPOJobSpec, batch: _Batch) -> tuple[list[float], dict[str, float]]:
-    """(rows,) what each is rewarded for how sure the policy was of it; returns metrics of it too."""
+    """(rows,) what each earns by how sure the policy was of it; returns metrics of it as well."""
     settings, mask, lengths = spec.algorithm.certainty_reward, batch["mask"], batch.lengths
     if settings is None:
         return [0.0] * len(lengths), {}
