@@ -101,7 +101,9 @@ def test_certainty_alone_needs_no_reward_and_ranks_change_only_rounding(
         },
         "rewards": [],
         "training": {"autocast": "none", "microBatchTokens": 60},
+        # Rows of a group are about as certain; divided by that, rounding grows from step to step.
         **STEPS,
+        "steps": {**STEPS["steps"], "total": 2},
     }
     one = finished("one", **job)
     three = finished("three", **job, roles={"actorRollout": {"ranksPerReplica": 3}})
