@@ -32,8 +32,9 @@ ROLE_SLUGS: Final[dict[RoleName, str]] = {
 
 # Scorers that a reward may name without a source; the trainer's table is held to this by a test.
 BUILT_IN_SCORERS: Final = (
-    *("addition", "code", "countdown", "geometry3k", "gsm8k", "http_score", "judge", "math_dapo"),
-    *("math_reward", "math_verify", "multiply", "search_r1", "search_r1_format"),
+    *("addition", "code", "countdown", "geometry3k", "gsm8k", "http_score", "judge"),
+    *("majority_vote", "math_dapo", "math_reward", "math_verify", "multiply", "search_r1"),
+    "search_r1_format",
 )
 
 # Functions that choose the rows of a step without a source; held to the trainer's table likewise.

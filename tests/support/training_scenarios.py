@@ -377,7 +377,7 @@ def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
     generator = torch.Generator().manual_seed(5)
     states, ref_states = torch.randn(2, 7, 32, generator=generator)
     targets = torch.tensor([0, 48, 49, 96, 3, 60, 50])
-    settings = LogprobSettings(0.7, chunk_tokens=2, entropy="gradient", squares=True)
+    settings = LogprobSettings(0.7, 2, entropy="gradient", squares=True, certainty=True)
     model, reference = (load_model(folder / name, world=world) for name in ("untied", "biased"))
     layer, ref_layer = (whole(one.lm_head.weight.detach()) for one in (model, reference))
     ref_weight = as_forward(reference, lambda: reference.lm_head.weight.detach())
@@ -385,7 +385,7 @@ def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
     def told(hidden: Tensor, weight: Tensor, ref_weight: Tensor) -> dict[str, Tensor]:
         values = fused_logprobs(hidden, weight, targets, settings)
         reference = LastStates(ref_states, ref_weight)
-        own = dict(zip(("logprobs", "entropy", "squares"), values, strict=True))
+        own = dict(zip(("logprobs", "entropy", "squares", "certainty"), values, strict=True))
         return own | {
             name: full_kl(hidden, weight, reference, settings, Divergence(name, 0.3))
             for name in DIVERGENCES

@@ -17,6 +17,12 @@ ALGORITHM_RULES = rules(
     when: self.type in $COMPARE_GROUPS
     must: self.samplesPerPrompt >= 2
 
+    spec | rewards | Conflict | here
+        majority_vote scores a single response with 1, whatever it is, and so the greedy ones of
+        remax; algorithm.samplesPerPrompt of at least 2, and another algorithm.type than remax
+    when: self.algorithm.samplesPerPrompt == 1 || self.algorithm.type == 'remax'
+    must: self.rewards.all(one, one.function != 'majority_vote' || has(one.source))
+
     spec.algorithm | dynamicSampling | Conflict
         a single response never differs from itself; samplesPerPrompt of at least 2, or remove
         it
@@ -123,6 +129,18 @@ ALGORITHM_RULES = rules(
     spec.algorithm | overlongPenalty scoreClip truncationPenalty | NoEffect
         gdpo reads the rewards themselves, without what is taken off the score; remove it
     when: self.type == 'gdpo'
+    must: $UNSET
+
+    spec.algorithm | certaintyReward | NotInThisVersion | here
+        the estimator ${self.type} reads the scores of rewards themselves: not in this version;
+        remove it, or another type
+    when: self.type in ['gdpo', 'prime', 'remax', 'spo']
+    must: !has(self.certaintyReward)
+
+    spec.algorithm | dynamicSampling groupFilter positiveExamples scoreClip | NoEffect | here
+        it reads the scores of rewards, of which nothing is learnt; remove it, or certaintyReward
+        with besideScores: true
+    when: has(self.certaintyReward) && !self.certaintyReward.besideScores
     must: $UNSET
 
     spec.algorithm.scoreClip | high | OutOfRange

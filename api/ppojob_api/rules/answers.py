@@ -239,7 +239,7 @@ ANSWER_RULES = rules(
     MARGIN_NAMES=" or ".join(_WITH_MARGIN),
     OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling groupFilter resampling"
-    " overlongPenalty scoreClip truncationPenalty positiveExamples"
+    " overlongPenalty scoreClip truncationPenalty positiveExamples certaintyReward"
     " entropyCoefficient entropyControl highEntropyShare offPolicyThreshold maskTruncated"
     " routerReplay kl supervised guidance",
     OF_ROLLOUTS="rollout agent rewards rewardModel sandbox roles.rollout roles.reward"

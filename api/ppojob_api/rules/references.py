@@ -217,7 +217,7 @@ REFERENCE_RULES = rules(
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
     """,
     BESIDE_TEACHER="dynamicSampling groupFilter resampling overlongPenalty scoreClip"
-    " truncationPenalty positiveExamples",
+    " truncationPenalty positiveExamples certaintyReward",
     COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
     FULL=FULL_KL,
     GRADIENT_OF_K2=words(GRADIENT_OF_K2),

@@ -272,6 +272,20 @@ class PositiveExamplesSpec(Section):
     """Responses that score as much, before penalties, are right."""
 
 
+class CertaintyRewardSpec(Section):
+    """Reward responses that the policy is sure of (Intuitor: arXiv:2505.19590)."""
+
+    type: Literal["self_certainty", "negative_entropy"] = "self_certainty"
+    """A mean over trained tokens: the KL of the uniform distribution to the policy's, or minus the
+    entropy (RENT: arXiv:2505.22660)."""
+
+    coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Its factor."""
+
+    beside_scores: bool = False
+    """Add it to scores; false: rewards only measure, if there are some."""
+
+
 class AlgorithmSpec(Section):
     """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
 
@@ -332,6 +346,9 @@ class AlgorithmSpec(Section):
     positive_examples: PositiveExamplesSpec | None = None
     """Raise the likelihood of responses that scored well, whatever their advantages are; absent:
     do not."""
+
+    certainty_reward: CertaintyRewardSpec | None = None
+    """Learn from how sure the policy is of its responses; absent: from scores."""
 
     resampling: ResamplingSpec | None = None
     """Train on responses that are drawn by their scores, some of them several times; absent: on
@@ -447,6 +464,25 @@ class AlgorithmSpec(Section):
     def has_entropy_bonus(self) -> bool:
         """Whether the loss has a bonus for entropy, in some step at least."""
         return self.entropy_control is not None or self.entropy_coefficient > 0.0
+
+    @property
+    def reads_entropies(self) -> bool:
+        """Whether something but metrics reads the entropy at each token before the step."""
+        certainty = self.certainty_reward
+        is_reward = certainty is not None and certainty.type == "negative_entropy"
+        return is_reward or self.high_entropy_share < 1.0
+
+    @property
+    def reads_certainties(self) -> bool:
+        """Whether it reads the self-certainty there."""
+        certainty = self.certainty_reward
+        return certainty is not None and certainty.type == "self_certainty"
+
+    @property
+    def learns_scores(self) -> bool:
+        """Whether something is learnt from the scores of rewards."""
+        certainty = self.certainty_reward
+        return not self.estimator.has_teacher and (certainty is None or certainty.beside_scores)
 
     @property
     def has_router_losses(self) -> bool:

@@ -180,9 +180,9 @@ class PPOJobSpec(Section):
 
     @property
     def is_scored(self) -> bool:
-        """Whether responses are scored: what a teacher says needs no reward, and may have some."""
+        """Whether responses are scored: where nothing is learnt of that, rewards may measure."""
         has_some = bool(self.rewards) or self.reward_model is not None
-        return has_some or not self.algorithm.estimator.has_teacher
+        return has_some or self.algorithm.learns_scores
 
     @property
     def lora_of_reference(self) -> LoraSpec | None:

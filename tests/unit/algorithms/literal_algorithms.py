@@ -403,13 +403,16 @@ def kl(logprob: float, ref: float, estimator: str) -> float:
     return min(math.exp(d) - d - 1.0, 10.0)
 
 
-def logprob_entropy_and_squares(
+def logprob_and_more(
     logits: list[float], target: int, temperature: float
-) -> tuple[float, float, float]:
+) -> tuple[float, float, float, float]:
+    """The log-probability, the entropy, Σ p², and the KL of the uniform distribution to p."""
     scaled = [z / temperature for z in logits]
     top = max(scaled)
     norm = math.fsum(math.exp(z - top) for z in scaled)
     logprobs = [z - top - math.log(norm) for z in scaled]
     entropy = -math.fsum(math.exp(p) * p for p in logprobs if p > -math.inf)
     squares = math.fsum(math.exp(p) ** 2 for p in logprobs)
-    return logprobs[target], entropy, squares
+    share = 1.0 / len(logits)
+    certainty = math.fsum(share * (math.log(share) - p) for p in logprobs)
+    return logprobs[target], entropy, squares, certainty

@@ -362,16 +362,15 @@ def compare_logprobs(fused: ModuleType, batch: Batch, dtype: torch.dtype) -> Non
     rows = [[*logits, 1.0] for logits in zip(*map(flatten, columns), strict=True)]
     targets = [i % 4 for i in range(len(rows))]
     for temperature in (1.0, 0.5, 1.7):
-        actual, entropy, squares = fused.fused_logprobs(
+        told = fused.fused_logprobs(
             torch.tensor(rows, dtype=dtype).reshape(-1, 4),
             torch.eye(4, dtype=dtype),
             torch.tensor(targets, dtype=torch.int64),
-            fused.LogprobSettings(temperature, entropy="value", squares=True),
+            fused.LogprobSettings(temperature, entropy="value", squares=True, certainty=True),
         )
         expected = [
-            literal.logprob_entropy_and_squares(row, target, temperature)
+            literal.logprob_and_more(row, target, temperature)
             for row, target in zip(rows, targets, strict=True)
         ]
-        assert_close(actual, [e[0] for e in expected])
-        assert_close(entropy, [e[1] for e in expected])
-        assert_close(squares, [e[2] for e in expected])
+        for actual, *column in zip(told, *expected, strict=True):
+            assert_close(actual, column)

@@ -186,6 +186,8 @@ MISTAKES = {
         ("temperature ignored", "else z.div_(settings.temperature)", "else z"),
         ("entropy without probabilities", "z.mul_(weights).sum", "z.sum"),
         ("squares: of what is left of z", "q / s.square()", "q / s"),
+        ("certainty: of logits, not of probabilities", "normalizer - total / run.size",
+         "-total / run.size"),
     ),
     ("clip", "clip"): (
         ("dual clip on gains too", "torch.where(negative, torch.minimum(loss, ceiling), loss)",

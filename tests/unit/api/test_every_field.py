@@ -67,6 +67,7 @@ CANNOT_BE_SET = {
     *("spec.data.chosenKey", "spec.data.rejectedKey", "spec.data.validation.weight"),
     "spec.data.templateColumns",  # beside no agent
     *("spec.data.sampler", "spec.data.scoresKey"),  # beside a curriculum
+    "spec.algorithm.certaintyReward",  # beside what reads scores
     *("spec.rollout.parallelism.tensor", "spec.rollout.parallelism.expert"),
     *("spec.data.seed", "spec.pods.tolerations.value"),
     *(f"spec.rollout.{name}" for name in ("kvCacheGib", "gpuMemoryShare")),

@@ -27,7 +27,7 @@ OURS = {
     *("spec.algorithm.groupFilter", "spec.algorithm.ppo.whitenRewards", "spec.rewardModel.mean"),
     "spec.algorithm.kl.unbiased",
     *("spec.algorithm.ppo.criticLambda", "spec.algorithm.ppo.lengthAdaptiveAlpha"),
-    "spec.algorithm.positiveExamples",
+    *("spec.algorithm.positiveExamples", "spec.algorithm.certaintyReward"),
     *("spec.algorithm.guidance", "spec.data.guidanceKey"),
     "spec.algorithm.policyLoss.flowrl",  # whose numbers stand in the recipe's code
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),  # there a module's imports

@@ -31,10 +31,12 @@ ROWS, _SEEN, _MOVES, _SOUNDS, ANSWERED, *_ = (
 )
 _YAML = [YAML(typ="safe").load(text) for language, text in _FOUND if language == "yaml"]
 SETTINGS = [section["data"] for section in _YAML if "data" in section]
-CUSTOM, MOUNTED, JUDGE, ASKING = (section["rewards"] for section in _YAML if "rewards" in section)
+CUSTOM, MOUNTED, VOTE, JUDGE, ASKING = (
+    section["rewards"] for section in _YAML if "rewards" in section
+)
 (SERVED,) = (section for section in _YAML if "judge" in section)
 (KEY,) = (section["pods"] for section in _YAML if "pods" in section)
-PROGRAM, CHOOSES, REWARD, BATCH_REWARD, _ASKS = (
+PROGRAM, CHOOSES, REWARD, BATCH_REWARD, GROUP_REWARD, _ASKS = (
     text for language, text in _FOUND if language == "python"
 )
 SHAPES = [text for language, text in _FOUND if language == "jsonl"]
@@ -120,6 +122,11 @@ def test_the_functions_score(tmp_path: Path) -> None:
     assert [result.extras["numbers"] for result in results] == [3.0, 1.0, 1.0, 0.0]
     of_many = reward(tmp_path, BATCH_REWARD, {"function": "score"})
     assert [result.score for result in scored(of_many, "= 12", "no")] == [1.0, 0.0]
+    of_prompt = reward(tmp_path, GROUP_REWARD, {"function": "score"})
+    assert [result.score for result in scored(of_prompt, "= 12", "no")] == [0.0, 0.5]
+    vote = [RewardSpec.model_validate(VOTE[0])]
+    found = scored(vote, r"\boxed{12}", r"\boxed{12}", r"\boxed{13}")
+    assert [result.score for result in found] == [1.0, 1.0, 0.0]
 
 
 def test_settings_are_what_they_are_said_to_be() -> None:

@@ -58,6 +58,29 @@ def test_squares_equal_the_definition_and_change_nothing_else(case, chunk, entro
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.parametrize("chunk", [1, 3, 7, 100, 0])
+@pytest.mark.parametrize("squares", [False, True])
+def test_certainty_is_the_kl_of_the_uniform_distribution_and_changes_nothing_else(
+    case, chunk, squares
+):
+    hidden, weight, targets = case
+
+    def both(certainty):
+        settings = LogprobSettings(0.7, chunk, "value", squares, certainty)
+        outputs = fused_logprobs(hidden, weight, targets, settings)
+        return outputs, torch.autograd.grad(outputs[0].sum(), (hidden, weight))
+
+    (*plain, certainty), gradients = both(True)
+    log_p = torch.log_softmax(hidden.detach() @ weight.detach().T / 0.7, dim=1)
+    uniform = torch.full_like(log_p, 1 / VOCAB)
+    expected = torch.nn.functional.kl_div(log_p, uniform, reduction="none").sum(1)
+    torch.testing.assert_close(certainty, expected, rtol=1e-10, atol=1e-12)
+    assert not certainty.requires_grad
+    without, expected = both(False)
+    for ours, theirs in zip((*plain, *gradients), (*without, *expected), strict=True):
+        assert torch.equal(ours, theirs)
+
+
 def test_entropy_as_a_value_changes_no_gradient(case):
     hidden, weight, targets = case
     (plain,) = fused_logprobs(hidden, weight, targets, LogprobSettings())

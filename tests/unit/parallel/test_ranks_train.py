@@ -352,7 +352,7 @@ def test_a_rank_holds_its_share(folder, layout):
 def test_a_cut_output_layer_says_what_the_whole_one_does(folder, layout):
     found = results(folder, layout, "heads", LAYOUTS[layout].size - 1)
     whole, cut = under(found, "whole/"), under(found, "cut/")
-    told = {"logprobs", "entropy", "squares", "reverse_kl", "forward_kl", "jsd"}
+    told = {"logprobs", "entropy", "squares", "certainty", "reverse_kl", "forward_kl", "jsd"}
     assert told | {"hidden", "weight"} == whole.keys()
     for name, expected in whole.items():
         assert (cut[name] - expected).norm() <= 1e-5 * expected.norm(), name

@@ -345,6 +345,33 @@ def test_updates_are_told_which_rows_scored_well(rows: BatchRows):
     assert torch.equal(staged.positives, torch.isin(rows_of_tokens, torch.tensor([0, 3])))
 
 
+@pytest.mark.parametrize("kind", ["self_certainty", "negative_entropy"])
+def test_rows_earn_the_mean_certainty_of_their_trained_tokens(rows: BatchRows, kind: str):
+    column = torch.linspace(0.5, 6.0, 12)
+    if kind == "self_certainty":
+        rows.mine.certainties = column
+    else:
+        rows.mine.entropies = -column
+    rows.mine.mask[1] = False
+    scores = [1.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    settings = {"type": kind, "coefficient": 0.25, "besideScores": True}
+    spec = spec_of(drops=True, certaintyReward=settings)
+    answer = add_advantages(spec, rows, Advantages(scores, 0.0, dropped=[4]))
+    tokens = column.tolist()
+    means = [tokens[0]] + [(tokens[n] + tokens[n + 1]) / 2 for n in range(2, 12, 2)]
+    expected = [score + 0.25 * mean for score, mean in zip(scores, means, strict=True)]
+    expected[4] = 0.0  # it is left out
+    assert answer.row_rewards == pytest.approx(expected, rel=1e-6)
+    kept = means[:4] + means[5:]
+    told = {"mean": sum(kept) / 5, "max": max(kept), "min": min(kept)}
+    for name, value in told.items():
+        assert answer.told[f"certainty_reward/{name}"] == pytest.approx(value, rel=1e-6)
+    given = [score + 0.25 * mean for score, mean in zip(scores, means, strict=True)]
+    advantages = rows.mine.advantages.clone()
+    add_advantages(spec_of(drops=True), rows, Advantages(given, 0.0, dropped=[4]))
+    torch.testing.assert_close(rows.mine.advantages, advantages, rtol=1e-5, atol=1e-6)
+
+
 def test_what_is_drawn_belongs_to_seed_and_step(rows: BatchRows):
     scores = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0]
 

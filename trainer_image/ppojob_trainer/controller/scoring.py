@@ -191,7 +191,10 @@ class Scoring:
 
     def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
         """Have the owners send all rows to the ranks of a role; which rank gets which run."""
-        parts = shares(batch.num_rows, len(group.ranks))
+        # A function may compare the responses to a prompt with each other.
+        whole = batch.samples if group is self.functions else 1
+        runs = shares(batch.num_rows // whole, len(group.ranks))
+        parts = [(first * whole, last * whole) for first, last in runs]
         for rank, (first, last) in enumerate(parts):
             senders = batch.owners_of(first, last)
             requests = [

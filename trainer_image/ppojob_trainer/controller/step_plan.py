@@ -92,10 +92,12 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     definition, and a pass is saved; a divergence over the vocabulary reads none, nor does a loss
     of pairs. A KL in the reward needs them before, and so do what a teacher says of the tokens
     that were drawn, a correction for the engine, a choice of tokens by their entropy, a bonus that
-    depends on it, and an estimator that reads probabilities, which the pass tells as well; with
-    `bypass` the engine's stand for them. The pass also records what routers choose, for several
-    updates.
+    depends on it, a reward for what the policy is sure of, and an estimator that reads
+    probabilities, which the pass tells as well; with `bypass` the engine's stand for them. The pass
+    also records what routers choose, for several updates.
     """
+    if algorithm.certainty_reward is not None:
+        return True
     reads_entropy = algorithm.high_entropy_share < 1.0 or algorithm.entropy_control is not None
     reads_more = algorithm.is_corrected_before or algorithm.estimator.has_sum_pi_squared
     mini_batch = algorithm.mini_batch_prompts or algorithm.prompts_per_step

@@ -10,6 +10,7 @@ Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature (or capp
 logits), p = softmax(z).
 """
 
+import math
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ class LogprobSettings:
     chunk_tokens: int = 256  # a tile holds at most this many tokens times V logits; 0 for no limit
     entropy: Entropy = "none"  # none, its value (without gradient), or with gradient
     squares: bool = False  # whether Σ p² is asked for too, without gradient
+    certainty: bool = False  # whether KL(U, p) is asked for too, without gradient; U has 1 / V each
     cap: float | None = None  # of logits before the division: `cap tanh(logits / cap)`
 
 
@@ -44,7 +46,8 @@ def fused_logprobs(
 ) -> tuple[Tensor, ...]:
     """Compute log p of each target, and of p what is asked for.
 
-    `log p_a = z_a - log Σ exp z`, the entropy `-Σ p log p`, and `Σ p²`.
+    `log p_a = z_a - log Σ exp z`, the entropy `-Σ p log p`, `Σ p²`, and the KL of the uniform
+    distribution to p, `-Σ log(V p) / V`.
 
     Products run in autocast's type where it is on, else in that of `hidden`; everything after them
     in float32 (float64 stays).
@@ -57,13 +60,17 @@ def fused_logprobs(
         settings: temperature, tile size, entropy.
 
     Returns:
-        logprobs, then entropy and Σ p², each where it was asked for; (N,) each.
+        logprobs, then entropy, Σ p² and the KL, each where it was asked for; (N,) each.
     """
     dtype = product_dtype(hidden)
-    logprobs, entropy, squares = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
+    logprobs, entropy, squares, certainty = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
         hidden, local_part(weight), targets, settings, dtype, VocabularyRun.of(weight)
     )
-    further = ((entropy, settings.entropy != "none"), (squares, settings.squares))
+    further = (
+        (entropy, settings.entropy != "none"),
+        (squares, settings.squares),
+        (certainty, settings.certainty),
+    )
     return (logprobs, *(values for values, is_asked in further if is_asked))
 
 
@@ -79,22 +86,23 @@ class _FusedLogprobs(torch.autograd.Function):
         settings: LogprobSettings,
         dtype: torch.dtype,
         run: VocabularyRun,
-    ) -> tuple[Tensor, Tensor, Tensor]:
+    ) -> tuple[Tensor, ...]:
         places = targets - run.first
         with torch.autocast(hidden.device.type, enabled=False):
             states = hidden.to(dtype)
             folded = _fold(states, weight, places, settings)
             if run.ranks is not None:
                 folded = _joined(run.gathered(torch.stack(folded)))
-        target_logits, m, s, u, q = folded
+        target_logits, m, s, u, q, total = folded
         log_s = s.log()
         normalizer, squares = m + log_s, q / s.square()
         entropy = torch.zeros_like(m) if settings.entropy == "none" else log_s - u / s
+        certainty = normalizer - total / run.size - math.log(run.size)
         ctx.save_for_backward(states, weight, places, normalizer, entropy)
         ctx.settings, ctx.hidden_dtype, ctx.run = settings, hidden.dtype, run
-        fixed = (squares,) if settings.entropy == "gradient" else (squares, entropy)
-        ctx.mark_non_differentiable(*fixed)
-        return target_logits - normalizer, entropy, squares
+        fixed = (squares, certainty)
+        ctx.mark_non_differentiable(*fixed, *(() if settings.entropy == "gradient" else (entropy,)))
+        return target_logits - normalizer, entropy, squares, certainty
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -171,7 +179,7 @@ def slope_of(z: Tensor, settings: LogprobSettings) -> Tensor | None:
 class _Folded(NamedTuple):
     """What logits come to, (N,) each: log Σ exp z is m + log s, entropy log s - u / s, Σ p² q / s².
 
-    u and q are zeros where nobody asks for them.
+    u, q and the total are zeros where nobody asks for them.
     """
 
     target_logits: Tensor  # z of the target, 0 where that is no row of the matrix
@@ -179,6 +187,7 @@ class _Folded(NamedTuple):
     s: Tensor  # Σ exp(z - m)
     u: Tensor  # Σ exp(z - m) (z - m)
     q: Tensor  # Σ exp(2 (z - m))
+    total: Tensor  # Σ z
 
 
 def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSettings) -> _Folded:
@@ -186,7 +195,7 @@ def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSetti
     count, dtype = states.shape[0], wide(states.dtype)
     target_logits = torch.zeros(count, dtype=dtype, device=states.device)
     m = torch.full_like(target_logits, -torch.inf)
-    s, u, q = torch.zeros_like(m), torch.zeros_like(m), torch.zeros_like(m)
+    s, u, q, total = (torch.zeros_like(m) for _ in range(4))
     for tokens, vocab in tiles(count, weight.shape[0], settings.chunk_tokens):
         z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
         place = places[tokens] - vocab.start
@@ -195,6 +204,8 @@ def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSetti
         target_logits[tokens] += torch.where(inside, found, 0.0)
         largest = torch.maximum(m[tokens], z.amax(dim=1))
         fall = m[tokens] - largest
+        if settings.certainty:
+            total[tokens] += z.sum(dim=1)
         z.sub_(largest[:, None])
         if settings.squares:
             q[tokens] = q[tokens] * (2.0 * fall).exp() + (2.0 * z).exp_().sum(dim=1)
@@ -207,12 +218,12 @@ def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSetti
             u[tokens] = (u[tokens] + drop * s[tokens]) * drop.exp() + z.mul_(weights).sum(dim=1)
             s[tokens] = s[tokens] * drop.exp() + weights.sum(dim=1)
         m[tokens] = largest
-    return _Folded(target_logits, m, s, u, q)
+    return _Folded(target_logits, m, s, u, q, total)
 
 
 def _joined(parts: Tensor) -> _Folded:
-    """What runs of the vocabulary come to together, of (ranks, 5, N)."""
-    target_logits, m, s, u, q = parts.unbind(1)
+    """What runs of the vocabulary come to together, of (ranks, 6, N)."""
+    target_logits, m, s, u, q, total = parts.unbind(1)
     largest = m.amax(0)
     fall = m - largest
     weights = fall.exp()
@@ -222,6 +233,7 @@ def _joined(parts: Tensor) -> _Folded:
         (s * weights).sum(0),
         ((u + fall * s) * weights).sum(0),
         (q * weights.square()).sum(0),
+        total.sum(0),
     )
 
 

@@ -47,12 +47,19 @@ class LastStates(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PolicyHead:
-    """Outputs log pi(a_t|s_t) and what the settings ask of pi(.|s_t): entropy, squares."""
+    """Outputs log pi(a_t|s_t) and what the settings ask of pi(.|s_t), such as its entropy."""
 
     settings: LogprobSettings
 
     @classmethod
-    def of(cls, spec: PPOJobSpec, entropy: Entropy, *, squares: bool = False) -> PolicyHead:
+    def of(
+        cls,
+        spec: PPOJobSpec,
+        entropy: Entropy,
+        *,
+        squares: bool = False,
+        certainty: bool = False,
+    ) -> PolicyHead:
         """The head at the temperature that responses are sampled with.
 
         Log-probabilities are of all tokens. What the sampler reports under top-p and top-k is
@@ -60,7 +67,8 @@ class PolicyHead:
         engines agree.
         """
         chunk = spec.training.logprob_chunk_tokens
-        return cls(LogprobSettings(spec.rollout.temperature, chunk, entropy, squares))
+        temperature = spec.rollout.temperature
+        return cls(LogprobSettings(temperature, chunk, entropy, squares, certainty))
 
     @classmethod
     def of_updates(cls, spec: PPOJobSpec) -> PolicyHead:
@@ -70,7 +78,7 @@ class PolicyHead:
         return cls.of(spec, "gradient" if spec.algorithm.has_entropy_bonus else "value")
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
-        """`(logprobs, entropy, squares)`, the last two where they are asked for."""
+        """`(logprobs, entropy, squares, certainty)`, all but the first where they are asked for."""
         weight = model.get_output_embeddings().weight
         return fused_logprobs(hidden, weight, targets, self.settings_of(model))
 

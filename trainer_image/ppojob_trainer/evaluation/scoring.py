@@ -83,6 +83,7 @@ def _item(row: int, answer: Answer) -> RewardItem:
         {**answer.extra_info, **figures},
         response_tokens=answer.tokens or 0,
         finish_reason="length" if answer.is_truncated else "stop",
+        prompt=answer.prompt,
     )
 
 

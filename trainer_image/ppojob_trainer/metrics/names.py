@@ -260,7 +260,9 @@ on_off_metrics/on_score | reward | with algorithm.guidance mean score of the res
 on_off_metrics/off_score | reward | likewise of those that were given
 on_off_metrics/on_response_length_mean | tokens | likewise length of those that were drawn
 on_off_metrics/off_response_length_mean | tokens | likewise of those that were given
-critic/rewards/* | reward | the same less penalties
+critic/rewards/* | reward | the same less penalties; with algorithm.certaintyReward what is learnt
+certainty_reward/* | nats | how sure the policy was of a response, a mean over its trained tokens,
+    before the coefficient of algorithm.certaintyReward
 reward_extra/<value>/* | - | a number that reward functions gave beside the score, over the
     responses that have it
 rewards/<function>/mean | reward | mean score of one of several functions, or of the reward model
@@ -416,8 +418,9 @@ def render() -> str:
         "`training/rollout_probs_diff_mean` and `rollout_corr/kl` are measured with the policy at "
         "the beginning of the step: over all trained tokens if the step computes old "
         "log-probabilities in a pass of their own (several updates, KL in the reward, "
-        "`highEntropyShare`, or `rolloutCorrection`; the first and the last not with "
-        "`policyLoss.type: bypass`, `prime_rl` or `ipo`), else over the tokens of its updates. "
+        "`certaintyReward`, `highEntropyShare`, or `rolloutCorrection`; the first and the last not "
+        "with `policyLoss.type: bypass`, `prime_rl` or `ipo`), else over the tokens of its "
+        "updates. "
         "With these three, metrics of `rolloutCorrection` are those that are "
         "means over tokens, by the policy in the update, and rejected tokens count as 0 in "
         "`actor/ppo_kl`. With `rollout.topP`, `topK` or `minP` the sampler's "

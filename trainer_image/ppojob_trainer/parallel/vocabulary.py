@@ -18,6 +18,7 @@ from ppojob_trainer.parallel.tensor_styles import summed
 class VocabularyRun:
     """The tokens of this rank's part of an output layer; all of them where it is not cut."""
 
+    size: int  # of the whole vocabulary
     first: int = 0  # token
     ranks: DeviceMesh | None = None  # that have the others; None where there are none
 
@@ -25,8 +26,8 @@ class VocabularyRun:
     def of(cls, weight: Tensor) -> VocabularyRun:
         """Of a matrix (V, h), cut by rows or not."""
         if not isinstance(weight, DTensor):
-            return cls()
-        return cls(box_of(weight).start[0], weight.device_mesh)
+            return cls(weight.shape[0])
+        return cls(weight.shape[0], box_of(weight).start[0], weight.device_mesh)
 
     def gathered(self, values: Tensor) -> Tensor:
         """(...) of each rank, in the order of ranks: (ranks, ...)."""

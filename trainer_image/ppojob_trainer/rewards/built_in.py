@@ -67,7 +67,17 @@ def load_scorer(
         opened = (sandbox(),) if scorer.runs_code else ()
         return score(solution_str, ground_truth, *row, *opened, **given)
 
-    return called
+    def called_of_prompt(
+        *,
+        data_source: str,
+        solution_strs: list[str],
+        ground_truth: Json,
+        extra_infos: list[Mapping[str, Json]],
+        **given: Json,
+    ) -> object:
+        return score(solution_strs, ground_truth, **given)
+
+    return called_of_prompt if scorer.takes_group else called
 
 
 def _check(name: str, signature: inspect.Signature, arguments: Mapping[str, Json]) -> None:

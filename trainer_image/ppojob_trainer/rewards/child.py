@@ -27,6 +27,7 @@ from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.custom import (
     BATCHED,
     OF_THE_JUDGE,
+    OF_THE_PROMPT,
     SINGULAR,
     columns_of,
     load_function,
@@ -64,8 +65,12 @@ class _Function:
     columns: frozenset[str]
 
     @property
-    def is_batched(self) -> bool:
+    def takes_many(self) -> bool:
         return BATCHED in self.columns
+
+    @property
+    def is_grouped(self) -> bool:
+        return self.takes_many and "ground_truth" in self.columns
 
 
 class Functions:
@@ -97,8 +102,9 @@ class Functions:
         wanted = frozenset[str]().union(*(function.columns for function in self._functions))
         if request.judge is not None and (wanted := wanted & {*OF_THE_JUDGE}):
             self._of_judge = _of_judge(request.judge, wanted)
-        batched = [n for n, function in enumerate(self._functions) if function.is_batched]
-        return FunctionsLoaded(problems, batched)
+        many = {n: one.is_grouped for n, one in enumerate(self._functions) if one.takes_many}
+        batched = [n for n, is_grouped in many.items() if not is_grouped]
+        return FunctionsLoaded(problems, batched, [n for n in many if many[n]])
 
     def call(self, request: CallFunction) -> Called:
         """Call a function with objects decoded for this call alone."""
@@ -106,15 +112,17 @@ class Functions:
         try:
             given: dict[str, Any] = msgspec.json.decode(request.columns)
             count = len(given[BATCHED])
-            if not function.is_batched:
+            if not function.takes_many:
                 given = {SINGULAR[name]: column[0] for name, column in given.items()}
+            else:
+                given |= {name: given[plural][0] for name, plural in OF_THE_PROMPT.items()}
             given |= self._of_judge
             told = {name: given[name] for name in function.columns}
             self._imports.enter(function.folder)
             value = function.call(**(told | msgspec.json.decode(function.arguments)))
             if inspect.iscoroutine(value):
                 value = self._loop.run(value)
-            found = read_results(value, count) if function.is_batched else [value]
+            found = read_results(value, count) if function.takes_many else [value]
         except BaseException as error:  # SystemExit and its kin are answers too
             return Called(request.number, failure=_failed(error))
         return Called(request.number, [_scored(one) for one in found])

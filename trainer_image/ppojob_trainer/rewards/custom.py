@@ -13,8 +13,14 @@ from ppojob_trainer.json_value import Json
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
 BATCH_SIGNATURE = "(data_sources, solution_strs, ground_truths, extra_infos, **arguments)"
+GROUP_SIGNATURE = "(data_source, solution_strs, ground_truth, extra_infos, **arguments)"
 BATCHED = "solution_strs"
-"""Names the responses to functions that take all of them at once."""
+"""Names the responses to functions that take many of them at once."""
+OF_THE_PROMPT = {"data_source": "data_sources", "ground_truth": "ground_truths"}
+"""What all responses to a prompt share, and its name for functions that take all prompts' at once.
+
+A function that names one of these beside the responses takes those to one prompt.
+"""
 _OF_THE_ROW = {
     "data_sources": "data_source",
     "solution_strs": "solution_str",
@@ -58,8 +64,8 @@ def load_function(
 def columns_of(function: Callable[..., object]) -> frozenset[str]:
     """What a function is called with: the row, and of the response what its signature names.
 
-    A signature with ``solution_strs`` takes all responses at once. In a job with a judge a function
-    is told of it, too, by the names that its signature has.
+    A signature with ``solution_strs`` takes all responses at once, or those to one prompt. In a job
+    with a judge a function is told of it, too, by the names that its signature has.
     """
     try:
         parameters = inspect.signature(function).parameters.keys()
@@ -67,7 +73,10 @@ def columns_of(function: Callable[..., object]) -> frozenset[str]:
         return frozenset(_OF_THE_ROW.values())
     judge = OF_THE_JUDGE if contract.ENV_JUDGE_URL in os.environ else ()
     if BATCHED in parameters:
-        return frozenset(_OF_THE_ROW) | ({*_OF_THE_RESPONSE, *judge} & parameters)
+        own = frozenset(_OF_THE_ROW)
+        if parameters & OF_THE_PROMPT.keys():
+            own = own - {*OF_THE_PROMPT.values()} | OF_THE_PROMPT.keys()
+        return own | ({*_OF_THE_RESPONSE, *judge} & parameters)
     return frozenset(_OF_THE_ROW.values()) | ({*_OF_THE_RESPONSE.values(), *judge} & parameters)
 
 
@@ -96,9 +105,12 @@ def _checked(
         inspect.signature(function).bind(**dict.fromkeys(given))
     except TypeError as error:
         told = ", ".join(sorted(given))
+        allowed = SIGNATURE
+        if BATCHED in columns:
+            allowed = GROUP_SIGNATURE if columns & OF_THE_PROMPT.keys() else BATCH_SIGNATURE
         raise ConfigError(
             f"function: got {name}{inspect.signature(function)}: {path}: it cannot be called with "
-            f"{told}: {error}; def {name}{BATCH_SIGNATURE if BATCHED in columns else SIGNATURE}"
+            f"{told}: {error}; def {name}{allowed}"
         ) from None
     except ValueError:
         return function  # a builtin without a signature is found out by calling it

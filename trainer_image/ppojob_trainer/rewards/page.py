@@ -21,9 +21,10 @@ a model for scores: [data and rewards](data-and-rewards.md).
 | --- | --- | --- |
 """
 _BEHIND = """
-`code` gives the share of the tests that pass, `judge` the share of `best` that a model says, and
-`http_score` what a service answers. Each of the others gives `score` to a right answer,
-`format_score` to another one and 0 where there is none, but
+`code` gives the share of the tests that pass, `judge` the share of `best` that a model says,
+`http_score` what a service answers, and `majority_vote` 1 for
+[the answer of most responses](data-and-rewards.md#without-answers). Each of the others gives
+`score` to a right answer, `format_score` to another one and 0 where there is none, but
 
 - `math_dapo` gives `wrong_score` for both,
 - `geometry3k` gives `format_score` for the form and the rest of 1 for the answer,

@@ -102,7 +102,7 @@ class ScoringPool(Closeable):
         specs = [function.spec.model_dump_json().encode() for function in self._functions]
         told = sandbox.model_dump_json().encode()
         self._request = LoadFunctions(specs, told, self._is_routed, judge)
-        self._batched = frozenset[int]()
+        self._batched, self._grouped = frozenset[int](), frozenset[int]()
         with _failures():
             self._children = ChildPool(
                 "ppojob_trainer.rewards.child",
@@ -126,15 +126,17 @@ class ScoringPool(Closeable):
             NonFiniteReward: the same for NaN and infinity.
         """
         stop = threading.Event()
-        batched = {
-            position: self._children.submit(self._score_all, position, items, stop)
-            for position in sorted(self._batched)
-        }
+        runs = [(position, list(range(len(items)))) for position in sorted(self._batched)]
+        runs += [(position, rows) for position in sorted(self._grouped) for rows in _groups(items)]
+        together = [
+            (*run, self._children.submit(self._score_all, run[0], [items[n] for n in run[1]], stop))
+            for run in runs
+        ]
         single = [self._children.submit(self._score_one, item, stop) for item in items]
-        futures: list[Future[Any]] = [*batched.values(), *single]
+        futures: list[Future[Any]] = [*(scores for _, _, scores in together), *single]
         try:
-            for of_all in batched.values():
-                of_all.result()
+            for _, _, of_many in together:
+                of_many.result()
             for of_one in single:
                 of_one.result()
                 tell()
@@ -143,9 +145,9 @@ class ScoringPool(Closeable):
             for future in futures:
                 future.cancel()
         found = [future.result() for future in single]
-        for position, scores in batched.items():
-            for answers, answer in zip(found, scores.result(), strict=True):
-                answers[position] = answer
+        for position, rows, scores in together:
+            for row, answer in zip(rows, scores.result(), strict=True):
+                found[row][position] = answer
         return [
             _combined([(self._functions[which], answers[which]) for which in sorted(answers)])
             for answers in found
@@ -166,6 +168,8 @@ class ScoringPool(Closeable):
             what="functions",
         )
         self._batched = frozenset(loaded.batched)
+        if not self._is_routed:  # no data source has such a scorer
+            self._grouped = frozenset(loaded.grouped)
 
     def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Scored]:
         """What the functions that take one response say of it, by their position."""
@@ -174,15 +178,15 @@ class ScoringPool(Closeable):
         return {
             position: self._score_all(position, [item], stop)[0]
             for position in self._chosen(item)
-            if position not in self._batched
+            if position not in self._batched | self._grouped
         }
 
     def _score_all(
         self, position: int, items: Sequence[RewardItem], stop: threading.Event
     ) -> list[Scored]:
-        """What a function says of each response; all are one call, or few."""
+        """What a function says of each response; all are one call, or few; a group is one."""
         function, answers = self._functions[position], list[Scored]()
-        for some in _runs(items):
+        for some in [items] if position in self._grouped else _runs(items):
             called = self._call(position, function, some)
             if called.failure is not None:
                 answers += [self._counted(function, some, called.failure, stop)] * len(some)
@@ -248,13 +252,14 @@ class ScoringPool(Closeable):
             }
         )
         failure = Scored()
+        seconds = function.seconds * (len(items) if position in self._grouped else 1)
         for _ in range(ATTEMPTS):
             request = CallFunction(next(self._numbers), position, columns)
             try:
                 with _failures():
-                    return self._children.call(request, function.seconds, Called)
+                    return self._children.call(request, seconds, Called)
             except ChildTimeout:
-                got = f"no score after {function.seconds:g} s"
+                got = f"no score after {seconds:g} s"
                 why = "killed with everything it had started"
                 failure = Scored(reason_code="RewardTimeout", got=got, why=why)
                 break
@@ -298,6 +303,14 @@ def _failures() -> Iterator[None]:
         raise RewardFailed("spec.rewards", str(problem)) from None
     except PoolClosed:
         raise RewardFailed("scoring", "the pool has been closed") from None
+
+
+def _groups(items: Sequence[RewardItem]) -> list[list[int]]:
+    """The places of the responses to each prompt, in their order."""
+    found: dict[int, list[int]] = {}
+    for place, item in enumerate(items):
+        found.setdefault(item.prompt, []).append(place)
+    return list(found.values())
 
 
 def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:

@@ -27,6 +27,7 @@ class RewardItem:
         ground_truth: ``reward_model.ground_truth`` of the row.
         response_tokens: the end token included.
         finish_reason: ``stop``, or ``length`` where the response ran into the limit.
+        prompt: number of the prompt that it answers.
     """
 
     row: int
@@ -36,6 +37,7 @@ class RewardItem:
     extra_info: Mapping[str, Json] = field(default_factory=dict)
     response_tokens: int = 0
     finish_reason: str = "stop"
+    prompt: int = 0
 
 
 @dataclass(frozen=True, slots=True)

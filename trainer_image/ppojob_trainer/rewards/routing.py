@@ -12,6 +12,7 @@ from ppojob_trainer.rewards import (
     geometry3k,
     gsm8k,
     judge,
+    majority_vote,
     math_dapo,
     math_reward,
     math_verify,
@@ -36,6 +37,7 @@ class Scorer:
         prepare: imports what takes long, outside the time limit of a call.
         runs_code: whether ``score`` runs code of responses, and takes a `Sandbox` for it.
         takes_row: whether ``score`` takes a `Row` behind the ground truth.
+        takes_group: whether ``score`` takes all responses to a prompt, and returns a list.
         arguments_problem: says what is wrong with arguments of the right types.
         seconds: what a call may take beside the limit of the function, by the limit of a program
             and the arguments.
@@ -50,6 +52,7 @@ class Scorer:
     prepare: Callable[[], object] = lambda: None
     runs_code: bool = False
     takes_row: bool = False
+    takes_group: bool = False
     arguments_problem: Callable[[Mapping[str, Json]], Wrong | None] = lambda _: None
     seconds: Callable[[float, Mapping[str, Json]], float] = lambda *_: 0.0
 
@@ -119,6 +122,13 @@ SCORERS: dict[str, Scorer] = {
         search_r1.search_r1_format,
         search_r1.ground_truth_problem,
         "the same, the order of its tags and `<information>`",
+    ),
+    "majority_vote": Scorer(
+        majority_vote.majority_vote,
+        majority_vote.truth_problem,
+        "the answer, and whether most responses to the prompt have it",
+        prepare=math_verify.load,
+        takes_group=True,
     ),
     "judge": Scorer(
         judge.judge,

@@ -44,12 +44,14 @@ class ScoreShaping:
         high: higher ones as this.
         truncation: what a response loses that ran into the limit of its length.
         overlong: what long ones lose; None for nothing.
+        counts: whether scores themselves do, and not only what is taken off.
     """
 
     low: float = -math.inf
     high: float = math.inf
     truncation: float = 0.0
     overlong: OverlongPenalty | None = None
+    counts: bool = True
 
     @classmethod
     def of(cls, spec: PPOJobSpec) -> ScoreShaping:
@@ -65,6 +67,7 @@ class ScoreShaping:
             else OverlongPenalty(
                 spec.data.max_response_tokens, penalty.buffer_tokens, penalty.factor
             ),
+            spec.algorithm.learns_scores,
         )
 
     def shaped(
@@ -73,6 +76,8 @@ class ScoreShaping:
         """(rows,) scores, within the limits, less the penalties."""
         taken = [0.0] * len(lengths) if self.overlong is None else self.overlong.rewards(lengths)
         return [
-            min(max(score, self.low), self.high) - self.truncation * is_cut + own
+            (min(max(score, self.low), self.high) if self.counts else 0.0)
+            - self.truncation * is_cut
+            + own
             for score, is_cut, own in zip(scores, truncated, taken, strict=True)
         ]

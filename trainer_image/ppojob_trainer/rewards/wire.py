@@ -41,16 +41,19 @@ class FunctionsLoaded(Loaded, frozen=True):
 
     Attributes:
         batched: positions of the functions that take all responses at once.
+        grouped: of those that take all responses to a prompt.
     """
 
     batched: list[int] = msgspec.field(default_factory=list)
+    grouped: list[int] = msgspec.field(default_factory=list)
 
 
 class CallFunction(Numbered, frozen=True, tag=True):
     """Score responses with one call of a function.
 
     Attributes:
-        function: position in ``LoadFunctions``; one that is not batched takes one response.
+        function: position in ``LoadFunctions``; one that is neither batched nor grouped takes one
+            response.
         columns: JSON object of lists with an entry for each response, by the names that batched
             functions have for them (``custom.SINGULAR``).
     """

@@ -67,10 +67,13 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     if spec.leaves_responses_out:
         _leave_out(rows, batch, given.dropped)
     mask, lengths = batch["mask"], batch.lengths
-    rewards = _place_rewards(given.scores, mask, lengths, batch.columns.get("turn_rewards"))
+    certain, sureness = _certainty(spec, batch)
+    shaped = [score + own for score, own in zip(given.scores, certain, strict=True)]
+    rewards = _place_rewards(shaped, mask, lengths, batch.columns.get("turn_rewards"))
     scores = row_sum(rewards, mask, lengths)
     rewards, kl = _charge_kl(spec, batch, rewards, given)
     corrected, told = _correct(spec, batch)
+    told |= sureness
     kept = mask if corrected is None else corrected.mask
     masks = spec.algorithm.mask_truncated or given.masked
     trained = _without(kept, given.masked, lengths) if masks else kept
@@ -136,6 +139,18 @@ def _without(mask: Tensor, rows: Sequence[int], lengths: Tensor) -> Tensor:
     return mask & is_kept.repeat_interleave(lengths)
 
 
+def _certainty(spec: PPOJobSpec, batch: _Batch) -> tuple[list[float], dict[str, float]]:
+    """(rows,) what each earns by how sure the policy was of it; returns metrics of it as well."""
+    settings, mask, lengths = spec.algorithm.certainty_reward, batch["mask"], batch.lengths
+    if settings is None:
+        return [0.0] * len(lengths), {}
+    is_entropy = settings.type == "negative_entropy"
+    tokens = -batch["entropies"] if is_entropy else batch["certainties"]
+    means = row_mean(tokens, mask, lengths)
+    told = Spread.of(means[row_count(mask, lengths) > 0].tolist()).named("certainty_reward")
+    return (settings.coefficient * means).tolist(), told
+
+
 def _place_rewards(
     scores: Sequence[float], mask: Tensor, lengths: Tensor, turn_rewards: Tensor | None
 ) -> Tensor:
@@ -180,7 +195,8 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         "values": algorithm.estimator.critic == "value",
         "process_rewards": algorithm.estimator.critic == "process_reward",
         "turn_rewards": rows.mine.turn_rewards is not None,
-        "entropies": algorithm.high_entropy_share < 1.0,
+        "entropies": algorithm.reads_entropies,
+        "certainties": algorithm.reads_certainties,
         "rollout_logprobs": corrected,
         "given": corrected and algorithm.guidance is not None,
     }

@@ -70,6 +70,7 @@ def reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
             info | own,
             response_tokens=length,
             finish_reason="length" if is_truncated else "stop",
+            prompt=item.first,
         )
         for row, length, is_truncated, own in zip(
             range(item.first, item.last), item.lengths, item.truncated, figures, strict=True

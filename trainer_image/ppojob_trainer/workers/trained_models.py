@@ -82,11 +82,13 @@ class Policy:
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
         engine, algorithm = self.learner.engine, self._spec.algorithm
-        if algorithm.estimator.has_sum_pi_squared:
-            head = PolicyHead.of(self._spec, "value", squares=True)
-            kept = ["entropies", "sum_pi_squared"]
+        squares, certainty = algorithm.estimator.has_sum_pi_squared, algorithm.reads_certainties
+        if squares or certainty:
+            head = PolicyHead.of(self._spec, "value", squares=squares, certainty=certainty)
+            further = {"sum_pi_squared": squares, "certainties": certainty}
+            kept = ["entropies", *(name for name, is_asked in further.items() if is_asked)]
         else:
-            head, kept = None, ["entropies"] if algorithm.high_entropy_share < 1.0 else []
+            head, kept = None, ["entropies"] if algorithm.reads_entropies else []
         records = algorithm.router_replay == "recompute"
         predict = partial(engine.predict, head=head, records=records)
         told, read = (ROUTER_COLUMNS, ()) if records else ((), ROUTER_COLUMNS)
