@@ -94,8 +94,6 @@ def pictures(verl: Verl, job: Draft) -> None:
         job.set("spec.model.freezeVisionTower", verl[tower], tower)
     elif not verl[tower]:
         job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)
-    if is_whole:
-        return
     for key, column in zip(keys[:2], ("images", "videos"), strict=True):
         if key not in given:
             continue
@@ -104,8 +102,10 @@ def pictures(verl: Verl, job: Draft) -> None:
         else:
             kind = "pictures" if column == "images" else column
             job.leave_out(f"{kind} are in the column {column}", key)
-    if keys[2] in given:
-        job.set("spec.data.audioKey", verl[keys[2]], keys[2])
+    if keys[2] not in given:
+        return
+    job.set("spec.data.audioKey", verl[keys[2]], keys[2])
+    if not is_whole or "spec.data.audioKey" in job.fields:
         job.note("the encoder of a model that hears stays as it is", keys[2])
 
 
