@@ -75,6 +75,11 @@ def shown(value: object) -> str:
     return text if len(text) <= SHOWN_CHARACTERS else f"{text[: SHOWN_CHARACTERS - 3]}..."
 
 
+def counted(amount: int, noun: str, plural: str = "") -> str:
+    """`1 step`, `2 steps`."""
+    return f"{amount} {noun if amount == 1 else plural or noun + 's'}"
+
+
 def printable(text: str, limit: int | None = None) -> str:
     """Text as it may stand in a message or a log: cut, then what is not printable is escaped."""
     if limit is not None and len(text) > limit:

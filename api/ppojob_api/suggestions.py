@@ -52,6 +52,7 @@ def of_field(path: PathKey, value: object) -> Suggestion:
     section = ".".join(key for key in path[:-1] if isinstance(key, str))
     inside = [other for other in elsewhere if shapes.within(other, section)]
     if elsewhere:
+        inside = inside or _beside(section, elsewhere)
         return Suggestion(why, f"write {' or '.join(inside or elsewhere)}")
     below = [other for other in others if not section or shapes.within(other, section)]
     parts = [other for other in below if word in folded(other.rpartition(".")[2])]
@@ -59,6 +60,14 @@ def of_field(path: PathKey, value: object) -> Suggestion:
         return Suggestion(why, f"write {' or '.join(parts)}")
     names = ", ".join(sorted(here.values()))
     return Suggestion(why, f"fields here are {names}" if names else "remove it")
+
+
+def _beside(section: str, fields: list[str]) -> list[str]:
+    """The one of these fields that is in the nearest section above, if it is the only one there."""
+    while (section := section.rpartition(".")[0]) not in {"", "spec"}:
+        if near := [field for field in fields if shapes.within(field, section)]:
+            return near if len(near) == 1 else []
+    return []
 
 
 def of_word(field: str, value: object, shape: Shape) -> Suggestion:

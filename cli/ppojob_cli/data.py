@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ppojob_cli.figures import counted
+from ppojob_api.problem import counted
 from ppojob_cli.input_error import InputError, told
 
 if TYPE_CHECKING:

@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
-from ppojob_api.problem import printable, shown
+from ppojob_api.problem import counted, printable, shown
 from ppojob_api.run_layout import JOB_FILE
 from ppojob_api.v1alpha1.rollout import RewardSource, RewardSpec, SandboxSpec
-from ppojob_cli.figures import counted
 from ppojob_cli.input_error import InputError, told
 
 if TYPE_CHECKING:

@@ -27,11 +27,6 @@ def number(value: float) -> str:
     return f"{value:.1e}"
 
 
-def counted(amount: int, noun: str, plural: str = "") -> str:
-    """`1 step`, `2 steps`."""
-    return f"{amount} {noun if amount == 1 else plural or noun + 's'}"
-
-
 def duration(seconds: float) -> str:
     """A time by its two largest units."""
     if seconds < 0.0995:

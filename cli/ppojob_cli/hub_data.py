@@ -7,7 +7,7 @@ from typing import Final
 
 import pyarrow.parquet as pq
 
-from ppojob_api.problem import printable, shown
+from ppojob_api.problem import counted, printable, shown
 from ppojob_cli.input_error import InputError
 from ppojob_cli.model import HUB_ID, download
 from ppojob_trainer.data.file_checks import open_row_file
@@ -80,6 +80,6 @@ def _content(path: Path) -> str:
             columns = list(first)
             for _ in rows:
                 pass
-        return f"{opened.num_rows} rows of {', '.join(map(str, columns))}"
+        return f"{counted(opened.num_rows, 'row')} of {', '.join(map(str, columns))}"
     finally:
         opened.close()

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.problem import Problem, ReasonCode, counted, shown
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import (
     CHECKPOINTS_FOLDER,
@@ -19,7 +19,6 @@ from ppojob_api.run_layout import (
     SUMMARY_FILE,
 )
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_cli.figures import counted
 from ppojob_cli.job_file import validate_file
 from ppojob_cli.run_folder import LOCK_FILE
 from ppojob_cli.summary import is_of_another_model, read_summary

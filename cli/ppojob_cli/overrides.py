@@ -14,9 +14,16 @@ import click
 from pydantic import JsonValue
 
 from ppojob_api import manifest
-from ppojob_api.problem import ABSENT, SHOWN_CHARACTERS, Problem, ReasonCode, printable, shown
+from ppojob_api.problem import (
+    ABSENT,
+    SHOWN_CHARACTERS,
+    Problem,
+    ReasonCode,
+    counted,
+    printable,
+    shown,
+)
 from ppojob_api.shape import PathKey, dotted, within
-from ppojob_cli.figures import counted
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 

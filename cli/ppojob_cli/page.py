@@ -5,7 +5,7 @@ from typing import Final
 
 import click
 
-from ppojob_cli.figures import counted
+from ppojob_api.problem import counted
 from ppojob_cli.input_error import InputError
 
 _COLOURS: Final = 8

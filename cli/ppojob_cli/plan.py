@@ -8,12 +8,12 @@ from typing import Any
 import click
 
 from ppojob_api import manifest, run_config, validation
+from ppojob_api.problem import counted
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology, world_size
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
-from ppojob_cli.figures import counted
 from ppojob_cli.input_error import told
 from ppojob_cli.job_file import load_job
 from ppojob_cli.overrides import set_option

@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from ppojob_api import contract
-from ppojob_api.problem import printable
+from ppojob_api.problem import counted, printable
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import (
     EXPORT_FOLDER,
@@ -25,7 +25,7 @@ from ppojob_api.run_layout import (
     TRACKIO_FOLDER,
     WANDB_FOLDER,
 )
-from ppojob_cli.figures import counted, duration, number
+from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import short_name
 from ppojob_trainer.controller.progress import TrainingStatus
 from ppojob_trainer.controller.row_tape import batches_on_disk

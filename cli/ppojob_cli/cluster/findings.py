@@ -8,11 +8,11 @@ from functools import cache
 from importlib import resources
 from typing import Final
 
-from ppojob_api.problem import printable
+from ppojob_api.problem import counted, printable
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import workload_name
-from ppojob_cli.figures import counted, duration, seconds_of
+from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, acceptance, condition, from_rfc3339, holds
 from ppojob_operator.policies.ending import deadline_in
 from ppojob_operator.policies.startup import (

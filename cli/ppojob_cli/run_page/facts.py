@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from ppojob_api import manifest
-from ppojob_api.problem import printable
+from ppojob_api.problem import counted, printable
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOB_FILE, METRICS_FILE
-from ppojob_cli.figures import counted, duration
+from ppojob_cli.figures import duration
 from ppojob_cli.input_error import InputError
 from ppojob_cli.job_file import load_job
 from ppojob_cli.plan import role_lines, unit

@@ -4,6 +4,7 @@ import itertools
 import sys
 from collections.abc import Iterator
 
+from ppojob_api.foreign_names import NOT_YET
 from ppojob_cli.verl.keys import Line, Section, find, head, main_name, sections
 
 
@@ -26,7 +27,10 @@ def _rows(section: Section, line: Line) -> Iterator[str]:
         yield _row(line.keys[0], "", f"`{line.how}`", line.remark)
         return
     for ours, keys in itertools.groupby(line.keys, lambda key: _ours(section.prefix + key)):
-        yield _row(", ".join(f"`{key}`" for key in keys), default, ours, line.remark)
+        names = list(keys)
+        told = {_why(section.prefix + key) for key in names if ours == NOT_YET}
+        remark = line.remark or (told.pop() if len(told) == 1 else "")
+        yield _row(", ".join(f"`{key}`" for key in names), default, ours, remark)
 
 
 def _ours(name: str) -> str:
@@ -35,6 +39,12 @@ def _ours(name: str) -> str:
         key = find(main_name(name)) or key
     assert key is not None
     return key.row.status or ", ".join(f"`{field}`" for field in key.row.here)
+
+
+def _why(name: str) -> str:
+    key = find(name)
+    assert key is not None
+    return key.row.remark
 
 
 def _row(*cells: str) -> str:

@@ -94,8 +94,6 @@ def pictures(verl: Verl, job: Draft) -> None:
         job.set("spec.model.freezeVisionTower", verl[tower], tower)
     elif not verl[tower]:
         job.note("spec.model.freezeVisionTower: false, if the model sees pictures", tower)
-    if is_whole:
-        return
     for key, column in zip(keys[:2], ("images", "videos"), strict=True):
         if key not in given:
             continue
@@ -104,8 +102,10 @@ def pictures(verl: Verl, job: Draft) -> None:
         else:
             kind = "pictures" if column == "images" else column
             job.leave_out(f"{kind} are in the column {column}", key)
-    if keys[2] in given:
-        job.set("spec.data.audioKey", verl[keys[2]], keys[2])
+    if keys[2] not in given:
+        return
+    job.set("spec.data.audioKey", verl[keys[2]], keys[2])
+    if not is_whole or "spec.data.audioKey" in job.fields:
         job.note("the encoder of a model that hears stays as it is", keys[2])
 
 
@@ -498,17 +498,22 @@ def project(verl: Verl, job: Draft) -> None:
 
 def profile(verl: Verl, job: Draft) -> None:
     """Traces of steps, where torch makes them."""
-    steps, tool, of_actor = (
+    steps, tool, of_actor, interval = (
         "global_profiler.steps",
         "global_profiler.tool",
         "actor_rollout_ref.actor.profiler",
+        "trainer.profile_interval",
     )
-    if not verl.is_on(steps):
+    traced = verl[steps]
+    match verl[interval]:
+        case [int(first), int(last)] if first > 0:
+            traced = list(range(first, min(last, first + 63) + 1))
+    if not traced:
         return
     if verl[tool] not in (None, "torch"):
-        job.leave_out("torch.profiler alone", steps, tool, changes_numbers=False)
+        job.leave_out("torch.profiler alone", steps, tool, interval, changes_numbers=False)
         return
-    job.copy(steps)
+    job.set("spec.profile.steps", traced, *filter(verl.is_given, (steps, interval)))
     job.keep(tool)
     ranks, every, contents = (
         f"{of_actor}.{name}" for name in ("ranks", "all_ranks", "tool_config.torch.contents")

@@ -48,6 +48,8 @@ def test_what_is_told_of_a_field() -> None:
         ("spec.algorithm.kll", "write spec.algorithm.kl"),
         ("actor_rollout_ref.rollout.n", "write spec.algorithm.samplesPerPrompt"),
         ("spec.agent.max_turns", "write spec.agent.maxAssistantTurns"),
+        ("custom_reward_function", "write spec.rewards, a list of {function, source}"),
+        ("spec.rewards[0].source.function", "write spec.rewards.function"),
         ("routerBias", "write spec.algorithm.routerBiasRate"),
         (
             "spec.data.train[0].file",

@@ -103,7 +103,7 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_of_a_data_set_only_the_files_are_left(tmp_path: Path) -> None:
     folder = fetched("owner/name", tmp_path, "*")
     assert [path.name for path in folder.iterdir()] == ["a.jsonl"]
-    assert list(described(folder)) == [f"{folder / 'a.jsonl'}: 1 rows of question, answer"]
+    assert list(described(folder)) == [f"{folder / 'a.jsonl'}: 1 row of question, answer"]
 
 
 @pytest.mark.usefixtures("hub")

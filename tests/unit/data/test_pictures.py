@@ -1,5 +1,6 @@
 """Rows with pictures: as tokens, and what is wrong with them."""
 
+import base64
 import io
 import json
 import shutil
@@ -87,6 +88,7 @@ def test_pictures_are_made_as_large_as_rows_and_the_job_say(folder: Path) -> Non
         {**held, "resized_width": 30, "resized_height": 17},
         {"bytes": RED, "min_pixels": 600},
         {"bytes": RED},
+        {"path": f"data:image/png;base64,{base64.b64encode(RED).decode()}"},
     ]
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)
@@ -95,16 +97,16 @@ def test_pictures_are_made_as_large_as_rows_and_the_job_say(folder: Path) -> Non
         for most in (None, 512):
             spec = files.spec(table, maxPicturePixels=most)
             with PromptDataset.open(spec.train, spec, chat) as dataset:
-                found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(5))]
-                tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(5))]
-    assert tokens == [3 * 2, 5 * 3, 4 * 2, 4 * 4, 2 * 2]
+                found[most] = [unpacked(row.pictures)[0] for row in dataset.rows(range(6))]
+                tokens = [row.token_ids.count(TOKEN) for row in dataset.rows(range(6))]
+    assert tokens == [3 * 2, 5 * 3, 4 * 2, 4 * 4, 2 * 2, 2 * 2]
     sizes = [opened(one).size for one in found[512]]
-    assert sizes == [(24, 16), (40, 24), (32, 16), (32, 32), (16, 16)]
+    assert sizes == [(24, 16), (40, 24), (32, 16), (32, 32), (16, 16), (16, 16)]
     for one, size in zip(found[512][:3], sizes, strict=False):
         assert opened(one).tobytes() == drawn.resize(size, Image.Resampling.BICUBIC).tobytes()
     assert found[None][0] == held["bytes"]  # the model's processor makes it smaller
     assert found[None][1:] == found[512][1:]
-    assert found[None][4] == RED
+    assert found[None][4] == found[None][5] == RED
 
 
 def test_what_is_transparent_is_seen_on_white() -> None:
@@ -125,6 +127,8 @@ def test_what_is_transparent_is_seen_on_white() -> None:
         ),
         ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": no picture of a known'),
         ({"images": [{"path": "a\0.png"}]}, 'images: got "a\\u0000.png": it cannot be read; '),
+        ({"images": ["data:image/png,iVBORw0"]}, 'images: got "data:image/png,iVBORw0": '),
+        ({"images": ["iVBORw0" * 99]}, 'images: got "iVBORw0iVBORw0'),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
         ({"images": [7]}, "images: got int: it is no picture"),
         ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),
@@ -137,7 +141,7 @@ def test_what_is_transparent_is_seen_on_white() -> None:
             "images: got min_pixels 60: it is more than max_pixels 50",
         ),
         ({"images": [{"bytes": picture("red", (401, 2))}]}, "images: got 401 by 2 pixels"),
-        ({"images": [{"bytes": RED}] * 2}, "prompt: got 1 marks <image>: the row has 2 pictures"),
+        ({"images": [{"bytes": RED}] * 2}, "prompt: got 1 mark <image>: the row has 2 pictures"),
         ({"images": [{"bytes": RED}], "prompt": "<image>"}, "prompt: got text: the row has 1"),
     ],
 )
@@ -174,7 +178,7 @@ def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> N
             assert not any(TOKEN in part.tokens for part in dataset[1].answers[0])
             assert not any("mark" in line for line in dataset.warnings)
         (line,) = files.errors(files.table("b.parquet", given_rows(kind, "?")), given=kind)
-        assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 pictures")
+        assert line.startswith("b.parquet:0:prompt: got 0 marks <image>: the row has 1 picture")
         if kind == "sft":
             return
         talk = [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "?"}]

@@ -256,7 +256,7 @@ def test_files_of_a_folder_are_told(tmp_path: Path) -> None:
         f"{tmp_path}/bad.json: not read: text that is not JSON: JSON is malformed: invalid"
         " character (byte 0)",
         f"{tmp_path}/data/train-0.parquet: 2 rows of id, question, golden_answers",
-        f"{tmp_path}/test.jsonl: 1 rows of id, question, golden_answers",
+        f"{tmp_path}/test.jsonl: 1 row of id, question, golden_answers",
     ]
 
 
@@ -318,7 +318,7 @@ def test_a_repository_is_fetched_without_what_is_no_data(hub: str, tmp_path: Pat
     command = [sys.executable, "-m", "ppojob_cli", "data", "hf", "--output"]
     told = call([*command, str(tmp_path / "out"), "owner/name"])
     assert told.returncode == 0, told.stderr
-    assert told.stdout == f"{tmp_path}/out/train.jsonl: 1 rows of id, question, golden_answers\n"
+    assert told.stdout == f"{tmp_path}/out/train.jsonl: 1 row of id, question, golden_answers\n"
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["train.jsonl"]
     missing = call([*command, str(tmp_path / "other"), "owner/other"])
     assert missing.returncode == 2

@@ -67,7 +67,7 @@ def test_uncertain_is_the_literal_draw() -> None:
 def test_uncertain_without_epsilon_draws_no_row_that_is_sure() -> None:
     rows = rows_of([0.0, 0.5, 1.0, 0.5])
     assert {*uncertain(1, 0, 2, rows, epsilon=0.0)} == {1, 3}
-    with pytest.raises(Wrong, match="fewer than 3 rows have a weight above 0"):
+    with pytest.raises(Wrong, match="fewer than 3 rows with a weight above 0"):
         uncertain(1, 0, 3, rows, epsilon=0.0)
 
 

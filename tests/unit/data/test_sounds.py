@@ -1,5 +1,6 @@
 """Rows with sounds: as tokens, and what is wrong with them."""
 
+import base64
 import io
 import json
 import textwrap
@@ -120,9 +121,12 @@ def test_channels_are_averaged_and_then_the_pace_is_changed(folder: Path) -> Non
     expected = soxr.resample(both.mean(axis=1), 44_100, RATE, quality="HQ")
     expected = np.append(expected, np.float32(0.0))  # of 7,993 samples and a part
     array = {"array": both.T.tolist(), "sampling_rate": 44_100}
+    url = f"data:audio/wav;base64,{base64.b64encode(file.getvalue()).decode()}"
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)
-        rows = [good_row("<audio>", audios=[one]) for one in ({"bytes": file.getvalue()}, array)]
+        rows = [
+            good_row("<audio>", audios=[one]) for one in ({"bytes": file.getvalue()}, array, url)
+        ]
         tables = [files.table(f"{n}.parquet", one) for n, one in enumerate(rows)]
         for table in tables:
             with files.open(table, maxPromptTokens=256) as dataset:
@@ -147,6 +151,14 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
     [
         ({"audios": [{"bytes": b"RIFF"}]}, "audios: got bytes that are no sound: "),
         ({"audios": [{"bytes": tone_file(440, 0.5, kind="FLAC")[:2000]}]}, "audios: got "),
+        (
+            {"audios": [{"bytes": tone_file(440, 0.5, kind="OGG")[:-100]}]},
+            "audios: got bytes that are no sound: it breaks off, or is empty; a whole sound",
+        ),
+        (
+            {"audios": ["data:audio/wav;base64,UklG?"]},
+            'audios: got "data:audio/wav;base64,UklG?": ',
+        ),
         ({"audios": [{"path": "nowhere.wav"}]}, 'audios: got "nowhere.wav": No such file'),
         (
             {"audios": [{"bytes": bytes(PIPED)}]},
@@ -166,7 +178,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
             {"audios": [{"array": [float("nan")] * 900, "sampling_rate": RATE}]},
             "audios: got a sample that is no number: ",
         ),
-        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 marks <audio>: the row has 2 sounds; "),
+        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
         (
             {"prompt": spoken({"type": "image", "image": "a.png"})},
             "prompt[0].content[0]: got ",
@@ -174,7 +186,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
         ({"prompt": spoken("a"), "audios": None}, 'prompt[0].content[0]: got "a": parts of '),
         (
             {"prompt": spoken({"type": "audio", "audio": "a.wav"}), "audios": ["b.wav"]},
-            "prompt: got 1 sounds in parts of messages: the row has others in audios; ",
+            "prompt: got 1 sound in parts of messages: the row has others in audios; ",
         ),
     ],
 )

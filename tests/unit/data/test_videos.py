@@ -279,8 +279,8 @@ def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
             "videos: got bytes of a video: 0 frames",
         ),
         ({"videos": [7]}, "videos: got int: it is no video; "),
-        ({"videos": [cell(SMALL)] * 2}, "prompt: got 1 marks <video>: the row has 2 videos; "),
-        ({"videos": [cell(SMALL)], "prompt": "<video>"}, "prompt: got text: the row has 1 videos"),
+        ({"videos": [cell(SMALL)] * 2}, "prompt: got 1 mark <video>: the row has 2 videos; "),
+        ({"videos": [cell(SMALL)], "prompt": "<video>"}, "prompt: got text: the row has 1 video"),
     ],
 )
 def test_what_is_no_row_with_videos_is_refused(
@@ -306,5 +306,5 @@ def test_videos_are_shown_in_front_of_answers_by_models_that_have_them(tmp_path:
         files = PromptFiles(tmp_path, chat)
         seen = good_row("<video>", videos=[cell(SMALL)])
         (line,) = files.errors(files.table("c.parquet", seen))
-        assert line.startswith("c.parquet:0:videos: got 1 videos: this model is shown none; ")
+        assert line.startswith("c.parquet:0:videos: got 1 video: this model is shown none; ")
         assert PICTURE not in line

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ppojob_api.problem import counted
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
@@ -77,8 +78,8 @@ def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataP
         return
     if scan.kept < batch:
         why = f"fewer than spec.algorithm.{setting} {batch}: no batch can be drawn"
-        allowed = f"at least {batch} rows, or a smaller {setting.rpartition('.')[2]}"
-        yield DataProblem(f"spec.data.{field}", f"{scan.kept} rows", why, allowed)
+        allowed = f"at least {counted(batch, 'row')}, or a smaller {setting.rpartition('.')[2]}"
+        yield DataProblem(f"spec.data.{field}", counted(scan.kept, "row"), why, allowed)
     files = scan.spec.train
     weights = [file.weight for file in files if file.weight is not None]
     if weights:
@@ -114,7 +115,7 @@ def _duplicates(scan: Scan) -> DataProblem | None:
     first, second = (scan.place(scan.key_rows[int(order[again[0] + offset])]) for offset in (0, 1))
     return DataProblem(
         f"{second}:extra_info.index",
-        f"{len(again)} rows with the data source, split and index of another",
+        f"{counted(len(again), 'row')} with the data source, split and index of another",
         f"the first repeats {first}",
         "fine where rows are meant to count twice",
     )

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
+from ppojob_api.problem import counted
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data import pictures, sounds, videos
@@ -24,14 +25,14 @@ class Medium(NamedTuple):
     noun: str
 
 
-PICTURES: Final = Medium(pictures.COLUMN, pictures.MARK, "pictures")
-VIDEOS: Final = Medium(videos.COLUMN, videos.MARK, "videos")
+PICTURES: Final = Medium(pictures.COLUMN, pictures.MARK, "picture")
+VIDEOS: Final = Medium(videos.COLUMN, videos.MARK, "video")
 
 
 def media_of(form: MediaForm | None, spec: DataSpec) -> tuple[Medium, ...]:
     """Kinds of what a model may be shown."""
     seen = (PICTURES, VIDEOS) if isinstance(form, PictureForm) else ()
-    heard = (Medium(spec.audio_key, sounds.MARK, "sounds"),) if sound_form_of(form) else ()
+    heard = (Medium(spec.audio_key, sounds.MARK, "sound"),) if sound_form_of(form) else ()
     return seen + heard
 
 
@@ -60,18 +61,18 @@ def shown_by(
         may_be_later = one is PICTURES and given == "sft"
         if cells.get(one.column) and one.mark in marked and not may_be_later:
             got, why = f"{one.mark} behind an answer", f"not in this version with {given}"
-            allowed = f"{one.noun} in front of the first turn of the assistant"
+            allowed = f"{one.noun}s in front of the first turn of the assistant"
             raise BadCell(spec.prompt_key, got, why, allowed)
     found = _read(cells, spec, form)
     marks = [] if isinstance(prompt, str) else [*pictures.marks(prompt), *marked]
     for one, files in found.items():
-        why = f"the row has {len(files)} {one.noun}"
+        why = f"the row has {counted(len(files), one.noun)}"
         if isinstance(prompt, str):
             why += ", which belong into messages"
             raise BadCell(spec.prompt_key, "text", why, "a list of messages")
         if (count := marks.count(one.mark)) != len(files):
-            allowed = f"a mark for each {one.noun.removesuffix('s')}"
-            raise BadCell(spec.prompt_key, f"{count} marks {one.mark}", why, allowed)
+            allowed = f"a mark for each {one.noun}"
+            raise BadCell(spec.prompt_key, f"{counted(count, 'mark')} {one.mark}", why, allowed)
     left = {one.mark: iter(files) for one, files in found.items()}
     shown = [next(left[mark]) if mark in left else () for mark in marks]
     first = len(marks) - len(marked)

@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ppojob_api.problem import shown
+from ppojob_api.problem import counted, shown
 from ppojob_trainer.data.problems import DataProblem
 
 Rows = npt.NDArray[np.int64]
@@ -190,7 +190,8 @@ def mixture_problems(
             why = "no batch of an epoch would hold one of its rows"
             found.append(DataProblem(where, got, why, "a larger weight"))
         elif own < needed:
-            why = f"{needed} of the {batch} prompts of a batch are its own, and it has {own} rows"
+            has = counted(own, "row")
+            why = f"{needed} of the {batch} prompts of a batch are its own, and it has {has}"
             allowed = "a smaller weight, more rows, or smaller batches"
             found.append(DataProblem(where, got, why, allowed))
     return found

@@ -1,5 +1,6 @@
 """Pictures of rows out of cells, as large as a job or a row wants them. Loads no torch."""
 
+import base64
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
@@ -91,16 +92,21 @@ def read_file(cell: object) -> bytes:
 
 
 def bytes_at(path: str, noun: str) -> bytes:
-    """The file of a picture, or of what else `noun` says.
+    """The file of a picture, or of what else `noun` says, or what a data: URL holds.
 
     Raises:
         BadPicture: it cannot be read.
     """
+    head, _, text = path.partition(";base64,")
     try:
+        if head.startswith("data:"):
+            return base64.b64decode(text, validate=True)
         return Path(path.removeprefix("file://")).read_bytes()
     except (OSError, ValueError) as error:  # a path with a null character is no OSError
         why = getattr(error, "strerror", None) or "it cannot be read"
-        raise BadPicture(shown(path), why, f"the path of a {noun}, or its bytes") from None
+        raise BadPicture(
+            shown(path), why, f"the path of a {noun}, its bytes, or data:...;base64,..."
+        ) from None
 
 
 def _too_long(width: int, height: int) -> BadPicture:

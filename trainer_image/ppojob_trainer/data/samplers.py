@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ppojob_api.problem import printable
+from ppojob_api.problem import counted, printable
 from ppojob_trainer.data.order import Rows, epoch_order, uniform_draws
 from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
@@ -40,7 +40,7 @@ def uncertain(
     value = rows["value"]
     weights = np.sqrt(value * (1.0 - value)) + epsilon
     if np.count_nonzero(weights > 0.0) < count:
-        why = f"fewer than {count} rows have a weight above 0"
+        why = f"there are fewer than {counted(count, 'row')} with a weight above 0"
         raise Wrong(f"epsilon = {epsilon:g}", why, "a number above 0")
     with np.errstate(divide="ignore", invalid="ignore"):
         late = -np.log1p(-uniform_draws(len(value), seed, step)) / weights
@@ -137,7 +137,7 @@ def _check(chosen: Sequence[int], count: int, num_rows: int) -> None:
     """Refuse what is not so many of the rows, each another one."""
     if len(chosen) != count:
         why, allowed = f"the step draws {count}", "as many rows as count says"
-        raise Wrong(f"{len(chosen)} rows", why, allowed)
+        raise Wrong(counted(len(chosen), "row"), why, allowed)
     outside = next((row for row in chosen if not 0 <= row < num_rows), None)
     if outside is not None:
         raise Wrong(f"row {outside}", f"there are {num_rows}", f"0 to {num_rows - 1}")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from ppojob_api.problem import shown
+from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import pictures
@@ -169,7 +169,7 @@ class Scan:
         if self._answers is not None:
             most += f" or maxResponseTokens {self.spec.max_response_tokens}"
         total = self.total * (2 if self.spec.split_pairs else 1)
-        dropped = f"{self.dropped} of {total} rows"
+        dropped = f"{self.dropped} of {counted(total, 'row')}"
         if not self.errors and not self.kept and not self.untrained:
             why = f"no {'row' if self.given else 'prompt'} is within {most}"
             allowed = "a larger maxPromptTokens, or overlongPrompts: truncate_left"
@@ -178,7 +178,7 @@ class Scan:
             why = f"longer than spec.data.{most}, and dropped"
             self.warnings.add(DataProblem(self._where, dropped, why, "fine where it is meant"))
         if self.untrained:
-            got = f"{self.untrained} of {total} rows"
+            got = f"{self.untrained} of {counted(total, 'row')}"
             why = "nothing of them is learnt, and they are left out"
             problem = DataProblem(self._where, got, why, "fine where other rows are left")
             (self.warnings if self.kept else self.errors).add(problem)
@@ -194,7 +194,7 @@ class Scan:
             ("guidanceKey", self.spec.guidance_key, self.guided, "responses"),
         ):
             if key is not None and not filled:
-                why = f"no row has {what} there: {self.kept} rows"
+                why = f"no row has {what} there: {counted(self.kept, 'row')}"
                 allowed = "a column, or an entry of extra_info, that some rows have"
                 self.errors.add(DataProblem(f"spec.data.{field_}", shown(key), why, allowed))
 
@@ -301,7 +301,7 @@ class Scan:
             return row, ()
         if why := self.chat.blind(row.data_source):
             shown = next(one for one in self._media if cells.get(one.column))
-            raise BadCell(shown.column, shown.noun, why, "rows without this column")
+            raise BadCell(shown.column, f"{shown.noun}s", why, "rows without this column")
         size = sum(len(file) for file in [*files, *behind] if pictures.is_picture(file))
         if size > pictures.MOST_BYTES and self.agents is not None and self._tools(row):
             why, allowed = "tools are given them", f"at most {pictures.MOST_BYTES} bytes a row"

@@ -12,7 +12,7 @@ import numpy as np
 import soundfile
 import soxr
 
-from ppojob_api.problem import shown
+from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.columns import BadCell
 from ppojob_trainer.data.formats import Row
@@ -82,6 +82,8 @@ def _decoded(content: bytes, named: str, form: SoundForm) -> tuple[Samples, int]
             if count == _UNKNOWN:  # which soundfile does not read to its end
                 why = "it does not say how long it is, as one out of a pipe"
                 raise BadPicture(named, why, "a file that says it")
+            if not count:  # as libsndfile has it of an OGG whose last page is not there
+                raise BadPicture(named, "it breaks off, or is empty", "a whole sound")
             if count > form.seconds * rate:  # of which the rest is not read
                 raise _too_long(count / rate, form)
             samples = file.read(dtype="float32", always_2d=True)
@@ -132,7 +134,8 @@ def without_parts(cells: Row, spec: DataSpec) -> Row:
     joined = [_joined(one, f"{key}[{n}]", sounds) for n, one in enumerate(messages)]
     if sounds and cells.get(column):
         why, allowed = f"the row has others in {column}", f"sounds in {key} or in {column}"
-        raise BadCell(key, f"{len(sounds)} sounds in parts of messages", why, allowed)
+        got = f"{counted(len(sounds), 'sound')} in parts of messages"
+        raise BadCell(key, got, why, allowed)
     return {**cells, key: joined, **({column: sounds} if sounds else {})}
 
 

@@ -10,6 +10,7 @@ from typing import Final
 
 from PIL import Image
 
+from ppojob_api.problem import counted
 from ppojob_trainer.data.picture_cells import AS_IT_IS, BadPicture, read_file, wanted_of
 from ppojob_trainer.data.picture_form import PictureForm, Wanted
 from ppojob_trainer.data.pictures import encoded, opened
@@ -40,7 +41,7 @@ def read_videos(cell: object, form: PictureForm, wanted: Wanted = AS_IT_IS) -> l
     cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
     if cells and form.video is None:
         allowed = "Qwen2-VL, 2.5-VL, 2.5-Omni, Qwen3-VL or Qwen3.5, or rows without this column"
-        raise BadPicture(f"{len(cells)} videos", "this model is shown none", allowed)
+        raise BadPicture(counted(len(cells), "video"), "this model is shown none", allowed)
     return [_clips(one, form, wanted) for one in cells]
 
 
