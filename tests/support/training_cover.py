@@ -61,6 +61,7 @@ _CASES = {
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
         *("adapters_beside_nf4", "pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
         *("pictures_in_squares", "pictures_in_crops", "pictures_of_gemma_4"),
+        "adapters_with_lengths",
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),

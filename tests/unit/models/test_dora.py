@@ -106,6 +106,13 @@ def test_the_beginning_is_the_model_as_it_is_bit_for_bit(folder, base, dtype, au
             assert torch.equal(model(IDS).logits, said)
 
 
+def test_rows_alone_have_the_lengths_that_they_have_in_the_whole(folder):
+    """Ranks measure theirs at the beginning, and divide by those of all."""
+    layer, matrix = layer_of(load_model(folder, lora=DORA)), torch.randn(7, 4100)
+    for cut in (slice(0, 4), slice(4, 6), slice(6, 7)):
+        assert torch.equal(layer.lengths(matrix[cut]), layer.lengths(matrix)[cut])
+
+
 def test_merged_weights_have_these_lengths_and_give_the_model_s_own_logits(folder):
     model, plain = adapted(folder), load_model(folder)
     found = model(IDS).logits

@@ -11,7 +11,7 @@ from ppojob_trainer.models.mixtures import STACKS
 A: Final = "lora_a"
 B: Final = "lora_b"
 M: Final = "lora_m"
-"""Of magnitudes, the lengths of a weight's rows, where `weightDecomposed` trains them."""
+"""Of magnitudes, the lengths of a weight's rows: `weightDecomposed` trains them."""
 BEGINNING: Final = "base_model.model."
 """Of PEFT's names; what follows are the model's."""
 

@@ -61,7 +61,7 @@ class LoraLinear(nn.Linear):
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter
-    lora_m: nn.Parameter  # where magnitudes are trained
+    lora_m: nn.Parameter  # where lengths of rows are trained
     lora: LoraSpec
     is_adapted: bool
 
