@@ -142,6 +142,48 @@ def test_a_killed_job_beside_four_bits_ends_as_an_undisturbed_one(
     assert contents(tmp_path / "again") == contents(whole / "export")
 
 
+def test_a_killed_job_of_lengths_of_rows_ends_as_an_undisturbed_one(
+    start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
+):
+    """Of a policy over two ranks, with engines in pods of their own, and of its critic."""
+    lora = {"rank": 2, "targetModules": ["q_proj", "down_proj"], "weightDecomposed": True}
+    sections: dict[str, object] = {
+        **tiny_jobs.PPO,
+        "model": {"path": str(tiny_folder / "model"), "lora": lora},
+        "critic": {"lora": lora, "optimizer": {"learningRate": 1e-2}},
+        "optimizer": {"learningRate": 1e-2},
+        "rollout": {"engine": "huggingface", "adapters": "beside", "dtype": "float32"},
+        "roles": {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"ranksPerReplica": 1}},
+        "steps": {"total": 2},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    job, whole, killed = tiny_job(**sections), tmp_path / "whole", tmp_path / "killed"
+    start(job, whole).succeed()
+    trained = run_folders.metrics(whole)[-2:]
+    assert all(line["training/rollout_probs_diff_mean"] < 1e-5 for line in trained)
+
+    points = ("rpc.update.answer.before@1=kill", "checkpoint.shard.write.middle@3=kill")
+    run_through(job, killed, *points, seconds=500)
+    assert run_folders.result(killed) == run_folders.result(whole)
+    assert contents(killed / "export") == contents(whole / "export")
+    for role in ("actorRollout", "critic"):
+        paths = whole.glob(f"checkpoints/latest/{role}/*/model.safetensors")
+        kept = {name.rpartition(".")[2] for path in paths for name in load_file(path)}
+        assert {"lora_a", "lora_b", "lora_m"} <= kept
+
+    # Rows of the export have the lengths that were learnt; others are as they were.
+    before = load_file(tiny_folder / "model" / "model.safetensors")
+    after = load_file(whole / "export" / "model.safetensors")
+    lengths = load_file(whole / "export" / "adapter" / "adapter_model.safetensors")
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    assert changed == {n for n in before if n.endswith(("q_proj.weight", "down_proj.weight"))}
+    for name in changed:
+        learnt = lengths[f"base_model.model.{name.removesuffix('weight')}lora_magnitude_vector"]
+        assert not torch.allclose(before[name].norm(dim=1), learnt, rtol=1e-4)
+        torch.testing.assert_close(after[name].norm(dim=1), learnt)
+
+
 def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
     run_through, alone, tiny_job, tmp_path: Path
 ):

@@ -170,6 +170,13 @@ CASES = {
     "adapters_beside_nf4": Case(
         (0, 1, 1, 1, 0), budget=40, recompute=True, lora=LoraSpec(rank=3, base_type="nf4")
     ),
+    "adapters_with_lengths": Case(
+        (0, 1, 1, 1, 0),
+        budget=40,
+        model="biased",
+        recompute=True,
+        lora=LoraSpec(rank=3, weight_decomposed=True),
+    ),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(
         (1, 1, 1, 1, 1),
@@ -408,7 +415,9 @@ def load(case: Case, folder: Path, world: World) -> PreTrainedModel:
     for name, weight in model.named_parameters():
         if name == "log_partition.output.weight":  # else nothing in front has a gradient
             fill(weight, torch.linspace(-0.1, 0.2, weight.numel())[None])
-        if name.endswith(f"_{B}"):  # of experts, for the same reason
+        has_lengths = case.lora is not None and case.lora.weight_decomposed
+        # Of experts for the same reason; else lengths would be those of the weights alone.
+        if name.endswith(f"_{B}") or (has_lengths and name.endswith(B)):
             fill(weight, torch.linspace(-0.1, 0.2, weight.numel()).view(weight.shape))
     if case.nudged:
         generator = torch.Generator().manual_seed(case.nudged)

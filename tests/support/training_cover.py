@@ -24,6 +24,7 @@ ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
     *("bfloat16", "a_gradient_that_is_not_finite", "mtp", "mtp_recomputed", "adapters_beside_nf4"),
+    "adapters_with_lengths",
 )
 """Of the whole cross, the cases under layouts of two kinds."""
 _SHARED = (
@@ -45,6 +46,7 @@ _CASES = {
             "qwen3_recomputed",
             "experts_recomputed",
             "adapters_recomputed",
+            "adapters_with_lengths",
             "adapters_beside_nf4",
             "muon_of_adapters",
             "shared_keys_recomputed",
@@ -59,11 +61,13 @@ _CASES = {
         *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
         *("adapters_beside_nf4", "pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
         *("pictures_in_squares", "pictures_in_crops", "pictures_of_gemma_4"),
+        "adapters_with_lengths",
     ),
     "t2": (
         *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
         *(
             "teachers",
+            "adapters_with_lengths",
             "adapters_of_biased_layers",
             "muon_of_adapters",
             "low_moments",
@@ -78,14 +82,14 @@ _CASES = {
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
         *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm", "teacher"),
         *("adapters_of_stacks", "adapters_beside_nf4", "pictures_in_squares"),
-        "pictures_of_gemma_4",
+        *("adapters_with_lengths", "pictures_of_gemma_4"),
     ),
     "3": ("small_micro_batches", "spread", "adapters_recomputed", "adapters_beside_nf4"),
     "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16", "mtp_recomputed"),
     "2x2": ("small_micro_batches", "spread", "muon", "a_gradient_that_is_not_finite"),
     "s4": ("small_micro_batches", "long_rows", "experts"),
     "2x1s2": ("small_micro_batches", "long_rows", "dropout", "dropout_recomputed"),
-    "2x1t2": ("small_micro_batches", "spread", "adapters"),
+    "2x1t2": ("small_micro_batches", "spread", "adapters", "adapters_with_lengths"),
     "s2t2": (
         *("small_micro_batches", "experts", "muon", "full_kl", "dropout", "dropout_recomputed"),
         "pictures",

@@ -57,6 +57,10 @@ class LoraSpec(Section):
     """What an adapter adds counts alpha / √rank times (Kalajdzievski 2023, arXiv:2312.03732).
     TRL and PEFT: use_rslora, false."""
 
+    weight_decomposed: bool = False
+    """The lengths of the rows of W + alpha / rank * B A are trained too, beside where these point
+    (DoRA, Liu et al. 2024, arXiv:2402.09353). verl: lora.type, dora. TRL and PEFT: use_dora."""
+
     base_type: Literal["nf4"] | None = None
     """Type that the trainer keeps the frozen matrices of attention and feed-forward blocks in; nf4:
     four bits a number (QLoRA, Dettmers et al. 2023, arXiv:2305.14314). Absent: model.dtype.

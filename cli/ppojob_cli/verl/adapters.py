@@ -22,6 +22,8 @@ _MERGED_ALONE: Final = re.compile(
 )
 """What the names of models have whose adapters vLLM gets merged: of mixtures, and of layers that
 keep a state or differ."""
+_OWN: Final = "experts", "weightDecomposed"
+"""Fields of adapters that vLLM gets merged too."""
 _OF_MEGATRON: Final = {
     "linear_q": "q_proj",
     "linear_k": "k_proj",
@@ -32,7 +34,7 @@ _OF_MEGATRON: Final = {
     "linear_fc2": "down_proj",
 }
 _FUSED: Final = {"linear_qkv": "q, k and v", "linear_fc1": "gate and up"}
-"""Megatron's layers of several of ours; adapters of `type: lora` have one A for these."""
+"""Megatron's layers of several of ours; adapters of these have one A but for `canonical_lora`."""
 
 
 def lora(verl: Verl, job: Draft) -> None:
@@ -55,12 +57,12 @@ def lora(verl: Verl, job: Draft) -> None:
 def _of_engines(verl: Verl, job: Draft, key: str) -> None:
     """How engines get the adapters; of what vLLM takes merged alone, merged in any case."""
     is_merged = bool(verl[key])
-    has_own = "spec.model.lora.experts" in job.fields
+    has_own = job.fields.keys() & {f"spec.model.lora.{one}" for one in _OWN}
     if has_own or _MERGED_ALONE.search(str(verl[f"{_MODEL}.path"] or "")):
         is_merged = is_merged or verl["actor_rollout_ref.rollout.name"] == "vllm"
     job.set("spec.rollout.adapters", "merged" if is_merged else "beside", key)
     if is_merged and not verl[key]:
-        job.note("vLLM gets adapters of such a model merged: beside is not in this version", key)
+        job.note("vLLM gets such adapters merged: beside is not in this version", key)
 
 
 def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
@@ -69,16 +71,18 @@ def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
     names = list(map(str, targets if isinstance(targets, list) else [targets]))
     unlike = next((name for name in names if name not in _OF_MEGATRON), None)
     why = None
-    if kind not in ("lora", "canonical_lora"):
+    if kind not in ("lora", "canonical_lora", "dora"):
         why = f"adapters of type: {kind}: not in this version"
-    elif unlike in _FUSED and kind == "lora":
+    elif unlike in _FUSED and kind != "canonical_lora":
         why = f"one A for {_FUSED[unlike]} ({unlike}); with type: canonical_lora each has its own"
     elif unlike is not None:
         why = f"target_modules {shown(unlike)}; one of {', '.join(_OF_MEGATRON)}"
     if why is not None:
         job.leave_out(why, f"{group}.rank")
         return False
-    job.keep(f"{group}.type")
+    row = table.find(f"{group}.type")
+    assert row is not None
+    job.set(row.row.here[0], kind == "dora", row.name)
     for name in ("rank", "alpha", "dropout"):
         job.copy(f"{group}.{name}")
     layers = [_OF_MEGATRON[name] for name in names]

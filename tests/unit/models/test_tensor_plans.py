@@ -312,10 +312,13 @@ def test_ranks_share_experts_where_there_are_some(
 
 
 @pytest.mark.parametrize(("engine", "refused"), [("vllm", True), ("huggingface", False)])
-def test_vllm_has_no_adapters_beside_experts(tmp_path: Path, engine: str, refused: bool) -> None:
-    model = {"path": str(tmp_path / "model"), "lora": {"rank": 2}}
+@pytest.mark.parametrize(("sizes", "lora"), [(EXPERTS, {}), ({}, {"weightDecomposed": True})])
+def test_vllm_has_no_adapters_beside_experts_and_none_with_lengths(
+    tmp_path: Path, sizes, lora, engine: str, refused: bool
+) -> None:
+    model = {"path": str(tmp_path / "model"), "lora": {"rank": 2, **lora}}
     rollout = {"engine": engine, "adapters": "beside"}
-    found = problems(tmp_path, {"model": {**SIZES, **EXPERTS}}, model=model, rollout=rollout)
+    found = problems(tmp_path, {"model": {**SIZES, **sizes}}, model=model, rollout=rollout)
     refusal = ("spec.rollout.adapters", ReasonCode.NOT_IN_THIS_VERSION)
     assert [(one.where, one.reason_code) for one in found] == ([refusal] if refused else [])
 

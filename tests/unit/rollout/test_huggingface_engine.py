@@ -59,8 +59,10 @@ def mixed_requests() -> list[Request]:
     ]
 
 
-def test_adapters_beside_weights_are_taken_alone_once_the_weights_are_there() -> None:
-    lora = LoraSpec(rank=3, alpha=5.0, target_modules=("q_proj", "up_proj"))
+@pytest.mark.parametrize("has_lengths", [False, True])
+def test_adapters_beside_weights_are_taken_alone_once_the_weights_are_there(has_lengths) -> None:
+    targets = ("q_proj", "up_proj")
+    lora = LoraSpec(rank=3, alpha=5.0, target_modules=targets, weight_decomposed=has_lengths)
     adapted, own = tiny_model(), tiny_model(seed=1)
     for model in (adapted, own):
         add_adapters(model, lora)
@@ -71,6 +73,8 @@ def test_adapters_beside_weights_are_taken_alone_once_the_weights_are_there() ->
     engine.load_weights(1, adapted.named_parameters())
     for adapter in adapters_of(adapted).values():
         adapter.b.normal_(std=0.3)
+        if adapter.m is not None:
+            adapter.m.mul_(torch.rand_like(adapter.m) + 0.5)
     engine.load_weights(2, named_full_adapters(adapted))
     rows = mixed_requests()
     other = HuggingFaceEngine(tiny_model(seed=3), max_model_tokens=64, max_sequences=64)

@@ -16,7 +16,6 @@ from ppojob_trainer.checkpoint.tensors import give_parts, write_tensors
 from ppojob_trainer.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from ppojob_trainer.models.adapter_names import (
     BEGINNING,
-    matrix_names,
     peft_name,
     peft_shape,
 )
@@ -75,6 +74,8 @@ def write_adapters(
         "task_type": _TASKS.get(kind.made_as, "CAUSAL_LM"),
         "use_rslora": lora.rank_stabilized,
     }
+    if lora.weight_decomposed:
+        config["use_dora"] = True
     if stacks:
         config["target_parameters"] = sorted({".".join(name.split(".")[-2:]) for name in stacks})
     text = json.dumps(config, indent=2, ensure_ascii=False)
@@ -95,8 +96,8 @@ def _in_peft(
     """All tensors by PEFT's names, without values, and what puts one of them together."""
     held = {f"{BEGINNING}{name}": (name, tensor) for name, tensor in head.items()}
     for weight, adapter in adapters.items():
-        for own, matrix in zip(matrix_names(weight), (adapter.a, adapter.b), strict=True):
-            held[peft_name(own, adapter.lora, part=part)] = own, matrix
+        for own, tensor in adapter.named(weight).items():
+            held[peft_name(own, adapter.lora, part=part)] = own, tensor
 
     def joined(name: str, _shown: Tensor, dtype: torch.dtype) -> Tensor:
         own, matrix = held[name]

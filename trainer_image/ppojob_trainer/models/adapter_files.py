@@ -60,7 +60,8 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
         yield bad.problem
         return
     found = {name: tensor.shape for name, tensor in stored.items()}
-    if config.get("r") == lora.rank:  # else all shapes differ
+    is_dora = config.get("use_dora", False)
+    if (config.get("r"), is_dora) == (lora.rank, lora.weight_decomposed):  # else all differ
         yield from _tensors(lora, found, needed, where)
 
 
@@ -83,8 +84,9 @@ def _settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterato
         ("r", "rank", lora.rank),
         ("lora_alpha", "alpha", lora.alpha),
         ("use_rslora", "rankStabilized", lora.rank_stabilized),
+        ("use_dora", "weightDecomposed", lora.weight_decomposed),
     ):
-        theirs = config.get(key, False if key == "use_rslora" else None)
+        theirs = config.get(key, False if key.startswith("use_") else None)
         if theirs != value:
             told = ABSENT if theirs is None else shown(theirs)
             why = f"{key} is {told} in {path}"

@@ -1,4 +1,4 @@
-"""Names of the matrices of adapters: those here, by the weights that they change, and PEFT's.
+"""Names of the tensors of adapters: those here, by the weights that they change, and PEFT's.
 
 Loads no torch.
 """
@@ -10,11 +10,14 @@ from ppojob_trainer.models.mixtures import STACKS
 
 A: Final = "lora_a"
 B: Final = "lora_b"
+M: Final = "lora_m"
+"""Of magnitudes, the lengths of a weight's rows: `weightDecomposed` trains them."""
 BEGINNING: Final = "base_model.model."
 """Of PEFT's names; what follows are the model's."""
 
 _WEIGHT: Final = "weight"
 PEFT_MATRICES: Final = {A: "lora_A.weight", B: "lora_B.weight"}
+_PEFT_NAMES: Final = {**PEFT_MATRICES, M: "lora_magnitude_vector"}
 
 
 def matrix_names(weight: str) -> tuple[str, str]:
@@ -28,19 +31,29 @@ def matrix_names(weight: str) -> tuple[str, str]:
     return f"{beside}{A}", f"{beside}{B}"
 
 
+def magnitude_name(weight: str) -> str:
+    """The name of the magnitudes of a weight's rows, which stand beside its A and B."""
+    return f"{weight.removesuffix(_WEIGHT)}{M}"
+
+
+def is_magnitude(name: str) -> bool:
+    """Whether a tensor of this name holds magnitudes."""
+    return name.endswith(f".{M}")
+
+
 def weight_of(matrix: str) -> str:
-    """The name of the weight that an adapter's matrix belongs to, as `matrix_names` has it."""
+    """The name of the weight that a tensor of an adapter belongs to, as the two above have it."""
     beside = matrix[: -len(A)]
     return f"{beside}{_WEIGHT}" if beside.endswith(".") else beside[:-1]
 
 
 def is_adapter(name: str) -> bool:
     """Whether a tensor of this name belongs to an adapter."""
-    return name.endswith((f".{A}", f".{B}", f"_{A}", f"_{B}"))
+    return name.endswith((f".{A}", f".{B}", f"_{A}", f"_{B}", f".{M}"))
 
 
 def peft_name(name: str, lora: LoraSpec, *, part: str = "") -> str:
-    """PEFT's name of an adapter's matrix.
+    """PEFT's name of a tensor of an adapter.
 
     It wraps the module of stacks once for each that it adapts, and so the first one is found within
     the wrapper of the second (`ParamWrapper` of PEFT 0.21). Of a model with a vision tower
@@ -53,11 +66,11 @@ def peft_name(name: str, lora: LoraSpec, *, part: str = "") -> str:
         layer = f"{layer}.base_layer"
     if part:
         layer = layer.replace("model.", f"{part}.", 1)
-    return f"{BEGINNING}{layer}.{PEFT_MATRICES[matrix]}"
+    return f"{BEGINNING}{layer}.{_PEFT_NAMES[matrix]}"
 
 
 def peft_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of an adapter's matrix in PEFT's files, which have a stack as one matrix.
+    """The shape of a tensor of an adapter in PEFT's files, which have a stack as one matrix.
 
     Of A (e, rank, in) that is (e rank, in), of B (e, out, rank) it is (out, rank e).
     """

@@ -10,7 +10,7 @@ from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_api.v1alpha1.policy_loss import Loss
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.adapter_names import matrix_names
+from ppojob_trainer.models.adapter_names import magnitude_name, matrix_names
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
@@ -382,7 +382,7 @@ def _count(value: Json) -> int | None:
 
 
 def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
-    """Matrices of adapters by name: A (rank, in) and B (out, rank), or stacks of such."""
+    """Tensors of adapters by name: A (rank, in) and B (out, rank), or stacks of such; lengths."""
     found: dict[str, Shape] = {}
     for layer in range(sizes.layers):
         adapted = {f"{name}.weight": shape for name, shape in linear_layers(sizes, layer).items()}
@@ -390,9 +390,12 @@ def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
             adapted |= expert_weights(sizes)
         for name, (*stack, rows, columns) in adapted.items():
             if lora.adapts(name.removesuffix(".weight")):
-                a, b = matrix_names(f"model.layers.{layer}.{name}")
+                weight = f"model.layers.{layer}.{name}"
+                a, b = matrix_names(weight)
                 found[a] = (*stack, lora.rank, columns)
                 found[b] = (*stack, rows, lora.rank)
+                if lora.weight_decomposed:
+                    found[magnitude_name(weight)] = (rows,)
     return found
 
 

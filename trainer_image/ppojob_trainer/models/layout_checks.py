@@ -283,7 +283,10 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
     own_kind = "of layers that differ" if sizes.apart else own_kind
     has_own_kind = sizes.experts or sizes.states or sizes.apart
-    if has_own_kind and spec.adapters_of_engines is not None:
+    beside = spec.adapters_of_engines
+    if beside is not None and beside.weight_decomposed:
+        own_kind, has_own_kind = "with lengths of their rows (lora.weightDecomposed)", True
+    if has_own_kind and beside is not None:
         yield Problem(
             "spec.rollout.adapters",
             shown(spec.rollout.adapters),
@@ -410,6 +413,9 @@ def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator
     if lora.rank % ALIGNED:
         why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"
         yield Problem(f"{where}.rank", shown(lora.rank), why, allowed, ReasonCode.OUT_OF_RANGE)
+    why, reason = "of experts: not in this version", ReasonCode.NOT_IN_THIS_VERSION
     if lora.dropout:
-        why, reason = "of experts: not in this version", ReasonCode.NOT_IN_THIS_VERSION
         yield Problem(f"{where}.dropout", shown(lora.dropout), why, "0, or no experts", reason)
+    if lora.weight_decomposed:
+        place, allowed = f"{where}.weightDecomposed", "false, or no experts"
+        yield Problem(place, shown(True), why, allowed, reason)

@@ -7,13 +7,18 @@ come the adapter's two matrices, which alone are trained::
 
 B begins at zero, so a job begins with the model as it is. Experts of one tensor have such matrices
 stacked as they are themselves: lora_a (e, rank, in), lora_b (e, out, rank).
+
+With `weightDecomposed` (DoRA: Liu et al., arXiv:2402.09353) the lengths of rows are trained too,
+and begin as those of W; what they are divided by is a constant to the backward pass (section 4.3)::
+
+    y = m / |W + scale B A| (W x + scale B (A x))       lora_m: m (out,)
 """
 
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
@@ -26,6 +31,8 @@ from ppojob_trainer.models.adapter_names import (
     A,
     B,
     is_adapter,
+    is_magnitude,
+    magnitude_name,
     matrix_names,
     peft_shape,
     weight_of,
@@ -40,9 +47,10 @@ from ppojob_trainer.models.experts import (
     stacked_product,
 )
 from ppojob_trainer.models.mixtures import STACKS
-from ppojob_trainer.models.nf4 import Nf4Linear, quantise_layers
-from ppojob_trainer.parallel.boxes import whole
+from ppojob_trainer.models.nf4 import Nf4Linear, dequantised, quantise_layers
+from ppojob_trainer.parallel.boxes import local_part, whole
 from ppojob_trainer.parallel.fsdp import fill
+from ppojob_trainer.parallel.tensor_styles import TensorLayer, summed
 
 VALUE_HEAD: Final = "score"
 """transformers' name of the layer of a classifier's outputs."""
@@ -53,8 +61,20 @@ class LoraLinear(nn.Linear):
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter
+    lora_m: nn.Parameter  # where lengths of rows are trained
     lora: LoraSpec
     is_adapted: bool
+
+    def matrix(self) -> Tensor:
+        """W, or what this rank has of it."""
+        return local_part(self.weight.detach())
+
+    def lengths(self, matrix: Tensor) -> Tensor:
+        """The length of each row of a matrix that is cut as W is; a collective over its columns."""
+        own = _lengths(matrix)
+        if isinstance(self, TensorLayer) and self.style.cuts.get("weight") == "columns":
+            return summed(own.square(), self.ranks).sqrt()
+        return own
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         """`W x + scale B (A x)`, and within `adapters_off` the first term alone.
@@ -71,11 +91,33 @@ class LoraLinear(nn.Linear):
         if self.lora.dropout > 0.0:
             x = functional.dropout(x, self.lora.dropout, self.training)
         change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
-        return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
+        if not self.lora.weight_decomposed:
+            return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
+        is_less = self.lora.dropout > 0.0 and self.training
+        seen = super().forward(x.to(input.dtype)) if is_less else output
+        return output + self._decomposed(seen, change).to(output.dtype)
+
+    def _decomposed(self, seen: Tensor, change: Tensor) -> Tensor:
+        """What an adapter and lengths add to `W x`: nothing at all where none has changed yet.
+
+        `seen` is the layer's output, (..., out), of what the adapter sees, and `change` B (A x).
+        """
+        with torch.no_grad(), torch.autocast(seen.device.type, enabled=False):
+            change_of_w = self.lora_b @ self.lora_a
+            made = torch.add(self.matrix().float(), change_of_w, alpha=self.lora.scale)
+            lengths = self.lengths(made)
+        ratio = self.lora_m / lengths
+        plain = seen if self.bias is None else seen - self.bias
+        return (ratio - 1.0) * plain + ratio * self.lora.scale * change
 
 
 class LoraNf4Linear(LoraLinear, Nf4Linear):
     """A layer with an adapter, whose weight is in NF4."""
+
+    def matrix(self) -> Tensor:
+        """As that of `LoraLinear`: what the codes stand for."""
+        codes, scales = (local_part(one.detach()) for one in (self.weight, self.weight_scales))
+        return dequantised(codes, scales, self.in_features, self.dtype)
 
 
 class LoraMatrix(Matrix):
@@ -125,18 +167,30 @@ class Adapter:
     """The adapter of a weight: A (rank, in) and B (out, rank), float32, cut where the model is.
 
     Of experts of one tensor stacks of such. These may have their inputs in front of their outputs.
+    `m` (out,) are the lengths of the rows of the weight, where these are trained.
     """
 
     a: Tensor
     b: Tensor
     lora: LoraSpec
     is_in_first: bool = False
+    m: Tensor | None = None
+
+    def named(self, weight: str) -> dict[str, Tensor]:
+        """Its tensors by their names, which follow from that of the weight."""
+        a, b = matrix_names(weight)
+        own = {a: self.a, b: self.b}
+        return own if self.m is None else {**own, magnitude_name(weight): self.m}
 
     def merged(self, weight: Tensor) -> Tensor:
-        """`W + scale B A`, float32, whole; a collective where the model is cut."""
+        """`W + scale B A`, float32, whole, with rows of its lengths where it has such.
+
+        A collective where the model is cut.
+        """
         a, b, weight = whole(self.a), whole(self.b), whole(weight)
         if a.ndim == 2:
-            return self._added(weight, a, b)
+            made = self._added(weight, a, b)
+            return made if self.m is None else made * (whole(self.m) / _lengths(made))[:, None]
         merged = torch.empty_like(weight, dtype=torch.float32)
         for expert, *own in zip(merged, weight, a, b, strict=True):  # no second whole stack
             expert.copy_(self._added(*own))
@@ -145,6 +199,12 @@ class Adapter:
     def _added(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
         change = (b @ a).mT if self.is_in_first else b @ a
         return torch.add(weight.float(), change, alpha=self.lora.scale)
+
+
+def _lengths(matrix: Tensor) -> Tensor:
+    """(out,) the length of each row of a matrix (out, in), float32."""
+    lengths: Tensor = torch.linalg.vector_norm(matrix.float(), dim=1)
+    return lengths
 
 
 def add_adapters(
@@ -191,7 +251,10 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
     layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))
     assert isinstance(layer, LoraLinear | LoraMatrix | LoraStacks), "it was made one"
     shapes = (*stack, lora.rank, into), (*stack, out, lora.rank)
-    for own, shape in zip(matrix_names(name), shapes, strict=True):
+    named = dict(zip(matrix_names(name), shapes, strict=True))
+    if lora.weight_decomposed:
+        named[magnitude_name(name)] = (out,)
+    for own, shape in named.items():
         values = torch.zeros(shape, dtype=torch.float32, device=weight.device)
         setattr(layer, own, nn.Parameter(values))
     layer.lora, layer.is_adapted = lora, True
@@ -200,10 +263,14 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
 def draw_adapters(model: nn.Module, seed: int) -> None:
     """Set adapters to their beginning: A Kaiming-uniform with a = √5, as in PEFT, B zero.
 
-    Each A has a random stream of its own, so it is the same over any number of ranks.
+    Each A has a random stream of its own, so it is the same over any number of ranks. Lengths are
+    those of the weight's rows, of which a rank measures its own.
     """
+    for layer in model.modules():
+        if isinstance(layer, LoraLinear) and layer.lora.weight_decomposed:
+            local_part(layer.lora_m.detach()).copy_(layer.lengths(layer.matrix()))
     for name, parameter in model.named_parameters():
-        if not is_adapter(name):
+        if not is_adapter(name) or is_magnitude(name):
             continue
         values = torch.zeros(parameter.shape)
         if name.endswith(A):
@@ -240,19 +307,20 @@ def adapters_in(
     found: dict[str, Adapter] = {}
     for weight in (weight_of(name) for name in sorted(tensors) if name.endswith(A)):
         a, b = (tensors[name] for name in matrix_names(weight))
-        found[weight] = Adapter(a, b, lora, is_in_first and a.ndim > 2)
+        lengths = tensors.get(magnitude_name(weight))
+        found[weight] = Adapter(a, b, lora, is_in_first and a.ndim > 2, lengths)
     return found
 
 
 def in_peft_form(name: str, matrix: Tensor) -> Tensor:
-    """An adapter's matrix, by its name here, as PEFT's files have it: stacks in one matrix."""
+    """A tensor of an adapter, by its name here, as PEFT's files have it: stacks in one matrix."""
     is_turned = matrix.ndim > 2 and name.endswith(B)
     parts = matrix.permute(1, 2, 0) if is_turned else matrix
     return parts.reshape(peft_shape(name, tuple(matrix.shape)))
 
 
 def of_peft_form(name: str, stored: Tensor, shape: torch.Size) -> Tensor:
-    """The other way round: the matrix of a name and shape here."""
+    """The other way round: the tensor of a name and shape here."""
     if len(shape) > 2 and name.endswith(B):
         experts, out, rank = shape
         return stored.reshape(out, rank, experts).permute(2, 0, 1)
@@ -264,11 +332,14 @@ def replaced(
     tensors: Mapping[str, Tensor],
     on_device: Callable[[Tensor], Tensor],
 ) -> dict[str, Adapter]:
-    """Adapters with other matrices, those of `tensors` by their names, as `on_device` has them."""
+    """Adapters of other values, those of `tensors` by their names, as `on_device` has them."""
 
     def other(weight: str, own: Adapter) -> Adapter:
-        a, b = map(tensors.get, matrix_names(weight))
-        return own if a is None or b is None else replace(own, a=on_device(a), b=on_device(b))
+        names = own.named(weight)
+        if not names.keys() <= tensors.keys():
+            return own
+        given = {name: on_device(tensors[name]) for name in names}
+        return adapters_in(given, own.lora, is_in_first=own.is_in_first)[weight]
 
     return {name: other(name, own) for name, own in adapters.items()}
 

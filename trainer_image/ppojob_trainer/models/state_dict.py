@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.models.adapter_names import is_adapter, matrix_names
+from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import Adapter, adapters_of
 from ppojob_trainer.models.mtp_layers import is_of_mtp_layer
@@ -118,14 +118,13 @@ def named_full_tensors(
 
 
 def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every matrix of the adapters once, put together as in `named_full_tensors`, float32."""
+    """Every tensor of the adapters once, put together as in `named_full_tensors`, float32."""
     told = told_by_holders(model, lambda _name, matrix, _dtype: whole(matrix))
     adapters = every_adapter(model)
     for name, _ in every_tensor(model):
         if name in adapters:
-            own = adapters[name].a, adapters[name].b
-            for matrix, values in zip(matrix_names(name), own, strict=True):
-                yield matrix, told(name, values, torch.float32)
+            for own, values in adapters[name].named(name).items():
+                yield own, told(name, values, torch.float32)
 
 
 def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:

@@ -5,11 +5,12 @@
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any, Final
 
 from torch import nn
 
-from ppojob_trainer.models.adapter_names import A, B
+from ppojob_trainer.models.adapter_names import A, B, M
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
@@ -25,15 +26,23 @@ from ppojob_trainer.parallel.tensor_styles import (
     Vocabulary,
 )
 
-ROWS: Final = Style(TensorLayer, {"weight": "rows", "bias": "rows", A: "summands", B: "rows"})
-COLUMNS: Final = Style(Columns, {"weight": "columns", A: "columns", B: "summands"})
+ROWS: Final = Style(
+    TensorLayer, {"weight": "rows", "bias": "rows", A: "summands", B: "rows", M: "rows"}
+)
+_COLUMNS: Final[Mapping[str, Cut]] = {
+    "weight": "columns",
+    A: "columns",
+    B: "summands",
+    M: "summands",
+}
+COLUMNS: Final = Style(Columns, _COLUMNS)
 VOCABULARY: Final = Style(Vocabulary, {"weight": "rows"})
 WHOLE: Final = Style(TensorLayer)
 BEFORE_ROWS: Final = Style(BeforeRows)
 IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
 """Weights that all heads share, of which each rank has some."""
 
-COLUMNS_ALONE: Final = Style(TensorLayer, {"weight": "columns", A: "columns", B: "summands"})
+COLUMNS_ALONE: Final = Style(TensorLayer, _COLUMNS)
 """Of matrices whose outputs are summed by a module around them."""
 SUMMANDS: Final = Style(Summands)
 WEIGHS_SUMMANDS: Final = Style(

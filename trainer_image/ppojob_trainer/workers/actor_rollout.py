@@ -20,6 +20,7 @@ from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
+from ppojob_trainer.models.adapter_names import is_magnitude
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.kinds import POLICY, SCORER
 from ppojob_trainer.models.lora import replaced
@@ -163,7 +164,7 @@ class ActorRolloutWorker:
         link, owners = channels.link(request.role), channels.owners(request.role)
         # As engines round them, with no more bytes on the way than they take.
         rounded = (
-            (name, tensor if is_sent_float32(name) else tensor.to(dtype))
+            (name, tensor if is_sent_float32(name) or is_magnitude(name) else tensor.to(dtype))
             for name, tensor in self.weights()
         )
         send_tensors(link, range(owners + self.rank, link.size, owners), rounded)

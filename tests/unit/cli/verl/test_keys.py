@@ -706,6 +706,15 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.model.lora.targetModules": None, "spec.model.lora.dropout": 0.1},
     ),
     (
+        f"{MODEL}.lora.rank=8 {MODEL}.lora.type=dora {MODEL}.lora.target_modules=[linear_proj]"
+        f" {MODEL}.lora.merge=true",
+        {"spec.model.lora.weightDecomposed": True, "spec.model.lora.targetModules": ["o_proj"]},
+    ),
+    (
+        f"{MODEL}.lora.rank=8 {MODEL}.lora.type=dora {MODEL}.lora.target_modules=[linear_proj]",
+        {"spec.model.lora.weightDecomposed": True, "spec.rollout.adapters": None},
+    ),
+    (
         "algorithm.adv_estimator=gae critic.model.lora.rank=4"
         " critic.model.lora.target_modules=[linear_fc2]",
         {"spec.critic.lora.rank": 4, "spec.critic.lora.targetModules": ["down_proj"]},
