@@ -77,6 +77,10 @@ def _of_choice(verl: Verl, job: Draft) -> None:
             job.leave_out("the recipe knows rloo alone", "algorithm.adv_estimator")
         return
     job.copy("algorithm.adv_estimator")
+    if verl["algorithm.adv_estimator"] == "intuitor":  # of its authors' fork
+        job.set("spec.algorithm.certaintyReward", {}, "algorithm.adv_estimator")
+        why = "nothing is scored without spec.rewards, which measure beside certaintyReward"
+        job.note(why, "algorithm.adv_estimator")
     _single_responses(verl, job)
     written = job.fields.get("spec.algorithm.type")
     kind = "" if written is None else str(written.value)

@@ -426,6 +426,10 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.algorithm.type": "grpo", "spec.algorithm.grpo.normalizeByStd": False},
     ),
     (
+        "algorithm.adv_estimator=intuitor",
+        {"spec.algorithm.type": "grpo", "spec.algorithm.certaintyReward": {}},
+    ),
+    (
         "algorithm.use_pf_ppo=true algorithm.pf_ppo.reweight_method=max_min",
         {"spec.algorithm.resampling.method": "max_min", "spec.algorithm.resampling.power": None},
     ),
