@@ -14,6 +14,8 @@ M: Final = "lora_m"
 """Of magnitudes, the lengths of a weight's rows: `weightDecomposed` trains them."""
 BEGINNING: Final = "base_model.model."
 """Of PEFT's names; what follows are the model's."""
+LAYERS: Final = "model.layers"
+"""The layers of a model, by their name here."""
 
 _WEIGHT: Final = "weight"
 PEFT_MATRICES: Final = {A: "lora_A.weight", B: "lora_B.weight"}
@@ -52,21 +54,18 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{A}", f".{B}", f"_{A}", f"_{B}", f".{M}"))
 
 
-def peft_name(name: str, lora: LoraSpec, *, part: str = "") -> str:
-    """PEFT's name of a tensor of an adapter.
+def peft_name(name: str, lora: LoraSpec, *, layers: str = LAYERS) -> str:
+    """PEFT's name of a tensor of an adapter, with the name that transformers has for the layers.
 
     It wraps the module of stacks once for each that it adapts, and so the first one is found within
-    the wrapper of the second (`ParamWrapper` of PEFT 0.21). Of a model with a vision tower
-    transformers 5 has the decoder in a `part` of the whole.
+    the wrapper of the second (`ParamWrapper` of PEFT 0.21).
     """
     weight, matrix = weight_of(name), name[-len(A) :]
     layer, _, own = weight.rpartition(".")
     first, second = STACKS
     if own == first and lora.adapts(f"{layer}.{second}"):
         layer = f"{layer}.base_layer"
-    if part:
-        layer = layer.replace("model.", f"{part}.", 1)
-    return f"{BEGINNING}{layer}.{_PEFT_NAMES[matrix]}"
+    return f"{BEGINNING}{layer.replace(LAYERS, layers, 1)}.{_PEFT_NAMES[matrix]}"
 
 
 def peft_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

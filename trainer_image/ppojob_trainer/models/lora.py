@@ -46,6 +46,7 @@ from ppojob_trainer.models.experts import (
     mixture_of,
     stacked_product,
 )
+from ppojob_trainer.models.in_first import InFirstLinear
 from ppojob_trainer.models.mixtures import STACKS
 from ppojob_trainer.models.nf4 import Nf4Linear, dequantised, quantise_layers
 from ppojob_trainer.parallel.boxes import local_part, whole
@@ -120,6 +121,10 @@ class LoraNf4Linear(LoraLinear, Nf4Linear):
         return dequantised(codes, scales, self.in_features, self.dtype)
 
 
+class LoraInFirstLinear(LoraLinear, InFirstLinear):
+    """A layer with an adapter, whose weight has its inputs in front of its outputs."""
+
+
 class LoraMatrix(Matrix):
     """A matrix of an expert with an adapter, which is multiplied together with those of others."""
 
@@ -155,6 +160,7 @@ class LoraStacks(StackedExperts):
 
 _ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStacks]]] = {
     Nf4Linear: LoraNf4Linear,
+    InFirstLinear: LoraInFirstLinear,
     nn.Linear: LoraLinear,
     Matrix: LoraMatrix,
     StackedExperts: LoraStacks,
@@ -166,7 +172,7 @@ _ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStac
 class Adapter:
     """The adapter of a weight: A (rank, in) and B (out, rank), float32, cut where the model is.
 
-    Of experts of one tensor stacks of such. These may have their inputs in front of their outputs.
+    Of experts of one tensor stacks of such. The weight may have its inputs in front of its outputs.
     `m` (out,) are the lengths of the rows of the weight, where these are trained.
     """
 
@@ -246,7 +252,7 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
     *stack, out, into = weight.shape
     if isinstance(layer, Nf4Linear):
         out, into = layer.out_features, layer.in_features
-    if isinstance(layer, StackedExperts) and not layer.is_out_first:
+    if _is_in_first(layer):
         into, out = out, into
     layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))
     assert isinstance(layer, LoraLinear | LoraMatrix | LoraStacks), "it was made one"
@@ -292,23 +298,31 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
         if not isinstance(layer, LoraLinear | LoraMatrix | LoraStacks):
             continue
         own = {f"{at}.{name}": one.detach() for name, one in layer.named_parameters(recurse=False)}
-        is_in_first = isinstance(layer, LoraStacks) and not layer.is_out_first
-        found |= adapters_in(own, layer.lora, is_in_first=is_in_first)
+        weights = layer.weight.ndim if isinstance(layer, LoraLinear) else 3
+        found |= adapters_in(own, layer.lora, in_first=weights if _is_in_first(layer) else 0)
     return found
 
 
+def _is_in_first(layer: nn.Module) -> bool:
+    """Whether the weights of a layer have their inputs in front of their outputs."""
+    if isinstance(layer, StackedExperts):
+        return not layer.is_out_first
+    return isinstance(layer, InFirstLinear)
+
+
 def adapters_in(
-    tensors: Mapping[str, Tensor], lora: LoraSpec, *, is_in_first: bool = False
+    tensors: Mapping[str, Tensor], lora: LoraSpec, *, in_first: int = 0
 ) -> dict[str, Adapter]:
     """The same from tensors by their names, as those of a checkpoint.
 
-    `is_in_first` says of stacks among them that they have their inputs first.
+    `in_first` says which weights have their inputs in front of their outputs, by their dimensions:
+    2 of matrices, 3 of stacks, 0 of none.
     """
     found: dict[str, Adapter] = {}
     for weight in (weight_of(name) for name in sorted(tensors) if name.endswith(A)):
         a, b = (tensors[name] for name in matrix_names(weight))
         lengths = tensors.get(magnitude_name(weight))
-        found[weight] = Adapter(a, b, lora, is_in_first and a.ndim > 2, lengths)
+        found[weight] = Adapter(a, b, lora, a.ndim == in_first, lengths)
     return found
 
 
@@ -339,7 +353,8 @@ def replaced(
         if not names.keys() <= tensors.keys():
             return own
         given = {name: on_device(tensors[name]) for name in names}
-        return adapters_in(given, own.lora, is_in_first=own.is_in_first)[weight]
+        in_first = own.a.ndim if own.is_in_first else 0
+        return adapters_in(given, own.lora, in_first=in_first)[weight]
 
     return {name: other(name, own) for name, own in adapters.items()}
 
