@@ -73,7 +73,7 @@ class SoundForm(MediaForm):
         longest = self.seconds * self.rate
         if not self.in_pieces:
             return longest
-        # The bits are those with silence up to the longest, in a hundredth of the time.
+        # Features are those with silence up to the longest, in a hundredth of the time.
         return min(longest, (-(-samples // self.rate) + 1) * self.rate)
 
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:

@@ -1095,7 +1095,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
-    "qwen2_5_omni_thinker": replace(_QWEN2_VL, models="Qwen2.5-Omni", part=""),
+    "qwen2_5_omni_thinker": replace(
+        _QWEN2_VL, models="Qwen2.5-Omni", defaults={"num_key_value_heads": 4}, part=""
+    ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(
         _QWEN3_VL,

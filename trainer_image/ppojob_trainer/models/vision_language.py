@@ -97,6 +97,7 @@ class Qwen25OmniLanguageConfig(Qwen2_5OmniTextConfig):  # type: ignore[misc]
     """As `Qwen2VLLanguageConfig`."""
 
     model_type = "qwen2_5_omni_thinker"
+    tie_word_embeddings: bool = False
 
 
 class Qwen3VLLanguageConfig(Qwen3VLTextConfig):  # type: ignore[misc]
