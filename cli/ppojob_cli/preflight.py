@@ -30,7 +30,7 @@ from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
-from ppojob_trainer.data.picture_readers import why_blind
+from ppojob_trainer.data.media.picture_readers import why_blind
 from ppojob_trainer.data.prompt_store import PromptStore
 from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate

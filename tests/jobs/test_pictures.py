@@ -18,7 +18,7 @@ from tiny_models import NAMES, ZOOMS, noise, picture
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.pictures import packed, unpacked
+from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.models.weight_files import own_name
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]

@@ -30,10 +30,10 @@ from transformers import (
     WhisperFeatureExtractor,
 )
 
-from ppojob_trainer.data.picture_forms import read_form
-from ppojob_trainer.data.pictures import packed, unpacked
-from ppojob_trainer.data.sound_form import SoundForm
-from ppojob_trainer.data.sounds import packed_sound, sound_of
+from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.pictures import packed, unpacked
+from ppojob_trainer.data.media.sound_form import SoundForm
+from ppojob_trainer.data.media.sounds import packed_sound, sound_of
 
 HEARING_NAMES = [*NAMES, SOUND, *AROUND_SOUND]
 TOKEN = HEARING_NAMES.index(SOUND)

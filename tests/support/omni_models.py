@@ -28,10 +28,10 @@ from transformers import (
 )
 from video_reference import FPS, frames_of, pixels_of_video, videos_in
 
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.pictures import is_picture, packed, unpacked
-from ppojob_trainer.data.sounds import packed_sound, sound_of
-from ppojob_trainer.data.videos import packed_clip
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.pictures import is_picture, packed, unpacked
+from ppojob_trainer.data.media.sounds import packed_sound, sound_of
+from ppojob_trainer.data.media.videos import packed_clip
 
 OMNI_NAMES = [*NAMES, *OMNI]
 TOKEN, BEGIN, END, PICTURE, VIDEO, SEE, SEEN = map(OMNI_NAMES.index, OMNI)

@@ -21,8 +21,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.pictures import opened, unpacked
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.pictures import opened, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings

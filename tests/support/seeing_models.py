@@ -48,8 +48,8 @@ from transformers import (
     SmolVLMForConditionalGeneration,
 )
 
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.picture_forms import read_form
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.picture_forms import read_form
 
 
 class ToldGemma4ForConditionalGeneration(Gemma4ForConditionalGeneration):  # type: ignore[misc]

@@ -47,9 +47,9 @@ from ppojob_api.v1alpha1.algorithm import (
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.picture_forms import read_form
-from ppojob_trainer.data.pictures import packed
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.pictures import packed
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl

@@ -18,9 +18,9 @@ from tiny_models import NAMES, PATCH, PICTURE, VIDEO, noise
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.pictures import opened, packed, unpacked
-from ppojob_trainer.data.videos import clip_of
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.pictures import opened, packed, unpacked
+from ppojob_trainer.data.media.videos import clip_of
 
 FPS = 2.0
 """Frames of a second of the videos of tests."""

@@ -43,10 +43,10 @@ from transformers import (
 from video_reference import frames_of, marks_of, whole_logprobs_of_videos
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.picture_forms import read_form
-from ppojob_trainer.data.pictures import packed, unpacked
-from ppojob_trainer.data.video_cells import read_videos
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.pictures import packed, unpacked
+from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
     Finished,

@@ -26,7 +26,7 @@ from seeing_models import form_of
 from tiny_models import WIDE_HEADS
 from vllm_pictures import Watched, bits, largest
 
-from ppojob_trainer.data.media_form import MediaForm
+from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 

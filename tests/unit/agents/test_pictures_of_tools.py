@@ -22,10 +22,10 @@ from ppojob_trainer.agents.driver import Driver
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
-from ppojob_trainer.data.pictures import opened, packed, unpacked
+from ppojob_trainer.data.media.pictures import opened, packed, unpacked
+from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
-from ppojob_trainer.data.video_cells import read_videos
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings

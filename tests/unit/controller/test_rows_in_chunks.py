@@ -15,7 +15,7 @@ from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import Scoring
-from ppojob_trainer.data.pictures import LaterPicture, packed_later
+from ppojob_trainer.data.media.pictures import LaterPicture, packed_later
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import RolloutError

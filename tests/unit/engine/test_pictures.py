@@ -24,9 +24,9 @@ from transformers import (
 )
 from transformers.models.idefics3.modeling_idefics3 import Idefics3VisionEmbeddings
 
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.picture_forms import read_form
-from ppojob_trainer.data.pictures import LaterPicture, opened, packed, packed_later, unpacked
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.pictures import LaterPicture, opened, packed, packed_later, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings

@@ -12,9 +12,9 @@ from tiny_models import NAMES, PICTURE, VIDEO, noise
 from transformers import PreTrainedModel
 from video_reference import FPS, frames_of, marks_of, whole_logprobs_of_videos
 
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.pictures import packed
-from ppojob_trainer.data.video_cells import read_videos
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.pictures import packed
+from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.vision_tower import give_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine

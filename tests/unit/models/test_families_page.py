@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from ppojob_trainer.data.sound_form import MODELS
+from ppojob_trainer.data.media.sound_form import MODELS
 from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS, WHOLES, Family
 from ppojob_trainer.models.towers import TOWERS
 

@@ -16,7 +16,7 @@ from whole_models import WHOLES, save_whole
 
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.data.picture_forms import read_form
+from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.models import families
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.architectures import sizes_of

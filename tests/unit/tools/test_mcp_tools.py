@@ -15,7 +15,7 @@ from tool_calls import ask, problems_of
 from ppojob_api.manifest import read_bytes
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_cli.main import main
-from ppojob_trainer.data.pictures import unpacked
+from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.tools.pool import ToolPool
 

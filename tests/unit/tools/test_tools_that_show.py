@@ -11,8 +11,8 @@ from PIL import Image
 from tool_calls import ask
 
 from ppojob_api.v1alpha1.agent import AgentSpec
-from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.pictures import MOST_BYTES, encoded, opened, unpacked
+from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
+from ppojob_trainer.data.media.pictures import MOST_BYTES, encoded, opened, unpacked
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools.answers import read_answer, response

@@ -7,7 +7,7 @@ from lone_role import grpo_spec, rows_alone
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.step_plan import needs_old_logprobs
-from ppojob_trainer.data.pictures import LaterPicture
+from ppojob_trainer.data.media.pictures import LaterPicture
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience

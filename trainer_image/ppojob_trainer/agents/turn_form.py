@@ -5,8 +5,8 @@ from dataclasses import dataclass
 
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
 from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.pictures import behind_pictures, packed, unpacked
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.pictures import behind_pictures, packed, unpacked
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import ToolCall

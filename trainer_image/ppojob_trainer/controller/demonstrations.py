@@ -17,8 +17,8 @@ from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.step_plan import Updates
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.media.pictures import packed_later
 from ppojob_trainer.data.order import PromptOrder
-from ppojob_trainer.data.pictures import packed_later
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer

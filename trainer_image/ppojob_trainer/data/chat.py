@@ -10,8 +10,8 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.picture_forms import read_form, why_shown_none
-from ppojob_trainer.data.pictures import pictures_in
+from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
+from ppojob_trainer.data.media.pictures import pictures_in
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 from ppojob_trainer.json_value import Json

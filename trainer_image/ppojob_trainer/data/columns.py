@@ -17,7 +17,7 @@ from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.problems import DataProblem
+from ppojob_trainer.data.problems import BadCell, DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
 
@@ -76,14 +76,6 @@ def read_columns(
     names += [AGENT_COLUMN] if has_agents else []
     names += media
     return tuple(dict.fromkeys(names))
-
-
-class BadCell(Exception):  # noqa: N818  the cell is bad
-    """One cell is wrong; the problem's place is the column, with the path in it: prompt[0].role."""
-
-    def __init__(self, column: str, got: str, why: str, allowed: str) -> None:
-        self.problem = DataProblem(column, got, why, allowed)
-        super().__init__(str(self.problem))
 
 
 def read_row(

@@ -17,7 +17,6 @@ from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools
 from ppojob_trainer.data.columns import (
     EXTRA_COLUMN,
-    BadCell,
     as_prompt,
     cell_of,
     conversation,
@@ -25,7 +24,8 @@ from ppojob_trainer.data.columns import (
     mapping_of,
 )
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.pictures import LaterPicture, packed, pictures_in, with_parts
+from ppojob_trainer.data.media.pictures import LaterPicture, packed, pictures_in, with_parts
+from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turn_check import check_template

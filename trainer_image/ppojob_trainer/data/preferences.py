@@ -11,7 +11,7 @@ from typing import Final
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, Told, up_to_padding
-from ppojob_trainer.data.columns import BadCell, as_prompt, cell_of, conversation
+from ppojob_trainer.data.columns import as_prompt, cell_of, conversation
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
     Message,
@@ -21,6 +21,7 @@ from ppojob_trainer.data.demonstrations import (
     refuse_calls,
 )
 from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 

@@ -30,6 +30,14 @@ class DataProblem:
         return printable(f"{self.where}: got {self.got}: {self.why}{more}; {self.allowed}")
 
 
+class BadCell(Exception):  # noqa: N818  the cell is bad
+    """One cell is wrong; the problem's place is the column, with the path in it: prompt[0].role."""
+
+    def __init__(self, column: str, got: str, why: str, allowed: str) -> None:
+        self.problem = DataProblem(column, got, why, allowed)
+        super().__init__(str(self.problem))
+
+
 class Findings:
     """Collects problems of a pass over the data in bounded memory.
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.pictures import LaterPicture, unpacked, with_parts
+from ppojob_trainer.data.media.pictures import LaterPicture, unpacked, with_parts
 from ppojob_trainer.json_value import Json
 
 _PREFIX = "ppojob-prompts-"

@@ -13,9 +13,9 @@ import msgspec
 
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import pictures, sounds, videos
 from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, GROUND_TRUTH, INTERACTION
+from ppojob_trainer.data.media import pictures, sounds, videos
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json

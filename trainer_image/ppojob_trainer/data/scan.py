@@ -10,9 +10,8 @@ from typing import TypedDict
 from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data import pictures
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
-from ppojob_trainer.data.columns import BadCell, read_row
+from ppojob_trainer.data.columns import read_row
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
     Demonstrations,
@@ -22,10 +21,12 @@ from ppojob_trainer.data.demonstrations import (
 )
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
-from ppojob_trainer.data.media import VIDEOS, Medium, media_of, medium_of, shown_by
-from ppojob_trainer.data.picture_form import PictureForm, sound_form_of
+from ppojob_trainer.data.media import pictures
+from ppojob_trainer.data.media.picture_form import PictureForm, sound_form_of
+from ppojob_trainer.data.media.sound_cells import without_parts
+from ppojob_trainer.data.media_columns import VIDEOS, Medium, media_of, medium_of, shown_by
 from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair, read_split
-from ppojob_trainer.data.problems import DataProblem, Findings
+from ppojob_trainer.data.problems import BadCell, DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
 from ppojob_trainer.data.row_checks import (
     RewardChecks,
@@ -39,7 +40,6 @@ from ppojob_trainer.data.row_checks import (
     with_unseen_media,
     wrong_selection,
 )
-from ppojob_trainer.data.sound_cells import without_parts
 from ppojob_trainer.data.template_columns import TemplateColumns, without_nulls
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 

@@ -9,8 +9,9 @@ from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import Tools
-from ppojob_trainer.data.columns import BadCell, as_json, cell_of
+from ppojob_trainer.data.columns import as_json, cell_of
 from ppojob_trainer.data.formats import Row
+from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.json_value import Json
 
 _SCHEMAS = 'a list of {"type": "function", "function": {"name": ...}}, or the same as JSON text'

@@ -5,8 +5,8 @@ from itertools import product, zip_longest
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.pictures import behind_pictures
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.pictures import behind_pictures
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.data.turns import (
     ASKED,

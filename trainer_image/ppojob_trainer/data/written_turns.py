@@ -13,7 +13,7 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.data.chat import Tools
-from ppojob_trainer.data.columns import BadCell
+from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import ASKED, TurnTemplate
 from ppojob_trainer.json_value import Json

@@ -16,8 +16,8 @@ from itertools import pairwise, starmap
 import torch
 from torch import Tensor
 
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.pictures import LaterPicture, packed, unpacked_later
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.pictures import LaterPicture, packed, unpacked_later
 from ppojob_trainer.rows.experience import Experience
 
 

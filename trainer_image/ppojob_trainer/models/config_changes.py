@@ -9,7 +9,7 @@ from typing import Any, Final, TypeVar
 
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import ModelSpec
-from ppojob_trainer.data.picture_files import THINKER
+from ppojob_trainer.data.media.picture_files import THINKER
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import TEXT_SECTION, has_tower, read_config
 from ppojob_trainer.models.families import FAMILIES, Family

@@ -7,7 +7,7 @@ from typing import Final
 from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import Problem
-from ppojob_trainer.data.picture_files import THINKER, of_thinker
+from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.families import FAMILIES, LANGUAGE_PART, WHOLES

@@ -12,9 +12,9 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, sound_form_of
-from ppojob_trainer.data.picture_forms import read_form, why_shown_none
-from ppojob_trainer.data.picture_readers import is_drawn_causally
+from ppojob_trainer.data.media.picture_form import OwnSizes, PictureForm, sound_form_of
+from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
+from ppojob_trainer.data.media.picture_readers import is_drawn_causally
 from ppojob_trainer.models.architectures import Sizes, expert_weights, linear_layers, sizes_of
 from ppojob_trainer.models.config_files import layer_count, read_config
 from ppojob_trainer.models.families import FAMILIES

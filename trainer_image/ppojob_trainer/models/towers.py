@@ -53,7 +53,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisio
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
-from ppojob_trainer.data.picture_files import THINKER
+from ppojob_trainer.data.media.picture_files import THINKER
 
 
 class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]

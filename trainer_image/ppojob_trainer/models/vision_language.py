@@ -73,7 +73,7 @@ from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
 )
 
 import ppojob_trainer.models.mimo  # noqa: F401  which tells transformers of it
-from ppojob_trainer.data.picture_files import THINKER
+from ppojob_trainer.data.media.picture_files import THINKER
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
 from ppojob_trainer.models.families import WHOLES

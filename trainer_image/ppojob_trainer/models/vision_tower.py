@@ -21,12 +21,12 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.picture_form import sound_form_of
-from ppojob_trainer.data.picture_forms import read_form
-from ppojob_trainer.data.pictures import opened, unpacked
-from ppojob_trainer.data.sounds import sound_of
-from ppojob_trainer.data.videos import clip_of
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.picture_form import sound_form_of
+from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.pictures import opened, unpacked
+from ppojob_trainer.data.media.sounds import sound_of
+from ppojob_trainer.data.media.videos import clip_of
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.stored_tensors import read_tensor

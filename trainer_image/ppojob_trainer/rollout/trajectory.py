@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ppojob_trainer.data.pictures import LaterPicture
+from ppojob_trainer.data.media.pictures import LaterPicture
 from ppojob_trainer.rollout.protocol import FinishReason
 from ppojob_trainer.rpc.messages.rollout import OF_DATA
 

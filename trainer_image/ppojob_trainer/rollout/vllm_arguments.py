@@ -15,7 +15,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_trainer.data.media_form import MediaForm
+from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change

@@ -39,8 +39,8 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.picture_forms import read_form
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, tower_of

@@ -34,8 +34,8 @@ from vllm.multimodal.inputs import (
 )
 from vllm.multimodal.processing import BaseProcessingInfo
 
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.pictures import unpacked
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
 from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next

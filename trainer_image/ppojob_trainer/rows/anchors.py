@@ -8,7 +8,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ppojob_trainer.data.pictures import LaterPicture, unpacked_later
+from ppojob_trainer.data.media.pictures import LaterPicture, unpacked_later
 from ppojob_trainer.rows.experience import Experience
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer import durable
-from ppojob_trainer.data.pictures import LaterPicture
+from ppojob_trainer.data.media.pictures import LaterPicture
 from ppojob_trainer.json_value import Json, plain_text
 from ppojob_trainer.rewards.records import ValueKind
 

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, NamedTuple
 from PIL import Image
 
 from ppojob_api.problem import printable
-from ppojob_trainer.data.pictures import encoded
+from ppojob_trainer.data.media.pictures import encoded
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, encodable, read_number, shown
 

@@ -22,7 +22,7 @@ from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSource, To
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import ImportFolder, raised
-from ppojob_trainer.data.pictures import MOST_BYTES
+from ppojob_trainer.data.media.pictures import MOST_BYTES
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult

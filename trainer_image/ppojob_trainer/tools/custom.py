@@ -20,7 +20,7 @@ from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.agent import InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.children.user_code import load_module, raised
-from ppojob_trainer.data.pictures import opened
+from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post_json
 from ppojob_trainer.json_value import Json

@@ -19,8 +19,8 @@ from ppojob_trainer.children.pool import (
 )
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.pictures import MOST_BYTES, packed
+from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
+from ppojob_trainer.data.media.pictures import MOST_BYTES, packed
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall

@@ -21,9 +21,9 @@ from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.picture_readers import seen_by_all
-from ppojob_trainer.data.pictures import packed_later
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.picture_readers import seen_by_all
+from ppojob_trainer.data.media.pictures import packed_later
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.models.config_changes import config_changes

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.pictures import LaterPicture, packed_later
+from ppojob_trainer.data.media.pictures import LaterPicture, packed_later
 from ppojob_trainer.data.prompt_store import AnswerPart
 from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.rollout.protocol import RolloutError

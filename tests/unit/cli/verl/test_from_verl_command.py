@@ -10,7 +10,7 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api import manifest, validation
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
-from ppojob_trainer.data.picture_readers import why_blind
+from ppojob_trainer.data.media.picture_readers import why_blind
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"

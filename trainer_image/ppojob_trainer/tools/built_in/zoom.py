@@ -6,7 +6,7 @@ Source: verl until May 2026, `verl/tools/image_zoom_in_tool.py`.
 from math import ceil, floor
 from typing import Final
 
-from ppojob_trainer.data.pictures import opened
+from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call
 from ppojob_trainer.tools.verl_names import ToolResponse
 

@@ -19,8 +19,8 @@ from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.picture_readers import seen_by_all, why_blind
-from ppojob_trainer.data.pictures import opened, packed, unpacked, with_parts
+from ppojob_trainer.data.media.picture_readers import seen_by_all, why_blind
+from ppojob_trainer.data.media.pictures import opened, packed, unpacked, with_parts
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 from ppojob_trainer.models.layout_checks import check_layouts
 

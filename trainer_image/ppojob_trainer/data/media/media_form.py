@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ppojob_trainer.data.pictures import unpacked
-from ppojob_trainer.data.videos import clip_of
+from ppojob_trainer.data.media.pictures import unpacked
+from ppojob_trainer.data.media.videos import clip_of
 
 Settings = Mapping[str, Any]
 

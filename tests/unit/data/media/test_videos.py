@@ -22,14 +22,14 @@ from transformers import (
 from video_reference import frames_of, own_function, size_of_frames
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.picture_cells import BadPicture
-from ppojob_trainer.data.picture_forms import read_form
-from ppojob_trainer.data.picture_grids import Grid
-from ppojob_trainer.data.pictures import opened, packed, unpacked
-from ppojob_trainer.data.video_cells import read_videos
-from ppojob_trainer.data.video_files import decoded
-from ppojob_trainer.data.video_forms import Joined
-from ppojob_trainer.data.videos import clip_of
+from ppojob_trainer.data.media.picture_cells import BadPicture
+from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_grids import Grid
+from ppojob_trainer.data.media.pictures import opened, packed, unpacked
+from ppojob_trainer.data.media.video_cells import read_videos
+from ppojob_trainer.data.media.video_files import decoded
+from ppojob_trainer.data.media.video_forms import Joined
+from ppojob_trainer.data.media.videos import clip_of
 
 pytestmark = pytest.mark.processes
 

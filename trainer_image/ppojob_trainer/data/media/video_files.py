@@ -15,8 +15,8 @@ import numpy as np
 from PIL import Image
 
 from ppojob_api.problem import shown
-from ppojob_trainer.data.picture_cells import BadPicture
-from ppojob_trainer.data.pictures import encoded
+from ppojob_trainer.data.media.picture_cells import BadPicture
+from ppojob_trainer.data.media.pictures import encoded
 
 FPS: Final = 2.0
 MOST_FRAMES: Final = 768

@@ -8,8 +8,8 @@ from typing import Final
 from PIL import Image, UnidentifiedImageError
 
 from ppojob_api.problem import shown
-from ppojob_trainer.data.picture_form import PictureForm, Wanted
-from ppojob_trainer.data.pictures import opened
+from ppojob_trainer.data.media.picture_form import PictureForm, Wanted
+from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.errors import Wrong
 
 AS_IT_IS: Final = Wanted()

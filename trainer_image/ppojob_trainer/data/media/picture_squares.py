@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Self
 
-from ppojob_trainer.data.media_form import Settings
-from ppojob_trainer.data.picture_files import NEWER, added_tokens, read_json, tokens_between
-from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, Wanted
-from ppojob_trainer.data.pictures import opened
+from ppojob_trainer.data.media.media_form import Settings
+from ppojob_trainer.data.media.picture_files import NEWER, added_tokens, read_json, tokens_between
+from ppojob_trainer.data.media.picture_form import OwnSizes, PictureForm, Wanted
+from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.errors import ConfigError
 
 _PATCH: Final = 14

@@ -11,15 +11,15 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, Self
 
-from ppojob_trainer.data.media_form import Settings
-from ppojob_trainer.data.picture_files import NEWER, OF_VIDEOS, added_tokens, read_json
-from ppojob_trainer.data.picture_form import OwnSizes, PictureForm, Wanted
-from ppojob_trainer.data.pictures import unpacked
-from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
-from ppojob_trainer.data.sound_form import MODELS, SoundForm, read_sound_form
-from ppojob_trainer.data.sounds import sound_of
-from ppojob_trainer.data.video_forms import VideoForm
-from ppojob_trainer.data.videos import clip_of
+from ppojob_trainer.data.media.media_form import Settings
+from ppojob_trainer.data.media.picture_files import NEWER, OF_VIDEOS, added_tokens, read_json
+from ppojob_trainer.data.media.picture_form import OwnSizes, PictureForm, Wanted
+from ppojob_trainer.data.media.pictures import unpacked
+from ppojob_trainer.data.media.smart_resize import no_shorter, smart_resize
+from ppojob_trainer.data.media.sound_form import MODELS, SoundForm, read_sound_form
+from ppojob_trainer.data.media.sounds import sound_of
+from ppojob_trainer.data.media.video_forms import VideoForm
+from ppojob_trainer.data.media.videos import clip_of
 
 QWEN: Final = "Qwen2"
 LIMITS: Final = {

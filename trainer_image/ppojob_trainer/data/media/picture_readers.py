@@ -4,9 +4,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.picture_forms import read_form
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.picture_forms import read_form
 
 
 def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:

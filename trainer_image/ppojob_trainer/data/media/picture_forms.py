@@ -7,11 +7,11 @@ from typing import Any, Final
 import msgspec
 
 from ppojob_api.problem import printable
-from ppojob_trainer.data.media_form import MediaForm, Settings
-from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, of_thinker, read_json
-from ppojob_trainer.data.picture_form import PictureForm
-from ppojob_trainer.data.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
-from ppojob_trainer.data.picture_settings import (
+from ppojob_trainer.data.media.media_form import MediaForm, Settings
+from ppojob_trainer.data.media.picture_files import NEWER, PROCESSOR, of_thinker, read_json
+from ppojob_trainer.data.media.picture_form import PictureForm
+from ppojob_trainer.data.media.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
+from ppojob_trainer.data.media.picture_settings import (
     CropsSettings,
     GridSettings,
     LinesSettings,
@@ -19,8 +19,8 @@ from ppojob_trainer.data.picture_settings import (
     SquaresSettings,
     TilesSettings,
 )
-from ppojob_trainer.data.picture_squares import Crops, Squares, Tiles
-from ppojob_trainer.data.sound_form import MODELS, read_sound_form
+from ppojob_trainer.data.media.picture_squares import Crops, Squares, Tiles
+from ppojob_trainer.data.media.sound_form import MODELS, read_sound_form
 
 _Read = Callable[[str, Settings, Settings, Path], PictureForm | None]
 _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {

@@ -29,10 +29,10 @@ from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.picture_forms import read_form, why_shown_none
-from ppojob_trainer.data.picture_readers import seen_by_all, why_blind
-from ppojob_trainer.data.pictures import packed, unpacked
-from ppojob_trainer.data.sounds import packed_sound, sound_of
+from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
+from ppojob_trainer.data.media.picture_readers import seen_by_all, why_blind
+from ppojob_trainer.data.media.pictures import packed, unpacked
+from ppojob_trainer.data.media.sounds import packed_sound, sound_of
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.vision_tower import VisionTower
 
@@ -199,7 +199,7 @@ def test_what_is_no_sound_is_refused(folder: Path, changes: dict[str, object], t
 
 
 def test_the_template_in_the_docs_writes_what_transformers_does(folder: Path) -> None:
-    page = (Path(__file__).parents[3] / "docs" / "data-and-rewards.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "data-and-rewards.md").read_text()
     told = textwrap.dedent(page.partition("  ```jinja\n")[2].partition("  ```\n")[0])
     heard, asked = {"type": "audio"}, {"type": "text", "text": " What? \n"}
     answered = {"role": "assistant", "content": "It <b>."}

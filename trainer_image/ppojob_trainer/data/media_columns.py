@@ -6,15 +6,15 @@ from typing import Final, NamedTuple
 from ppojob_api.problem import counted
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data import pictures, sounds, videos
-from ppojob_trainer.data.columns import BadCell
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.picture_form import PictureForm, Wanted, sound_form_of
+from ppojob_trainer.data.media import pictures, sounds, videos
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
+from ppojob_trainer.data.media.picture_form import PictureForm, Wanted, sound_form_of
+from ppojob_trainer.data.media.sound_cells import read_sounds
+from ppojob_trainer.data.media.video_cells import read_videos
+from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.prompt_store import Prompt
-from ppojob_trainer.data.sound_cells import read_sounds
-from ppojob_trainer.data.video_cells import read_videos
 
 
 class Medium(NamedTuple):

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from ppojob_trainer.data.smart_resize import no_shorter, smart_resize
-from ppojob_trainer.data.videos import Clip
+from ppojob_trainer.data.media.smart_resize import no_shorter, smart_resize
+from ppojob_trainer.data.media.videos import Clip
 
 Settings = Mapping[str, Any]
 

@@ -11,12 +11,19 @@ from typing import Final
 from PIL import Image
 
 from ppojob_api.problem import counted
-from ppojob_trainer.data.picture_cells import AS_IT_IS, BadPicture, read_file, wanted_of
-from ppojob_trainer.data.picture_form import PictureForm, Wanted
-from ppojob_trainer.data.pictures import encoded, opened
-from ppojob_trainer.data.smart_resize import smart_resize
-from ppojob_trainer.data.video_files import FPS, MOST_FRAMES, Frames, Sized, decoded, number_of
-from ppojob_trainer.data.videos import packed_clip
+from ppojob_trainer.data.media.picture_cells import AS_IT_IS, BadPicture, read_file, wanted_of
+from ppojob_trainer.data.media.picture_form import PictureForm, Wanted
+from ppojob_trainer.data.media.pictures import encoded, opened
+from ppojob_trainer.data.media.smart_resize import smart_resize
+from ppojob_trainer.data.media.video_files import (
+    FPS,
+    MOST_FRAMES,
+    Frames,
+    Sized,
+    decoded,
+    number_of,
+)
+from ppojob_trainer.data.media.videos import packed_clip
 
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
 """Of a frame, where its row and the job say nothing else."""

@@ -42,9 +42,9 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.picture_form import Wanted
-from ppojob_trainer.data.picture_forms import read_form, why_shown_none
-from ppojob_trainer.data.pictures import opened, packed
+from ppojob_trainer.data.media.picture_form import Wanted
+from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
+from ppojob_trainer.data.media.pictures import opened, packed
 
 TOKEN = NAMES.index(PICTURE)
 SIZES = [(16, 16), (3, 3), (40, 20), (9, 35), (500, 400), (3, 150), (99, 7), (33, 32), (64, 64)]

@@ -10,12 +10,12 @@ from typing import Self
 
 from PIL import Image
 
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.pictures import encoded, opened
-from ppojob_trainer.data.sound_form import SoundForm
-from ppojob_trainer.data.sounds import sound_of
-from ppojob_trainer.data.video_forms import VideoForm
-from ppojob_trainer.data.videos import clip_of
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.pictures import encoded, opened
+from ppojob_trainer.data.media.sound_form import SoundForm
+from ppojob_trainer.data.media.sounds import sound_of
+from ppojob_trainer.data.media.video_forms import VideoForm
+from ppojob_trainer.data.media.videos import clip_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,11 +14,11 @@ import soxr
 
 from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.columns import BadCell
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.picture_cells import BadPicture, bytes_at
-from ppojob_trainer.data.sound_form import SoundForm
-from ppojob_trainer.data.sounds import MARK, Samples, packed_sound
+from ppojob_trainer.data.media.picture_cells import BadPicture, bytes_at
+from ppojob_trainer.data.media.sound_form import SoundForm
+from ppojob_trainer.data.media.sounds import MARK, Samples, packed_sound
+from ppojob_trainer.data.problems import BadCell
 
 _SOURCES: Final = ("bytes", "audio", "audio_url", "array", "path")
 """Names that a struct has for its sound: those of `datasets`, and of messages with parts."""

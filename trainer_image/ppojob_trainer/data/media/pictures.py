@@ -16,10 +16,10 @@ from typing import Final
 import msgspec
 from PIL import Image
 
-from ppojob_trainer.data.sounds import MARK as SOUND
-from ppojob_trainer.data.sounds import sound_of
-from ppojob_trainer.data.videos import MARK as VIDEO
-from ppojob_trainer.data.videos import clip_of, parts_of
+from ppojob_trainer.data.media.sounds import MARK as SOUND
+from ppojob_trainer.data.media.sounds import sound_of
+from ppojob_trainer.data.media.videos import MARK as VIDEO
+from ppojob_trainer.data.media.videos import clip_of, parts_of
 from ppojob_trainer.json_value import Json
 
 COLUMN: Final = "images"

@@ -11,9 +11,9 @@ from typing import Annotated, Any, Final, Literal
 
 import msgspec
 
-from ppojob_trainer.data.media_form import MediaForm
-from ppojob_trainer.data.picture_files import NEWER, PROCESSOR, read_json
-from ppojob_trainer.data.sounds import sound_of
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.picture_files import NEWER, PROCESSOR, read_json
+from ppojob_trainer.data.media.sounds import sound_of
 
 MODELS: Final = ("qwen2_audio", "qwen2_5_omni_thinker")
 """The `model_type` of those that hear, as config.json says it."""
