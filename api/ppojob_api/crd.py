@@ -123,7 +123,9 @@ def _schema_of(shape: Shape, path: str) -> dict[str, Any]:
 
 
 def _field(member: Member, path: str) -> dict[str, Any]:
-    node = {"description": member.description, **_node(member.shape, path)}
+    # What verl calls it stands in docs/fields.md and `ppojob fields`: a CRD has no room for it.
+    said = member.meaning or member.description
+    node = {"description": said, **_node(member.shape, path)}
     if not member.required and member.default is not None:
         node["default"] = member.default
     return node

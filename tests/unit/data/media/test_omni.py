@@ -157,7 +157,7 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, pace: int) -> None:
             {"audios": [{"bytes": tone_file(440, 3.2)}]},
             "audios: got a sound of 3.2 seconds: the model hears 3 of them, and no more; ",
         ),
-        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 marks <audio>: the row has 2 sounds; "),
+        ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
         (
             {"prompt": [{"role": "user", "content": [{"type": "video", "video": "a.mp4"}]}]},
             "prompt[0].content[0]: got ",
