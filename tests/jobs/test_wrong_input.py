@@ -40,7 +40,7 @@ def several(wrong: RefusedJob) -> None:
 
 
 def all_at_once(wrong: RefusedJob) -> None:
-    wrong.edit("config.json", {"model_type": "gpt2"})
+    wrong.edit("config.json", {"model_type": "bloom"})
     (wrong.model / "tokenizer.json").unlink()
     wrong.set("spec.data.train", [{"path": str(wrong.files / "none.jsonl")}])
     wrong.set("spec.data.validation", [{"path": str(wrong.files / "none.parquet")}])

@@ -67,7 +67,7 @@ class RefusedJob:
         return [line for line in lines if not line.startswith("warning: ")]
 
     def bare(self, text: str) -> str:
-        """A text without folders, the user's number, and the families that bad_folders.txt lists."""
+        """A text without folders, the user's number and the families that bad_folders.txt lists."""
         for folder in (self.files, self.folder):
             text = text.replace(f"{folder}/", "").replace(str(folder), ".")
         text = re.sub(r"one of llama, [a-z0-9_, ]+", "one of FAMILIES", text)

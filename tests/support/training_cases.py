@@ -229,9 +229,12 @@ ABOVE = ("llama", "qwen2", "qwen3", "qwen3_moe")
 CUT_AS_OTHERS = (
     *("gemma", "glm4", "seed_oss", "exaone4", "ernie4_5", "ministral3"),
     *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo", "cwm", "arcee", "granitemoe", "cohere"),
+    *("phi", "starcoder2"),
 )
+KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm")
+"""Families with biases of keys that have no gradient but for rounding."""
 FAMILIES = {
-    family: Case((0, 1, 0, 1, 0), budget=80, model=family)
+    family: Case((0, 1, 0, 1, 0), 80, family, optimizer=SGD if family in KEY_BIASES else ADAMW)
     for family in FAMILY_MODELS
     if family not in (*ABOVE, *CUT_AS_OTHERS) and not TABLE[family].sees_pictures
 }

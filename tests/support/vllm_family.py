@@ -28,9 +28,10 @@ from whole_models import save_whole
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.experts import split_experts
-from ppojob_trainer.models.families import WHOLES
+from ppojob_trainer.models.families import FAMILIES, WHOLES
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import add_adapters
+from ppojob_trainer.models.module_names import rename_modules
 from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
@@ -137,8 +138,9 @@ MODELS = {
 
 TOLD = ("gemma4_text of 26B",)
 """Mixtures whose engine tells the experts too, which are those of transformers."""
-ADAPTED = ("phi3", "glm4", "glm4v")
-"""Families with adapters beside the weights here: of matrices that are several in one."""
+ADAPTED = ("phi3", "glm4", "glm4v", "opt")
+"""Families with adapters beside the weights here: of matrices that are several in one, and of
+layers that transformers has another name for."""
 
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
@@ -162,6 +164,7 @@ def _compared(
     tells = family in TOLD
     engine = VllmEngine(rollout, folder, device=device, lora=lora, tells_experts=tells)
     if lora is not None:
+        rename_modules(model, FAMILIES[model.config.model_type])
         add_adapters(model, lora)
     with torch.no_grad():
         for weight in model.parameters():

@@ -17,11 +17,12 @@ _STACKS: Final = ["experts.gate_up_proj", "experts.down_proj"]
 """PEFT's parameters of the experts of a layer, where they are of one tensor each way."""
 _MERGED_ALONE: Final = re.compile(
     r"-A\d+(\.\d+)?B|moe|mixtral|gpt-oss|deepseek-v[23]|moonlight|minimax-m|glm-4\.[5-7]"
-    r"|qwen3-next|qwen3\.5|lfm2|nemotron-h|nvidia-nemotron-(nano|3)|granite-4|gemma-?(3n|4)",
+    r"|qwen3-next|qwen3\.5|lfm2|nemotron-h|nvidia-nemotron-(nano|3)|granite-4|gemma-?(3n|4)"
+    r"|gpt-?2|stablelm",
     re.IGNORECASE,
 )
-"""What the names of models have whose adapters vLLM gets merged: of mixtures, and of layers that
-keep a state or differ."""
+"""What the names of models have whose adapters vLLM gets merged: of mixtures, of layers that
+keep a state or differ, and of two classes that take none."""
 _OF_MEGATRON: Final = {
     "linear_q": "q_proj",
     "linear_k": "k_proj",

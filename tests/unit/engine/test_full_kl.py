@@ -121,9 +121,13 @@ def test_autocast_is_close_and_returns_float32(case, divergence):
         assert (a - b).norm() / b.norm() < 0.02
 
 
-def test_an_update_has_the_gradient_of_the_textbook(make_model, make_rows):
+@pytest.mark.parametrize("family", ["llama", "phi"])  # whose output layer has a bias
+def test_an_update_has_the_gradient_of_the_textbook(make_model, make_rows, family):
     rows = make_rows()
-    ours, theirs, reference = make_model(), make_model(), make_model(tied=False)
+    ours, theirs, reference = (make_model(family, tied=tied) for tied in (True, True, False))
+    for model in (ours, theirs, reference):
+        if (bias := model.lm_head.bias) is not None:
+            bias.data.copy_(torch.linspace(-1.0, 1.0, len(bias)))
     engine = TrainEngine(ours, HEAD, TRAINING, OptimizerSpec(gradient_clip=0.0), 10)
     frozen = ForwardEngine(reference, HEAD, TRAINING)
     measured = engine.update(

@@ -123,7 +123,7 @@ CASES: dict[str, Spoil] = {
     "config is a list": write("config.json", b"[1, 2]"),
     "config is no UTF-8": write("config.json", b'{"a": "\xff"}'),
     "sizes missing": config(hidden_size=None, num_hidden_layers="two"),
-    "architecture": config(model_type="gpt2"),
+    "architecture": config(model_type="bloom"),
     "no architecture": config(model_type=None),
     "a classifier": config(architectures=["LlamaForSequenceClassification"]),
     "windows": config(layer_types=["sliding_attention", "full_attention"], sliding_window=32),

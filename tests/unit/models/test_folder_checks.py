@@ -17,6 +17,7 @@ from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from tiny_models import TWO_LAYERS, make_model, write_model
 from transformers import (
+    AutoModelForTokenClassification,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     Lfm2Config,
@@ -156,10 +157,20 @@ def test_granite_as_the_hub_has_it(layers, experts, states, tmp_path: Path) -> N
 
 
 def test_classifiers_are_those_that_transformers_has() -> None:
-    """But for what sees pictures, of which we have the one and tried none of the other."""
+    """But for what sees pictures, of which we have the one and tried none of the other.
+
+    The class for tokens of GPT-2 and GPT-NeoX has a head of another name.
+    """
+    for family in ("gpt2", "gpt_neox"):
+        config = FAMILY_MODELS[family][0].config_class()
+        with torch.device("meta"):
+            heads = AutoModelForTokenClassification.from_config(config)._modules
+        assert "classifier" in heads
+        assert "score" not in heads
     for name, family in FAMILIES.items():
         for end, found in ((TOKENS, TOKENS_BY_TYPE), (TEXTS, TEXTS_BY_TYPE)):
             has_one = end == TOKENS if family.sees_pictures else name in found
+            has_one &= (name, end) not in {("gpt2", TOKENS), ("gpt_neox", TOKENS)}
             assert (end in family.classifiers) == has_one, name
 
 

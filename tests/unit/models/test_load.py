@@ -110,8 +110,8 @@ def never_written(folder: Path) -> None:
     [
         (lambda folder: None, r"spec.model.path: got .*config.json cannot be read"),
         (
-            lambda folder: (folder / "config.json").write_text('{"model_type": "gpt2"}'),
-            r'config.json:model_type: got "gpt2": ',
+            lambda folder: (folder / "config.json").write_text('{"model_type": "bloom"}'),
+            r'config.json:model_type: got "bloom": ',
         ),
         (other_angles, r'config.json:rope_parameters: got "dynamic": '),
         (no_weights, "the model cannot be loaded"),

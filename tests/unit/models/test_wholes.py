@@ -219,6 +219,6 @@ def test_what_is_not_made_of_a_part_is_refused(tmp_path: Path) -> None:
     assert not check_model_folder(tmp_path, CRITIC).errors
     (no_scorer,) = check_model_folder(tmp_path, SCORER).errors
     assert no_scorer.where == f"{tmp_path}/config.json:vision_config"
-    edit(tmp_path / "config.json", {"text_config": {"model_type": "gpt2"}})
+    edit(tmp_path / "config.json", {"text_config": {"model_type": "bloom"}})
     (unknown,) = check_model_folder(tmp_path).errors
-    assert (unknown.where, unknown.got) == (f"{tmp_path}/config.json:model_type", '"gpt2"')
+    assert (unknown.where, unknown.got) == (f"{tmp_path}/config.json:model_type", '"bloom"')

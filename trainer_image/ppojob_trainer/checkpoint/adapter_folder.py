@@ -39,7 +39,7 @@ def write_adapters(
     *,
     base: Path,
     kind: ModelKind,
-    part: str,
+    layers: str,
 ) -> None:
     """Write a folder of adapters and of what a classifier has trained beside them, its head.
 
@@ -50,20 +50,21 @@ def write_adapters(
         join: puts what is cut over ranks together; the others call `give_adapters`.
         base: the model that the adapters were trained on.
         kind: what that is.
-        part: what transformers calls it within a model with a vision tower; empty without one.
+        layers: what transformers calls its layers.
     """
     durable.make_folder(folder, parents=True)
-    named, joined = _in_peft(adapters, head, join, part=part)
+    named, joined = _in_peft(adapters, head, join, layers=layers)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=joined)
     lora = next(iter(adapters.values())).lora
     stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
     targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters.keys() - stacks})
-    if part and targets:  # it has layers of the same names
-        targets = rf".*\.{part}\..*\.({'|'.join(targets)})"
+    part = layers.removeprefix("model.").removesuffix("layers")
+    if layers.startswith("model.") and part and targets:  # a tower has layers of the same names
+        targets = rf".*\.{part[:-1]}\..*\.({'|'.join(targets)})"
     config = {
         "base_model_name_or_path": str(base),
         "bias": "none",
-        "fan_in_fan_out": False,
+        "fan_in_fan_out": any(one.is_in_first for one in adapters.values() if one.a.ndim == 2),
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
@@ -82,21 +83,21 @@ def write_adapters(
 
 
 def give_adapters(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, part: str
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, layers: str
 ) -> None:
     """Give this rank's parts to the rank that calls `write_adapters` with the same arguments."""
-    named, joined = _in_peft(adapters, head, join, part=part)
+    named, joined = _in_peft(adapters, head, join, layers=layers)
     give_parts(named, join=joined)
 
 
 def _in_peft(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, part: str
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, layers: str
 ) -> tuple[dict[str, Tensor], Join]:
     """All tensors by PEFT's names, without values, and what puts one of them together."""
     held = {f"{BEGINNING}{name}": (name, tensor) for name, tensor in head.items()}
     for weight, adapter in adapters.items():
         for own, matrix in zip(matrix_names(weight), (adapter.a, adapter.b), strict=True):
-            held[peft_name(own, adapter.lora, part=part)] = own, matrix
+            held[peft_name(own, adapter.lora, layers=layers)] = own, matrix
 
     def joined(name: str, _shown: Tensor, dtype: torch.dtype) -> Tensor:
         own, matrix = held[name]

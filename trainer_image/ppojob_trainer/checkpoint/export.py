@@ -28,7 +28,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.config_changes import changed_document
-from ppojob_trainer.models.config_files import part_name
+from ppojob_trainer.models.config_files import layers_name
 from ppojob_trainer.models.families import CLASSIFIERS
 from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import Adapter
@@ -112,7 +112,7 @@ def export_model(
             held = {name: named[name] for name in names if name not in frozen}
             give_parts(held, dtype=dtype, join=merge)
         if adapters:
-            give_adapters(adapters, head, plain, part=_part(model_folder))
+            give_adapters(adapters, head, plain, layers=_layers(model_folder))
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -127,7 +127,7 @@ def export_model(
                 plain,
                 base=model_folder,
                 kind=kind,
-                part=_part(model_folder),
+                layers=_layers(model_folder),
             )
 
 
@@ -147,8 +147,8 @@ def export_adapters(
     """
     with _replacing(target) as aside:
         folder = Path(base)
-        part = _part(folder)
-        write_adapters(aside, adapters, head, join, base=folder, kind=kind, part=part)
+        layers = _layers(folder)
+        write_adapters(aside, adapters, head, join, base=folder, kind=kind, layers=layers)
 
 
 @contextmanager
@@ -228,7 +228,7 @@ def _config(
         config["num_nextn_predict_layers"] = 0
     if kind.made_as in CLASSIFIERS:
         names = config.get("architectures") or ["Model"]
-        family = str(names[0]).partition("For")[0]
+        family = str(names[0]).partition("For")[0].removesuffix("LMHeadModel")
         config["architectures"] = [f"{family}{kind.made_as}"]
         config |= {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
     return _json(config)
@@ -270,8 +270,8 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
     return merged
 
 
-def _part(model_folder: Path) -> str:
-    return part_name(_read_config(model_folder))
+def _layers(model_folder: Path) -> str:
+    return layers_name(_read_config(model_folder))
 
 
 def _read_config(model_folder: Path) -> dict[str, Any]:

@@ -141,9 +141,7 @@ def _adapters(tensors: Mapping[str, torch.Tensor], model: ModelSpec) -> dict[str
     if model.lora is None:
         return {}
     sizes = sizes_of(model.path)
-    mixture = sizes.mixture if sizes else None
-    is_in_first = mixture is not None and mixture.is_in_first
-    return adapters_in(tensors, model.lora, is_in_first=is_in_first)
+    return adapters_in(tensors, model.lora, in_first=sizes.in_first if sizes else 0)
 
 
 def _policy(settings: Mapping[str, Json], checkpoint: Path) -> _Source:

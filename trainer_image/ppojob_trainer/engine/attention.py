@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from math import isqrt
 from typing import Any
 
@@ -39,8 +39,9 @@ from ppojob_trainer.engine.long_rows import (
     scaled_bmm,
 )
 from ppojob_trainer.engine.short_convolutions import plan_neighbours
-from ppojob_trainer.engine.state_spaces import use_packed_states
+from ppojob_trainer.engine.state_spaces import KEYWORDS, use_packed_states
 from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 PACKED_ATTENTION = "ppojob_packed"
@@ -446,3 +447,17 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     # A tower beside the decoder attends within each picture.
     model.base_model.set_attn_implementation(PACKED_ATTENTION)
     use_packed_states(model)
+    if FAMILIES[model.config.model_type].is_untold:
+        for layer in model.base_model.layers:
+            if hasattr(layer, "self_attn"):  # at this stage
+                layer.register_forward_pre_hook(_tell_attention, with_kwargs=True)
+
+
+def _tell_attention(layer: Any, _args: Any, options: dict[str, Any]) -> None:
+    """Give attention the keywords of a pass, which its layer's code in transformers keeps.
+
+    They come with each call, for a layer may be computed again behind another pass.
+    """
+    told = {name: options[name] for name in KEYWORDS if name in options}
+    attention = layer.self_attn
+    attention.forward = partial(type(attention).forward, attention, **told)

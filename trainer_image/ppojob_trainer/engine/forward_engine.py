@@ -12,7 +12,13 @@ from transformers import PreTrainedModel
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
 from ppojob_trainer.engine.fused_norms import use_fused_norms
-from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
+from ppojob_trainer.engine.head import (
+    Head,
+    LastStates,
+    PolicyHead,
+    TokenOutputs,
+    read_by_output_layer,
+)
 from ppojob_trainer.engine.layout import PackedRows, pack_rows
 from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.engine.mtp import Mtp
@@ -126,8 +132,8 @@ class ForwardEngine:
         assert isinstance(policy, PolicyHead), "no other head is of a vocabulary"
 
         def keep(model: PreTrainedModel, hidden: Tensor, _targets: Tensor) -> TokenOutputs:
-            weight = model.get_output_embeddings().weight.detach()
-            kept.append(LastStates(hidden, weight, policy.settings_of(model)))
+            states, weight = read_by_output_layer(model, hidden)
+            kept.append(LastStates(states, weight.detach(), policy.settings_of(model)))
             return ()
 
         self.model.eval()

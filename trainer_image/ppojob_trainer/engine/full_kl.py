@@ -24,7 +24,12 @@ from ppojob_trainer.engine.fused_logprobs import (
     tiles,
     wide,
 )
-from ppojob_trainer.engine.head import LastStates, PolicyHead, TokenOutputs
+from ppojob_trainer.engine.head import (
+    LastStates,
+    PolicyHead,
+    TokenOutputs,
+    read_by_output_layer,
+)
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.vocabulary import VocabularyRun
 
@@ -76,9 +81,8 @@ class HeadWithKl:
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """`(logprobs, ..., kl)`."""
-        weight = model.get_output_embeddings().weight
-        settings = self.policy.settings_of(model)
-        kl = full_kl(hidden, weight, self.reference, settings, self.divergence)
+        read, settings = read_by_output_layer(model, hidden), self.policy.settings_of(model)
+        kl = full_kl(*read, self.reference, settings, self.divergence)
         return (*self.policy(model, hidden, targets), kl)
 
 

@@ -37,6 +37,20 @@ class Head(Protocol):
         ...
 
 
+def read_by_output_layer(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor]:
+    """Hidden states and a weight whose products are what the output layer says of the states.
+
+    A bias is a column of the weight, for a feature that is 1 everywhere; Phi's is the only one, and
+    its layer is not cut over tensor ranks.
+    """
+    layer = model.get_output_embeddings()
+    weight, bias = layer.weight, getattr(layer, "bias", None)
+    if bias is None:
+        return hidden, weight
+    hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
+    return hidden, torch.cat([local_part(weight), local_part(bias)[:, None]], dim=1)
+
+
 class LastStates(NamedTuple):
     """What a head is given, of one micro-batch."""
 
@@ -71,8 +85,8 @@ class PolicyHead:
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """`(logprobs, entropy, squares)`, the last two where they are asked for."""
-        weight = model.get_output_embeddings().weight
-        return fused_logprobs(hidden, weight, targets, self.settings_of(model))
+        read = read_by_output_layer(model, hidden)
+        return fused_logprobs(*read, targets, self.settings_of(model))
 
     def settings_of(self, model: PreTrainedModel) -> LogprobSettings:
         """The settings with what the model's family makes of its output layer's products."""

@@ -239,7 +239,7 @@ def _tell(net: Any, _layer: nn.Module, _args: Any, options: dict[str, Any]) -> N
 
     They come with each call, for a layer may be computed again behind another pass.
     """
-    told = {name: options[name] for name in _KEYWORDS if name in options}
+    told = {name: options[name] for name in KEYWORDS if name in options}
     net.forward = partial(_forward, net, _COMPUTE["convolution"], **told)
 
 
@@ -248,7 +248,7 @@ _COMPUTE: Final[Mapping[str, Compute]] = {
     "mamba": compute_packed,
     "convolution": short_convolutions.compute_packed,
 }
-_KEYWORDS: Final = ("attention_plans", "sequence_ranks")
+KEYWORDS: Final = ("attention_plans", "sequence_ranks")
 
 
 def _forward(

@@ -12,7 +12,7 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import PEFT_MATRICES, peft_name, peft_shape
 from ppojob_trainer.models.architectures import Shape, adapter_shapes, sizes_of
-from ppojob_trainer.models.config_files import folder_part_name
+from ppojob_trainer.models.config_files import layers_name_in
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import BadHeader, listed, read_header
 
@@ -51,9 +51,11 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
     yield from _settings(lora, config, where)
     if (sizes := sizes_of(model)) is None:
         return
-    part = folder_part_name(model)
+    layers = layers_name_in(model)
     shapes = adapter_shapes(sizes, lora).items()
-    needed = {peft_name(name, lora, part=part): peft_shape(name, shape) for name, shape in shapes}
+    needed = {
+        peft_name(name, lora, layers=layers): peft_shape(name, shape) for name, shape in shapes
+    }
     try:
         stored = read_header(folder / WEIGHTS_FILE)
     except BadHeader as bad:

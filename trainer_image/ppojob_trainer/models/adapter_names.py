@@ -12,6 +12,8 @@ A: Final = "lora_a"
 B: Final = "lora_b"
 BEGINNING: Final = "base_model.model."
 """Of PEFT's names; what follows are the model's."""
+LAYERS: Final = "model.layers"
+"""The layers of a model, by their name here."""
 
 _WEIGHT: Final = "weight"
 PEFT_MATRICES: Final = {A: "lora_A.weight", B: "lora_B.weight"}
@@ -39,21 +41,18 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{A}", f".{B}", f"_{A}", f"_{B}"))
 
 
-def peft_name(name: str, lora: LoraSpec, *, part: str = "") -> str:
-    """PEFT's name of an adapter's matrix.
+def peft_name(name: str, lora: LoraSpec, *, layers: str = LAYERS) -> str:
+    """PEFT's name of an adapter's matrix, with the name that transformers has for the layers.
 
     It wraps the module of stacks once for each that it adapts, and so the first one is found within
-    the wrapper of the second (`ParamWrapper` of PEFT 0.21). Of a model with a vision tower
-    transformers 5 has the language model in a `part` of the whole.
+    the wrapper of the second (`ParamWrapper` of PEFT 0.21).
     """
     weight, matrix = weight_of(name), name[-len(A) :]
     layer, _, own = weight.rpartition(".")
     first, second = STACKS
     if own == first and lora.adapts(f"{layer}.{second}"):
         layer = f"{layer}.base_layer"
-    if part:
-        layer = layer.replace("model.", f"model.{part}.", 1)
-    return f"{BEGINNING}{layer}.{PEFT_MATRICES[matrix]}"
+    return f"{BEGINNING}{layer.replace(LAYERS, layers, 1)}.{PEFT_MATRICES[matrix]}"
 
 
 def peft_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

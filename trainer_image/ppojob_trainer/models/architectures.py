@@ -11,7 +11,7 @@ from ppojob_api.v1alpha1.policy_loss import Loss
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import matrix_names
-from ppojob_trainer.models.config_files import read_config
+from ppojob_trainer.models.config_files import read_config, with_usual_keys
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
 from ppojob_trainer.models.layers_apart import Attention, LayersApart, read_layers_apart
@@ -92,6 +92,7 @@ class Sizes:
         latents: of a model whose queries, keys and values are made of latent vectors.
         states: of a model with layers that keep states.
         apart: of a model whose layers differ from each other.
+        positions: rows of the embedding of positions; 0 of models that learn none.
     """
 
     model_type: str
@@ -113,6 +114,7 @@ class Sizes:
     latents: Latents | None = None
     states: States | None = None
     apart: LayersApart | None = None
+    positions: int = 0
 
     @property
     def mixture(self) -> Mixture | None:
@@ -123,6 +125,13 @@ class Sizes:
     def uncut(self) -> str:
         """Why blocks cannot be cut over tensor ranks; empty where they can."""
         return FAMILIES[self.model_type].uncut or (self.mixture.uncut if self.mixture else "")
+
+    @property
+    def in_first(self) -> int:
+        """Dimensions of those weights that have their inputs first: 2 or 3, as stacks; or 0."""
+        if FAMILIES[self.model_type].is_in_first:
+            return 2
+        return 3 if self.mixture and self.mixture.is_in_first else 0
 
     def has_state(self, layer: int) -> bool:
         """Whether a layer keeps a state in place of keys and values."""
@@ -161,7 +170,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     """Read the sizes of a model of `FAMILIES`, as transformers fills them in."""
     model_type = str(config["model_type"])
     family = FAMILIES[model_type]
-    config = {**family.defaults, **config}
+    config = with_usual_keys({**family.defaults, **config})
     kinds = layer_kinds(config)
     if family.has_one_block and kinds is not None:
         config["num_hidden_layers"] = len(kinds)
@@ -171,6 +180,8 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         own, config = kind.sizes, with_own_keys(with_head_of_states(config))
         kinds = layer_kinds(config)
     needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, WIDTHS)
+    if family.positions:
+        needed["max_position_embeddings"] = WIDTHS
     required = _read_counts(config, needed, path)
     if isinstance(required, list):
         return required
@@ -212,6 +223,9 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         )
         if family.has_layers_apart
         else None,
+        positions=required["max_position_embeddings"] + family.positions[1]
+        if family.positions
+        else 0,
     )
 
 
@@ -254,12 +268,21 @@ def _read_counts(
 def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
     """Names and shapes of all tensors of a model but those of its head."""
     yield EMBEDDING, (sizes.vocabulary, sizes.hidden)
-    yield "model.norm.weight", (sizes.hidden,)
+    family = FAMILIES[sizes.model_type]
+    yield from _norm("model.norm", family, sizes.hidden)
+    if family.positions:
+        yield f"model.{family.positions[0]}.weight", (sizes.positions, sizes.hidden)
     if sizes.apart:
         yield from sizes.apart.of_model(sizes.hidden)
     for layer in range(sizes.layers):
         for name, shape in _of_a_layer(sizes, layer):
             yield f"model.layers.{layer}.{name}", shape
+
+
+def _norm(name: str, family: Family, width: int) -> Iterator[tuple[str, Shape]]:
+    yield f"{name}.weight", (width,)
+    if family.has_norm_biases:
+        yield f"{name}.bias", (width,)
 
 
 def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
@@ -293,7 +316,7 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
     if own.has_keys and own.has_values:
         found[f"{at}.v_proj"] = (key, hidden)
     if "qkv_proj" in family.fused:
-        found = {f"{at}.qkv_proj": (query + 2 * key, hidden)}
+        found = {f"{at}.{family.attention_in}": (query + 2 * key, hidden)}
     return found | {f"{at}.{family.attention_out}": (hidden, query)}
 
 
@@ -342,7 +365,7 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
     yield from _norms(sizes, layer)
     for name, shape in linear_layers(sizes, layer).items():
-        yield f"{name}.weight", shape
+        yield f"{name}.weight", shape[::-1] if family.is_in_first else shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
     if family.has_sinks:
@@ -359,7 +382,7 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family, attention = FAMILIES[sizes.model_type], sizes.attention(layer)
     mixture = sizes.mixture if sizes.has_experts(layer) else None
     for norm in (*family.norms, *family.late_norms, *(mixture.norms if mixture else ())):
-        yield f"{norm}.weight", (sizes.hidden,)
+        yield from _norm(norm, family, sizes.hidden)
     if sizes.apart and sizes.apart.told:
         yield "post_per_layer_input_norm.weight", (sizes.hidden,)
     if sizes.latents:

@@ -16,6 +16,7 @@ from ppojob_trainer.models.families import FAMILIES, Family
 _NEW, _OLD = "rope_parameters", "rope_scaling"
 _LENGTH: Final = "max_position_embeddings"
 _ORIGINAL: Final = "original_max_position_embeddings"
+_DROPOUT: Final = "attention_dropout"
 _KEPT: Final[tuple[str, ...]] = (
     *("rope_theta", "partial_rotary_factor"),
     *("beta_fast", "beta_slow", "truncate"),  # of yarn
@@ -52,19 +53,32 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     if model.max_position_embeddings is not None:
         changes[_LENGTH] = model.max_position_embeddings
     if model.attention_dropout is not None:
-        changes["attention_dropout"] = model.attention_dropout
+        keys = family.keys if (family := FAMILIES.get(str(config.get("model_type")))) else {}
+        changes[keys.get(_DROPOUT, _DROPOUT)] = model.attention_dropout
     return changes
 
 
 def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> Iterator[Problem]:
     """What a job changes, and no model of the family of a config.json takes."""
     family, rope = FAMILIES.get(str(config.get("model_type"))), changes.get(_NEW)
-    if family is None or not isinstance(rope, dict):
+    if family is None:
+        return
+    if not isinstance(rope, dict):
+        if family.positions and _LENGTH in changes:
+            yield Problem(
+                "spec.model.maxPositionEmbeddings",
+                shown(changes[_LENGTH]),
+                f"a model of {config['model_type']} has learnt so many positions as it has",
+                "remove it",
+                ReasonCode.CONFLICT,
+            )
         return
     why, allowed = "", "remove ropeScaling"
     if family.has_ropes_by_layer:
         why = "each kind of layers has positions of its own"
         allowed = "remove ropeScaling, or write into config.json which layers have it"
+    elif family.positions:
+        why = "positions are learnt"
     elif rope["rope_type"] not in family.ropes:
         why = f"positions are {' or '.join(filter(None, family.ropes))}"
     elif has_no_positions(family, config):

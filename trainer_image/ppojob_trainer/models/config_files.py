@@ -8,6 +8,7 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import Problem
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.families import FAMILIES, LANGUAGE_PART, WHOLES
 from ppojob_trainer.models.problems import ModelReason, read_object
 
@@ -49,7 +50,23 @@ TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWE
 def read_config(path: Path) -> dict[str, Json] | Problem:
     """Read what a config.json says of the language model, or what is wrong with the file."""
     config = read_object(path, ModelReason.BAD_CONFIG)
-    return config if isinstance(config, Problem) else _of_language_model(config, path.parent)
+    if isinstance(config, Problem):
+        return config
+    return with_usual_keys(_of_language_model(config, path.parent))
+
+
+def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
+    """A configuration of a language model, with the keys that all other models have too."""
+    family, found = FAMILIES.get(str(config.get("model_type"))), dict(config)
+    for own, theirs in family.keys.items() if family else ():
+        if theirs in found:
+            found[own] = found[theirs]
+    if config.get("model_type") == "gpt2":
+        hidden, inner = found.get("hidden_size"), config.get("n_inner")
+        found["intermediate_size"] = (
+            4 * hidden if inner is None and isinstance(hidden, int) else inner
+        )
+    return found
 
 
 def file_name(name: str, model_type: str) -> str:
@@ -75,19 +92,19 @@ def folder_has_tower(folder: Path | str) -> bool:
     return not isinstance(config, Problem) and has_tower(config)
 
 
-def part_name(config: Mapping[str, Json]) -> str:
-    """What transformers calls the language model within a model with a tower; empty without one.
+def layers_name(config: Mapping[str, Json]) -> str:
+    """What transformers calls the layers of a language model: a config.json as it lies."""
+    kind = str(config.get("model_type"))
+    if not has_tower(config):
+        return file_name(f"{LAYERS}.", kind).rstrip(".")
+    whole = WHOLES.get(kind)
+    return f"model.{whole.part if whole else LANGUAGE_PART}.layers"
 
-    `config` is a config.json as it lies.
-    """
-    whole = WHOLES.get(str(config.get("model_type")))
-    return (whole.part if whole else LANGUAGE_PART) if has_tower(config) else ""
 
-
-def folder_part_name(folder: Path | str) -> str:
-    """The same of the model of a folder; empty where its config.json cannot be read."""
+def layers_name_in(folder: Path | str) -> str:
+    """The same of the model of a folder; as here where its config.json cannot be read."""
     config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
-    return "" if isinstance(config, Problem) else part_name(config)
+    return LAYERS if isinstance(config, Problem) else layers_name(config)
 
 
 def layer_count(folder: Path) -> int | None:

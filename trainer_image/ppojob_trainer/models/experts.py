@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
 from ppojob_trainer.models.gemma import tell_logits
+from ppojob_trainer.models.in_first import make_linear
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.models.module_names import rename_modules
 from ppojob_trainer.models.nemotron import NEMOTRON, take_limits_off
@@ -215,10 +216,11 @@ def split_experts(model: PreTrainedModel) -> None:
     The model is whole, on the meta device or with weights. Of one without experts nothing changes
     but what files hold and nobody trains, which goes wherever weights go.
     """
+    family = FAMILIES[model.config.model_type]
+    rename_modules(model, family)
+    make_linear(model)
     mixture = mixture_of(model)
     base: Any = model.base_model
-    family = FAMILIES[model.config.model_type]
-    rename_modules(model, family.modules)
     if model.config.model_type == NEMOTRON:
         take_limits_off(model)
     for name, layer in product(family.fixed, base.layers):

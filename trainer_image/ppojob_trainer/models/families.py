@@ -166,6 +166,8 @@ class Family:
         late_norms: of what comes out of them.
         centred_norms: whether norms multiply by 1 + weight.
         has_layer_norms: whether they take the mean off (arXiv:1607.06450), without a bias.
+        has_norm_biases: whether such norms have a bias too, and so the last one.
+        has_head_bias: whether the output layer has one.
         head_norm: what queries and keys are normalised over, if at all.
         head_norms: the names of the layers that do it.
         head_norm_key: key that says whether they are; without one they are.
@@ -174,6 +176,8 @@ class Family:
         has_sinks: whether each head has a key whose score is learnt and whose value is 0.
         attention: the name of attention in a layer.
         attention_out: the name in it of its matrix on the way back.
+        attention_in: the name in it of the one matrix of query, key and value, of models with such.
+        is_untold: whether a layer's code hands attention no keywords of the pass.
         has_one_block: whether a layer is attention, or a layer with a state, or a feed-forward
             block, of which there are plain ones and mixtures.
         has_gates: whether queries come with a gate of what attention says, as wide as they are
@@ -184,8 +188,15 @@ class Family:
         fixed: numbers of a layer that files hold and nobody trains.
         bare: those of them that files hold without a dimension.
         has_layers_apart: whether layers differ from each other; see `layers_apart`.
-        modules: modules around the layers that transformers has other names for, and those that all
-            other models have.
+        keys: keys that all other models have, and those of config.json for the same.
+        dropouts: keys of dropouts that are off, whatever config.json says, but for a job's.
+        positions: the name of an embedding of positions, of models that learn them, and how many
+            rows it has in front of the first one's.
+        is_in_first: whether files have matrices with their inputs in front of their outputs.
+        inner: the module that has the layers, where it is one within the base model.
+        whole_modules: modules of a whole model that transformers has other names for, and those
+            that all other models have.
+        modules: the same of modules around the layers.
         file_names: parts of the names that files have for weights, and what stands for them here,
             where transformers' modules have other names.
         uncut: why blocks cannot be cut over tensor ranks; empty where they can.
@@ -215,6 +226,8 @@ class Family:
     late_norms: tuple[str, ...] = ()
     centred_norms: bool = False
     has_layer_norms: bool = False
+    has_norm_biases: bool = False
+    has_head_bias: bool = False
     head_norm: Literal["none", "each head", "all heads"] = "none"
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
     head_norm_key: str = ""
@@ -222,6 +235,8 @@ class Family:
     has_sinks: bool = False
     attention: str = "self_attn"
     attention_out: str = "o_proj"
+    attention_in: str = "qkv_proj"
+    is_untold: bool = False
     has_one_block: bool = False
     has_gates: bool = False
     recurrence: Recurrence | None = None
@@ -230,6 +245,12 @@ class Family:
     fixed: tuple[str, ...] = ()
     bare: tuple[str, ...] = ()
     has_layers_apart: bool = False
+    keys: Mapping[str, str] = field(default_factory=dict)
+    dropouts: tuple[str, ...] = ()
+    positions: tuple[str, int] | None = None
+    is_in_first: bool = False
+    inner: str = ""
+    whole_modules: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     file_names: Mapping[str, str] = field(default_factory=dict)
     uncut: str = ""
@@ -927,6 +948,147 @@ FAMILIES: Final[Mapping[str, Family]] = {
             correction=f"{BIAS_MODULE}.{CORRECTION}",
         ),
         classifiers=(),
+    ),
+    "gpt_neox": Family(
+        "Pythia, GPT-NeoX",
+        defaults={"attention_bias": True},
+        biases={"attention_bias": ("attention.query_key_value", "attention.dense")},
+        always_biased=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
+        fused=("qkv_proj",),
+        has_layer_norms=True,
+        has_norm_biases=True,
+        attention="attention",
+        attention_in="query_key_value",
+        attention_out="dense",
+        feed_forward=FeedForward(
+            "intermediate_size", {"mlp.dense_h_to_4h": 1}, "mlp.dense_4h_to_h"
+        ),
+        keys={"num_key_value_heads": "num_attention_heads"},
+        dropouts=("attention_dropout", "hidden_dropout"),
+        whole_modules={"gpt_neox": "model"},
+        modules={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
+        file_names={
+            "gpt_neox.layers.": "model.layers.",
+            "gpt_neox.embed_in.": "model.embed_tokens.",
+            "gpt_neox.final_layer_norm.": "model.norm.",
+            "embed_out.": "lm_head.",
+        },
+        is_in_vllm=False,
+        classifiers=(TEXTS,),
+    ),
+    "gpt2": Family(
+        "GPT-2, DistilGPT-2",
+        defaults={"tie_word_embeddings": True, "max_position_embeddings": 1024},
+        only={
+            "add_cross_attention": (False,),
+            "scale_attn_by_inverse_layer_idx": (False,),
+            "scale_attn_weights": (True,),
+            "reorder_and_upcast_attn": (False,),
+        },
+        biases={},
+        always_biased=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
+        fused=("qkv_proj",),
+        norms=("ln_1", "ln_2"),
+        has_layer_norms=True,
+        has_norm_biases=True,
+        attention="attn",
+        attention_in="c_attn",
+        attention_out="c_proj",
+        feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
+        keys={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "num_key_value_heads": "num_attention_heads",
+            "max_position_embeddings": "n_positions",
+            "attention_dropout": "attn_pdrop",
+        },
+        dropouts=("attn_pdrop", "embd_pdrop", "resid_pdrop"),
+        positions=("wpe", 0),
+        is_in_first=True,
+        whole_modules={"transformer": "model"},
+        modules={"h": "layers", "wte": "embed_tokens", "ln_f": "norm"},
+        file_names={
+            "transformer.h.": "model.layers.",
+            "transformer.wte.": "model.embed_tokens.",
+            "transformer.wpe.": "model.wpe.",
+            "transformer.ln_f.": "model.norm.",
+        },
+        uncut="query, key and value are of one matrix",
+        classifiers=(TEXTS,),
+    ),
+    "opt": Family(
+        "OPT but for 350M",
+        defaults={
+            **{"max_position_embeddings": 2048, "ffn_dim": 3072, "tie_word_embeddings": True},
+            "enable_bias": True,
+        },
+        only={
+            "do_layer_norm_before": (True,),
+            "_remove_final_layer_norm": (False,),
+            "layer_norm_elementwise_affine": (True,),
+            "layerdrop": (0.0,),
+        },
+        biases={"enable_bias": (*_QUERIES, "self_attn.out_proj", "fc1", "fc2")},
+        norms=("self_attn_layer_norm", "final_layer_norm"),
+        has_layer_norms=True,
+        has_norm_biases=True,
+        attention_out="out_proj",
+        feed_forward=FeedForward("intermediate_size", {"fc1": 1}, "fc2"),
+        keys={"num_key_value_heads": "num_attention_heads", "intermediate_size": "ffn_dim"},
+        dropouts=("attention_dropout", "dropout"),
+        positions=("embed_positions", 2),
+        inner="decoder",
+        modules={"final_layer_norm": "norm"},
+        file_names={
+            "model.decoder.layers.": "model.layers.",
+            "model.decoder.embed_tokens.": "model.embed_tokens.",
+            "model.decoder.embed_positions.": "model.embed_positions.",
+            "model.decoder.final_layer_norm.": "model.norm.",
+        },
+        uncut="its attention counts all heads",
+        classifiers=(TEXTS,),
+    ),
+    "phi": Family(
+        "Phi-1, Phi-1.5, Phi-2",
+        only={"qk_layernorm": (False,)},
+        biases={},
+        always_biased=(*_QUERIES, "self_attn.dense", "mlp.fc1", "mlp.fc2"),
+        norms=("input_layernorm",),
+        has_layer_norms=True,
+        has_norm_biases=True,
+        has_head_bias=True,
+        attention_out="dense",
+        feed_forward=FeedForward("intermediate_size", {"mlp.fc1": 1}, "mlp.fc2"),
+        dropouts=("attention_dropout", "resid_pdrop", "embd_pdrop"),
+        modules={"final_layernorm": "norm"},
+        file_names={"model.final_layernorm.": "model.norm."},
+        uncut="the output layer has a bias",
+        is_in_vllm=False,
+    ),
+    "starcoder2": Family(
+        "StarCoder2",
+        defaults={"num_key_value_heads": 2, "use_bias": True, "tie_word_embeddings": True},
+        has_windows=True,
+        biases={
+            "use_bias": (*_QUERIES, "self_attn.o_proj", "mlp.c_fc", "mlp.c_proj"),
+        },
+        has_layer_norms=True,
+        has_norm_biases=True,
+        feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
+        dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
+        is_in_vllm=False,
+    ),
+    "stablelm": Family(
+        "StableLM 3B, StableLM 2, StableLM Zephyr",
+        defaults={"num_key_value_heads": 32},
+        only={"qk_layernorm": (False,), "use_parallel_residual": (False,)},
+        biases={"use_qkv_bias": _QUERIES},
+        has_layer_norms=True,
+        has_norm_biases=True,
+        is_untold=True,
+        dropouts=("attention_dropout", "hidden_dropout"),
+        uncut="its attention counts all heads",
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),

@@ -23,9 +23,15 @@ from ppojob_trainer.models.architectures import (
     read_sizes,
 )
 from ppojob_trainer.models.config_changes import changed_document, check_changes
-from ppojob_trainer.models.config_files import TOWER, TOWER_SECTION, has_tower, read_config
+from ppojob_trainer.models.config_files import (
+    TOWER,
+    TOWER_SECTION,
+    has_tower,
+    read_config,
+    with_usual_keys,
+)
 from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, WHOLES, Family
-from ppojob_trainer.models.kinds import JUDGE, POLICY, ModelKind, label_count
+from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, ModelKind, label_count
 from ppojob_trainer.models.layer_kinds import KINDS, layer_kinds
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
@@ -51,7 +57,11 @@ _BY_ROWS: Final = ("dynamic", *_BY_LENGTH)
 _PHI3_POSITIONS: Final = 4096
 _ROPE_SECTIONS: Final = ("rope_scaling", "rope_parameters")
 _TURNS: Final = ["sliding_attention", "full_attention"]
-_IGNORED: Final = (HEAD, "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached")
+_IGNORED: Final = (
+    *(HEAD, HEAD_BIAS, "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
+)
+"""Also masks that old folders of GPT-2 and Pythia hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,7 +272,7 @@ def context_tokens(config: Mapping[str, Json]) -> int | None:
             return positions if isinstance(positions, int) else None
         if name not in _WHOLE_LENGTH:
             return None
-    positions = config.get("max_position_embeddings")
+    positions = with_usual_keys(config).get("max_position_embeddings")
     return positions if isinstance(positions, int) else None
 
 

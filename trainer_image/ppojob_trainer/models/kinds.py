@@ -6,14 +6,15 @@ from typing import Final
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import HEAD, Shape, Sizes
-from ppojob_trainer.models.families import CLASSIFIERS, TEXTS, TOKENS
+from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, TOKENS
 
 SCORE_WEIGHT: Final = "score.weight"
 SCORE_BIAS: Final = "score.bias"
+HEAD_BIAS: Final = "lm_head.bias"
 
 _LANGUAGE_MODEL: Final = "ForCausalLM"
-_LANGUAGE_MODELS: Final = (_LANGUAGE_MODEL, "ForConditionalGeneration")
-"""Parts of the names of their classes, the second of those that see pictures."""
+_LANGUAGE_MODELS: Final = (_LANGUAGE_MODEL, "ForConditionalGeneration", "LMHeadModel")
+"""Parts of the names of their classes, the second of those that see pictures, the third GPT-2's."""
 _DEFAULT_LABELS: Final = 2
 
 Tensors = Iterator[tuple[str, Shape]]
@@ -58,6 +59,8 @@ def label_count(config: Mapping[str, Json]) -> int | None:
 def _output_layer(sizes: Sizes) -> Tensors:
     if not sizes.is_tied:
         yield HEAD, (sizes.vocabulary, sizes.hidden)
+    if FAMILIES[sizes.model_type].has_head_bias:
+        yield HEAD_BIAS, (sizes.vocabulary,)
 
 
 def _score(sizes: Sizes) -> Tensors:

@@ -31,6 +31,9 @@ NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"}
 DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})
 """Types of models of which vLLM has no key head on several ranks of an engine."""
 
+PLAIN_IN_VLLM: Final = frozenset({"gpt2", "stablelm"})
+"""Types of models whose class in vLLM takes no adapters."""
+
 OWN_HEADS: Final = frozenset(
     {
         *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm4v_moe"),
@@ -112,6 +115,8 @@ def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Itera
         why, most = f"layers of {folder} attend to keys of layers before them", 1
     elif sizes.apart and sizes.apart.told:
         why, most = f"each layer of {folder} is told of a token by an embedding of its own", 1
+    elif sizes.positions:
+        why, most = f"the first layer of {folder} alone is told of positions", 1
     if most < stages:
         yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
 
@@ -279,7 +284,9 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         )
     own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
     own_kind = "of layers that differ" if sizes.apart else own_kind
-    has_own_kind = sizes.experts or sizes.states or sizes.apart
+    is_plain = sizes.model_type in PLAIN_IN_VLLM
+    own_kind = f"of {sizes.model_type}" if is_plain else own_kind
+    has_own_kind = sizes.experts or sizes.states or sizes.apart or is_plain
     if has_own_kind and spec.adapters_of_engines is not None:
         yield Problem(
             "spec.rollout.adapters",
@@ -364,11 +371,13 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         for layer in range(sizes.layers)
         for name in linear_layers(sizes, layer)
     }
-    if lora.base_type is not None and sizes.mixture is not None:
+    has_other_matrices = sizes.mixture is not None or sizes.in_first
+    if lora.base_type is not None and has_other_matrices:
+        kind = "mixture of experts" if sizes.mixture else "model"
         yield Problem(
             f"{where}.baseType",
             shown(lora.base_type),
-            f"of a mixture of experts, {sizes.model_type}: not in this version",
+            f"of a {kind}, {sizes.model_type}: not in this version",
             "remove it",
             ReasonCode.NOT_IN_THIS_VERSION,
         )

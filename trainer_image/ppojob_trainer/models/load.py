@@ -30,7 +30,7 @@ from ppojob_trainer.models.config_files import (
     TOWER,
     WHOLE_NAMES,
     folder_has_tower,
-    folder_part_name,
+    layers_name_in,
     read_config,
 )
 from ppojob_trainer.models.experts import experts_of, split_experts
@@ -132,7 +132,7 @@ def load_model(
     parameters = dict(model.named_parameters())
     for name in sorted(missing & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
-    _begin_adapters(model, lora, seed, part=folder_part_name(folder))
+    _begin_adapters(model, lora, seed, layers=layers_name_in(folder))
     draw_log_partition(model, seed)
     if kind.made_as != TEXTS:
         give_tower(model, folder, dtype, world.device)
@@ -167,7 +167,9 @@ class _Beside:
         return is_adapter(name) or is_log_partition(name) or is_scales(name)
 
 
-def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, part: str) -> None:
+def _begin_adapters(
+    model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, layers: str
+) -> None:
     """Draw adapters, or read those of a folder, which `_load` has judged."""
     if lora is None or lora.path is None:
         draw_adapters(model, seed)
@@ -177,7 +179,7 @@ def _begin_adapters(model: PreTrainedModel, lora: LoraSpec | None, seed: int, *,
         for name, parameter in model.named_parameters():
             if not is_adapter(name):
                 continue
-            stored = peft_name(name, lora, part=part)
+            stored = peft_name(name, lora, layers=layers)
             values = file.get_tensor(stored)
             if not values.isfinite().all():
                 raise ConfigError(
@@ -211,6 +213,7 @@ def _load(
     auto_class, changes = _CLASSES[kind.made_as]
     try:
         config = language_config(folder, with_tower=with_tower)
+        change(config, dict.fromkeys(FAMILIES[config.model_type].dropouts, 0.0))
         change(config, overrides)
         for name, value in changes.items():
             setattr(config, name, value)

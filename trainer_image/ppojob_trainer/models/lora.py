@@ -39,6 +39,7 @@ from ppojob_trainer.models.experts import (
     mixture_of,
     stacked_product,
 )
+from ppojob_trainer.models.in_first import InFirstLinear
 from ppojob_trainer.models.mixtures import STACKS
 from ppojob_trainer.models.nf4 import Nf4Linear, quantise_layers
 from ppojob_trainer.parallel.boxes import whole
@@ -78,6 +79,10 @@ class LoraNf4Linear(LoraLinear, Nf4Linear):
     """A layer with an adapter, whose weight is in NF4."""
 
 
+class LoraInFirstLinear(LoraLinear, InFirstLinear):
+    """A layer with an adapter, whose weight has its inputs in front of its outputs."""
+
+
 class LoraMatrix(Matrix):
     """A matrix of an expert with an adapter, which is multiplied together with those of others."""
 
@@ -113,6 +118,7 @@ class LoraStacks(StackedExperts):
 
 _ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStacks]]] = {
     Nf4Linear: LoraNf4Linear,
+    InFirstLinear: LoraInFirstLinear,
     nn.Linear: LoraLinear,
     Matrix: LoraMatrix,
     StackedExperts: LoraStacks,
@@ -124,7 +130,7 @@ _ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStac
 class Adapter:
     """The adapter of a weight: A (rank, in) and B (out, rank), float32, cut where the model is.
 
-    Of experts of one tensor stacks of such. These may have their inputs in front of their outputs.
+    Of experts of one tensor stacks of such. The weight may have its inputs in front of its outputs.
     """
 
     a: Tensor
@@ -186,7 +192,7 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
     *stack, out, into = weight.shape
     if isinstance(layer, Nf4Linear):
         out, into = layer.out_features, layer.in_features
-    if isinstance(layer, StackedExperts) and not layer.is_out_first:
+    if _is_in_first(layer):
         into, out = out, into
     layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))
     assert isinstance(layer, LoraLinear | LoraMatrix | LoraStacks), "it was made one"
@@ -225,22 +231,30 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
         if not isinstance(layer, LoraLinear | LoraMatrix | LoraStacks):
             continue
         own = {f"{at}.{name}": one.detach() for name, one in layer.named_parameters(recurse=False)}
-        is_in_first = isinstance(layer, LoraStacks) and not layer.is_out_first
-        found |= adapters_in(own, layer.lora, is_in_first=is_in_first)
+        weights = layer.weight.ndim if isinstance(layer, LoraLinear) else 3
+        found |= adapters_in(own, layer.lora, in_first=weights if _is_in_first(layer) else 0)
     return found
 
 
+def _is_in_first(layer: nn.Module) -> bool:
+    """Whether the weights of a layer have their inputs in front of their outputs."""
+    if isinstance(layer, StackedExperts):
+        return not layer.is_out_first
+    return isinstance(layer, InFirstLinear)
+
+
 def adapters_in(
-    tensors: Mapping[str, Tensor], lora: LoraSpec, *, is_in_first: bool = False
+    tensors: Mapping[str, Tensor], lora: LoraSpec, *, in_first: int = 0
 ) -> dict[str, Adapter]:
     """The same from tensors by their names, as those of a checkpoint.
 
-    `is_in_first` says of stacks among them that they have their inputs first.
+    `in_first` says which weights have their inputs in front of their outputs, by their dimensions:
+    2 of matrices, 3 of stacks, 0 of none.
     """
     found: dict[str, Adapter] = {}
     for weight in (weight_of(name) for name in sorted(tensors) if name.endswith(A)):
         a, b = (tensors[name] for name in matrix_names(weight))
-        found[weight] = Adapter(a, b, lora, is_in_first and a.ndim > 2)
+        found[weight] = Adapter(a, b, lora, a.ndim == in_first)
     return found
 
 

@@ -1,19 +1,41 @@
-"""Modules around the layers of a model, under the names that all other models have for them."""
+"""Modules of a model of transformers under the names that all other models have for them."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from operator import attrgetter
 from typing import Any
 
+from torch import nn
 from transformers import PreTrainedModel
 
+from ppojob_trainer.models.architectures import EMBEDDING, HEAD
+from ppojob_trainer.models.families import Family
 
-def rename_modules(model: PreTrainedModel, names: Mapping[str, str]) -> None:
-    """Give them the names on the right; the model's own code finds them under both."""
+
+def rename_modules(model: PreTrainedModel, family: Family) -> None:
+    """Give modules of a model, and those around its layers, the names that others have."""
     base: Any = model.base_model
-    theirs = {name: own for name, own in names.items() if name in base._modules}
-    if not theirs:
-        return
-    base._modules = {theirs.get(name, name): module for name, module in base._modules.items()}
-    kind = type(base)
-    found = {name: property(attrgetter(own)) for name, own in theirs.items()}
-    base.__class__ = type(kind.__name__, (kind,), found)
+    if (inner := base._modules.get(family.inner)) is not None:
+        _find(inner, {family.inner: lambda own: own})
+        setattr(model, model.base_model_prefix, inner)
+        base = inner
+    _rename(base, family.modules)
+    if base is not model:
+        _rename(model, family.whole_modules)
+    if model.all_tied_weights_keys:
+        model.all_tied_weights_keys = {HEAD: EMBEDDING}
+
+
+def _rename(owner: nn.Module, names: Mapping[str, str]) -> None:
+    """Give modules the names on the right; their owner's code finds them under both."""
+    held = owner._modules
+    theirs = {name: own for name, own in names.items() if name in held}
+    if theirs:
+        owner._modules = {theirs.get(name, name): module for name, module in held.items()}
+        _find(owner, {name: attrgetter(own) for name, own in theirs.items()})
+
+
+def _find(owner: nn.Module, what: Mapping[str, Callable[[Any], object]]) -> None:
+    """Let a module have more attributes, by what finds them."""
+    kind = type(owner)
+    found = {name: property(find) for name, find in what.items()}
+    owner.__class__ = type(kind.__name__, (kind,), found)

@@ -54,10 +54,6 @@ STACKS: Final = Style(
 
 _PLAN: Final = {
     "model.embed_tokens": VOCABULARY,
-    "model.layers.*.self_attn.q_proj": ROWS,
-    "model.layers.*.self_attn.k_proj": ROWS,
-    "model.layers.*.self_attn.v_proj": ROWS,
-    "model.layers.*.self_attn.o_proj": COLUMNS,
     "model.norm": WHOLE,
     "lm_head": ROWS,  # never called: log-probabilities are made of its parts, see `fused_logprobs`
     "score": WHOLE,
@@ -82,7 +78,10 @@ def plan_of(family: Family) -> dict[str, Style]:
     """The styles of a family's modules that have parameters of their own, or are summed as one."""
     assert not family.uncut, "such a layout is refused"
     mixture = None if family.mixture and family.mixture.uncut else family.mixture
-    plan = _PLAN | (_mixture(mixture) if mixture else _feed_forward(family))
+    plan = _PLAN | _attention(family)
+    plan |= _mixture(mixture) if mixture else _feed_forward(family)
+    if family.positions:
+        plan[f"model.{family.positions[0]}"] = WHOLE
     if mixture and mixture.dense_first:  # whose block is summed as mixtures are
         plan |= _FEED_FORWARD | {"model.layers.*.mlp.down_proj": COLUMNS_ALONE}
     plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
@@ -95,6 +94,13 @@ def plan_of(family: Family) -> dict[str, Style]:
     if family.head_norm != "none":
         plan |= {f"model.layers.*.self_attn.{norm}": IN_EACH_HEAD for norm in family.head_norms}
     return plan
+
+
+def _attention(family: Family) -> dict[str, Style]:
+    """The styles of attention's matrices; where they are one, heads lie in it one by one."""
+    at = f"model.layers.*.{family.attention}"
+    into = (family.attention_in,) if "qkv_proj" in family.fused else ("q_proj", "k_proj", "v_proj")
+    return {f"{at}.{name}": ROWS for name in into} | {f"{at}.{family.attention_out}": COLUMNS}
 
 
 def _feed_forward(family: Family) -> dict[str, Style]:

@@ -20,6 +20,8 @@ FLOATS: Final = ("F16", "BF16", "F32", "F64")
 """Types that weights are trained from, in the words of the format."""
 
 _LISTED: Final = 5
+_OF_GPT2: Final = ("h.", "wte.", "wpe.", "ln_f.")
+"""What names in the hub's own files of GPT-2 begin with, which lack the name of the model."""
 _POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 _CONVERT: Final = (
@@ -95,6 +97,8 @@ def own_name(stored: str) -> str:
     for beginning, own in WHOLE_NAMES.items():
         if stored.startswith(beginning):
             return own + stored.removeprefix(beginning)
+    if stored.startswith(_OF_GPT2):
+        stored = f"transformer.{stored}"
     for theirs, own in OTHER_NAMES.items():
         stored = stored.replace(theirs, own)
     return stored

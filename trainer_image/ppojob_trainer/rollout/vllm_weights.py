@@ -24,7 +24,7 @@ from vllm.model_executor.models.glm4 import Glm4ForCausalLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.models.adapter_names import is_adapter, peft_name
+from ppojob_trainer.models.adapter_names import LAYERS, is_adapter, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.config_files import file_name
 from ppojob_trainer.models.families import Mixture
@@ -92,7 +92,9 @@ class EngineWeights:
             engine.apply_model(partial(_set_sinks, **told))
             self.are_there = True
         if self._lora is not None:
-            engine.apply_model(partial(_set_adapters, lora=self._lora, tensors=adapters))
+            layers = file_name(f"{LAYERS}.", self._model_type).rstrip(".")
+            told = {"lora": self._lora, "layers": layers, "tensors": adapters}
+            engine.apply_model(partial(_set_adapters, **told))
 
     def _checked(
         self, tensors: Iterable[tuple[str, Tensor]], names: frozenset[str]
@@ -175,11 +177,11 @@ def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: 
             held.data.copy_(whole.chunk(ranks)[rank])
 
 
-def _set_adapters(model: Any, lora: LoraSpec, tensors: Mapping[str, Tensor]) -> None:
+def _set_adapters(model: Any, lora: LoraSpec, layers: str, tensors: Mapping[str, Tensor]) -> None:
     """Put adapters in the place of those before; vLLM itself would read them from a folder."""
     made = LoRAModel.from_lora_tensors(
         ADAPTERS.lora_int_id,
-        {peft_name(name, lora): tensor for name, tensor in tensors.items()},
+        {peft_name(name, lora, layers=layers): tensor for name, tensor in tensors.items()},
         PEFTHelper(lora.rank, lora.alpha, [], use_rslora=lora.rank_stabilized),
         device="cpu",
     )
