@@ -2,7 +2,7 @@
 
 Run for a model as a process wants it that starts jobs and has not loaded torch itself:
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
-`hybrid` (linear attention in its first layer), `granitemoehybrid`, `nemotron_h`, `lfm2_moe`,
+`hybrid` (linear attention in its first layer), others of `OF_FAMILIES`,
 `with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `hearing`,
 `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
 """
@@ -325,8 +325,19 @@ def save_teacher(policy: Path, folder: Path) -> None:
     model.save_pretrained(folder)
 
 
+OF_FAMILIES = (
+    "hybrid",
+    "granitemoehybrid",
+    "nemotron_h",
+    "lfm2_moe",
+    "gpt_oss",
+    "gpt2",
+    "gpt_neox",
+)
+
+
 def save_of_family(folder: Path, dropout: float, kind: str) -> None:
-    """Write a policy some of whose layers keep a state, or of gpt-oss."""
+    """Write a policy some of whose layers keep a state, or of a family of `OF_FAMILIES`."""
     from family_models import FAMILY_MODELS  # which is made of what is here
 
     model_class, own = FAMILY_MODELS.get(kind, (Qwen3_5ForCausalLM, DELTA_NETWORKS))
@@ -339,7 +350,7 @@ def save_of_family(folder: Path, dropout: float, kind: str) -> None:
     elif kind == "granitemoehybrid":
         sizes |= {"mamba_d_head": 16, "mamba_d_state": 16, "num_attention_heads": 2}
     else:
-        sizes |= {"tie_word_embeddings": kind == "lfm2_moe"}
+        sizes |= {"tie_word_embeddings": kind in ("lfm2_moe", "gpt2")}
     save_policy(folder, dropout, model_class=model_class, **{**own, **sizes})
 
 
@@ -364,7 +375,7 @@ def make(kind: str, first: str, second: str) -> None:
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
-    elif kind in ("hybrid", "granitemoehybrid", "nemotron_h", "lfm2_moe", "gpt_oss"):
+    elif kind in OF_FAMILIES:
         save_of_family(Path(first), float(second), kind)
     elif kind == "hearing" or kind.startswith("seeing"):
         save_with_tower(Path(first), kind, float(second))
