@@ -118,6 +118,17 @@ def test_what_is_transparent_is_seen_on_white() -> None:
     assert [seen.getpixel((x, 0)) for x in range(2)] == [(255, 255, 255), (10, 20, 30)]
 
 
+@pytest.mark.parametrize("form", ["PNG", "TIFF"])
+def test_greys_of_16_bits_are_seen_as_such(form: str) -> None:
+    file = io.BytesIO()
+    drawn = Image.new("I;16", (3, 1))
+    for x, grey in enumerate((255, 32_768, 65_535)):
+        drawn.putpixel((x, 0), grey)
+    drawn.save(file, form)
+    seen = opened(file.getvalue())
+    assert [seen.getpixel((x, 0)) for x in range(3)] == [(0, 0, 0), (128,) * 3, (255,) * 3]
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [

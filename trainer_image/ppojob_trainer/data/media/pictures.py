@@ -78,7 +78,7 @@ def opened(picture: bytes) -> Image.Image:
         image = Image.open(io.BytesIO(picture), formats=_FORMATS)
     with image:
         if image.mode != "RGBA":
-            return image.convert("RGB")
+            return _in_colour(image)
         white = Image.new("RGB", image.size, "white")
         white.paste(image, mask=image.getchannel("A"))
         return white
@@ -90,11 +90,18 @@ def is_picture(file: bytes) -> bool:
 
 
 def encoded(image: Image.Image) -> bytes:
-    """The file of a picture, of which not a pixel is lost."""
+    """The file of a picture as models see it, of which not a pixel is lost."""
     file = io.BytesIO()
-    image = image if image.mode in _KEPT else image.convert("RGB")
+    image = image if image.mode in _KEPT else _in_colour(image)
     image.save(file, "PNG", compress_level=1)
     return file.getvalue()
+
+
+def _in_colour(image: Image.Image) -> Image.Image:
+    """A picture in red, green and blue, of which Pillow alone makes most greys of 16 bits white."""
+    if image.mode.startswith("I;16"):
+        image = image.convert("I").point(lambda grey: grey / 256).convert("L")
+    return image.convert("RGB")
 
 
 def behind_pictures(text: str, count: int) -> Json:
