@@ -137,11 +137,23 @@ ALGORITHM_RULES = rules(
     when: self.type in ['gdpo', 'prime', 'remax', 'spo']
     must: !has(self.certaintyReward)
 
-    spec.algorithm | dynamicSampling groupFilter positiveExamples scoreClip | NoEffect | here
+    spec.algorithm | certaintyReward.type | NoEffect | here
+        it is below 0, and maxrl learns nothing where the mean of a group is; self_certainty, or
+        another algorithm.type
+    when: self.type == 'maxrl' && has(self.certaintyReward) && !self.certaintyReward.besideScores
+    must: self.certaintyReward.type != 'negative_entropy'
+
+    spec.algorithm | dynamicSampling positiveExamples scoreClip | NoEffect | here
         it reads the scores of rewards, of which nothing is learnt; remove it, or certaintyReward
         with besideScores: true
     when: has(self.certaintyReward) && !self.certaintyReward.besideScores
     must: $UNSET
+
+    spec.algorithm | groupFilter.metric | NoEffect | here
+        it is of the scores of rewards, of which nothing is learnt; length, or certaintyReward with
+        besideScores: true
+    when: has(self.groupFilter) && has(self.certaintyReward) && !self.certaintyReward.besideScores
+    must: self.groupFilter.metric == 'length'
 
     spec.algorithm.scoreClip | high | OutOfRange
         no score is between the limits; more than low ${self.low}

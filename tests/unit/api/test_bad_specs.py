@@ -93,6 +93,11 @@ def test_what_is_built_in_is_the_trainers() -> None:
             "spec.roles.actorRollout: {ranksPerReplica: 4, parallelism: {pipeline: 2}}",
             "spec.algorithm.miniBatchPrompts: 2",
         ],
+        # The shortest responses are chosen, whatever they score.
+        [
+            "spec.algorithm: {type: grpo, promptsPerStep: 16, samplesPerPrompt: 4,"
+            " certaintyReward: {}, groupFilter: {keep: 2}}"
+        ],
         # Rows of type sft are dealt to those that share them, and to no engine.
         [
             "spec.algorithm: {type: sft, promptsPerStep: 2, samplesPerPrompt: 1}",

@@ -131,7 +131,7 @@ def test_rows_are_counted_and_not_their_responses(tmp_path: Path) -> None:
     path = rows(tmp_path, reward_model=None)
     (line,) = evaluated(path).stderr.splitlines()
     assert line.startswith(f"{path}:0:ground_truth: got ")
-    assert "(and 1 more rows like it)" in line
+    assert "(and 1 more row like it)" in line
 
 
 def test_a_file_of_no_rows_is_told_without_fields_of_a_job(tmp_path: Path) -> None:

@@ -152,6 +152,12 @@ CASES: dict[str, Spoil] = {
     "tensor missing": tensors(**{NORM: None}),
     "tensors missing": config(num_hidden_layers=3),
     "another shape": tensors(**{NORM: np.ones(32, np.float32)}),
+    "two shapes": tensors(
+        **{
+            name: np.ones(32, np.float32)
+            for name in (NORM, "model.layers.1.input_layernorm.weight")
+        }
+    ),
     "other shapes": config(intermediate_size=128),
     "remote code": config(
         model_type="mine", auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"}

@@ -128,6 +128,14 @@ def test_who_gives_the_answer_of_most_gives_it_in_every_form(scorer) -> None:
     assert [one["score"] for one in majority_vote(["?", "?"], "1", scorer=scorer)] == [0.0, 0.0]
 
 
+@pytest.mark.parametrize("scorer", ["math_dapo", "math_reward", "math_verify"])
+def test_an_empty_answer_has_no_vote(scorer) -> None:
+    texts = [r"\boxed{} Answer: ", r"\boxed{} Answer: ", r"\boxed{7} Answer: 7"]
+    found = majority_vote(texts, None, scorer=scorer)
+    assert [one["score"] for one in found] == [0.0, 0.0, 1.0]
+    assert {one["majority_ratio"] for one in found} == {1 / 3}
+
+
 @pytest.mark.processes
 def test_it_needs_no_truth_and_takes_arguments() -> None:
     checks = RowChecks(("majority_vote",))

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, replace
 
-from ppojob_api.problem import printable
+from ppojob_api.problem import counted, printable
 
 LISTED_PROBLEMS = 50
 """Lines of one report; what is beyond is counted."""
@@ -26,7 +26,7 @@ class DataProblem:
 
     def __str__(self) -> str:
         """The one line that people read."""
-        more = f" (and {self.count - 1} more rows like it)" if self.count > 1 else ""
+        more = f" (and {counted(self.count - 1, 'more row')} like it)" if self.count > 1 else ""
         return printable(f"{self.where}: got {self.got}: {self.why}{more}; {self.allowed}")
 
 

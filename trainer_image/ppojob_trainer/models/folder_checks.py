@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_api.problem import ABSENT, Problem, counted, shown
 from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import (
@@ -201,7 +201,8 @@ def _of_tensors(
 
 
 def _more(like_it: Sequence[object]) -> str:
-    return f" (and {len(like_it) - 1} more tensors like it)" if len(like_it) > 1 else ""
+    further = counted(len(like_it) - 1, "more tensor")
+    return f" (and {further} like it)" if len(like_it) > 1 else ""
 
 
 def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Problem]:

@@ -35,15 +35,15 @@ def majority_vote(
     """Score 1 where a response gives the answer of most, as `scorer` reads and compares answers.
 
     Votes are counted by the text of answers; of equally many the answer counts that comes first.
-    Responses without an answer have no vote, and score 0. ``majority_ratio`` is the share of all
-    responses that gave the answer of most. With a truth ``acc`` says whether a response is right,
-    and ``label_accuracy`` whether the answer of most is. The numbers are those of TTRL's code,
-    which fails where no response has an answer.
+    Responses without an answer, or with an empty one, have no vote, and score 0.
+    ``majority_ratio`` is the share of all responses that gave the answer of most. With a truth
+    ``acc`` says whether a response is right, and ``label_accuracy`` whether the answer of most is.
+    The numbers are those of TTRL's code, which fails where no response has an answer.
     """
     compared = READERS[scorer]
     truth = _ANY_TRUTH if ground_truth is None else ground_truth
     told = [compared(response, truth) for response in responses]
-    votes = Counter(one["pred"] for one in told if one["pred"] != NO_ANSWER)
+    votes = Counter(one["pred"] for one in told if one["pred"].strip() not in ("", NO_ANSWER))
     label, count = votes.most_common(1)[0] if votes else (None, 0)
     is_right = next((one["acc"] for one in told if one["pred"] == label), 0.0)
     found = list[dict[str, float | str]]()

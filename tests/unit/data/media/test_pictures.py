@@ -138,7 +138,10 @@ def test_greys_of_16_bits_are_seen_as_such(form: str) -> None:
         ),
         ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": no picture of a known'),
         ({"images": [{"path": "a\0.png"}]}, 'images: got "a\\u0000.png": it cannot be read; '),
-        ({"images": ["data:image/png,iVBORw0"]}, 'images: got "data:image/png,iVBORw0": '),
+        (
+            {"images": ["data:image/png,iVBORw0"]},
+            'images: got "data:image/png,iVBORw0": No such file',
+        ),
         ({"images": ["iVBORw0" * 99]}, 'images: got "iVBORw0iVBORw0'),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
         ({"images": [7]}, "images: got int: it is no picture"),

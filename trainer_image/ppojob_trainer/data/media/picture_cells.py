@@ -97,9 +97,9 @@ def bytes_at(path: str, noun: str) -> bytes:
     Raises:
         BadPicture: it cannot be read.
     """
-    head, _, text = path.partition(";base64,")
+    head, is_base64, text = path.partition(";base64,")
     try:
-        if head.startswith("data:"):
+        if is_base64 and head.startswith("data:"):
             return base64.b64decode(text, validate=True)
         return Path(path.removeprefix("file://")).read_bytes()
     except (OSError, ValueError) as error:  # a path with a null character is no OSError
