@@ -176,10 +176,13 @@ def test_layouts_engines_and_four_bits_that_gpt2_does_not_take(tmp_path: Path):
         "spec.roles.actorRollout.parallelism.tensor",
         "spec.roles.actorRollout.parallelism.pipeline",
     }
-    lora = LoraSpec(rank=4, base_type="nf4", target_modules=["c_attn", "q_proj"])
+    lora = LoraSpec(
+        rank=4, base_type="nf4", weight_decomposed=True, target_modules=["c_attn", "q_proj"]
+    )
     refused = check_targets(lora, str(tmp_path / "model"), "spec.model.lora")
     assert {one.where for one in refused} == {
         "spec.model.lora.baseType",
+        "spec.model.lora.weightDecomposed",
         "spec.model.lora.targetModules[1]",
     }
 
