@@ -1,5 +1,6 @@
 """GPT-2, GPT-NeoX, OPT, Phi, StarCoder2, StableLM: what other families have not."""
 
+import itertools
 import json
 import re
 from pathlib import Path
@@ -82,10 +83,14 @@ def test_old_files_of_gpt2_lack_the_name_of_the_model_and_hold_masks(tmp_path: P
     assert torch.equal(states(load_model(tmp_path)), states(model.eval()))
 
 
-@pytest.mark.parametrize("family", LAYERS)
-def test_adapters_change_what_their_merged_weights_change(tmp_path: Path, family: str):
+@pytest.mark.parametrize(
+    ("family", "has_lengths"),
+    [("gpt2", False), *itertools.product(("gpt_neox", "opt", "phi"), (False, True))],
+)
+def test_adapters_change_what_their_merged_weights_change(tmp_path: Path, family, has_lengths):
+    lora = LORA.model_copy(update={"weight_decomposed": has_lengths})
     saved(tmp_path / "model", family)
-    model = load_model(tmp_path / "model", lora=LORA)
+    model = load_model(tmp_path / "model", lora=lora)
     for name, matrix in trained_tensors(model).items():
         assert is_adapter(name)
         matrix.normal_(std=0.3)
@@ -98,7 +103,7 @@ def test_adapters_change_what_their_merged_weights_change(tmp_path: Path, family
     torch.testing.assert_close(states(merged), states(model), rtol=1e-4, atol=1e-4)
     # A checkpoint has the matrices alone; PEFT's names of them are those of transformers' layers.
     in_first = 2 if family == "gpt2" else 0
-    found = adapters_in(trained_tensors(model), LORA, in_first=in_first)
+    found = adapters_in(trained_tensors(model), lora, in_first=in_first)
     axes = {name: adapter.is_in_first for name, adapter in adapters_of(model).items()}
     assert {name: adapter.is_in_first for name, adapter in found.items()} == axes
     export_model(
@@ -114,7 +119,7 @@ def test_adapters_change_what_their_merged_weights_change(tmp_path: Path, family
     }
     told = json.loads((export / "adapter" / "adapter_config.json").read_text())
     assert told["fan_in_fan_out"] is (family == "gpt2")
-    again = LORA.model_copy(update={"path": str(export / "adapter")})
+    again = lora.model_copy(update={"path": str(export / "adapter")})
     assert torch.equal(states(load_model(tmp_path / "model", lora=again)), states(model))
 
 
