@@ -19,6 +19,7 @@ from ppojob_trainer.models.adapter_names import (
     peft_name,
     peft_shape,
 )
+from ppojob_trainer.models.config_files import folder_has_tower
 from ppojob_trainer.models.families import TEXTS, TOKENS
 from ppojob_trainer.models.kinds import ModelKind
 from ppojob_trainer.models.lora import Adapter, in_peft_form
@@ -57,9 +58,8 @@ def write_adapters(
     lora = next(iter(adapters.values())).lora
     stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
     targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters.keys() - stacks})
-    part = layers.removesuffix(".layers")
-    if part.startswith(("model.", "thinker.")) and targets:  # a tower has layers of the same names
-        targets = rf"(.*\.)?{part}\..*\.({'|'.join(targets)})"
+    if targets and folder_has_tower(base):  # which has layers of the same names
+        targets = rf"(.*\.)?{layers}\..*\.({'|'.join(targets)})"
     config = {
         "base_model_name_or_path": str(base),
         "bias": "none",
