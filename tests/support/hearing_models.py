@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import run_folders
 import soundfile
 import torch
 from padded_reference import token_logprobs
@@ -34,6 +35,7 @@ from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.sound_form import SoundForm
 from ppojob_trainer.data.media.sounds import packed_sound, sound_of
+from ppojob_trainer.models.weight_files import own_name
 
 HEARING_NAMES = [*NAMES, SOUND, *AROUND_SOUND]
 TOKEN = HEARING_NAMES.index(SOUND)
@@ -136,3 +138,14 @@ def features_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
     told = {"sampling_rate": RATE, "return_attention_mask": True, "return_tensors": "pt"}
     return dict(extractor(samples, **told))
+
+
+def assert_decoder_alone_learnt(model: Path, run: Path, steps: int) -> None:
+    """Engines agreed with the trainer, and what is no decoder is in the export as it was."""
+    run_folders.assert_trained(run, steps)
+    trained = [record for record in run_folders.metrics(run) if record["step"]]
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in trained)
+    before, after = (load_file(one / "model.safetensors") for one in (model, run / "export"))
+    assert after.keys() == before.keys()
+    kept = {name for name in before if torch.equal(after[name], before[name])}
+    assert kept == {name for name in before if own_name(name).startswith("visual.")}
