@@ -62,7 +62,10 @@ def read_config(path: Path) -> dict[str, Json] | Problem:
 
 
 def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
-    """A configuration of a language model, with the keys that all other models have too."""
+    """A configuration of a language model, with the keys that all other models have too.
+
+    GPT-2's feed-forward blocks are four times as wide as its states where `n_inner` is absent.
+    """
     family, found = FAMILIES.get(str(config.get("model_type"))), dict(config)
     for own, theirs in family.keys.items() if family else ():
         if theirs in found:

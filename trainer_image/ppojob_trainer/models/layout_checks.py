@@ -218,10 +218,11 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     why = f"a model of {sizes.model_type} sees no pictures"
     if hears:
-        beside = ", and sees no pictures"
-        if isinstance(form, PictureForm):
-            said, beside = dict([*said.items()][:1]), ", and so does what sees"
-        why = f"{folder} hears sounds by an encoder that stays as it is{beside}"
+        sees = isinstance(form, PictureForm)
+        if sees:
+            del said["spec.data.maxPicturePixels"], said["spec.data.minPicturePixels"]
+        beside = "so does what sees" if sees else "sees no pictures"
+        why = f"{folder} hears sounds by an encoder that stays as it is, and {beside}"
     elif form is not None:
         del said["spec.model.freezeVisionTower"]
         why = f"a model of {sizes.model_type} sees pictures as large as its processor says"

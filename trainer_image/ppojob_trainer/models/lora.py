@@ -18,7 +18,7 @@ import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -352,9 +352,8 @@ def replaced(
         names = own.named(weight)
         if not names.keys() <= tensors.keys():
             return own
-        given = {name: on_device(tensors[name]) for name in names}
-        in_first = own.a.ndim if own.is_in_first else 0
-        return adapters_in(given, own.lora, in_first=in_first)[weight]
+        a, b, *lengths = (on_device(tensors[name]) for name in names)
+        return replace(own, a=a, b=b, m=lengths[0] if lengths else None)
 
     return {name: other(name, own) for name, own in adapters.items()}
 

@@ -67,10 +67,9 @@ def why_shown_none(folder: Path) -> str:
     _, name, known = _processor_of(folder)
     config = of_thinker(read_json(folder / "config.json"))
     hears = config.get("model_type") in MODELS
-    is_deaf = hears and read_sound_form(config, folder) is None
     if not (name or hears or "vision_config" in config) or read_form(folder) is not None:
         return ""
-    if is_deaf:
+    if hears and read_sound_form(config, folder) is None:
         return f"{folder} has no {PROCESSOR} with settings of a WhisperFeatureExtractor as is known"
     if not name:
         return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with a processor of pictures"
