@@ -225,7 +225,10 @@ class LocalPods:
             return shared
         folder = self._mounts / "fork-server"
         log = self._run_folder / LOGS_FOLDER / "fork-server.log"
-        self._fork_servers = start_fork_servers(folder, log, os.environ)
+        spec, generating = self._config.spec, self._config.topology.generating
+        draws = not spec.algorithm.given and generating.device == "cpu"
+        vllm = draws and spec.rollout.engine == "vllm"
+        self._fork_servers = start_fork_servers(folder, log, os.environ, vllm=vllm)
         self._group = self._fork_servers[0].pid
         return folder
 
@@ -328,7 +331,7 @@ def _servers_of_others() -> Path | None:
 
 
 def start_fork_servers(
-    folder: Path, log: Path, inherited: Mapping[str, str]
+    folder: Path, log: Path, inherited: Mapping[str, str], *, vllm: bool
 ) -> list[subprocess.Popen[bytes]]:
     """Start the servers that fork supervisors, and the processes of all pods on this machine.
 
@@ -339,10 +342,12 @@ def start_fork_servers(
         folder: made for their sockets.
         log: what they have to say is added here.
         inherited: environment that the jobs of their forks are started with.
+        vllm: whether ranks draw by vLLM, which then is loaded as well.
     """
+    of_ranks = "vllm-fork-server" if vllm else "fork-server"
     environment = _environment_of_ranks(inherited)
     servers: list[subprocess.Popen[bytes]] = []
-    for command, place in (("fork-server", folder), ("supervisor-server", folder / OF_SUPERVISORS)):
+    for command, place in ((of_ranks, folder), ("supervisor-server", folder / OF_SUPERVISORS)):
         with (
             listen(place, environment) as listener,
             log.open("ab") as output,

@@ -45,7 +45,8 @@ def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     A job that is started in another environment than the tests' has servers of its own.
     """
     folder = tmp_path_factory.mktemp("forks")
-    servers = start_fork_servers(folder / "server", folder / "log", tiny_jobs.environment())
+    place, log = folder / "server", folder / "log"
+    servers = start_fork_servers(place, log, tiny_jobs.environment(), vllm=True)
     servers.append(run_server.start(folder / "runs", tiny_jobs.environment()))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(contract.ENV_FORK_SERVER, str(folder / "server"))

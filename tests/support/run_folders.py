@@ -125,7 +125,7 @@ def wait_until_gone(output: Path) -> None:
 
 def fork_server_of(output: Path) -> int:
     """Process id of the server that forks the ranks of a run and of no other."""
-    (pid,) = (pid for pid, line in processes_of(output).items() if " fork-server " in line)
+    (pid,) = (pid for pid, line in processes_of(output).items() if "fork-server " in line)
     return pid
 
 

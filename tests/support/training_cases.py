@@ -289,10 +289,9 @@ NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}
 
 
 def save_models(folder: Path) -> None:
-    for name, (model_class, options) in MODELS.items():
-        untied = {"tie_word_embeddings": False}
-        sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
-        _save_shaken(make_model(model_class, seed=3, **sizes), folder / name)
+    """All that the cases train, and `judge`."""
+    for name in MODELS:
+        save_plain_model(folder, name)
     for name, kind in {
         "seeing": Qwen2_5_VLForConditionalGeneration,
         "seeing_3": Qwen3VLForConditionalGeneration,
@@ -319,6 +318,14 @@ def save_models(folder: Path) -> None:
     classifier = {"vocab_size": len(NAMES), "num_labels": 1, "pad_token_id": 0}
     save_model(folder / "judge", LlamaForSequenceClassification, **SIZES, **classifier)
     save_tokenizer(folder / "judge", template=NO_TOOLS + TEMPLATE)
+
+
+def save_plain_model(folder: Path, name: str = "tied") -> None:
+    """One of `MODELS`, where its cases look for it."""
+    model_class, options = MODELS[name]
+    untied = {"tie_word_embeddings": False}
+    sizes = {**SIZES, "vocab_size": VOCABULARY, "pad_token_id": None, **untied, **options}
+    _save_shaken(make_model(model_class, seed=3, **sizes), folder / name)
 
 
 def _save_shaken(model: PreTrainedModel, folder: Path) -> None:

@@ -2,7 +2,8 @@
 
 Who a process is comes from its environment (the container contract), so the commands take no
 argument: `supervise` is PID 1 of a pod, `controller` and `rank` are what it starts. On one machine
-`fork-server` and `supervisor-server` have them loaded before they are asked for.
+`fork-server` (or `vllm-fork-server`) and `supervisor-server` have them loaded before they are asked
+for.
 """
 
 import logging
@@ -14,7 +15,7 @@ from ppojob_trainer import failpoints, stop_signal
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.heartbeat_pipe import die_with_parent
 
-_SERVERS = ("fork-server", "supervisor-server")
+_SERVERS = ("fork-server", "vllm-fork-server", "supervisor-server")
 COMMANDS = ("supervise", "controller", "rank", *_SERVERS)
 
 

@@ -2,10 +2,10 @@
 
 Loading PyTorch and transformers takes seconds of a core, in every rank and at every restart; a fork
 has them in milliseconds. Controllers and ranks without a model are forked as well, where there is a
-server. `ppojob_trainer supervisor-server` does the same for supervisors (docs/adr/0057). To its job
-a fork is as any other process (docs/adr/0024): it has the environment, folder, process group,
-descriptors and threads that it is ordered with, and lives no longer than who ordered it, or than
-its server.
+server. `vllm-fork-server` has loaded vLLM too, for jobs whose engine that is, and
+`supervisor-server` does the same for supervisors (docs/adr/0057). To its job a fork is as any other
+process (docs/adr/0024): it has the environment, folder, process group, descriptors and threads that
+it is ordered with, and lives no longer than who ordered it, or than its server.
 
 One thread serves, so that a fork finds no lock held by another.
 """
@@ -30,19 +30,21 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.heartbeat_pipe import die_with_parent
 from ppojob_trainer.supervisor.forked_process import Order
 
+_OF_RANKS = (
+    "torch",
+    "torch.distributed.fsdp",
+    "transformers.modeling_utils",
+    "transformers.models.auto.modeling_auto",
+    "ppojob_trainer.workers.main",
+    "ppojob_trainer.workers.actor_rollout",
+    "ppojob_trainer.controller.main",
+)
 LOADED: Final = {
-    "fork-server": (
-        "torch",
-        "torch.distributed.fsdp",
-        "transformers.modeling_utils",
-        "transformers.models.auto.modeling_auto",
-        "ppojob_trainer.workers.main",
-        "ppojob_trainer.workers.actor_rollout",
-        "ppojob_trainer.controller.main",
-    ),
+    "fork-server": _OF_RANKS,
+    "vllm-fork-server": (*_OF_RANKS, "ppojob_trainer.rollout.vllm_engine"),
     "supervisor-server": ("ppojob_trainer.supervisor.main",),
 }
-"""What each server loads. Not vLLM: it starts threads, and reads variables of one job."""
+"""What each server loads."""
 
 _ORDER_BYTES = 1 << 20
 _DESCRIPTORS = 3

@@ -57,7 +57,7 @@ def is_equal() -> Callable[..., bool]:
 @pytest.fixture
 def make_learner(tmp_path: Path) -> Callable[..., Learner]:
     """A rank that trains the tiny policy, or adapters of it, by itself."""
-    training_cases.save_models(tmp_path)
+    training_cases.save_plain_model(tmp_path)
     world = World.alone()
     case = training_cases.CASES["even"]
     return lambda lora=None: Learner(

@@ -66,7 +66,7 @@ def test_a_checkpoint_brings_everything_back(make_learner, copies, is_equal, tmp
 def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
     copies, is_equal, tmp_path
 ):
-    training_cases.save_models(tmp_path)
+    training_cases.save_plain_model(tmp_path)
     world, folder = World.alone(), tmp_path / "tied"
 
     def made(*offload: Offloaded) -> Learner:
@@ -146,7 +146,7 @@ def test_a_checkpoint_holds_adapters_and_their_moments_alone(tmp_path):
 
 
 def test_what_adapters_drop_is_drawn_again_where_a_layer_is_computed_again(is_equal, tmp_path):
-    training_cases.save_models(tmp_path)
+    training_cases.save_plain_model(tmp_path)
     lora = LoraSpec(rank=3, dropout=0.3)
     plain = replace(CASES["adapters"], owners=(0,) * 5)
     cases = replace(plain, lora=lora), replace(plain, lora=lora, recompute=True), plain

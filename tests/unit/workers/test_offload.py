@@ -120,7 +120,7 @@ def test_models_are_on_the_device_in_their_turns_alone(open_worker, tmp_path: Pa
 @pytest.mark.parametrize(("offload", "kept"), [((), 3), (("activations",), 0)])
 def test_inputs_of_layers_wait_for_their_backward_pass_in_host_memory(tmp_path, offload, kept):
     """Of three layers; the head is where the forward pass ends."""
-    training_cases.save_models(tmp_path)
+    training_cases.save_plain_model(tmp_path)
     case, world = training_cases.CASES["recomputed"].alone, World.alone()
     model = training_cases.load(case, tmp_path, world)
     recomputed = replace(case, recompute=True)

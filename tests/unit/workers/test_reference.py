@@ -1,7 +1,7 @@
 import pytest
 import torch
 from lone_role import grpo_spec
-from training_cases import objective, rows_of_step
+from training_cases import objective, rows_of_step, save_plain_model
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -93,6 +93,7 @@ def test_a_checkpoint_brings_the_reference_back_and_none_the_beginning(
 
 def test_each_of_several_models_reads_its_own_rows_while_the_other_is_away(tmp_path, learner):
     """The numbers are those of each alone; a model that is not at work has no byte there."""
+    save_plain_model(tmp_path, "untied")
     job = grpo_spec(1, 1).model_dump(mode="json")
     job["model"]["path"] = str(tmp_path / "tied")
     job["reference"] = {

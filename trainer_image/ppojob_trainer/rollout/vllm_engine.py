@@ -61,16 +61,21 @@ from ppojob_trainer.rollout.protocol import (
     not_a_number,
 )
 
-# Read by vLLM while it is imported. The engine core runs in this process. Its warnings speak of
-# what is chosen here on purpose (eager mode, seeds, the CPU without Triton).
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
-os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-# Ranks of an engine sum by NCCL: other ways reach into the memory of the other ranks, which may be
-# in other pods, or add up in any order.
-os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
-os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
 
+def _set_variables() -> None:
+    """Set what vLLM reads while it is imported, and when an engine starts in a fork of that."""
+    # The engine core runs in this process. Its warnings speak of what is chosen here on purpose
+    # (eager mode, seeds, the CPU without Triton).
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
+    # Ranks of an engine sum by NCCL: other ways reach into the memory of the other ranks, which may
+    # be in other pods, or add up in any order.
+    os.environ.setdefault("VLLM_ALLREDUCE_USE_SYMM_MEM", "0")
+    os.environ.setdefault("VLLM_ALLREDUCE_USE_FLASHINFER", "0")
+
+
+_set_variables()
 with process_state_kept(), garbage_kept():
     from vllm.distributed import parallel_state
     from vllm.engine.arg_utils import EngineArgs
@@ -130,6 +135,7 @@ class VllmEngine:
         Raises:
             ConfigError: If the installed vLLM computes on another device.
         """
+        _set_variables()
         vllm_arguments.check_device(device)
         assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
         self._max_model_tokens = rollout.max_model_tokens
