@@ -1,8 +1,6 @@
 """Jobs that train adapters: killed they end as they would have, and the weights below stay."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -73,12 +71,10 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     assert contents(killed / "export") == contents(whole / "export")
 
     # A checkpoint has all that an export is made of, but for the base.
-    command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output", tmp_path / "again"]
-    subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
+    run_folders.export(whole, tmp_path / "again")
     assert contents(tmp_path / "again") == contents(whole / "export")
     alone = tmp_path / "alone"
-    command[-1] = alone
-    subprocess.run([*command, "--adapters"], check=True, capture_output=True)
+    run_folders.export(whole, alone, "--adapters")
     kept = {path.name: path.read_bytes() for path in alone.iterdir()}
     assert kept == {path.name: path.read_bytes() for path in (whole / "export/adapter").iterdir()}
 
@@ -137,8 +133,7 @@ def test_a_killed_job_beside_four_bits_ends_as_an_undisturbed_one(
     after = load_file(whole / "export" / "model.safetensors")
     changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
     assert changed == {name for name in before if name.endswith("_proj.weight")}
-    command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output", tmp_path / "again"]
-    subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
+    run_folders.export(whole, tmp_path / "again")
     assert contents(tmp_path / "again") == contents(whole / "export")
 
 
@@ -222,11 +217,10 @@ def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
 
 def begins_with_the_critic_of(run: Path, alone, job: dict, model: Path) -> None:
     """Another job's first values are those of the run's export; else they would be 0."""
-    export = [Path(sys.executable).with_name("ppojob"), "export", run, "--critic"]
-    subprocess.run([*export, "--output", model], check=True)
+    run_folders.export(run, model, "--critic")
     _, told = AutoModelForTokenClassification.from_pretrained(model, output_loading_info=True)
     assert not told["missing_keys"] | told["unexpected_keys"]
-    subprocess.run([*export, "--adapters", "--output", model / "adapter"], check=True)
+    run_folders.export(run, model / "adapter", "--critic", "--adapters")
     config = json.loads((model / "adapter" / "adapter_config.json").read_text())
     assert (config["task_type"], config["modules_to_save"]) == ("TOKEN_CLS", ["score"])
     later = alone(**{**job, "critic": {"path": str(model)}, "steps": {"total": 1}})

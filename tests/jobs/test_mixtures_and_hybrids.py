@@ -3,8 +3,6 @@
 By both engines: kills lose nothing.
 """
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -118,8 +116,7 @@ def test_a_killed_job_trains_adapters_of_experts_of_one_tensor(
     assert len(changed) == len(held) // 2
     assert len([name for name in held if ".experts." in name]) == 2 * len(stacks)
 
-    command = [sys.executable, "-m", "ppojob_cli", "export", calm, "--output", tmp_path / "again"]
-    subprocess.run(command, check=True, capture_output=True, env=tiny_jobs.environment())
+    run_folders.export(calm, tmp_path / "again")
     for name in ("model.safetensors", "adapter/adapter_model.safetensors"):
         assert (tmp_path / "again" / name).read_bytes() == (calm / "export" / name).read_bytes()
 

@@ -1,7 +1,5 @@
 """Rows drawn steps ahead: which weights draw which tokens, and that no kill changes one of them."""
 
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -97,8 +95,7 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
     job = {**JOB, "steps": {"total": 3, "validateFirst": False}}
     ahead = finished("ahead", tiny_folder, **job | {"checkpoint": {"every": 1, "keepLast": 10}})
     model = tmp_path / "version-1"
-    command = ["export", ahead, "--checkpoint", "step-000001", "--output", model]
-    subprocess.run([sys.executable, "-m", "ppojob_cli", *command], check=True)
+    run_folders.export(ahead, model, "--checkpoint", "step-000001")
     job |= {"model": {"path": str(model)}, "optimizer": STILL, "rollout": AT_ONCE}
     still = finished("still", tiny_folder, **job)
     assert drawn(still, 3) == drawn(ahead, 3) == drawn(whole, 3)
@@ -267,15 +264,7 @@ def test_each_token_was_drawn_by_the_weights_that_are_named(
 ):
     """The log-probabilities of a segment are those of its version, behind all tokens before it."""
     output = request.getfixturevalue(run)
-    command = [
-        "export",
-        output,
-        "--checkpoint",
-        f"step-{version:06d}",
-        "--output",
-        tmp_path / "model",
-    ]
-    subprocess.run([sys.executable, "-m", "ppojob_cli", *command], check=True)
+    run_folders.export(output, tmp_path / "model", "--checkpoint", f"step-{version:06d}")
     model = AutoModelForCausalLM.from_pretrained(tmp_path / "model", dtype=torch.float32)
     tokenizer = AutoTokenizer.from_pretrained(tiny_folder / "model")
     continued = 0

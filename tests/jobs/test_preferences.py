@@ -3,8 +3,6 @@
 import json
 import math
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -283,9 +281,8 @@ def test_a_reward_model_of_adapters_is_a_model_with_them_merged_and_its_head(
     assert (config["task_type"], config["modules_to_save"]) == ("SEQ_CLS", ["score"])
 
     again, alone = output.with_name("again"), output.with_name("alone")
-    command = [sys.executable, "-m", "ppojob_cli", "export", whole, "--output"]
-    for more in ([again], [alone, "--adapters"]):
-        subprocess.run([*command, *more], check=True, env=tiny_jobs.environment())
+    run_folders.export(whole, again)
+    run_folders.export(whole, alone, "--adapters")
     for folder, of_export in ((again, whole / "export"), (alone, whole / "export" / "adapter")):
         for path in folder.rglob("*.*"):
             assert path.read_bytes() == (of_export / path.relative_to(folder)).read_bytes(), path

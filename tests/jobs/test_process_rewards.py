@@ -1,8 +1,6 @@
 """PRIME: a language model that rewards tokens is trained beside the policy, by the outcomes."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -28,7 +26,6 @@ JOB: dict[str, object] = {
     "checkpoint": {"every": 1},
     "recovery": {"restartsWithoutProgress": 100},
 }
-PPOJOB = Path(sys.executable).with_name("ppojob")
 APART = {"critic": {"colocateWith": "none"}}
 
 
@@ -50,7 +47,7 @@ def test_it_learns_the_outcomes_whatever_is_killed(
     assert all(line["reward_model/grad_norm"] > 0.0 for line in lines)
     assert {line["reward_model/lr"] for line in lines} == {1e-3}
     model = calm.parent / "model"
-    subprocess.run([PPOJOB, "export", calm, "--critic", "--output", model], check=True)
+    run_folders.export(calm, model, "--critic")
     (saved,) = calm.glob("checkpoints/step-000003/critic/*/model.safetensors")
     written, kept = (load_file(path) for path in (model / "model.safetensors", saved))
     assert written.keys() <= kept.keys()
@@ -77,8 +74,7 @@ def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path], 
     algorithm = {**ALGORITHM, "prime": prime}
     run = finished("adapters", **{**JOB, "algorithm": algorithm, "critic": critic})
     for option in ("--critic", "--adapters"):
-        command = [PPOJOB, "export", run, "--critic", option, "--output", tmp_path / option]
-        subprocess.run(command, check=True)
+        run_folders.export(run, tmp_path / option, "--critic", option)
     files = sorted(path.name for path in (tmp_path / "--adapters").iterdir())
     assert files == ["adapter_config.json", "adapter_model.safetensors"]
     first, second, _ = run_folders.assert_trained(run, 3)

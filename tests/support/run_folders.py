@@ -37,6 +37,13 @@ def without_clock(output: Path) -> list[dict[str, float]]:
     ]
 
 
+def export(output: Path, model: Path, *options: str) -> None:
+    """`ppojob export`, here: a process of its own would first load PyTorch for seconds."""
+    from ppojob_cli.main import main
+
+    main(["export", str(output), "--output", str(model), *options], standalone_mode=False)
+
+
 def unnamed(records: list[dict[str, float]]) -> set[str]:
     """Keys of metrics that no table has."""
     keys = {key for record in records for key in record}
