@@ -88,6 +88,35 @@ async def test_keys_that_cannot_be_made_are_told_until_they_are(bench: Bench) ->
     assert bench.status["reason"] == "Starting"
 
 
+async def test_who_denies_pods_is_told(bench: Bench) -> None:
+    await up(bench)
+    bench.cluster.remove("Pod", "lab", "sum-reward-0")
+    with bench.edited("PPOJob", "sum") as one:
+        one["status"]["startTime"] = "2026-01-02T03:00:00Z"
+    await bench.settle()
+    assert bench.status["reason"] == "PodsMissing"
+    uid = bench.cluster.objects["StatefulSet", "lab", "sum-reward"]["metadata"]["uid"]
+    for number, (whose, words) in enumerate(
+        [("gone", "no such class"), (uid, "pods are forbidden"), (uid, "exceeded quota: small")]
+    ):
+        bench.cluster.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": f"denied-{number}", "namespace": "lab"},
+                "involvedObject": {"kind": "StatefulSet", "name": "sum-reward", "uid": whose},
+                "message": words,
+                "lastTimestamp": f"2026-01-02T03:00:0{number}Z",
+            }
+        )
+    await bench.settle()
+    words = "reward: pod sum-reward-0: not made: exceeded quota: small"
+    assert bench.status["reason"] == "PodsDenied"
+    assert bench.status["message"].endswith(words)
+    told = [one for one in bench.cluster.of("Event") if one.get("reason") == "PodsDenied"]
+    assert len(told) == 1
+
+
 async def test_a_claim_that_is_made_outlives_its_job_and_is_taken_over_by_no_other(bench) -> None:
     bench.edit_spec(checkpoint={"volume": {"size": "20Gi", "storageClassName": "nfs"}})
     await up(bench)
