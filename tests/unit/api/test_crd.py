@@ -302,7 +302,7 @@ def test_nothing_is_written_into_lists() -> None:
     assert inside == []
     for path, node in NODES.items():
         for rule in node.get("x-kubernetes-validations", []) if path.endswith("[]") else []:
-            optional = set(node["properties"]) - set(node["required"] if "required" in node else ())
+            optional = set(node["properties"]) - set(node.get("required", ()))
             read = optional & set(re.findall(r"(?<!has\()\bself\.(\w+)", rule["rule"]))
             assert [name for name in read if f"has(self.{name})" not in rule["rule"]] == [], path
 
