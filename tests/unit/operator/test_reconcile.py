@@ -271,6 +271,9 @@ async def test_a_job_that_goes_before_its_first_status_is_not_made_again(bench: 
 
 async def test_suspending_lets_the_controller_checkpoint_first(bench: Bench) -> None:
     await up(bench)
+    with bench.edited("PPOJob", "sum") as job:
+        job["status"]["training"] = {"step": 3, "totalSteps": 8, "stage": "Training"}
+    await bench.settle()
     bench.edit(suspend=True)
     # The controller's pod takes its time: its deletion is only asked for.
     controller = bench.cluster.objects["Pod", "lab", "sum-controller-0"]
@@ -278,7 +281,7 @@ async def test_suspending_lets_the_controller_checkpoint_first(bench: Bench) -> 
     controller["metadata"]["deletionTimestamp"] = "2026-01-02T04:00:00Z"
     await bench.settle()
     assert bench.names("StatefulSet") == ["sum-actor-rollout", "sum-reward"]
-    assert bench.status["reason"] == "Suspending"
+    assert (bench.status["phase"], bench.status["reason"]) == ("Running", "Suspending")
     bench.cluster.remove("Pod", "lab", "sum-controller-0")
     await bench.settle()
     assert bench.names("StatefulSet") == bench.names("Pod") == []
