@@ -8,6 +8,7 @@ import dataclasses
 import datetime
 import hashlib
 import time
+from collections.abc import Mapping
 
 import zmq
 
@@ -38,6 +39,7 @@ from ppojob_operator.metrics import (
     RESTARTS,
 )
 from ppojob_operator.plan import plan
+from ppojob_operator.policies.startup import MISSING_SECONDS
 from ppojob_operator.reading import JobKey
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import (
@@ -71,6 +73,7 @@ class Reconciler:
         self._cache = cache
         self._settings = settings
         self._begun: set[str] = set()
+        self._denied: dict[JobKey, tuple[float, Mapping[RoleName, str]]] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Look at a job once; answers when to look again, or None.
@@ -141,8 +144,17 @@ class Reconciler:
         metadata = found["metadata"]
         return bool(metadata["uid"] == job.uid and "deletionTimestamp" not in metadata)
 
-    async def _denials(self, job: Job, seen: Observed) -> dict[RoleName, str]:
-        """Why pods are not made: a quota, say. Their controller tells it in Events alone."""
+    async def _denials(self, job: Job, seen: Observed) -> Mapping[RoleName, str]:
+        """Why pods are not made; not asked for with each of many pods that come late."""
+        asked, known = self._denied.get(job.key, (0.0, {}))
+        if asked and time.monotonic() - asked < MISSING_SECONDS:
+            return known
+        found = await self._ask_denials(job, seen)
+        self._denied[job.key] = (time.monotonic(), found)
+        return found
+
+    async def _ask_denials(self, job: Job, seen: Observed) -> dict[RoleName, str]:
+        """A quota, say: the controller of StatefulSets tells it in Events alone."""
         sets = {
             child.uid: role_of(child.manifest["metadata"]["labels"])
             for (kind, _), child in seen.children.items()
@@ -154,8 +166,8 @@ class Reconciler:
                 for event in page.items:
                     role = sets.get(event["involvedObject"].get("uid", ""))
                     if role is not None:
-                        time = event.get("lastTimestamp") or event.get("eventTime") or ""
-                        found.append((time, role, event.get("message", "")))
+                        told = event.get("lastTimestamp") or event.get("eventTime") or ""
+                        found.append((told, role, event.get("message", "")))
         except ClusterError:
             # The rest of the status is as true without it.
             return {}

@@ -109,6 +109,10 @@ async def test_who_denies_pods_is_told(bench: Bench) -> None:
                 "lastTimestamp": f"2026-01-02T03:00:0{number}Z",
             }
         )
+    requests = bench.cluster.requests
+    await bench.step()
+    assert bench.cluster.requests == requests, "asked for again at once"
+    bench.restart()
     await bench.settle()
     words = "reward: pod sum-reward-0: not made: exceeded quota: small"
     assert bench.status["reason"] == "PodsDenied"
