@@ -1,7 +1,8 @@
 """The models as a CustomResourceDefinition: `python -m ppojob_api.crd > crds/ppojobs.yaml`.
 
 The schema is structural: no reference, no union; free-form objects keep unknown fields, and every
-default stands in it, so the API server writes them out. No field is nullable: a null is dropped, or
+default stands in it, so the API server writes them out, but for those within items of lists, which
+would differ from what was applied for ever (ADR 4). No field is nullable: a null is dropped, or
 refused where it is applied on the server's side, and never has a meaning of its own (ADR 15).
 """
 
@@ -126,7 +127,7 @@ def _field(member: Member, path: str) -> dict[str, Any]:
     # What verl calls it stands in docs/fields.md and `ppojob fields`: a CRD has no room for it.
     said = member.meaning or member.description
     node = {"description": said, **_node(member.shape, path)}
-    if not member.required and member.default is not None:
+    if not member.required and member.default is not None and "[]" not in path:
         node["default"] = member.default
     return node
 

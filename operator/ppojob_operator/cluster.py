@@ -124,11 +124,14 @@ class Cluster:
             options["gracePeriodSeconds"] = grace_seconds
         await self._request("delete", kind, kind.path(namespace, name), body=options)
 
-    async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
+    async def pages(
+        self, kind: Kind, namespace: str, selector: str, fields: str = ""
+    ) -> AsyncIterator[Page]:
         """List objects page by page; an empty namespace means all, an empty selector every."""
         # A list names the kind once for all its items.
         head = {"kind": kind.name, "apiVersion": kind.api_version}
         query = {"limit": str(PAGE_SIZE), **_selected(selector)}
+        query |= {"fieldSelector": fields} if fields else {}
         while True:
             answer = await self._request("list", kind, kind.path(namespace), query=query)
             metadata = answer["metadata"]

@@ -4,21 +4,23 @@ Every action may be carried out twice, or by half.
 """
 
 import asyncio
+import dataclasses
 import datetime
 import hashlib
 import time
+from collections.abc import Mapping
 
 import zmq
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import API_VERSION, KIND, ROLE_SLUGS, RoleName
 from ppojob_operator.build import kueue
-from ppojob_operator.build.metadata import LABEL_JOB_UID, is_of
+from ppojob_operator.build.metadata import LABEL_JOB_UID, is_of, role_of
 from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
 from ppojob_operator.cache import Cache
 from ppojob_operator.changes import made
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
-from ppojob_operator.conditions import ConditionType, holds, rfc3339
+from ppojob_operator.conditions import ConditionType, condition, holds, rfc3339
 from ppojob_operator.errors import (
     ClusterError,
     ConflictError,
@@ -27,7 +29,7 @@ from ppojob_operator.errors import (
     RefusedError,
     UnavailableError,
 )
-from ppojob_operator.kinds import GANG_KINDS, JOB, POD, kind_of, kind_of_child
+from ppojob_operator.kinds import EVENT, GANG_KINDS, JOB, POD, kind_of, kind_of_child
 from ppojob_operator.metrics import (
     FIRST_STEP_SECONDS,
     POD_DELETIONS,
@@ -37,6 +39,7 @@ from ppojob_operator.metrics import (
     RESTARTS,
 )
 from ppojob_operator.plan import plan
+from ppojob_operator.policies.startup import MISSING_SECONDS
 from ppojob_operator.reading import JobKey
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import (
@@ -51,11 +54,13 @@ from ppojob_operator.state import (
     Job,
     MakeKeys,
     Manifest,
+    Observed,
     Plan,
     ReleaseQuota,
     Time,
 )
 
+_DENIALS = "involvedObject.kind=StatefulSet,reason=FailedCreate"
 _MAKING = MakeKeys | Create | Apply
 """Actions that need what the waves before them make."""
 
@@ -68,6 +73,7 @@ class Reconciler:
         self._cache = cache
         self._settings = settings
         self._begun: set[str] = set()
+        self._denied: dict[JobKey, tuple[float, Mapping[RoleName, str]]] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
         """Look at a job once; answers when to look again, or None.
@@ -88,6 +94,9 @@ class Reconciler:
             # 3. Plan.
             now = datetime.datetime.now(datetime.UTC)
             planned = plan(job, seen, self._settings, now)
+            if _misses_pods(planned.status or job.status):
+                seen = dataclasses.replace(seen, denials=await self._denials(job, seen))
+                planned = plan(job, seen, self._settings, now)
             if _makes(planned) and not self._is_new(job) and not await self._is_there(job):
                 # They were there before: perhaps they are being collected.
                 outcome = "gone"
@@ -134,6 +143,35 @@ class Reconciler:
             return False
         metadata = found["metadata"]
         return bool(metadata["uid"] == job.uid and "deletionTimestamp" not in metadata)
+
+    async def _denials(self, job: Job, seen: Observed) -> Mapping[RoleName, str]:
+        """Why pods are not made; not asked for with each of many pods that come late."""
+        asked, known = self._denied.get(job.key, (0.0, {}))
+        if asked and time.monotonic() - asked < MISSING_SECONDS:
+            return known
+        found = await self._ask_denials(job, seen)
+        self._denied[job.key] = (time.monotonic(), found)
+        return found
+
+    async def _ask_denials(self, job: Job, seen: Observed) -> dict[RoleName, str]:
+        """A quota, say: the controller of StatefulSets tells it in Events alone."""
+        sets = {
+            child.uid: role_of(child.manifest["metadata"]["labels"])
+            for (kind, _), child in seen.children.items()
+            if kind == "StatefulSet"
+        }
+        found: list[tuple[str, RoleName, str]] = []
+        try:
+            async for page in self._cluster.pages(EVENT, job.namespace, "", _DENIALS):
+                for event in page.items:
+                    role = sets.get(event["involvedObject"].get("uid", ""))
+                    if role is not None:
+                        told = event.get("lastTimestamp") or event.get("eventTime") or ""
+                        found.append((told, role, event.get("message", "")))
+        except ClusterError:
+            # The rest of the status is as true without it.
+            return {}
+        return {role: words for _, role, words in sorted(found)}
 
     async def _execute(self, job: Job, plan: Plan, now: Time) -> list[ClusterError]:
         """Carry out the waves of a plan; answers what failed.
@@ -309,6 +347,11 @@ def key_pair() -> tuple[str, str]:
     """A fresh public and secret key of CURVE, 40 letters of Z85 each."""
     public, secret_key = zmq.curve_keypair()
     return public.decode("ascii"), secret_key.decode("ascii")
+
+
+def _misses_pods(status: PPOJobStatus) -> bool:
+    ready = condition(status, "PodsReady")
+    return ready is not None and ready.reason == "PodsMissing"
 
 
 def _makes(planned: Plan) -> bool:

@@ -196,6 +196,9 @@ def _phase(here: ReconcileContext, claims: tuple[ObservedCondition, ...]) -> Pha
         return here.ending.phase
     if "Suspended" in true:
         return "Suspended"
+    if here.job.lifecycle.suspend:
+        # Its pods leave: nothing is started again.
+        return here.job.status.phase
     if {"PodsReady", "Training"} <= true:
         return "Running"
     if not here.admission.claim.holds and not here.observed.pods:

@@ -206,6 +206,7 @@ class Observed:
 
     Attributes:
         refused: kind and name of objects that the API server did not take from us, and why.
+        denials: roles whose pods are not made, and why, where that was asked for.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -213,6 +214,7 @@ class Observed:
     nodes: Mapping[str, Node] = field(default_factory=dict)
     controller: ControllerReport | None = None
     refused: Mapping[tuple[ChildKind, str], str] = field(default_factory=dict)
+    denials: Mapping[RoleName, str] = field(default_factory=dict)
     gangs: GangFacts = GangFacts()
 
     def silent_since(self, pod: Pod) -> Time | None:

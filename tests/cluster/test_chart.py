@@ -104,6 +104,41 @@ def test_people_and_the_operator_are_not_held(cluster: Cluster, job: str):
     cluster.kubectl(*patch({"status": {"message": "by the operator"}}), f"--as={account}")
 
 
+@pytest.mark.parametrize(
+    ("role", "verb", "may"),
+    [
+        ("view", "get", "yes"),
+        ("view", "update", "no"),
+        ("edit", "watch", "yes"),
+        ("edit", "create", "yes"),
+        ("admin", "delete", "yes"),
+    ],
+)
+def test_who_may_edit_a_namespace_may_edit_its_jobs(cluster, release, role, verb, may):
+    cluster.apply(*bindings(cluster))
+    account = f"--as=system:serviceaccount:{cluster.namespace}:of-{role}"
+    eventually(lambda: cluster.outcome("auth", "can-i", verb, "ppojobs", account).strip() == may)
+    status = ("auth", "can-i", "patch", "ppojobs", "--subresource=status", account)
+    assert cluster.outcome(*status).strip() == "no"
+
+
+def bindings(cluster: Cluster) -> list[dict[str, object]]:
+    """Accounts that have the roles of Kubernetes for people."""
+    group = "rbac.authorization.k8s.io"
+    return [
+        {
+            "apiVersion": f"{group}/v1",
+            "kind": "RoleBinding",
+            "metadata": {"name": f"of-{role}"},
+            "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+            "subjects": [
+                {"kind": "ServiceAccount", "name": f"of-{role}", "namespace": cluster.namespace}
+            ],
+        }
+        for role in ("view", "edit", "admin")
+    ]
+
+
 def test_the_policy_was_type_checked_without_a_warning(cluster: Cluster, job: str):
     name = f"{cluster.namespace}-ppojob-operator-controllers"
     kind = "validatingadmissionpolicy"

@@ -58,6 +58,18 @@ def test_the_words_of_scheduler_and_kubelet_reach_the_status(cluster, operator) 
     eventually(lambda: not children(cluster, "words"))
 
 
+def test_who_denies_pods_is_told(cluster, operator) -> None:
+    # That of the namespace's quota; Kubernetes itself tells it of the StatefulSet alone.
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "small"}}
+    cluster.apply({**quota, "spec": {"hard": {"pods": "0"}}})
+    cluster.apply(job("denied"))
+    says(cluster, "denied", "PodsDenied")
+    assert "exceeded quota: small" in cluster.read("ppojob", "denied", "{.status.message}")
+    cluster.kubectl("delete", "resourcequota", "small")
+    cluster.kubectl("delete", "ppojob", "denied")
+    eventually(lambda: not children(cluster, "denied"))
+
+
 def test_a_claim_that_is_made_outlives_its_job(cluster, operator) -> None:
     kept = job("kept", checkpoint={"volume": {"size": "1Mi", "accessMode": "ReadWriteOnce"}})
     gone = job("gone", checkpoint={"volume": {"size": "1Mi", "whenDeleted": "Delete"}})

@@ -111,7 +111,9 @@ class SimulatedCluster:
         self.remove(kind.name, namespace, name)
         with_fault({})
 
-    async def pages(self, kind: Kind, namespace: str, selector: str) -> AsyncIterator[Page]:
+    async def pages(
+        self, kind: Kind, namespace: str, selector: str, fields: str = ""
+    ) -> AsyncIterator[Page]:
         self.requests += 1
         items = [item for item in self.of(kind.name) if _matches(item, namespace, selector)]
         yield Page(tuple(copy.deepcopy(items)), str(next(self._versions)))

@@ -19,12 +19,12 @@ POD_RULES = rules(
 
     spec.pods[].tolerations[] | key | Required
         operator Equal is about one taint; a key, or operator: Exists
-    must: has(self.key) || self.operator == 'Exists'
+    must: has(self.key) || has(self.operator) && self.operator == 'Exists'
 
     spec.pods[].tolerations[] | value | NoEffect
         it has no effect with operator: Exists; remove it, or operator: Equal
     when: has(self.value) && self.value != ''
-    must: self.operator == 'Equal'
+    must: !has(self.operator) || self.operator == 'Equal'
 
     spec.pods[].tolerations[] | tolerationSeconds | Conflict
         only a taint of effect NoExecute ends pods; effect: NoExecute, or remove it

@@ -457,7 +457,7 @@ SAMPLING_RULES = rules(
 
     spec.rewardModel spec.rewards[] | weight | NoEffect
         a reward of weight 0 has no effect; another weight, or remove the reward
-    must: self.weight != 0.0
+    must: !has(self.weight) || self.weight != 0.0
 
     spec | judge | NoEffect | here
         no reward function asks it; remove it, or name judge in rewards, or a function of your own

@@ -12,7 +12,7 @@ from ppojob_cli.cluster.connection import ClusterConnection
 from ppojob_cli.cluster.findings import Seen, SeenLease, ToldWarning, explanation
 from ppojob_cli.cluster.jobs import as_job, find_manifest, pods_of
 from ppojob_cli.cluster.options import on_cluster
-from ppojob_operator.conditions import from_rfc3339, has_ended, holds, inert
+from ppojob_operator.conditions import from_rfc3339, has_ended, holds, inert, rfc3339
 from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
 from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
 from ppojob_operator.reading import read_node
@@ -105,12 +105,16 @@ def _nodes(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, No
 
 
 def _warnings(connection: ClusterConnection, job: Job) -> Iterator[ToldWarning]:
-    """Warnings about the pods and StatefulSets of the job, the latest last."""
-    head = f"{job.name}-"
+    """Warnings about the pods and StatefulSets of the job, the latest last.
+
+    Names are those of an earlier job's too, whose warnings stay for an hour.
+    """
+    head, created = f"{job.name}-", rfc3339(job.created).rstrip("Z")
     found = [
         event
         for event in connection.items(EVENT.path(job.namespace), fieldSelector="type=Warning")
         if event["involvedObject"].get("name", "").startswith(head)
+        and _event_time(event) >= created
     ]
     for event in sorted(found, key=_event_time):
         about = event["involvedObject"]

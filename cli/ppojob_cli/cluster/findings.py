@@ -11,14 +11,13 @@ from typing import Final
 from ppojob_api.problem import counted, printable
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.status import FailureRecord
-from ppojob_api.well_known import workload_name
+from ppojob_api.well_known import RoleName, workload_name
 from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, acceptance, condition, from_rfc3339, holds
 from ppojob_operator.policies.ending import deadline_in
 from ppojob_operator.policies.startup import (
     PodNames,
     accepted_pods,
-    missing_pods,
     obstacles,
     pods_ready,
     wanted_pods,
@@ -49,6 +48,7 @@ _SEEN_IN_PODS: Final = frozenset(
         "Unschedulable",
         "ContainerWaits",
         "PodFailed",
+        "PodsDenied",
         "PodsMissing",
     }
 )
@@ -267,12 +267,12 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     is_due = holds(seen.job.status, "Admitted")
     if seen.pods is None or not roles or not (seen.pods or is_due):
         return
-    observed = Observed(pods=seen.pods, nodes=seen.nodes)
+    observed = Observed(pods=seen.pods, nodes=seen.nodes, denials=_denials(seen, roles))
     claim = pods_ready(roles, observed, float("inf"))
     if claim.holds:
         return
     found = [
-        _found(reason, _first(lines) + _who_refused(seen, roles, reason), "PodsReady")
+        _found(reason, _first(lines), "PodsReady")
         for reason, lines in obstacles(roles, observed)
         if lines
     ]
@@ -281,18 +281,14 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     yield from found or [_found("Starting", claim.message, "PodsReady")]
 
 
-def _who_refused(seen: Seen, roles: PodNames, reason: str) -> str:
+def _denials(seen: Seen, roles: PodNames) -> dict[RoleName, str]:
     """Why pods are not made, as whoever refused them has told the StatefulSet."""
-    if reason != "PodsMissing":
-        return ""
-    observed = Observed(pods=seen.pods or ())
-    short = {workload_name(seen.job.name, role) for role, _ in missing_pods(roles, observed)}
-    words = [
-        f": {one.message}"
+    sets = {workload_name(seen.job.name, role): role for role in roles}
+    return {
+        sets[one.name]: one.message
         for one in seen.warnings
-        if one.kind == "StatefulSet" and one.name in short and one.reason == "FailedCreate"
-    ]
-    return words[-1] if words else ""
+        if one.kind == "StatefulSet" and one.name in sets and one.reason == "FailedCreate"
+    }
 
 
 def _mount_warnings(seen: Seen) -> list[str]:

@@ -68,6 +68,7 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
   resources: [events]
   verbs:
     - create   # tells people
+    - list     # why a StatefulSet makes no pods: a quota, say; asked for where pods are missing
 {{- if .Values.gangs.kueue }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]

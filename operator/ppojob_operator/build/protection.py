@@ -114,10 +114,17 @@ def _allowed(rule: EgressSpec) -> dict[str, Any]:
 
 
 def disruption_budget(job: Job) -> dict[str, Any]:
-    """Whoever drains nodes takes one pod of the job at a time, and waits until it is back."""
+    """Whoever drains nodes takes one pod of the job at a time, and waits until it is back.
+
+    A pod that is not ready may always go: else a job that never starts would hold up its nodes.
+    """
     return manifest(
         "PodDisruptionBudget",
         job,
         f"{job.name}-pods",
-        spec={"maxUnavailable": 1, "selector": {"matchLabels": selector(job)}},
+        spec={
+            "maxUnavailable": 1,
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
+            "selector": {"matchLabels": selector(job)},
+        },
     )

@@ -82,11 +82,18 @@ def obstacles(roles: PodNames, observed: Observed) -> Iterable[tuple[str, list[s
     lines = {pod: _line(pod, f"{pod.waiting_reason}: {pod.waiting_message}") for pod in waiting}
     yield "ImageUnavailable", [lines[one] for one in lines if one.waiting_reason in IMAGE_REASONS]
     yield "Unschedulable", [_line(pod, pod.unschedulable) for pod in pods if pod.unschedulable]
+    missing, denials = missing_pods(roles, observed), observed.denials
+    yield (
+        "PodsDenied",
+        [f"{who}: pod {name}: not made: {denials[who]}" for who, name in missing if who in denials],
+    )
     yield "ContainerWaits", [lines[one] for one in lines if one.waiting_reason not in IMAGE_REASONS]
     failed = [pod for pod in pods if pod.phase == "Failed"]
     yield "PodFailed", [_line(pod, f"{pod.reason}: {pod.message}") for pod in failed]
-    missing = missing_pods(roles, observed)
-    yield "PodsMissing", [f"{role}: pod {name}: not made yet" for role, name in missing]
+    yield (
+        "PodsMissing",
+        [f"{who}: pod {name}: not made yet" for who, name in missing if who not in denials],
+    )
 
 
 def _line(pod: Pod, words: str) -> str:

@@ -24,14 +24,20 @@ def test_everything_is_looked_at(server: FakeApiServer) -> None:
         "message": "exceeded quota",
         "lastTimestamp": "2026-01-02T03:04:00Z",
     }
+    of_an_earlier_job = {
+        "involvedObject": {"kind": "StatefulSet", "name": "sum-actor-rollout"},
+        "reason": "FailedCreate",
+        "message": "no such class",
+        "lastTimestamp": "2026-01-01T00:00:00Z",
+    }
     routes = {
-        f"GET {EVENTS}": listed(warning),
+        f"GET {EVENTS}": listed(warning, of_an_earlier_job),
         f"GET {LEASE.format('ppojob-system', 'ppojob-operator')}": FREE,
     }
     said = explained(server, job(ADMITTED), pod("sum-controller-0", "controller"), **routes)
     assert "1. OperatorSilent: no operator leads" in said
-    assert "2. PodsMissing: actorRollout: pod sum-actor-rollout-0: not made yet" in said
-    assert "(and 2 more): exceeded quota -> wait; if it lasts" in said
+    assert "2. PodsDenied: reward: pod sum-reward-0: not made: exceeded quota (and 1 more)" in said
+    assert "3. PodsMissing: actorRollout: pod sum-actor-rollout-0: not made yet -> wait" in said
 
 
 def test_an_operator_of_another_name_and_namespace(server: FakeApiServer) -> None:

@@ -294,7 +294,7 @@ def test_pods_that_are_not_made_and_who_refused_them() -> None:
         ToldWarning("StatefulSet", "sum-controller", "FailedCreate", "another's"),
     )
     assert told(seen(status(WAITING), pods=pods()[:3], warnings=warnings)) == [
-        ("PodsMissing", f"reward: pod sum-reward-1: not made yet: {words}")
+        ("PodsDenied", f"reward: pod sum-reward-1: not made: {words}")
     ]
 
 

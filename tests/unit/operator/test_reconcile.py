@@ -88,6 +88,39 @@ async def test_keys_that_cannot_be_made_are_told_until_they_are(bench: Bench) ->
     assert bench.status["reason"] == "Starting"
 
 
+async def test_who_denies_pods_is_told(bench: Bench) -> None:
+    await up(bench)
+    bench.cluster.remove("Pod", "lab", "sum-reward-0")
+    with bench.edited("PPOJob", "sum") as one:
+        one["status"]["startTime"] = "2026-01-02T03:00:00Z"
+    await bench.settle()
+    assert bench.status["reason"] == "PodsMissing"
+    uid = bench.cluster.objects["StatefulSet", "lab", "sum-reward"]["metadata"]["uid"]
+    for number, (whose, words) in enumerate(
+        [("gone", "no such class"), (uid, "pods are forbidden"), (uid, "exceeded quota: small")]
+    ):
+        bench.cluster.put(
+            {
+                "apiVersion": "v1",
+                "kind": "Event",
+                "metadata": {"name": f"denied-{number}", "namespace": "lab"},
+                "involvedObject": {"kind": "StatefulSet", "name": "sum-reward", "uid": whose},
+                "message": words,
+                "lastTimestamp": f"2026-01-02T03:00:0{number}Z",
+            }
+        )
+    requests = bench.cluster.requests
+    await bench.step()
+    assert bench.cluster.requests == requests, "asked for again at once"
+    bench.restart()
+    await bench.settle()
+    words = "reward: pod sum-reward-0: not made: exceeded quota: small"
+    assert bench.status["reason"] == "PodsDenied"
+    assert bench.status["message"].endswith(words)
+    told = [one for one in bench.cluster.of("Event") if one.get("reason") == "PodsDenied"]
+    assert len(told) == 1
+
+
 async def test_a_claim_that_is_made_outlives_its_job_and_is_taken_over_by_no_other(bench) -> None:
     bench.edit_spec(checkpoint={"volume": {"size": "20Gi", "storageClassName": "nfs"}})
     await up(bench)
@@ -242,6 +275,9 @@ async def test_a_job_that_goes_before_its_first_status_is_not_made_again(bench: 
 
 async def test_suspending_lets_the_controller_checkpoint_first(bench: Bench) -> None:
     await up(bench)
+    with bench.edited("PPOJob", "sum") as job:
+        job["status"]["training"] = {"step": 3, "totalSteps": 8, "stage": "Training"}
+    await bench.settle()
     bench.edit(suspend=True)
     # The controller's pod takes its time: its deletion is only asked for.
     controller = bench.cluster.objects["Pod", "lab", "sum-controller-0"]
@@ -249,7 +285,7 @@ async def test_suspending_lets_the_controller_checkpoint_first(bench: Bench) -> 
     controller["metadata"]["deletionTimestamp"] = "2026-01-02T04:00:00Z"
     await bench.settle()
     assert bench.names("StatefulSet") == ["sum-actor-rollout", "sum-reward"]
-    assert bench.status["reason"] == "Suspending"
+    assert (bench.status["phase"], bench.status["reason"]) == ("Running", "Suspending")
     bench.cluster.remove("Pod", "lab", "sum-controller-0")
     await bench.settle()
     assert bench.names("StatefulSet") == bench.names("Pod") == []
