@@ -104,8 +104,8 @@ class LoraLinear(nn.Linear):
         `seen` is the layer's output, (..., out), of what the adapter sees, and `change` B (A x).
         """
         with torch.no_grad(), torch.autocast(seen.device.type, enabled=False):
-            change_of_w = self.lora_b @ self.lora_a
-            made = torch.add(self.matrix().float(), change_of_w, alpha=self.lora.scale)
+            made = self.lora_b @ self.lora_a
+            torch.add(self.matrix(), made, alpha=self.lora.scale, out=made)  # no second one
             lengths = self.lengths(made)
         ratio = self.lora_m / lengths
         plain = seen if self.bias is None else seen - self.bias
