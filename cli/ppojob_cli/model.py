@@ -121,7 +121,8 @@ def _refuse_incomplete(folder: Path, name: str) -> None:
     if missing:
         raise InputError(
             f"{printable(name)}: got no {' and no '.join(missing)}: it is not a model in Hugging"
-            f" Face form; a folder with {', '.join(_NEEDED)}"
+            f" Face form; a folder with {', '.join(_NEEDED)}, as save_pretrained of transformers'"
+            " models and tokenizers writes them"
         )
 
 

@@ -36,7 +36,7 @@ from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models.adapter_files import check_adapters
-from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.config_changes import can_be_stretched, config_changes
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder, check_use
 from ppojob_trainer.models.kinds import (
     CRITIC,
@@ -162,12 +162,14 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
     most = f"at most {limit}"
     if spec.algorithm.given:
         most = f"at most {limit - prompt}" if prompt < limit else "a smaller maxPromptTokens, too"
+    if can_be_stretched(spec.model.path):
+        most += ", or spec.model.ropeScaling"
     needed = f"maxPromptTokens {prompt} + maxResponseTokens {response}"
     yield Problem(
         where,
         shown(response if spec.algorithm.given else longest),
         f"{needed} is to fit, and the model was made for {limit}",
-        f"{most}, or spec.model.ropeScaling",
+        most,
         ReasonCode.OUT_OF_RANGE,
     )
 

@@ -14,7 +14,7 @@ from golden_lines import read_lines
 from refused_jobs import RefusedJob, check, edit
 from safetensors.numpy import load_file, save_file
 from tiny_models import save_policy
-from transformers import Olmo3ForCausalLM
+from transformers import GPT2LMHeadModel, Olmo3ForCausalLM
 
 from ppojob_trainer.data import template_renderer
 
@@ -257,6 +257,10 @@ CASES: dict[str, Spoil] = {
         "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"expert": 3}}
     ),
     "context too short": lambda wrong: wrong.set("spec.data.maxResponseTokens", 400),
+    "fewer learnt positions than tokens": lambda wrong: [
+        save_policy(wrong.model, 0.0, model_class=GPT2LMHeadModel),
+        wrong.set("spec.data.maxResponseTokens", 400),
+    ],
 }
 
 

@@ -171,6 +171,10 @@ def test_a_folder_is_in_peft_s_form_and_a_job_begins_with_it(folder, tmp_path):
 def test_a_folder_without_lengths_is_refused_where_they_are_asked_for(folder, tmp_path):
     plain = of(weight_decomposed=False)
     export_adapters(tmp_path, adapters_of(load_model(folder, lora=plain)), str(folder), {})
-    assert "use_dora" not in json.loads((tmp_path / "adapter_config.json").read_text())
+    config = json.loads((tmp_path / "adapter_config.json").read_text())
+    assert "use_dora" not in config
+    told = json.dumps({**config, "use_dora": None, "use_rslora": None})
+    (tmp_path / "adapter_config.json").write_text(told)  # null: there are none
+    assert not [*check_adapters(of(plain, path=str(tmp_path)), str(folder), "lora")]
     (problem,) = check_adapters(of(path=str(tmp_path)), str(folder), "lora")
     assert (problem.where, problem.got) == ("lora.weightDecomposed", "true")

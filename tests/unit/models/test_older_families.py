@@ -80,6 +80,7 @@ def test_old_files_of_gpt2_lack_the_name_of_the_model_and_hold_masks(tmp_path: P
     save_file({**stored, **masks}, path, {"format": "pt"})
     report = check_model_folder(tmp_path)
     assert not [*report.errors, *report.warnings]
+    assert report.parameters == model.num_parameters()  # masks are none
     assert torch.equal(states(load_model(tmp_path)), states(model.eval()))
 
 

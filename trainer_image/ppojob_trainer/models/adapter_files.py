@@ -62,7 +62,7 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
         yield bad.problem
         return
     found = {name: tensor.shape for name, tensor in stored.items()}
-    is_dora = config.get("use_dora", False)
+    is_dora = bool(config.get("use_dora"))
     if (config.get("r"), is_dora) == (lora.rank, lora.weight_decomposed):  # else all differ
         yield from _tensors(lora, found, needed, where)
 
@@ -88,7 +88,8 @@ def _settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterato
         ("use_rslora", "rankStabilized", lora.rank_stabilized),
         ("use_dora", "weightDecomposed", lora.weight_decomposed),
     ):
-        theirs = config.get(key, False if key.startswith("use_") else None)
+        said = config.get(key)
+        theirs = bool(said) if isinstance(value, bool) else said  # absent, and null: false
         if theirs != value:
             told = ABSENT if theirs is None else shown(theirs)
             why = f"{key} is {told} in {path}"

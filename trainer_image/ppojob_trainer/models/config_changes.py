@@ -5,10 +5,10 @@ Trainer, engine and export read it through these functions, so that all compute 
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from ppojob_api.problem import Problem, ReasonCode, shown
-from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.v1alpha1.training import ModelSpec, RopeScalingSpec
 from ppojob_trainer.data.media.picture_files import THINKER
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import TEXT_SECTION, has_tower, read_config
@@ -92,6 +92,15 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
             allowed,
             ReasonCode.NOT_IN_THIS_VERSION,
         )
+
+
+def can_be_stretched(folder: Path | str) -> bool:
+    """Whether the model of a folder takes any `spec.model.ropeScaling`."""
+    config = read_config(Path(folder) / "config.json")
+    types = get_args(RopeScalingSpec.model_fields["type"].annotation)
+    return isinstance(config, dict) and any(
+        not [*check_changes(config, {_NEW: {"rope_type": one}})] for one in types
+    )
 
 
 def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:

@@ -211,10 +211,11 @@ def _clamped(inner: Tensor) -> Tensor:
 
 
 def split_experts(model: PreTrainedModel) -> None:
-    """Let the layers of a model of transformers hold each expert by itself, and follow routes.
+    """Give a model of transformers the form of all others here, and each expert a place of its own.
 
-    The model is whole, on the meta device or with weights. Of one without experts nothing changes
-    but what files hold and nobody trains, which goes wherever weights go.
+    The model is whole, on the meta device or with weights. Its modules get the names that other
+    models have, GPT-2's matrices become linear layers, and what files hold and nobody trains goes
+    wherever weights go. Layers with experts hold each of them by itself, and follow routes.
     """
     family = FAMILIES[model.config.model_type]
     rename_modules(model, family)

@@ -57,11 +57,6 @@ _BY_ROWS: Final = ("dynamic", *_BY_LENGTH)
 _PHI3_POSITIONS: Final = 4096
 _ROPE_SECTIONS: Final = ("rope_scaling", "rope_parameters")
 _TURNS: Final = ["sliding_attention", "full_attention"]
-_IGNORED: Final = (
-    *(HEAD, HEAD_BIAS, "rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
-    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
-)
-"""Also masks that old folders of GPT-2 and Pythia hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +201,7 @@ def _more(like_it: Sequence[object]) -> str:
 
 
 def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Problem]:
-    others = sorted(name for name in weights.tensors.keys() - known if not name.endswith(_IGNORED))
+    others = sorted(weights.tensors.keys() - known - {HEAD, HEAD_BIAS})
     if others:
         yield Problem(
             str(folder),

@@ -94,8 +94,8 @@ class LoraLinear(nn.Linear):
         change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
         if not self.lora.weight_decomposed:
             return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
-        is_less = self.lora.dropout > 0.0 and self.training
-        seen = super().forward(x.to(input.dtype)) if is_less else output
+        is_dropped = self.lora.dropout > 0.0 and self.training
+        seen = super().forward(x.to(input.dtype)) if is_dropped else output
         return output + self._decomposed(seen, change).to(output.dtype)
 
     def _decomposed(self, seen: Tensor, change: Tensor) -> Tensor:
@@ -104,8 +104,8 @@ class LoraLinear(nn.Linear):
         `seen` is the layer's output, (..., out), of what the adapter sees, and `change` B (A x).
         """
         with torch.no_grad(), torch.autocast(seen.device.type, enabled=False):
-            change_of_w = self.lora_b @ self.lora_a
-            made = torch.add(self.matrix().float(), change_of_w, alpha=self.lora.scale)
+            made = self.lora_b @ self.lora_a
+            torch.add(self.matrix(), made, alpha=self.lora.scale, out=made)  # no second one
             lengths = self.lengths(made)
         ratio = self.lora_m / lengths
         plain = seen if self.bias is None else seen - self.bias
@@ -298,7 +298,7 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
         if not isinstance(layer, LoraLinear | LoraMatrix | LoraStacks):
             continue
         own = {f"{at}.{name}": one.detach() for name, one in layer.named_parameters(recurse=False)}
-        weights = layer.weight.ndim if isinstance(layer, LoraLinear) else 3
+        weights = 2 if isinstance(layer, LoraLinear) else 3
         found |= adapters_in(own, layer.lora, in_first=weights if _is_in_first(layer) else 0)
     return found
 

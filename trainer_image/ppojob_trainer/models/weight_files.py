@@ -22,6 +22,11 @@ FLOATS: Final = ("F16", "BF16", "F32", "F64")
 _LISTED: Final = 5
 _OF_GPT2: Final = ("h.", "wte.", "wpe.", "ln_f.")
 """What names in the hub's own files of GPT-2 begin with, which lack the name of the model."""
+_COMPUTED: Final = (
+    *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
+    *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
+)
+"""Ends of the names of what is no weight: angles, and masks in old folders of GPT-2 and Pythia."""
 _POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 _CONVERT: Final = (
@@ -88,6 +93,8 @@ def _add(weights: Weights, path: Path) -> None:
         return
     for stored, tensor in found.items():
         name = own_name(stored)
+        if name.endswith(_COMPUTED):
+            continue
         tensor = replace(tensor, shape=tensor.shape or (1,))  # numbers are held so
         weights.tensors[name], weights.files[name], weights.stored[name] = tensor, path, stored
 
