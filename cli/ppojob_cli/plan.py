@@ -65,7 +65,8 @@ def role_lines(config: RunConfig) -> Iterator[str]:
         ]
         is_generating = role == config.topology.generating and config.spec.rollout.replay is None
         if is_generating and config.spec.rollout.max_staleness:
-            told.append(f"at most {counted(config.spec.rollout.max_staleness, 'step')} ahead")
+            drawn = "round" if config.spec.algorithm.dynamic_sampling else "step"
+            told.append(f"at most {counted(config.spec.rollout.max_staleness, drawn)} ahead")
         yield _role_line(role, told)
     if config.topology.total_gpus:
         yield f"{counted(config.topology.total_gpus, 'GPU')} in all"
@@ -105,6 +106,11 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
             f"{counted(responses, 'response')}, "
             f"at most {responses * data.max_response_tokens} response tokens"
         )
+        if (rounds := algorithm.dynamic_sampling) is not None:
+            yield (
+                f"rounds of {counted(algorithm.draw[1], 'prompt')}, at most {rounds.max_rounds}, "
+                f"until {algorithm.prompts_per_step} are kept by {rounds.metric}"
+            )
         if (guidance := algorithm.guidance) is not None:
             given = counted(guidance.samples, "sample")
             yield f"at most {given} of each prompt from the data, the others drawn"

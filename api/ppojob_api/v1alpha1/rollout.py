@@ -158,10 +158,10 @@ class RolloutSpec(Section):
 
     max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
     """Versions by which weights that draw tokens may be older than those that train on them.
-    Engines in the ranks that train draw so many further steps beside each, and long rows go on
-    with newer weights: partial rollouts. Those of roles.rollout draw while a step trains, with 1
-    the next one: one step off-policy; with dynamicSampling at most 1. AReaL:
-    max_head_offpolicyness."""
+    Engines in the ranks that train draw so many further steps, or rounds of dynamicSampling,
+    beside each, and long rows go on with newer weights: partial rollouts. Those of roles.rollout
+    draw while a step trains, with 1 the next one: one step off-policy; with dynamicSampling at
+    most 1. AReaL: max_head_offpolicyness."""
 
     replay: Path | None = None
     """Folder of a run whose rows and scores are trained on again, step by step; nothing is

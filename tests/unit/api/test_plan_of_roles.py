@@ -77,6 +77,21 @@ def test_how_ranks_share_a_model_and_how_far_engines_are_ahead() -> None:
     assert any(", at most 2 steps ahead: sum-actor" in line for line in beside)
 
 
+@pytest.mark.parametrize(
+    ("roles", "ahead"),
+    [({}, "at most 2 rounds ahead: sum-a"), ({"rollout": {}}, "at most 1 round ahead: sum-r")],
+)
+def test_rounds_are_planned(roles: dict[str, object], ahead: str) -> None:
+    rounds = {"promptsPerRound": 24, "maxRounds": 5, "metric": "acc"}
+    lines = planned(
+        algorithm={"type": "grpo", "promptsPerStep": 16, "dynamicSampling": rounds},
+        rollout={"maxStaleness": 1 if roles else 2},
+        roles=roles,
+    )
+    assert any(ahead in line for line in lines)
+    assert "  rounds of 24 prompts, at most 5, until 16 are kept by acc" in lines
+
+
 @pytest.mark.parametrize(("tokens", "waits"), [(64 * 1024, True), (64 * 1024 - 1, False)])
 def test_stages_that_always_have_one_micro_batch_are_told_of(tokens: int, waits: bool) -> None:
     """Eight prompts of eight rows for each of two pairs of stages, of 1,024 tokens at the most."""

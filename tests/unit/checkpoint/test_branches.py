@@ -114,6 +114,28 @@ def test_what_shapes_a_checkpoint_is_the_same(where: str, spec, tmp_path: Path) 
     assert not branches.problems(branch(tmp_path, algorithm={**ALGORITHM, "type": "rloo"}))
 
 
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        ({"promptsPerRound": 2}, "spec.algorithm.dynamicSampling.promptsPerRound"),
+        (None, "spec.algorithm.dynamicSampling"),
+        ({"metric": "acc", "maxRounds": 3, "meanBelow": 0.9}, None),
+    ],
+    ids=str,
+)
+def test_rounds_that_are_under_way_are_of_as_many_prompts(
+    changes: dict[str, Any] | None, where: str | None, tmp_path: Path
+) -> None:
+    """So that a place is never in the middle of one, and its number says which rows it has."""
+    rounds, ahead = {"promptsPerRound": 1}, {"rollout": {"maxStaleness": 2}}
+    before = {**ALGORITHM, "dynamicSampling": rounds}
+    train(tmp_path / "runs" / "sum", job_of(tmp_path, algorithm=before, **ahead), 1)
+    after = None if changes is None else rounds | changes
+    config = branch(tmp_path, algorithm={**ALGORITHM, "dynamicSampling": after}, **ahead)
+    told = branches.problems(config)
+    assert [line.partition(": got ")[0] for line in told] == ([where] if where else [])
+
+
 def test_passes_that_are_over_leave_nothing_to_do(tmp_path: Path) -> None:
     """Whether the pass under way is over is known where the rows were counted."""
     train(tmp_path / "runs" / "sum", job_of(tmp_path), 1)

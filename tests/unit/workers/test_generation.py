@@ -88,3 +88,12 @@ def test_a_step_whose_rows_are_all_given_asks_no_engine() -> None:
     (made,) = guided.run([Generate("train", 1, 0, [PromptTokens(0, [3], given=[[2]])], 1, (0, 1))])
     assert [one.tokens for one in made.trajectories] == [[2]]
     assert engine.asked == []
+
+
+def test_people_are_told_of_a_row_by_its_step_or_by_its_round_in_the_run() -> None:
+    """By which a round is named that was drawn before it was known which step takes it."""
+    of_step = Generate("train", 3, 0, [PromptTokens(7, [3])], 2, (0, 1), round=1)
+    numbered = Generate("train", 9, 0, [PromptTokens(7, [3])], 2, (0, 1), number=9)
+    made = generation(OneToken())
+    told = [row.place for batch in (of_step, numbered) for row in made.rows(batch)]
+    assert told[1::2] == ["train step 3, prompt 7, sample 1", "train round 9, prompt 7, sample 1"]

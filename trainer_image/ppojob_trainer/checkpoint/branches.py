@@ -69,13 +69,11 @@ _DRAWS: Final = (
 """Settings that say how many prompts are drawn at once."""
 _SHAPES_ROWS_AHEAD: Final = (
     "spec.data",
-    _PROMPTS_PER_STEP,
     "spec.algorithm.samplesPerPrompt",
     "spec.algorithm.guidance.samples",
-    "spec.algorithm.dynamicSampling",
     "spec.agent",
 )
-"""The same where rows of later steps are in a checkpoint."""
+"""The same, beside `_DRAWS`, where rows of later steps, or rounds, are in a checkpoint."""
 _OF_DEMONSTRATIONS: Final = "spec.data.demonstration"
 _NOT_OF_PROMPTS: Final = (
     "spec.data.maxResponseTokens",
@@ -242,11 +240,13 @@ def _unfit(
         why = f"the run begins with {step} steps done, and nothing is left to do"
         allowed = f"more than {step}; ppojob export writes the model of a checkpoint"
         yield Problem("spec.steps.total", str(steps.total), why, allowed, ReasonCode.CONFLICT)
-    shapes = (*_SHAPES_STATE, *(_SHAPES_ROWS_AHEAD if config.spec.rollout.max_staleness else ()))
+    is_ahead = config.spec.rollout.max_staleness > 0
+    shapes = (*_SHAPES_STATE, *(_SHAPES_ROWS_AHEAD if is_ahead else ()))
     for where, old, new in changes:
         is_shape = where not in _SHAPES_NOTHING and any(
             f"{where}.".startswith(f"{one}.") for one in shapes
         )
+        is_shape |= is_ahead and where in _DRAWS  # a place lies between two rounds
         is_kind = where in kinds[0] and kinds[0][where] != kinds[1][where]
         if (is_shape and not where.startswith(_OF_DEMONSTRATIONS)) or is_kind:
             why = f"the checkpoint of {shown(place.url)} was made with {old}"

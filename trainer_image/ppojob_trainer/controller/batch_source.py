@@ -89,9 +89,8 @@ class DynamicSampling:
             following = later.drawn_from(step + 1, later.order.place)
             if following:
                 self.ahead.begin(step + 1, step - 1, following, timer)
-            metrics |= later.staleness(chosen, step)
-        if self.beside is not None:
-            metrics |= self.beside.later.staleness(chosen, step)
+        if (drawing := self.ahead or self.beside) is not None:
+            metrics |= drawing.later.staleness(chosen, step)
         return Rows(chosen, is_kept=True, metrics=metrics, rounds=rounds)
 
     def _round(

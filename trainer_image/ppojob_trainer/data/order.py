@@ -252,6 +252,7 @@ class PromptOrder:
     def batches_read(self, place: Place, size: int) -> int:
         """How many batches of a size are drawn before a place, if all are of that size."""
         epoch, cursor = place
+        assert cursor % size == 0, "a job that goes on draws as many at once as before"
         return epoch * (self._num_rows // size) + cursor // size
 
     def passes_read(self, place: Place, size: int) -> int:

@@ -181,8 +181,8 @@ async/staleness_max | versions | likewise of the token whose weights are oldest;
     rollout.maxStaleness
 async/partial_rows | share | rows whose tokens were drawn by weights of several versions
 train/num_gen_batches | rounds | generation rounds of a step with dynamic sampling
-training/filter_groups/evicted_samples | prompts | prompts left out, their responses alike in
-    dynamicSampling.metric
+training/filter_groups/evicted_samples | prompts | prompts left out in which dynamicSampling finds
+    no signal
 training/filter_groups/discarded_surplus_samples | prompts | prompts with signal left out, the batch
     being full
 training/filter_groups/wasted_share | share | of the prompts that were answered, those left out

@@ -103,9 +103,10 @@ class Row:
 
     @property
     def place(self) -> str:
-        """What people are told of it; numbers as in the files of rows."""
-        step = f"{self.batch.purpose} step {self.batch.step}"
-        return f"{step}, prompt {self.prompt.prompt}, sample {self.number % self.batch.samples}"
+        """What people are told of it; numbers as in the files of rows, but for those of rounds."""
+        unit = "round" if self.batch.number else "step"
+        batch = f"{self.batch.purpose} {unit} {self.batch.number or self.batch.step}"
+        return f"{batch}, prompt {self.prompt.prompt}, sample {self.number % self.batch.samples}"
 
 
 @dataclass
