@@ -18,7 +18,7 @@ sys.dont_write_bytecode = False
 
 # Machines are shared: how long an example takes says nothing about the code.
 settings.register_profile("shared", deadline=None)
-settings.register_profile("quick", deadline=None, max_examples=20)
+settings.register_profile("quick", deadline=None, max_examples=10)
 settings.load_profile("shared")
 
 if TYPE_CHECKING:

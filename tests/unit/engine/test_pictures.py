@@ -15,7 +15,7 @@ from padded_reference import (
     whole_logits,
     whole_logprobs,
 )
-from seeing_models import FAMILIES, form_of, save_seeing_model
+from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, noise, picture
 from transformers import (
     Gemma4ForConditionalGeneration,
@@ -53,8 +53,17 @@ def make_rows(form: PictureForm) -> Experience:
     return two_responses(form, list(zip(PROMPTS, PICTURES, strict=True)))
 
 
-@pytest.mark.parametrize(("share", "learns"), [(True, True), (True, False), (False, True)])
-@pytest.mark.parametrize("model_class", FAMILIES)
+OTHERWISE = [SEEING[name] for name in ("seeing", "seeing_tiles", "seeing_squares", "seeing_told")]
+"""Of each way to see one: these also where a tower is frozen, and where prompts are not shared."""
+
+
+@pytest.mark.parametrize(
+    ("model_class", "share", "learns"),
+    [
+        *((kind, True, True) for kind in FAMILIES),
+        *((kind, share, not share) for kind in OTHERWISE for share in (True, False)),
+    ],
+)
 def test_the_packed_forward_is_that_of_the_whole_model(
     tmp_path: Path, model_class: type[PreTrainedModel], share: bool, learns: bool
 ) -> None:
