@@ -164,7 +164,8 @@ def _memory(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[P
             f"{ranks} ranks",
             f"each holds at least {needed / GIB:.2f} GiB ({in_gib(held)}), and "
             f"{facts.name} has {facts.total_bytes / GIB:.2f} GiB for it",
-            f"more ranks, larger devices, {smaller_models(config.spec)}, or on GPUs roles.*.offload",
+            f"more ranks, larger devices, {smaller_models(config.spec)}, "
+            "or on GPUs roles.*.offload",
             ReasonCode.OUT_OF_RANGE,
         )
 
