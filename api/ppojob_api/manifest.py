@@ -284,7 +284,8 @@ class _Reader:
 
     def _key(self, event: Event) -> str:
         if not isinstance(event, ScalarEvent):
-            self._unsupported(event, "a list or an object", "keys are words")
+            why = "keys are words, and text that begins with a brace stands in quotes"
+            self._unsupported(event, "a list or an object", why)
         self._count(event, 1)
         # A key is never read as a number or a boolean here: fields and labels have words for names.
         if event.style is None and _YAML_1_1_BOOLEAN.fullmatch(event.value):

@@ -17,7 +17,7 @@ from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
 # Share of equal letters from which a word counts as a slip for another.
-NEAR: Final = 0.8
+NEAR: Final = 0.75
 
 # Letters from which a part of a name finds the whole one, and how many names it may stand for.
 SHORTEST_PART: Final = 6

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import click
 
-from ppojob_api import contract, suggestions
+from ppojob_api import contract, foreign_names, suggestions
 from ppojob_api import shape as shapes
 from ppojob_api.problem import Problem
 from ppojob_api.shape import Member, PathKey
@@ -23,13 +23,17 @@ def fields(path: str) -> None:
 
     PATH is a field such as spec.algorithm.kl, and all below it is printed; without PATH, what
     stands in spec. A PATH that does not exist is answered with what to write, also where it is a
-    name of verl, TRL or OpenRLHF.
+    name of verl, TRL or OpenRLHF. Of a section of theirs, such as optim, each key is told.
     """
     keys = [key for key in re.split(r"\.|\[[0-9]*\]", path) if key] or [path]
     if keys[0] in shapes.members(PPOJobSpec):
         keys = ["spec", *keys]
     problem = _problem(path, keys)
     if problem is not None:
+        theirs = list(_keys_of_others(path))
+        if theirs:
+            click.echo("\n".join(theirs))
+            return
         click.echo(str(problem), err=True)
         raise SystemExit(contract.EXIT_INVALID)
     wanted = ".".join(keys)
@@ -43,10 +47,26 @@ def fields(path: str) -> None:
 
 
 def _lines(path: str, member: Member) -> Iterator[str]:
-    yield click.style(path, bold=True)
     verl = f"verl: {member.verl}" if member.verl else ""
+    yield from _block(path, member.takes, member.meaning, verl)
+
+
+def _keys_of_others(section: str) -> Iterator[str]:
+    """What the keys below a section of verl's or OpenRLHF's are here."""
+    from ppojob_cli.verl import keys
+
+    rows = {key.name: key.row for key in keys.rows().values()}
+    rows |= {name: row for row in foreign_names.fields()["OpenRLHF"] for name in row.names}
+    for name, row in rows.items():
+        if f".{section}." in f".{name}":
+            here = row.status or " and ".join(row.here)
+            yield from _block(name, ", ".join(filter(None, (here, row.remark))))
+
+
+def _block(name: str, *told: str) -> Iterator[str]:
+    yield click.style(name, bold=True)
     width = min(100, shutil.get_terminal_size().columns)
-    for text in filter(None, (member.takes, member.meaning, verl)):
+    for text in filter(None, told):
         yield from textwrap.wrap(text, width, initial_indent=INDENT, subsequent_indent=INDENT)
 
 

@@ -11,7 +11,14 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.run_config import EngineFacts, RunConfig
 from ppojob_api.topology import Device, RoleTopology
 from ppojob_cli import gpus
-from ppojob_trainer.models.memory import GIB, count_parameters, held_by_rank, in_gib, machine_bytes
+from ppojob_trainer.models.memory import (
+    GIB,
+    count_parameters,
+    held_by_rank,
+    in_gib,
+    machine_bytes,
+    smaller_models,
+)
 from ppojob_trainer.processor import has_native_bfloat16, instruction_set
 from ppojob_trainer.trackers.libraries import missing_modules
 
@@ -138,7 +145,7 @@ def _check_memory(config: RunConfig) -> Iterator[Problem]:
             f"models of {needed / GIB:.2f} GiB in training",
             f"this machine has {there / GIB:.2f} GiB of memory, and the roles hold at least: "
             f"{in_gib(held)}",
-            "a smaller model, or a machine with more memory",
+            f"{smaller_models(config.spec)}, or a machine with more memory",
             ReasonCode.OUT_OF_RANGE,
         )
 

@@ -28,6 +28,7 @@ from ppojob_cli.output_checks import (
 from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
+from ppojob_trainer.controller.row_tape import read_recording
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
 from ppojob_trainer.data.media.picture_readers import why_blind
@@ -146,7 +147,8 @@ def check_inputs(config: RunConfig) -> Preflight:
         _check_sampler(spec, found)
         found.add(_custom_functions(spec))
     _check_tools(spec, found)
-    found.add([*_retriever(spec), *_recording(spec)])
+    found.add(_retriever(spec))
+    _check_recording(spec, found)
     return found
 
 
@@ -383,17 +385,18 @@ def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:
     return outcome.problems if isinstance(outcome, BadChatTemplate) else ()
 
 
-def _recording(spec: PPOJobSpec) -> Iterator[Problem]:
+def _check_recording(spec: PPOJobSpec, found: Preflight) -> None:
     """The run whose rows are trained on again."""
     replay = spec.rollout.replay
-    if replay is not None and not (Path(replay) / CHECKPOINTS_FOLDER / JOURNAL_NAME).is_file():
-        yield Problem(
-            "spec.rollout.replay",
-            shown(replay),
-            "there is no run in it",
-            "the run folder of a job that has done a step",
-            ReasonCode.UNREADABLE,
-        )
+    if replay is None:
+        return
+    if (Path(replay) / CHECKPOINTS_FOLDER / JOURNAL_NAME).is_file():
+        with found.refusals():
+            read_recording(Path(replay), takes_given=spec.algorithm.guidance is not None)
+        return
+    why, allowed = "there is no run in it", "the run folder of a job that has done a step"
+    problem = Problem("spec.rollout.replay", shown(replay), why, allowed, ReasonCode.UNREADABLE)
+    found.add([problem])
 
 
 def _check_rewards(spec: PPOJobSpec, found: Preflight) -> None:

@@ -45,7 +45,7 @@ class RunSummary(msgspec.Struct, frozen=True):
         phase: `Succeeded` or `Interrupted`.
         seconds: Time of those steps.
         tokens: Prompt and response tokens of those steps.
-        validation: The `first` and the `last` of the run, as far as there was one.
+        validation: The `last` of the run, and the `first` where it had several.
     """
 
     phase: str
@@ -143,8 +143,8 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
         lines = [f"interrupted: {effort}; the same command goes on from there"]
     for name, last in summary.validation.get("last", {}).items():
         first = summary.validation.get("first", {}).get(name)
-        if last is not None and first is not None and not name.endswith("/std"):
-            told = f"{number(first)} -> {number(last)}" if summary.steps else number(last)
+        if last is not None and not name.endswith("/std"):
+            told = number(last) if first is None else f"{number(first)} -> {number(last)}"
             lines.append(f"  validation  {short_name(name)}: {told}")
     return [printable(line) for line in (*lines, *_what_lies_there(folder))]
 

@@ -12,8 +12,8 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 STEPS, SAMPLES, GIVEN = 4, 3, 2
-TARGETS = ("seven", ["of course", "no"], [{"role": "assistant", "content": "is it"}], None)
-"""Of rows in turn; a response of more than 8 tokens is cut."""
+TARGETS = ("seven", ["of course", "no", "never"], [{"role": "assistant", "content": "is it"}], None)
+"""Of rows in turn; a response of more than 8 tokens is cut, and a third one is not given."""
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +81,9 @@ def test_given_responses_are_learnt_among_drawn_ones_whatever_is_killed(
     tiny_folder: Path,
     run_twice: Callable[..., Path],
     replay: Callable[..., None],
+    start: Callable[..., Any],
     tiny_job,
+    tmp_path: Path,
 ) -> None:
     sections = sections_of(rows, tiny_folder, **changes)
     if changes:
@@ -124,6 +126,11 @@ def test_given_responses_are_learnt_among_drawn_ones_whatever_is_killed(
         assert record["rollout_corr/rollout_is_eff_sample_size"] == pytest.approx(1.0, abs=1e-3)
     if not changes:
         replay(job, whole)
+        plain = ("--set", "spec.algorithm.guidance=null", "--set", "spec.data.guidanceKey=null")
+        refused = start(job, tmp_path / "plain", options=("--replay", str(whole), *plain))
+        assert refused.wait() == 2
+        assert "some of its responses were given, and have a loss of their own" in refused.lines[-1]
+        assert not any(line.startswith("starting") for line in refused.lines)
 
 
 def test_three_ranks_change_only_rounding(

@@ -15,6 +15,13 @@ TOOL_RULES = rules(
     when: has(self.agent)
     must: $UNSET
 
+    spec | agent.toolRewards | NoEffect | here
+        nothing is learnt of them beside algorithm.certaintyReward; tell, or certaintyReward with
+        besideScores: true
+    when: has(self.agent) && has(self.algorithm.certaintyReward)
+        && !self.algorithm.certaintyReward.besideScores
+    must: self.agent.toolRewards == 'tell'
+
     spec.agent | cutTurns | NoEffect | here
         nothing but turnTokens cuts a turn before the row ends; turnTokens, or end
     when: self.cutTurns == 'go_on'

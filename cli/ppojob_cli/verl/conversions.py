@@ -148,9 +148,10 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
         return
     is_other = target != typed and not verl.is_hidden(target)
     if is_other and target in verl.typed and verl.raw(typed) != verl.raw(target):
-        job.outcomes[typed] = Outcome(Fate.NOTED, f"another name of {target}, whose value counts")
+        fate = Fate.IDLE if verl.raw(typed) is None else Fate.NOTED
+        job.outcomes[typed] = Outcome(fate, f"another name of {target}, whose value counts")
         return
-    outcome = job.outcomes.get(typed) or _fate(verl, job, main, verl.raw(typed))
+    outcome = job.outcomes.get(typed) or _fate(verl, job, main, typed)
     if verl.is_unlike(target) and outcome.fate in {Fate.SAME, Fate.WRITTEN}:
         outcome = Outcome(Fate.REPLACED, f"verl has {shown(main.default)} there")
     source = next(unread.marks(verl.raw(typed)), None)
@@ -163,7 +164,7 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
     job.outcomes[typed] = outcome
 
 
-def _fate(verl: Verl, job: Draft, row: Key, value: object) -> Outcome:
+def _fate(verl: Verl, job: Draft, row: Key, typed: str) -> Outcome:
     if row.how.startswith("with "):
         if not verl.is_on(row.other):
             return Outcome(Fate.IDLE, f"it says nothing where {row.other} is off")
@@ -173,10 +174,20 @@ def _fate(verl: Verl, job: Draft, row: Key, value: object) -> Outcome:
         return Outcome(Fate.IDLE, "as the other settings are")
     if row.row.status == NOT_NEEDED or row.how == "nothing":
         return Outcome(Fate.UNNEEDED, row.row.remark or row.remark)
-    if row.row.status == NOT_YET and not _is_default(row, value):
+    if row.row.status == NOT_YET and not _is_default(row, verl.raw(typed)):
+        if switch := _switch_that_is_off(verl, typed):
+            return Outcome(Fate.IDLE, f"it says nothing where {switch} is off")
         why = f"not in this version{f' ({row.row.remark})' if row.row.remark else ''}"
         return Outcome(Fate.LOST if row.changes_numbers else Fate.LEFT_OUT, why)
     return _KEPT
+
+
+def _switch_that_is_off(verl: Verl, typed: str) -> str | None:
+    """The key that was given to switch off one of the sections that a key stands in."""
+    words = typed.split(".")
+    sections = (".".join(words[:length]) for length in range(1, len(words)))
+    switches = (f"{section}.{word}" for section in sections for word in ("enable", "enabled"))
+    return next((one for one in switches if one in verl.typed and not verl.is_on(one)), None)
 
 
 def _is_default(row: Key, value: object) -> bool:

@@ -27,7 +27,7 @@ _OWN_GPUS = f"{_ROLLOUT}.n_gpus_per_node"
 _TURNS = f"{_ROLLOUT}.multi_turn"
 _JUDGE_SECONDS: Final = 1_800.0
 """Of a call: verl waits without end, and an answer may be long."""
-_MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo")
+_MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo", "ttrl")
 
 
 def train_files(verl: Verl, job: Draft) -> None:
@@ -319,7 +319,9 @@ def _of_file(job: Draft, key: str, path: str) -> None:
 def rewards(verl: Verl, job: Draft) -> None:
     """A reward function of one's own; without one each row's data source chooses."""
     at, managed = "reward.custom_reward_function", "reward.reward_manager"
-    if verl.is_given(f"{at}.path"):
+    if verl[f"{managed}.name"] == "ttrl":
+        _votes(verl, job, f"{managed}.name")
+    elif verl.is_given(f"{at}.path"):
         path, function = str(verl[f"{at}.path"]), verl[f"{at}.name"] or "compute_score"
         package = path.removeprefix("pkg://")
         source = {"path": path} if package == path else {"package": package}
@@ -339,6 +341,21 @@ def rewards(verl: Verl, job: Draft) -> None:
         job.leave_out("a reward function takes its place", f"{managed}.source")
     elif verl[f"{managed}.name"] not in _MANAGERS:
         job.leave_out("a reward function takes its place", f"{managed}.name")
+
+
+def _votes(verl: Verl, job: Draft, manager: str) -> None:
+    """The manager of TTRL's fork: rewards by a vote, of more responses than are trained on."""
+    job.set("spec.rewards", [{"function": "majority_vote"}], manager)
+    why = "math_verify reads and compares answers here (arguments.scorer); validations vote too"
+    job.note(f"{why}, and acc there is by the truth", manager)
+    at = "reward_model.reward_kwargs"
+    votes, kept = f"{at}.n_votes_per_prompt", f"{at}.n_samples_per_prompt"
+    trained_on = verl[kept] or verl[f"{_ROLLOUT}.n"]
+    if verl.is_given(votes) and verl[votes] > trained_on:
+        job.set("spec.algorithm.samplesPerPrompt", verl[votes], votes)
+        # All responses to a prompt have the same ratio, so the first ones are kept, as there.
+        first = {"keep": trained_on, "metric": "majority_ratio"}
+        job.set("spec.algorithm.groupFilter", first, kept, f"{_ROLLOUT}.n")
 
 
 def overlong(verl: Verl, job: Draft) -> None:

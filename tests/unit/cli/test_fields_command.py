@@ -7,6 +7,7 @@ from click.testing import CliRunner, Result
 
 from ppojob_api import shape
 from ppojob_cli.main import main
+from ppojob_cli.verl import keys
 
 PATHS = [path for path in shape.all_paths() if path.startswith("spec.")]
 
@@ -42,13 +43,31 @@ def test_what_is_told_of_a_field() -> None:
 
 
 @pytest.mark.parametrize(
+    ("section", "told"),
+    [
+        ("custom_reward_function", ["path", "spec.rewards[].source.path"]),
+        ("actor_rollout_ref.actor.optim", ["lr", "spec.optimizer.learningRate"]),
+        ("optim", ["zero_indexed_step", "not needed, spec.optimizer.type says which"]),
+        ("ckpt", ["max_num", "spec.checkpoint.keepLast"]),
+    ],
+)
+def test_a_section_of_another_framework(section: str, told: list[str]) -> None:
+    result = fields(section)
+    lines = result.output.splitlines()
+    names = [name for name in lines if not name.startswith(" ")]
+    assert {key for key in keys.rows() if f".{section}." in f".{key}"} <= {*names}
+    assert all(f"{section}." in name for name in names)
+    at = next(i for i, name in enumerate(lines) if name.endswith(f"{section}.{told[0]}"))
+    assert (lines[at + 1], result.exit_code) == (f"    {told[1]}", 0)
+
+
+@pytest.mark.parametrize(
     ("path", "answer"),
     [
         ("adv_estimator", "write spec.algorithm.type"),
         ("spec.algorithm.kll", "write spec.algorithm.kl"),
         ("actor_rollout_ref.rollout.n", "write spec.algorithm.samplesPerPrompt"),
         ("spec.agent.max_turns", "write spec.agent.maxAssistantTurns"),
-        ("custom_reward_function", "write spec.rewards, a list of {function, source}"),
         ("spec.rewards[0].source.function", "write spec.rewards.function"),
         ("routerBias", "write spec.algorithm.routerBiasRate"),
         (

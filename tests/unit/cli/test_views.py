@@ -172,7 +172,7 @@ class TestPlain:
     ("summary", "status", "lines"),
     [
         (
-            {"steps": 0, "validation": {"first": {ACCURACY: 0.36}, "last": {ACCURACY: 0.36}}},
+            {"steps": 0, "validation": {"first": {}, "last": {ACCURACY: 0.36}}},
             contract.EXIT_DONE,
             [
                 "done: validated, nothing was trained",

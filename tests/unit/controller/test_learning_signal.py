@@ -13,3 +13,13 @@ def test_three_silent_steps_in_a_row_are_told_once() -> None:
         "reward that tells responses apart"
     )
     assert "score the same (here 0 to 1)" in (told[10] or "")
+
+
+def test_what_is_learnt_in_the_place_of_scores_is_told_as_such() -> None:
+    signal = LearningSignal()
+    told = [signal.warning(step, 1.0, None) for step in range(3)]
+    assert told[2] == (
+        "step 2: got no learning signal for 3 steps: the responses to each prompt are alike in "
+        "what is learnt in the place of scores, so no advantage is other than 0; more samples a "
+        "prompt, or a higher rollout.temperature"
+    )

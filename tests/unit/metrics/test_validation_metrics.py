@@ -146,3 +146,7 @@ def test_every_key_has_a_row_in_the_table_and_repeats():
     assert found == validation_metrics(rows)
     assert list(found) == sorted(found)
     assert [key for key in found if names.find(key) is None] == []
+
+
+def test_what_nothing_scores_has_no_reward() -> None:
+    assert validation_metrics([ValidationRow("a", 0, math.nan, {})]) == {}

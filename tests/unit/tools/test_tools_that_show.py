@@ -70,7 +70,10 @@ def test_what_a_tool_may_show(value: object, text: str) -> None:
         assert opened(file).tobytes() == IMAGE.tobytes()
 
 
-@pytest.mark.parametrize("value", [ToolResponse(image=["a.png"]), ToolResponse(video=[IMAGE])])
+@pytest.mark.parametrize(
+    "value",
+    [ToolResponse(image=["a.png"]), ToolResponse(video=[IMAGE]), IMAGE.convert("F")],
+)
 def test_what_it_may_not(value: object) -> None:
     with pytest.raises(BadResult):
         read_answer(value)

@@ -4,7 +4,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ppojob_api.v1alpha1.algorithm import GuidanceSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.rollout.protocol import Finished, Request
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
@@ -35,14 +34,11 @@ class OneToken:
     def reset_cache(self) -> None: ...
 
 
-def generation(
-    engine: OneToken, rollout: RolloutSpec | None = None, guidance: GuidanceSpec | None = None
-) -> Generation:
+def generation(engine: OneToken, rollout: RolloutSpec | None = None) -> Generation:
     spec = SimpleNamespace(
         seed=1,
         rollout=rollout or RolloutSpec(),
         data=SimpleNamespace(max_response_tokens=8),
-        algorithm=SimpleNamespace(guidance=guidance),
     )
     return Generation(spec, engine, SimpleNamespace(eos_token_ids=(2, 7)), None, None)
 
@@ -57,13 +53,13 @@ def test_rows_end_where_the_model_or_the_job_says(ignores, ends, purpose) -> Non
 
 
 def test_given_responses_take_the_place_of_the_first_samples() -> None:
-    """In training alone; what is drawn beside them is drawn as it would be without them."""
+    """What is drawn beside them is drawn as it would be without them."""
     whole, cut = [4, 4, 4, 4, 4, 4, 4, 2], [4] * 8
-    prompts = [PromptTokens(0, [3], given=[[5, 2], whole, cut]), PromptTokens(1, [3], given=[cut])]
-    request = Generate("train", 1, 0, prompts, 4, (0, 2))
+    prompts = [PromptTokens(0, [3], given=[[5, 2], whole]), PromptTokens(1, [3], given=[cut])]
     plain, engine = OneToken(), OneToken()
-    generation(plain).run([request])
-    (made,) = generation(engine, guidance=GuidanceSpec(samples=2)).run([request])
+    without = [PromptTokens(0, [3]), PromptTokens(1, [3])]
+    generation(plain).run([Generate("train", 1, 0, without, 4, (0, 2))])
+    (made,) = generation(engine).run([Generate("train", 1, 0, prompts, 4, (0, 2))])
     assert len(plain.asked) == 8
     assert engine.asked == [plain.asked[row] for row in (2, 3, 5, 6, 7)]
     given = [
@@ -75,17 +71,14 @@ def test_given_responses_take_the_place_of_the_first_samples() -> None:
     told = generated([made])
     assert told.lengths == [2, 8, 1, 1, 8, 1, 1, 1]
     assert told.versions[:3] == [{OF_DATA: 2}, {OF_DATA: 8}, {0: 1}]
-    held_out = OneToken()
-    guided = generation(held_out, guidance=GuidanceSpec(samples=2))
-    guided.run([Generate("validation", 1, 0, prompts, 1, (0, 2))])
-    assert len(held_out.asked) == 2
 
 
 def test_a_step_whose_rows_are_all_given_asks_no_engine() -> None:
     """Those that this rank's engine draws, of rows that others draw."""
     engine = OneToken()
-    guided = generation(engine, guidance=GuidanceSpec(samples=1))
-    (made,) = guided.run([Generate("train", 1, 0, [PromptTokens(0, [3], given=[[2]])], 1, (0, 1))])
+    (made,) = generation(engine).run(
+        [Generate("train", 1, 0, [PromptTokens(0, [3], given=[[2]])], 1, (0, 1))]
+    )
     assert [one.tokens for one in made.trajectories] == [[2]]
     assert engine.asked == []
 

@@ -43,8 +43,15 @@ def test_a_device_that_is_too_small_is_refused_before_anything_is_loaded(config:
     check_device(config, "actorRollout", DeviceFacts("a GPU", needed))
     assert refusals(config, DeviceFacts("a GPU", needed - 1)) == (
         "spec.roles.actorRollout: got 1 ranks: each holds at least 0.00 GiB (policy 0.00, rollout "
-        "engine 0.00), and a GPU has 0.00 GiB for it; more ranks, larger devices, a smaller "
-        "model, or on GPUs roles.*.offload",
+        "engine 0.00), and a GPU has 0.00 GiB for it; more ranks, larger devices, a smaller model, "
+        "model.lora with baseType: nf4 (frozen weights in four bits), or on GPUs roles.*.offload",
+    )
+    path = Path(config.spec.model.path)
+    model = {"path": str(path), "lora": {"rank": 4, "alpha": 4, "baseType": "nf4"}}
+    job = load_job(tiny_jobs.write_manifest(path.parent, path.parent, model=model))
+    (line,) = refusals(resolve(job), DeviceFacts("a GPU", 1))
+    assert line.endswith(
+        "; more ranks, larger devices, a smaller model, or on GPUs roles.*.offload"
     )
 
 

@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.agent import AgentSpec
-from ppojob_api.v1alpha1.algorithm import GuidanceSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.agents.episode import RowState
 from ppojob_trainer.agents.turn_form import Turn
@@ -181,7 +180,6 @@ class Case:
             seed=1,
             rollout=RolloutSpec(max_staleness=self.ahead),
             data=SimpleNamespace(max_response_tokens=LIMIT),
-            algorithm=SimpleNamespace(guidance=GuidanceSpec(samples=1)),
             phases_of_rows=self.ahead + self.beside,
         )
         chat = SimpleNamespace(eos_token_ids=(), tell_time=lambda _: None)

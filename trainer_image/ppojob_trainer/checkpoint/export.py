@@ -108,16 +108,18 @@ def export_model(
     changed = {beside.name_in_files(name): adapter for name, adapter in adapters.items()}
     merge = _but(frozen, beside, told(_merging(changed)))
     head = {name: tensor for name, tensor in named.items() if name in (SCORE_WEIGHT, SCORE_BIAS)}
+    began = _read_config(model_folder)
+    layers = layers_name(began)
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
             held = {name: named[name] for name in names if name not in frozen}
             give_parts(held, dtype=dtype, join=merge)
         if adapters:
-            give_adapters(adapters, head, plain, layers=_layers(model_folder))
+            give_adapters(adapters, head, plain, layers=layers)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
-        config = _config(model_folder, dtype, kind, overrides, has_mtp=bool(beside.mtp))
+        config = _config(began, dtype, kind, overrides, has_mtp=bool(beside.mtp))
         _write_settings(aside, config, model_folder, tokenizer_folder, chat_template)
         _write_weights(aside, named, dtype, max_file_bytes, merge)
         if adapters:
@@ -128,7 +130,7 @@ def export_model(
                 plain,
                 base=model_folder,
                 kind=kind,
-                layers=_layers(model_folder),
+                layers=layers,
             )
 
 
@@ -148,7 +150,7 @@ def export_adapters(
     """
     with _replacing(target) as aside:
         folder = Path(base)
-        layers = _layers(folder)
+        layers = layers_name(_read_config(folder))
         write_adapters(aside, adapters, head, join, base=folder, kind=kind, layers=layers)
 
 
@@ -211,16 +213,15 @@ def _stored_bytes(name: str, tensor: Tensor, dtype: torch.dtype) -> int:
 
 
 def _config(
-    model_folder: Path,
+    began: dict[str, Any],
     dtype: torch.dtype,
     kind: ModelKind,
     overrides: Mapping[str, Json],
     *,
     has_mtp: bool,
 ) -> bytes:
-    found = _read_config(model_folder)
     name = str(dtype).removeprefix("torch.")
-    config: dict[str, Any] = changed_document(without_quantised(found), overrides)
+    config: dict[str, Any] = changed_document(without_quantised(began), overrides)
     # transformers 5 reads the first, 4 and vLLM's readers of old folders the second.
     config["dtype"] = name
     if "torch_dtype" in config:
@@ -269,10 +270,6 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
         return adapters[name].merged(tensor.detach().to(dtype)).to(dtype)
 
     return merged
-
-
-def _layers(model_folder: Path) -> str:
-    return layers_name(_read_config(model_folder))
 
 
 def _read_config(model_folder: Path) -> dict[str, Any]:

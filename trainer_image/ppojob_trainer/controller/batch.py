@@ -151,8 +151,8 @@ class Batch:
         """The prompt that a row answers."""
         return self.prompts[row // self.samples]
 
-    def prompt_tokens(self, first: int, last: int) -> list[PromptTokens]:
-        """A run of prompts as the ranks are told of them."""
+    def prompt_tokens(self, first: int, last: int, given: int = 0) -> list[PromptTokens]:
+        """A run of prompts as the ranks are told of them, with so many given responses at most."""
         return [
             PromptTokens(
                 prompt.index,
@@ -163,7 +163,7 @@ class Batch:
                 prompt.agent,
                 prompt.pictures,
                 list(prompt.teacher_token_ids),
-                [[id_ for part in answer for id_ in part.tokens] for answer in prompt.answers],
+                [[id_ for part in one for id_ in part.tokens] for one in prompt.answers[:given]],
             )
             for prompt in self.prompts[first:last]
         ]

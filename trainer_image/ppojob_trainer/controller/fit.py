@@ -229,7 +229,8 @@ class Loop:
         self.records.keep_advantages(result, step)
         if result.advantaged is not None:
             zero = result.advantaged.zero_signal_groups
-            if (told := self._signal.warning(step, zero, result.scores)) is not None:
+            learnt = result.scores if self.spec.algorithm.learns_scores else None
+            if (told := self._signal.warning(step, zero, learnt)) is not None:
                 _log.warning("%s", told)
         self._log_samples(result.batch, step)
         metrics = training_metrics(

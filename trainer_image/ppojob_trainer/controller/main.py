@@ -110,7 +110,7 @@ def _write_summary(folder: Path, config: RunConfig, progress: Progress, phase: s
         "tokens": progress.tokens,
         "seconds": progress.seconds,
         "validation": {
-            "first": validations[0] if validations else {},
+            "first": validations[0] if len(validations) > 1 else {},
             "last": validations[-1] if validations else {},
         },
     }

@@ -36,6 +36,7 @@ class RolloutStages:
         actor: the role whose ranks own the rows.
         chunk_bytes: of what an owner is told at once of rows to write.
         has_turns: whether rows have several turns.
+        given: responses to each prompt that are not drawn where the data has them.
         began: unix seconds at which the run began.
         tools: makes the calls of rows; None where there are no tools.
         retriever: answers calls of `search`; None where the tools do that.
@@ -49,6 +50,7 @@ class RolloutStages:
     tape: RowTape
     chunk_bytes: int = CHUNK_BYTES
     has_turns: bool = False
+    given: int = 0
     began: float = 0.0
     tools: RoleGroup | None = None
     retriever: RoleGroup | None = None
@@ -138,7 +140,7 @@ class RolloutStages:
                 purpose=batch.purpose,
                 step=step,
                 first=first,
-                prompts=batch.prompt_tokens(first, last),
+                prompts=batch.prompt_tokens(first, last, self.given),
                 samples=batch.samples,
                 kept=kept,
                 round=batch.round,

@@ -31,7 +31,7 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, Rewo
 from ppojob_trainer.checkpoint.store import folder_name
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
-from ppojob_trainer.rows.row_files import ROWS_POINT, read_verdicts
+from ppojob_trainer.rows.row_files import ROWS_POINT, has_given, read_verdicts
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.rpc.messages.scoring import RowScore
 
@@ -143,6 +143,32 @@ def _without_gap(kept: dict[BatchKey, RowsKept], step: int) -> dict[BatchKey, Ro
     }
 
 
+def read_recording(recording: Path, *, takes_given: bool) -> Tape:
+    """The tape of another run, all of which is trained on again.
+
+    Raises:
+        ConfigError: it has no rows, or some that were given, which `takes_given` says are learnt.
+    """
+    where = f"spec.rollout.replay: got {shown(str(recording))}"
+    kept = read_tape(Journal(recording / CHECKPOINTS_FOLDER / JOURNAL_NAME).read(), None).kept
+    if not kept:
+        why = "no rows were kept there"
+        raise ConfigError(f"{where}: {why}; the folder of a run that has done a step")
+    parts = [
+        recording / key.folder / entry.path
+        for key, rows in kept.items()
+        for entry in rows.files
+        if key.purpose == "train"
+    ]
+    try:
+        if not takes_given and any(map(has_given, parts)):
+            why = "some of its responses were given, and have a loss of their own"
+            raise ConfigError(f"{where}: {why}; algorithm.guidance, or a run without it")
+    except (OSError, pa.ArrowException) as error:
+        raise ConfigError(f"{where}: {error}; a run whose rows can be read") from error
+    return Tape(kept, kept)
+
+
 def rows_ahead(run_folder: Path, step: int) -> dict[BatchKey, Place]:
     """The rows that a checkpoint holds; none where it is not there, or damaged."""
     checkpoint = f"{CHECKPOINTS_FOLDER}/{folder_name(step)}"
@@ -168,6 +194,7 @@ class RowTape:
         settings: digest of what decides rows.
         recording: absolute folder of the run whose rows are trained on again; None where they are
             generated.
+        takes_given: whether the job has a loss for responses that were given.
         began: step of the checkpoint that the job went back to last, 0 for its beginning.
     """
 
@@ -175,6 +202,7 @@ class RowTape:
     run_folder: Path
     settings: str
     recording: Path | None = None
+    takes_given: bool = False
     began: int = 0
     _tape: Tape = field(default_factory=lambda: Tape({}, {}))
     _ahead: dict[BatchKey, Place] = field(default_factory=dict)
@@ -183,7 +211,7 @@ class RowTape:
         """Take up what the journal says now: at a controller's start, and behind a rewind.
 
         Raises:
-            ConfigError: the recording has no rows.
+            ConfigError: see `read_recording`.
         """
         if self.recording is None:
             events = self.journal.read()
@@ -195,14 +223,7 @@ class RowTape:
             gone = tape.before.keys() - whole.keys()
             self._tape = Tape({k: r for k, r in tape.kept.items() if k not in gone}, whole)
             return
-        events = Journal(self.recording / CHECKPOINTS_FOLDER / JOURNAL_NAME).read()
-        kept = read_tape(events, None).kept
-        if not kept:
-            raise ConfigError(
-                f"spec.rollout.replay: got {shown(str(self.recording))}: no rows were kept there; "
-                "the folder of a run that has done a step"
-            )
-        self._tape = Tape(kept, kept)
+        self._tape = read_recording(self.recording, takes_given=self.takes_given)
 
     def is_replayed(self, batch: Batch, step: int) -> bool:
         """Whether the ranks take the rows of a batch from the disk instead of generating them.

@@ -181,6 +181,7 @@ def _rollout_stages(
         Scoring(roles, actor, hosts.get("reward"), model),
         tape,
         has_turns=spec.agent is not None,
+        given=0 if (guidance := spec.algorithm.guidance) is None else guidance.samples,
         began=began,
         tools=hosts.get("tools"),
         retriever=hosts.get("retriever"),
@@ -253,6 +254,7 @@ def _tape(
         run_folder=run_folder,
         settings=decisive.hexdigest(),
         recording=None if recording is None else Path(recording).resolve(),
+        takes_given=spec.algorithm.guidance is not None,
     )
 
 

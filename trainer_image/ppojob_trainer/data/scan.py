@@ -173,7 +173,7 @@ class Scan:
         if not self.errors and not self.kept and not self.untrained:
             why = f"no {'row' if self.given else 'prompt'} is within {most}"
             allowed = "a larger maxPromptTokens, or overlongPrompts: truncate_left"
-            self.errors.add(DataProblem("spec.data", f"{dropped} dropped", why, allowed))
+            self.errors.add(DataProblem(self._where, f"{dropped} dropped", why, allowed))
         elif self.dropped:
             why = f"longer than spec.data.{most}, and dropped"
             self.warnings.add(DataProblem(self._where, dropped, why, "fine where it is meant"))

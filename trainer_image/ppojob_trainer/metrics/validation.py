@@ -6,6 +6,7 @@ The draws depend on N and n alone and are numpy's legacy stream, so the figures 
 """
 
 import functools
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ _CORE_STATISTICS: Final = ("mean@", "best@", "maj@")
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow:
-    """One scored sample of a prompt, with what else the reward function gave.
+    """One sample of a prompt, its score (NaN: nothing scores), and what the function gave besides.
 
     Numbers of `extras` become variables of their own; ``acc`` is among them, the function's or else
     its score, and ``pred`` (a string) is the answer that the majority is taken of. `figures` are
@@ -46,7 +47,7 @@ class ValidationRow:
         numbers = {
             name: float(value) for name, value in self.extras.items() if not isinstance(value, str)
         }
-        return {**numbers, "reward": self.score}
+        return numbers if math.isnan(self.score) else {**numbers, "reward": self.score}
 
 
 def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:

@@ -231,7 +231,7 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
     family = FAMILIES.get(str(model_type))
     if family is None:
         got = ABSENT if model_type is None else shown(model_type)
-        why = "the trainer's packed attention does not know it"
+        why = "models of this type are not trained here"
         yield _unsupported(
             f"{path}:model_type", got, why, f"one of {', '.join([*FAMILIES, *WHOLES])}"
         )

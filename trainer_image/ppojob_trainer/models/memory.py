@@ -258,6 +258,14 @@ def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[s
     return {"judge": Held(held, held, held)} if held else {}
 
 
+def smaller_models(spec: PPOJobSpec) -> str:
+    """What to choose where models are too large."""
+    lora = spec.model.lora
+    if lora is not None and lora.base_type is not None:
+        return "a smaller model"
+    return "a smaller model, model.lora with baseType: nf4 (frozen weights in four bits)"
+
+
 def least_cache(judge: JudgeSpec, tokens: int, gpus: int) -> int:
     """Bytes that keys and values of a text take at the least, of each of its GPUs, or of its pod.
 

@@ -29,6 +29,7 @@ _SEGMENT: Final = pa.struct(
         ("begins_context", pa.bool_()),
     ]
 )
+_VERSION: Final = "segments.list.element.version"
 _PICTURE: Final = pa.struct([("start", pa.int32()), ("file", pa.large_binary())])
 _GROUP_ROWS: Final = 16
 """Of a part with pictures: who wants some rows reads few others."""
@@ -198,6 +199,19 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
 def later_pictures(cell: list[dict[str, Any]] | None) -> tuple[LaterPicture, ...]:
     """The pictures of a row out of the column of this name."""
     return tuple(LaterPicture(**one) for one in cell or ())
+
+
+def has_given(part: Path) -> bool:
+    """Whether some responses of a part were given (`OF_DATA`), by what its footer says.
+
+    Raises:
+        OSError, pyarrow.ArrowException: it cannot be read.
+    """
+    footer = pq.read_metadata(part)
+    groups = map(footer.row_group, range(footer.num_row_groups))
+    columns = [group.column(number) for group in groups for number in range(group.num_columns)]
+    of_versions = [one.statistics for one in columns if one.path_in_schema == _VERSION]
+    return any(told and told.has_min_max and told.min < 0 for told in of_versions)
 
 
 def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:

@@ -165,7 +165,7 @@ def _response(response: Any) -> tuple[str, list[bytes]]:
     if isinstance(response, str):
         return str.__str__(response), []
     if isinstance(response, Image.Image):
-        return "", [encoded(response)]
+        return "", [_picture(response)]
     if all(hasattr(response, name) for name in ("text", "image", "video")):
         if response.video:
             raise BadResult("BadAnswer", "a film", "a response is text and pictures here")
@@ -180,7 +180,10 @@ def _response(response: Any) -> tuple[str, list[bytes]]:
 
 def _picture(one: object) -> bytes:
     if isinstance(one, Image.Image):
-        return encoded(one)
+        try:
+            return encoded(one)
+        except ValueError as error:
+            raise BadResult("BadAnswer", f"a picture of mode {one.mode}", str(error)) from None
     if not isinstance(one, bytes):
         raise BadResult("BadAnswer", shown(one), "a picture is one of PIL, or the bytes of a file")
     return one

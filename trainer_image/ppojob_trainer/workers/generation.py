@@ -229,9 +229,7 @@ class Generation:
         names = {prompt.agent for prompt in batch.prompts}
         sampling = {name: self._sampling(batch.purpose, name) for name in names}
         purpose: Purpose = "train" if batch.purpose == TRAIN else "validation"
-        guidance = self.spec.algorithm.guidance if batch.purpose == TRAIN else None
         for position, prompt in enumerate(batch.prompts, start=batch.first):
-            given = prompt.given[: guidance.samples] if guidance is not None else []
             for sample in range(batch.samples):
                 # A prompt that comes again in a later round is not answered the same.
                 drawn = batch.round * batch.samples + sample
@@ -240,7 +238,7 @@ class Generation:
                     return sample_seed(self.spec.seed, batch.step, prompt, drawn, purpose, turn)
 
                 number = position * batch.samples + sample
-                own = given[sample] if sample < len(given) else ()
+                own = prompt.given[sample] if sample < len(prompt.given) else ()
                 yield Row(batch, number, prompt, sampling[prompt.agent], seed_of, own)
 
     def _sampling(self, purpose: str, name: str) -> SamplingParams:

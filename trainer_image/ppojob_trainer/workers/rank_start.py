@@ -15,7 +15,14 @@ from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.layout_checks import check_layouts
-from ppojob_trainer.models.memory import GIB, count_parameters, held_in_turns, in_gib, machine_bytes
+from ppojob_trainer.models.memory import (
+    GIB,
+    count_parameters,
+    held_in_turns,
+    in_gib,
+    machine_bytes,
+    smaller_models,
+)
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
@@ -157,7 +164,8 @@ def _memory(config: RunConfig, role: RoleName, facts: DeviceFacts) -> Iterator[P
             f"{ranks} ranks",
             f"each holds at least {needed / GIB:.2f} GiB ({in_gib(held)}), and "
             f"{facts.name} has {facts.total_bytes / GIB:.2f} GiB for it",
-            "more ranks, larger devices, a smaller model, or on GPUs roles.*.offload",
+            f"more ranks, larger devices, {smaller_models(config.spec)}, "
+            "or on GPUs roles.*.offload",
             ReasonCode.OUT_OF_RANGE,
         )
 

@@ -83,11 +83,8 @@ def own_rows(
     drawn, and `mixture`, a model's configuration, that they have experts.
 
     Raises:
-        RolloutError: the rows have no experts, or some that were given, as those that another job
-            has drawn.
+        RolloutError: the rows have no experts.
     """
-    if not has_given:
-        _refuse_given(trajectories)
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
     tensor = partial(torch.tensor, dtype=torch.int64)
 
@@ -125,14 +122,6 @@ def own_rows(
         experts=[trajectory.experts if mixture is not None else b"" for trajectory in trajectories],
         pictures=[trajectory.pictures for trajectory in trajectories],
     )
-
-
-def _refuse_given(trajectories: Iterable[Trajectory]) -> None:
-    if any(segment.is_of_data for one in trajectories for segment in one.segments):
-        raise RolloutError(
-            "spec.rollout.replay: got rows with responses that were given: they have a loss of "
-            "their own; rows without such, or algorithm.guidance"
-        )
 
 
 def _spans(row: Trajectory) -> list[Span]:

@@ -42,7 +42,7 @@ def test_a_script_is_told_word_for_word(name: str) -> None:
     [
         *("grpo.sh", "ppo.sh", "dapo.sh", "rloo.sh", "gspo.sh", "pictures.sh", "prime.sh"),
         *("async.sh", "one_step.sh", "partial.sh", "judge.sh", "sft.sh", "search_r1.sh"),
-        *("generation.sh", "gvpo.sh", "flowrl.sh", "sounds.sh"),
+        *("generation.sh", "gvpo.sh", "flowrl.sh", "sounds.sh", "ttrl.sh"),
     ],
 )
 def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:

@@ -1,5 +1,6 @@
 """The table of verl's keys holds together, and no key that is given is dropped in silence."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +55,19 @@ def test_a_row_says_what_can_be_done() -> None:
         if key.how in COPIED and not key.row.status:
             (field,) = key.row.here
             assert shape.at(tuple(field.split("."))) is not None, key
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        name
+        for name, key in keys.rows().items()
+        if key.default is not None and key.row.status and key.how not in CONVERSIONS
+    ],
+)
+def test_what_is_not_there_is_not_missed_at_its_default(name: str) -> None:
+    job = convert(of_overrides([(f"{name}={json.dumps(keys.rows()[name].default)}", "")]))
+    assert job.outcomes[name].fate in {Fate.SAME, Fate.UNNEEDED, Fate.IDLE}
 
 
 def test_each_conversion_is_in_the_table() -> None:

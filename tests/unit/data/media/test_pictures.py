@@ -30,6 +30,12 @@ RED, WIDE = picture("red"), picture("blue", (40, 20))
 TOKEN = NAMES.index(PICTURE)
 
 
+def greys_of_32_bits(mode: str) -> bytes:
+    file = io.BytesIO()
+    Image.new(mode, (8, 8), 200).save(file, "TIFF")
+    return file.getvalue()
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """A tokenizer of a model that takes a token for each eight pixels of a side."""
@@ -88,7 +94,7 @@ def test_pictures_are_made_as_large_as_rows_and_the_job_say(folder: Path) -> Non
         {**held, "resized_width": 30, "resized_height": 17},
         {"bytes": RED, "min_pixels": 600},
         {"bytes": RED},
-        {"path": f"data:image/png;base64,{base64.b64encode(RED).decode()}"},
+        {"path": f"data:image/png;base64,{base64.encodebytes(RED).decode()}"},  # in lines
     ]
     with ChatTokenizer(folder / "model") as chat:
         files = PromptFiles(folder, chat)
@@ -129,6 +135,11 @@ def test_greys_of_16_bits_are_seen_as_such(form: str) -> None:
     assert [seen.getpixel((x, 0)) for x in range(3)] == [(0, 0, 0), (128,) * 3, (255,) * 3]
 
 
+def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
+    seen = opened(b"P5 3 1 65535 \x00\xff\x80\x00\xff\xff")
+    assert [seen.getpixel((x, 0)) for x in range(3)] == [(0, 0, 0), (128,) * 3, (255,) * 3]
+
+
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
@@ -145,6 +156,10 @@ def test_greys_of_16_bits_are_seen_as_such(form: str) -> None:
         ({"images": ["iVBORw0" * 99]}, 'images: got "iVBORw0iVBORw0'),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
         ({"images": [7]}, "images: got int: it is no picture"),
+        *(
+            ({"images": [greys_of_32_bits(mode)]}, "images: got bytes that are no picture: greys")
+            for mode in "IF"
+        ),
         ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),
         (
             {"images": [{"bytes": RED, "resized_width": 4001, "resized_height": 20}]},

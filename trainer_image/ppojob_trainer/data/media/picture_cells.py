@@ -100,7 +100,7 @@ def bytes_at(path: str, noun: str) -> bytes:
     head, is_base64, text = path.partition(";base64,")
     try:
         if is_base64 and head.startswith("data:"):
-            return base64.b64decode(text, validate=True)
+            return base64.b64decode("".join(text.split()), validate=True)
         return Path(path.removeprefix("file://")).read_bytes()
     except (OSError, ValueError) as error:  # a path with a null character is no OSError
         why = getattr(error, "strerror", None) or "it cannot be read"

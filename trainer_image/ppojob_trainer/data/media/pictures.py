@@ -72,6 +72,9 @@ def opened(picture: bytes) -> Image.Image:
 
     Pillow refuses a picture by its size before it decodes it: what asks for gigabytes ends a pod.
     Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, which verl opens pictures by.
+
+    Raises:
+        ValueError: see `encoded`; or each format's own error, where it cannot be read.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -90,7 +93,11 @@ def is_picture(file: bytes) -> bool:
 
 
 def encoded(image: Image.Image) -> bytes:
-    """The file of a picture as models see it, of which not a pixel is lost."""
+    """The file of a picture as models see it, of which not a pixel is lost.
+
+    Raises:
+        ValueError: its greys are numbers of which none is known to be white.
+    """
     file = io.BytesIO()
     image = image if image.mode in _KEPT else _in_colour(image)
     image.save(file, "PNG", compress_level=1)
@@ -99,7 +106,10 @@ def encoded(image: Image.Image) -> bytes:
 
 def _in_colour(image: Image.Image) -> Image.Image:
     """A picture in red, green and blue, of which Pillow alone makes most greys of 16 bits white."""
-    if image.mode.startswith("I;16"):
+    is_wide = image.mode == "I" and image.format == "PPM"  # which Pillow reads as 16 bits
+    if image.mode in {"I", "F"} and not is_wide:
+        raise ValueError("greys of 32 bits do not say which of them is white")
+    if is_wide or image.mode.startswith("I;16"):
         image = image.convert("I").point(lambda grey: grey / 256).convert("L")
     return image.convert("RGB")
 
