@@ -286,7 +286,7 @@ class CertaintyRewardSpec(Section):
     beside_scores: bool = False
     """Add it to scores; false: rewards only measure, if there are some."""
 
-    marker: Annotated[str, Field(min_length=1)] = "<answer>"
+    marker: Annotated[str, Field(min_length=1, max_length=100)] = "<answer>"
     """answer_probability: the answer begins behind it; a response without it, or with two,
     earns 0."""
 
