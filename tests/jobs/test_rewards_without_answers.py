@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import run_folders
+import tiny_jobs
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -124,3 +125,61 @@ def test_rewards_beside_certainty_alone_only_measure(finished, even_folder):
     assert other[0]["critic/score/mean"] > 0.0
     earned = assert_first_step(measured, even_folder, "self_certainty")
     assert other[0]["critic/rewards/mean"] == pytest.approx(sum(earned) / 16, rel=1e-4)
+
+
+def literal_answer(model, tokenizer, row: dict, limit: int) -> float:
+    """How probable the ground truth is in the place of what stands behind the letter e, less how
+    probable it is right behind the prompt, by transformers' logits; a character is a token."""
+
+    def encode(text: str) -> list[int]:
+        return tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def mean(before: str) -> float:
+        context, answer = encode(row["prompt"] + before), encode(row["ground_truth"])
+        with torch.no_grad():
+            logits = model(torch.tensor([context + answer])).logits[0, len(context) - 1 : -1]
+        probabilities = logits.double().softmax(dim=1)
+        return float(probabilities[range(len(answer)), answer].mean())
+
+    text = tokenizer.decode(row["response_ids"])
+    before, _, behind = text.partition("e")
+    before += "e" + (" " * (len(behind) - len(behind.lstrip(" "))) or " ")
+    if text.count("e") != 1 or len(encode(before + row["ground_truth"])) > limit:
+        return 0.0
+    return max(0.0, mean(before) - mean(" "))
+
+
+def test_the_probability_of_answers_is_exact_over_kills_and_stages(
+    run_twice, finished, tiny_data, even_folder, tmp_path
+):
+    """Its pass reads other rows than the step has, of which some have no answer."""
+    certainty = {"type": "answer_probability", "marker": "e", "debias": True, "coefficient": 5.0}
+    names = ("train", "validation")
+    data = {name: [{"path": str(even_folder / f"{name}.jsonl")}] for name in names}
+    job = {
+        "data": {**tiny_data, **data, "maxResponseTokens": 32},
+        "algorithm": {
+            "type": "reinforce_plus_plus_baseline",
+            "promptsPerStep": 3,
+            "samplesPerPrompt": 8,
+            "certaintyReward": certainty,
+        },
+        "rewards": [],
+        **STEPS,
+        "steps": {**STEPS["steps"], "total": 2},
+    }
+    points = ("rpc.place_rows.answer.after@1=kill", "rpc.forward.answer.before@2=kill")
+    manifest = tiny_jobs.write_manifest(tmp_path / "job", even_folder, **job)
+    one = run_twice(manifest, *points)
+    stages = {"actorRollout": {"ranksPerReplica": 4, "parallelism": {"pipeline": 2}}}
+    run_folders.assert_close(finished("stages", **job, roles=stages), one)
+    path = even_folder / "model"
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(path)
+    earned = [literal_answer(model, tokenizer, row, 32) for row in run_folders.rows(one, 1)]
+    assert 3 <= sum(value > 0.0 for value in earned) <= 20
+    first = run_folders.metrics(one)[0]
+    told = {"mean": sum(earned) / len(earned), "max": max(earned), "min": min(earned)}
+    for name, value in told.items():
+        assert first[f"certainty_reward/{name}"] == pytest.approx(value, rel=1e-4)
+    assert first["actor/grad_norm"] > 0.0

@@ -137,6 +137,18 @@ ALGORITHM_RULES = rules(
     when: self.type in ['gdpo', 'prime', 'remax', 'spo']
     must: !has(self.certaintyReward)
 
+    spec.algorithm.certaintyReward | marker debias | NoEffect | here
+        only the probability of an answer reads it; remove it, or type: answer_probability
+    when: self.type != 'answer_probability'
+    must: $UNSET
+
+    spec | agent | NotInThisVersion
+        the probability of an answer (algorithm.certaintyReward) is of responses of one turn;
+        remove it, or another certaintyReward.type
+    when: has(self.algorithm.certaintyReward)
+        && self.algorithm.certaintyReward.type == 'answer_probability'
+    must: !has(self.agent)
+
     spec.algorithm | certaintyReward.type | NoEffect | here
         it is below 0, and maxrl learns nothing where the mean of a group is; self_certainty, or
         another algorithm.type

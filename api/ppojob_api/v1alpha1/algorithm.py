@@ -275,15 +275,23 @@ class PositiveExamplesSpec(Section):
 class CertaintyRewardSpec(Section):
     """Reward responses that the policy is sure of (Intuitor: arXiv:2505.19590)."""
 
-    type: Literal["self_certainty", "negative_entropy"] = "self_certainty"
+    type: Literal["self_certainty", "negative_entropy", "answer_probability"] = "self_certainty"
     """A mean over trained tokens: the KL of the uniform distribution to the policy's, or minus the
-    entropy (RENT: arXiv:2505.22660)."""
+    entropy (RENT: arXiv:2505.22660); or over those of the ground truth, written in the place of the
+    answer: their probability (RLPR: arXiv:2506.18254)."""
 
     coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Its factor."""
 
     beside_scores: bool = False
     """Add it to scores; false: rewards only measure, if there are some."""
+
+    marker: Annotated[str, Field(min_length=1, max_length=100)] = "<answer>"
+    """answer_probability: the answer begins behind it; a response without it, or with two,
+    earns 0."""
+
+    debias: bool = False
+    """answer_probability: less that right behind the prompt, at least 0."""
 
 
 class AlgorithmSpec(Section):
@@ -477,6 +485,13 @@ class AlgorithmSpec(Section):
         """Whether it reads the self-certainty there."""
         certainty = self.certainty_reward
         return certainty is not None and certainty.type == "self_certainty"
+
+    @property
+    def answer_reward(self) -> CertaintyRewardSpec | None:
+        """How the probability of known answers is a reward; None where it is none."""
+        certainty = self.certainty_reward
+        is_of_answers = certainty is not None and certainty.type == "answer_probability"
+        return certainty if is_of_answers else None
 
     @property
     def learns_scores(self) -> bool:

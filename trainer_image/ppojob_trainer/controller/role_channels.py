@@ -97,15 +97,18 @@ class RoleChannels:
         calls = [Call(self.owner.ranks[rank], question, request) for rank in ranks]
         return self.roles.collect(self.roles.caller.start(calls))
 
-    def place_rows(self, batch: Batch, step: int, *, again: bool = False) -> None:
+    def place_rows(
+        self, batch: Batch, step: int, *, again: bool = False, answers: Sequence[str] = ()
+    ) -> None:
         """Tell all owners which rows there are, now that they have been generated.
 
-        `again`: they have been told, and the batch knows more of them now.
+        `again`: they have been told, and the batch knows more of them now; `answers`: see
+        `PlaceRows`.
         """
         origins = None
         if batch.origins is not None:
             origins = [(origin.round, origin.position) for origin in batch.origins]
-        request = PlaceRows(self._index(batch), origins, again)
+        request = PlaceRows(self._index(batch), origins, again, list(answers))
         stage = "place_rows/again" if again else "place_rows"
         self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
 

@@ -27,6 +27,7 @@ from ppojob_trainer.controller.role_channels import RoleChannels
 from ppojob_trainer.controller.rollout_stages import RolloutStages
 from ppojob_trainer.controller.step_plan import ForwardPass, Updates
 from ppojob_trainer.data.order import epoch_order
+from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread, guidance_metrics
 from ppojob_trainer.metrics.timer import StepTimer
@@ -133,7 +134,7 @@ class TrainingStep:
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
         with timer("gen"):
-            self.channels.place_rows(batch, step)
+            self.channels.place_rows(batch, step, answers=self._answers(batch))
         before = self._pass_and_score(rows, step, timer)
         dropped = dropped_rows(batch, greedy, step) if self.spec.drops_responses else []
         filtered = filtered_rows(batch, self.spec.algorithm.group_filter, dropped, step)
@@ -172,6 +173,12 @@ class TrainingStep:
             statistics |= guidance_metrics(batch.scores, batch.lengths, batch.given_rows, dropped)
         drawn = rows.rounds or [batch]
         return StepResult(batch, advantaged, statistics, dropped, filtered, drawn)
+
+    def _answers(self, batch: Batch) -> list[str]:
+        """(prompts,) the known ones; none where their probability is no reward."""
+        if self.spec.algorithm.answer_reward is None:
+            return []
+        return [plain_text(prompt.ground_truth) for prompt in batch.prompts]
 
     def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
         """Pass over the rows, while reward functions score those that have no scores yet."""

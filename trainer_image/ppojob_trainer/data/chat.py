@@ -142,6 +142,11 @@ class ChatTokenizer(Closeable):
         text: str = self._files.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def encode_marked(self, text: str, start: int) -> tuple[list[int], list[bool]]:
+        """Token ids of a text, and which of them hold something of it from a character on."""
+        encoding = self._files.tokenizer.encode(text, add_special_tokens=False)
+        return encoding.ids, [end > start for _, end in encoding.offsets]
+
     def encode_chats(
         self,
         conversations: Sequence[Messages],

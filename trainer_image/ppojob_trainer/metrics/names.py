@@ -262,7 +262,8 @@ on_off_metrics/on_response_length_mean | tokens | likewise length of those that 
 on_off_metrics/off_response_length_mean | tokens | likewise of those that were given
 critic/rewards/* | reward | the same less penalties; with algorithm.certaintyReward what is learnt
 certainty_reward/* | nats | how sure the policy was of a response, a mean over its trained tokens,
-    before the coefficient of algorithm.certaintyReward
+    or (type answer_probability) of the known answer behind it, a probability; before the
+    coefficient of algorithm.certaintyReward
 reward_extra/<value>/* | - | a number that reward functions gave beside the score, over the
     responses that have it
 rewards/<function>/mean | reward | mean score of one of several functions, or of the reward model

@@ -1,19 +1,23 @@
 """Tells the reader of data which rows the job's rewards can score, before anything starts."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RewardSpec
-from ppojob_trainer.json_value import Json
+from ppojob_trainer.json_value import Json, plain_text
 from ppojob_trainer.rewards.routing import SCORERS, route
 
 
 @dataclass(frozen=True, slots=True)
 class RowChecks:
-    """Fulfils ``data.row_checks.RewardChecks``; `names` is None where rows are routed."""
+    """Fulfils ``data.row_checks.RewardChecks``; `names` is None where rows are routed.
+
+    With `needs_answer` the probability of the ground truth is a reward.
+    """
 
     names: tuple[str, ...] | None = None
+    needs_answer: bool = False
 
     def data_source_problem(self, data_source: str) -> str | None:
         """Say what is allowed, where no scorer knows the data source."""
@@ -23,6 +27,9 @@ class RowChecks:
 
     def ground_truth_problem(self, data_source: str, ground_truth: Json) -> str | None:
         """Say what is allowed, where the ground truth is not of a scorer's form."""
+        is_answer = isinstance(ground_truth, str | int | float) and plain_text(ground_truth).strip()
+        if self.needs_answer and not is_answer:
+            return "the answer whose probability is the reward, as text or a number"
         routed = route(data_source)
         names = self.names if self.names is not None else (routed,) if routed else ()
         found = (SCORERS[name].ground_truth_problem(ground_truth) for name in names)
@@ -47,6 +54,10 @@ def row_checks(rewards: Sequence[RewardSpec], *, has_model: bool = False) -> Row
 
 def checks_of(spec: PPOJobSpec) -> RowChecks | None:
     """The same of a job; nobody scores the rows of one that only generates, or has a teacher."""
-    if spec.steps.generate_only or not spec.is_scored:
+    if spec.steps.generate_only:
         return RowChecks(())
-    return row_checks(spec.rewards, has_model=spec.reward_model is not None)
+    is_model = spec.reward_model is not None
+    found = row_checks(spec.rewards, has_model=is_model) if spec.is_scored else RowChecks(())
+    if spec.algorithm.answer_reward is None:
+        return found
+    return replace(found or RowChecks(()), needs_answer=True)

@@ -50,6 +50,9 @@ class Experience:
     # (tokens,) float32, KL of the uniform distribution to that of the policy before the update;
     # None likewise
     certainties: Tensor | None = None
+    # (tokens,) float32, at every token what its row earns by the probability of the known answer;
+    # None likewise
+    answer_probabilities: Tensor | None = None
     # (tokens,) float32, by which policy losses are multiplied; None for 1
     loss_weights: Tensor | None = None
     values: Tensor | None = None  # (tokens,) float32, V(s_t) of the critic before the update

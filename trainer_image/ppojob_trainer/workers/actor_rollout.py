@@ -67,6 +67,7 @@ from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
+from ppojob_trainer.workers.answer_probability import answered
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_turns import DeviceTurns
 from ppojob_trainer.workers.estimation import add_advantages
@@ -264,6 +265,11 @@ class ActorRolloutWorker:
             rounds = {key[1]: rows for key, rows in self._rows.items() if key[0] == TRAIN}
             mine = chosen_rows(rounds, own)
         self.stages.place(index, mine)
+        if request.answers and self.policy is not None:
+            answers = [request.answers[position] for position in index.owned_by(self.rank)]
+            self.policy.answered = answered(
+                self.generation.spec, self.generation.chat, mine, answers
+            )
         return Nothing()
 
     def _reprompt(self, request: Reprompt) -> Reprompted:

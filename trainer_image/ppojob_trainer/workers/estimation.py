@@ -144,10 +144,15 @@ def _certainty(spec: PPOJobSpec, batch: _Batch) -> tuple[list[float], dict[str, 
     settings, mask, lengths = spec.algorithm.certainty_reward, batch["mask"], batch.lengths
     if settings is None:
         return [0.0] * len(lengths), {}
-    is_entropy = settings.type == "negative_entropy"
-    tokens = -batch["entropies"] if is_entropy else batch["certainties"]
-    means = row_mean(tokens, mask, lengths)
-    told = Spread.of(means[row_count(mask, lengths) > 0].tolist()).named("certainty_reward")
+    has_some = row_count(mask, lengths) > 0
+    if settings.type == "answer_probability":  # which is the same at all tokens of a row
+        means = torch.zeros(len(lengths))
+        means[has_some] = batch["answer_probabilities"][row_ends(mask, lengths)]
+    else:
+        is_entropy = settings.type == "negative_entropy"
+        tokens = -batch["entropies"] if is_entropy else batch["certainties"]
+        means = row_mean(tokens, mask, lengths)
+    told = Spread.of(means[has_some].tolist()).named("certainty_reward")
     return (settings.coefficient * means).tolist(), told
 
 
@@ -197,6 +202,7 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         "turn_rewards": rows.mine.turn_rewards is not None,
         "entropies": algorithm.reads_entropies,
         "certainties": algorithm.reads_certainties,
+        "answer_probabilities": algorithm.answer_reward is not None,
         "rollout_logprobs": corrected,
         "given": corrected and algorithm.guidance is not None,
     }

@@ -34,6 +34,7 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import ROUTER_COLUMNS, Experience
 from ppojob_trainer.rpc.messages.training import Update
+from ppojob_trainer.workers.answer_probability import answer_probabilities
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import Reference, Teachers
@@ -65,6 +66,8 @@ class Policy:
         self.reference: Reference | Teachers | None = None
         # Given answers that are learnt beside the rows of the step, where there are some.
         self.demonstrations: BatchRows | None = None
+        # The rows of the step with the known answers, where their probability is a reward.
+        self.answered: Experience | None = None
         self._spec = spec
         self._given = given_objective(spec)
 
@@ -96,6 +99,11 @@ class Policy:
         staged, (logprobs, entropy, *_) = rows.fill(
             "old_logprobs", predict, *kept, read=read, told=told
         )
+        if (settings := algorithm.answer_reward) is not None:
+            assert self.answered is not None, "they come with the rows"
+            predict = partial(engine.predict, head=PolicyHead.of(self._spec, "none"))
+            earned = answer_probabilities(settings, rows, self.answered, predict)
+            rows.mine.answer_probabilities = earned.repeat_interleave(rows.mine.lengths)
         drawn = staged.drawn
         sums = token_sums(sampling_diagnostics(logprobs, entropy, staged), drawn)
         return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(drawn.sum())))

@@ -29,11 +29,13 @@ class PlaceRows(msgspec.Struct, frozen=True):
     Attributes:
         origins: (prompts,) round and position in it of each prompt; None: those of the one round.
         again: they are placed already, and the index is another one of them.
+        answers: (prompts,) their ground truths as text, where their probability is a reward.
     """
 
     index: BatchIndex
     origins: list[tuple[int, int]] | None = None
     again: bool = False
+    answers: list[str] = msgspec.field(default_factory=list)
 
 
 class Reprompt(msgspec.Struct, frozen=True):
