@@ -71,8 +71,8 @@ FAMILIES = {
     "gemma 4 unified": Gemma4UnifiedForConditionalGeneration,
     "gemma 4 told": ToldGemma4ForConditionalGeneration,
 }
-SHARED = ("2", "3 mixture", "glm mixture", "mistral", "gemma", "gemma 4", "gemma 4 told")
-"""Of these, one of each kind of tower and of layers, and of heads tied and not."""
+SHARED = ("2", "glm mixture", "gemma", "gemma 4 told")
+"""Of these, some of each kind of layers, and of heads tied and not."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}

@@ -1,6 +1,6 @@
 """Run by test_vllm_sounds.py in a process of its own: what vLLM makes of prompts with sounds.
 
-Usage: vllm_sounds.py FOLDER OUTPUT [omni]: of Qwen2-Audio, or of Qwen2.5-Omni
+Usage: vllm_sounds.py FOLDER OUTPUT: of Qwen2-Audio, and of Qwen2.5-Omni
 """
 
 import json
@@ -52,7 +52,7 @@ def requests(
     ]
 
 
-def main(folder: Path, is_omni: bool) -> dict[str, Any]:
+def facts_of(folder: Path, is_omni: bool) -> dict[str, Any]:
     """What is found of one engine."""
     sizes = {**WIDE_HEADS, "initializer_range": 0.1}
     if is_omni:
@@ -93,8 +93,13 @@ def main(folder: Path, is_omni: bool) -> dict[str, Any]:
     return facts
 
 
-if __name__ == "__main__":
+def main() -> None:
     torch.set_num_threads(1)
     close_quickly()
-    found = main(Path(sys.argv[1]) / "model", sys.argv[3:] == ["omni"])
-    Path(sys.argv[2]).write_text(json.dumps(found), encoding="utf-8")
+    folder, output = map(Path, sys.argv[1:])
+    found = {kind: facts_of(folder / kind, kind == "omni") for kind in ("audio", "omni")}
+    output.write_text(json.dumps(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
