@@ -88,7 +88,7 @@ def test_a_recording_counts_under_any_settings():
 def test_a_recording_whose_journal_is_damaged_is_refused_by_its_place(tmp_path: Path):
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "journal.jsonl").write_text("no event\n")
-    with pytest.raises(ConfigError, match=r"spec\.rollout\.replay: got .*: journal\.jsonl:1: no ev"):
+    with pytest.raises(ConfigError, match=r"spec\.rollout\.replay: got .*: journal\.jsonl:1: no"):
         read_recording(tmp_path, takes_given=False)
 
 
