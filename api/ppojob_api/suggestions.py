@@ -16,8 +16,10 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
-# Share of equal letters from which a word counts as a slip for another.
+# Share of equal letters from which a word counts as a slip for another, and from which it does
+# though a field elsewhere has the very name.
 NEAR: Final = 0.75
+NEARER: Final = 0.8
 
 # Letters from which a part of a name finds the whole one, and how many names it may stand for.
 SHORTEST_PART: Final = 6
@@ -43,12 +45,13 @@ def of_field(path: PathKey, value: object) -> Suggestion:
     row = None if word in here else foreign_field(path)
     if row is not None:
         return _of_row(row, value)
-    # A word that is here is the nearest to itself.
-    near = difflib.get_close_matches(word, here, n=1, cutoff=NEAR)
-    if near:
-        return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[near[0]]))}")
     others = list(shapes.all_paths(PPOJobSpec, "spec."))
     elsewhere = [other for other in others if folded(other.rpartition(".")[2]) == word]
+    # A word that is here is the nearest to itself.
+    cutoff = NEARER if elsewhere else NEAR
+    near = difflib.get_close_matches(word, here, n=1, cutoff=cutoff)
+    if near:
+        return Suggestion(why, f"write {shapes.dotted((*path[:-1], here[near[0]]))}")
     section = ".".join(key for key in path[:-1] if isinstance(key, str))
     inside = [other for other in elsewhere if shapes.within(other, section)]
     if elsewhere:

@@ -226,8 +226,8 @@ class LocalPods:
         folder = self._mounts / "fork-server"
         log = self._run_folder / LOGS_FOLDER / "fork-server.log"
         spec, generating = self._config.spec, self._config.topology.generating
-        draws = not spec.algorithm.given and generating.device == "cpu"
-        vllm = draws and spec.rollout.engine == "vllm"
+        draws = spec.algorithm.given is None and spec.rollout.replay is None
+        vllm = draws and generating.device == "cpu" and spec.rollout.engine == "vllm"
         self._fork_servers = start_fork_servers(folder, log, os.environ, vllm=vllm)
         self._group = self._fork_servers[0].pid
         return folder

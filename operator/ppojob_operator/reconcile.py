@@ -88,14 +88,15 @@ class Reconciler:
             job = self._cache.job(key)
             if job is None:
                 outcome = "gone"
+                self._denied.pop(key, None)
                 return None
             # 2. Observe.
             seen = self._cache.observed(key, job.uid)
             # 3. Plan.
             now = datetime.datetime.now(datetime.UTC)
             planned = plan(job, seen, self._settings, now)
-            if _misses_pods(planned.status or job.status):
-                seen = dataclasses.replace(seen, denials=await self._denials(job, seen))
+            if since := _misses_pods_since(planned.status or job.status):
+                seen = dataclasses.replace(seen, denials=await self._denials(job, seen, since))
                 planned = plan(job, seen, self._settings, now)
             if _makes(planned) and not self._is_new(job) and not await self._is_there(job):
                 # They were there before: perhaps they are being collected.
@@ -144,17 +145,20 @@ class Reconciler:
         metadata = found["metadata"]
         return bool(metadata["uid"] == job.uid and "deletionTimestamp" not in metadata)
 
-    async def _denials(self, job: Job, seen: Observed) -> Mapping[RoleName, str]:
+    async def _denials(self, job: Job, seen: Observed, since: str) -> Mapping[RoleName, str]:
         """Why pods are not made; not asked for with each of many pods that come late."""
         asked, known = self._denied.get(job.key, (0.0, {}))
         if asked and time.monotonic() - asked < MISSING_SECONDS:
             return known
-        found = await self._ask_denials(job, seen)
+        found = await self._ask_denials(job, seen, since)
         self._denied[job.key] = (time.monotonic(), found)
         return found
 
-    async def _ask_denials(self, job: Job, seen: Observed) -> dict[RoleName, str]:
-        """A quota, say: the controller of StatefulSets tells it in Events alone."""
+    async def _ask_denials(self, job: Job, seen: Observed, since: str) -> dict[RoleName, str]:
+        """A quota, say: the controller of StatefulSets tells it in Events alone.
+
+        Events stay for an hour: what was told before the pods were last ready is over.
+        """
         sets = {
             child.uid: role_of(child.manifest["metadata"]["labels"])
             for (kind, _), child in seen.children.items()
@@ -165,8 +169,8 @@ class Reconciler:
             async for page in self._cluster.pages(EVENT, job.namespace, "", _DENIALS):
                 for event in page.items:
                     role = sets.get(event["involvedObject"].get("uid", ""))
-                    if role is not None:
-                        told = event.get("lastTimestamp") or event.get("eventTime") or ""
+                    told = event.get("lastTimestamp") or event.get("eventTime") or ""
+                    if role is not None and told >= since.rstrip("Z"):
                         found.append((told, role, event.get("message", "")))
         except ClusterError:
             # The rest of the status is as true without it.
@@ -349,9 +353,10 @@ def key_pair() -> tuple[str, str]:
     return public.decode("ascii"), secret_key.decode("ascii")
 
 
-def _misses_pods(status: PPOJobStatus) -> bool:
+def _misses_pods_since(status: PPOJobStatus) -> str | None:
+    """Since when not all pods are ready, RFC 3339, where some are not made."""
     ready = condition(status, "PodsReady")
-    return ready is not None and ready.reason == "PodsMissing"
+    return ready.last_transition_time if ready and ready.reason == "PodsMissing" else None
 
 
 def _makes(planned: Plan) -> bool:

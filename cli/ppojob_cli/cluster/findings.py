@@ -261,24 +261,29 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     """From the pods themselves, which know more than one reason, and are newer than the status."""
     ready, roles = condition(seen.job.status, "PodsReady"), _roles(seen.job)
     known = _SEEN_IN_PODS if seen.pods is not None and roles else frozenset()
+    denials = _denials(seen, roles)
+    # Who may not read events has it from the operator alone.
+    is_told = ready is not None and ready.reason == "PodsDenied" and not denials
+    if is_told:
+        known -= {"PodsDenied"}
     if ready is not None and ready.status == "False" and ready.reason not in {*known, "Stopped"}:
         yield from _of_condition(seen, "PodsReady")
     # Before the operator has seen the job nobody is to have made any.
     is_due = holds(seen.job.status, "Admitted")
     if seen.pods is None or not roles or not (seen.pods or is_due):
         return
-    observed = Observed(pods=seen.pods, nodes=seen.nodes, denials=_denials(seen, roles))
+    observed = Observed(pods=seen.pods, nodes=seen.nodes, denials=denials)
     claim = pods_ready(roles, observed, float("inf"))
     if claim.holds:
         return
     found = [
         _found(reason, _first(lines), "PodsReady")
         for reason, lines in obstacles(roles, observed)
-        if lines
+        if lines and not (is_told and reason == "PodsMissing")
     ]
     if mounts := _mount_warnings(seen):
         found.append(_found("ContainerWaits", _first(mounts), "PodsReady"))
-    yield from found or [_found("Starting", claim.message, "PodsReady")]
+    yield from found or ([] if is_told else [_found("Starting", claim.message, "PodsReady")])
 
 
 def _denials(seen: Seen, roles: PodNames) -> dict[RoleName, str]:

@@ -351,7 +351,7 @@ def _votes(verl: Verl, job: Draft, manager: str) -> None:
     at = "reward_model.reward_kwargs"
     votes, kept = f"{at}.n_votes_per_prompt", f"{at}.n_samples_per_prompt"
     trained_on = verl[kept] or verl[f"{_ROLLOUT}.n"]
-    if verl.is_given(votes) and verl[votes] > trained_on:
+    if is_count(verl[votes]) and is_count(trained_on) and verl[votes] > trained_on:
         job.set("spec.algorithm.samplesPerPrompt", verl[votes], votes)
         # All responses to a prompt have the same ratio, so the first ones are kept, as there.
         first = {"keep": trained_on, "metric": "majority_ratio"}

@@ -296,6 +296,8 @@ def test_pods_that_are_not_made_and_who_refused_them() -> None:
     assert told(seen(status(WAITING), pods=pods()[:3], warnings=warnings)) == [
         ("PodsDenied", f"reward: pod sum-reward-1: not made: {words}")
     ]
+    by_operator = status(WAITING | {"PodsReady": ("False", "PodsDenied", words)})
+    assert told(seen(by_operator, pods=pods()[:3])) == [("PodsDenied", words)]
 
 
 def test_a_secret_that_a_pod_waits_for() -> None:

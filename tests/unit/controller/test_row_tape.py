@@ -5,7 +5,8 @@ import pytest
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.journal import Event, Journal, Rewound, RowsKept
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.row_tape import BatchKey, RowTape, read_tape
+from ppojob_trainer.controller.row_tape import BatchKey, RowTape, read_recording, read_tape
+from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 PURPOSES = {"v": "validation", "g": "greedy"}
@@ -82,6 +83,13 @@ def test_the_journal_says_what_is_taken_from_the_disk(story, on_the_disk, replay
 
 def test_a_recording_counts_under_any_settings():
     assert names(read_tape(events("<0 1! 2! v2!"), None).kept) == "1 2 v2"
+
+
+def test_a_recording_whose_journal_is_damaged_is_refused_by_its_place(tmp_path: Path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "journal.jsonl").write_text("no event\n")
+    with pytest.raises(ConfigError, match=r"spec\.rollout\.replay: got .*: journal\.jsonl:1: no"):
+        read_recording(tmp_path, takes_given=False)
 
 
 def test_rows_that_a_checkpoint_holds_are_taken_from_it_until_the_job_goes_back(tmp_path: Path):

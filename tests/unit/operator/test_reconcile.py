@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -88,27 +89,32 @@ async def test_keys_that_cannot_be_made_are_told_until_they_are(bench: Bench) ->
     assert bench.status["reason"] == "Starting"
 
 
+def deny(bench: Bench, uid: str, words: str, minutes: int) -> None:
+    """What the controller of StatefulSets tells of one, so many minutes from now."""
+    bench.cluster.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Event",
+            "metadata": {"name": words.replace(" ", "-"), "namespace": "lab"},
+            "involvedObject": {"kind": "StatefulSet", "name": "sum-reward", "uid": uid},
+            "message": words,
+            "lastTimestamp": rfc3339(datetime.now(UTC) + timedelta(minutes=minutes)),
+        }
+    )
+
+
 async def test_who_denies_pods_is_told(bench: Bench) -> None:
     await up(bench)
+    uid = bench.cluster.objects["StatefulSet", "lab", "sum-reward"]["metadata"]["uid"]
+    deny(bench, uid, "over since the pods were ready", -30)
     bench.cluster.remove("Pod", "lab", "sum-reward-0")
     with bench.edited("PPOJob", "sum") as one:
         one["status"]["startTime"] = "2026-01-02T03:00:00Z"
     await bench.settle()
     assert bench.status["reason"] == "PodsMissing"
-    uid = bench.cluster.objects["StatefulSet", "lab", "sum-reward"]["metadata"]["uid"]
-    for number, (whose, words) in enumerate(
-        [("gone", "no such class"), (uid, "pods are forbidden"), (uid, "exceeded quota: small")]
-    ):
-        bench.cluster.put(
-            {
-                "apiVersion": "v1",
-                "kind": "Event",
-                "metadata": {"name": f"denied-{number}", "namespace": "lab"},
-                "involvedObject": {"kind": "StatefulSet", "name": "sum-reward", "uid": whose},
-                "message": words,
-                "lastTimestamp": f"2026-01-02T03:00:0{number}Z",
-            }
-        )
+    deny(bench, "gone", "no such class", 2)
+    deny(bench, uid, "pods are forbidden", 0)
+    deny(bench, uid, "exceeded quota: small", 1)
     requests = bench.cluster.requests
     await bench.step()
     assert bench.cluster.requests == requests, "asked for again at once"

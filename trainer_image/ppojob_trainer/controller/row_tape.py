@@ -147,10 +147,15 @@ def read_recording(recording: Path, *, takes_given: bool) -> Tape:
     """The tape of another run, all of which is trained on again.
 
     Raises:
-        ConfigError: it has no rows, or some that were given, which `takes_given` says are learnt.
+        ConfigError: it has no rows, none that can be read, or some that were given, which
+            `takes_given` says are learnt.
     """
     where = f"spec.rollout.replay: got {shown(str(recording))}"
-    kept = read_tape(Journal(recording / CHECKPOINTS_FOLDER / JOURNAL_NAME).read(), None).kept
+    journal = Journal(recording / CHECKPOINTS_FOLDER / JOURNAL_NAME)
+    try:
+        kept = read_tape(journal.read(), None).kept
+    except (OSError, DamagedCheckpoint) as error:
+        raise ConfigError(f"{where}: {error}; a run whose journal can be read") from error
     if not kept:
         why = "no rows were kept there"
         raise ConfigError(f"{where}: {why}; the folder of a run that has done a step")

@@ -38,9 +38,9 @@ def answered(
     assert settings is not None, "who asks rewards answers"
     responses = torch.split(rows.response_tokens, rows.lengths.tolist())
     made = list[tuple[list[int], list[bool]]]()
-    groups = rows.row_groups.tolist()
+    drawn = len(responses) // max(1, len(answers))
     for group, answer in enumerate(answers):
-        own = [tokens for tokens, of in zip(responses, groups, strict=True) if of == group]
+        own = responses[group * drawn : (group + 1) * drawn]
         texts = [chat.decode(tokens.tolist(), skip_special_tokens=False) for tokens in own]
         begun = [_before_answer(text, settings.marker) for text in texts]
         begun += [" "] if settings.debias else []
@@ -48,7 +48,7 @@ def answered(
             row = chat.encode_marked(before + answer, len(before)) if before else _NOTHING
             made.append(row if len(row[0]) <= limit else _NOTHING)
     tokens = torch.tensor([token for ids, _ in made for token in ids], dtype=torch.int64)
-    samples = len(made) // max(1, len(answers))
+    samples = drawn + settings.debias
     return Experience(
         prompts=rows.prompts,
         row_groups=torch.arange(len(answers)).repeat_interleave(samples),

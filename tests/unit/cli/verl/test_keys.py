@@ -996,6 +996,14 @@ def test_two_names_of_a_first_rate_are_one() -> None:
     assert job.outcomes[f"{at}.lr_warmup_init"].fate == Fate.LOST
 
 
+@pytest.mark.parametrize("votes", ["many", "null", "true", "[64]"])
+def test_votes_that_are_no_number_are_not_written(votes: str) -> None:
+    manager, at = "reward_model.reward_manager=ttrl", "reward_model.reward_kwargs"
+    job = converted([*BASE, manager, f"{at}.n_votes_per_prompt={votes}"])
+    assert job.fields["spec.rewards"].value == [{"function": "majority_vote"}]
+    assert "spec.algorithm.groupFilter" not in job.fields
+
+
 @pytest.mark.parametrize(("samples", "kind"), [(1, "reinforce"), (2, "rloo")])
 def test_a_response_without_peers_is_compared_with_none(samples: int, kind: str) -> None:
     given = ["algorithm.adv_estimator=rloo", f"actor_rollout_ref.rollout.n={samples}"]
