@@ -1,38 +1,34 @@
 """Feed-forward blocks in tiles of tokens, held against whole ones."""
 
-from itertools import pairwise
-
 import pytest
 import torch
 from family_models import FAMILY_MODELS
 from padded_reference import gradients, relative_difference
 
+from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.feed_forward_tiles import tiled, use_tiles
 
 UNTILED = {
     *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe", "minimax_m2"),
-    *("opt", "qwen3_5_moe_text", "qwen3_next"),
+    *("opt", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next", "qwen3_vl_moe"),
 }
 """Families without a layer that has a plain block by itself."""
 
 
 @pytest.mark.parametrize("family", FAMILY_MODELS)
 def test_each_family_says_the_same_in_tiles_or_has_none(make_model, family):
-    model, blocks = make_model(family), []
-    model.eval()
+    model = make_model(family).eval()
+    use_packed_attention(model)  # which knows what GPT-2 calls its layers
     blocks = [*tiled(model)]
     assert bool(blocks) == (family not in UNTILED)
     states = torch.randn(1, 11, model.config.hidden_size)
     for block in blocks:
         whole = block(states)
-        loss, weights = whole.square().sum(), dict(block.named_parameters())
-        expected = gradients(block, loss)
+        expected = gradients(block, whole.square().sum())
         use_tiles(model, 4)
         output = block(states)
         torch.testing.assert_close(output, whole)
-        found = gradients(block, output.square().sum())
-        assert weights.keys() >= found.keys()
-        assert relative_difference(found, expected) < 1e-5
+        assert relative_difference(gradients(block, output.square().sum()), expected) < 1e-5
 
 
 @pytest.mark.parametrize("recompute", [False, True])
@@ -54,6 +50,5 @@ def test_memory_falls_with_the_tile_and_bits_are_the_same_each_time(
     assert all(relative_difference(found[0][1], one) < 1e-5 for _, one in found[1:])
     assert all(torch.equal(one, found[3][1][name]) for name, one in found[2][1].items())
     whole, one_tile, small, _ = (peak for peak, _ in found)
-    print(whole, one_tile, small)
-    wide = 400 * 512 * 4
-    assert small < whole - 2 * wide
+    assert small < one_tile / 4, "else something as wide as a block is whole"
+    assert one_tile <= whole
