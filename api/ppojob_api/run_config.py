@@ -41,6 +41,7 @@ LAYOUT: Final[Mapping[str, tuple[str, ...]]] = {
     "training": (
         "microBatchTokens",
         "logprobChunkTokens",
+        "mlpTileTokens",
         "activationCheckpointing",
         "reshardAfterForward",
     ),

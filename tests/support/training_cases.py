@@ -103,6 +103,7 @@ class Case:
     model: str = "tied"
     autocast: str = "none"
     recompute: bool = False
+    tiles: int = 0  # tokens of a tile of feed-forward blocks
     broken: bool = False
     lora: LoraSpec | None = None
     replayed: bool = False  # updates take the experts that a record gives
@@ -127,7 +128,7 @@ class Case:
     @property
     def alone(self) -> "Case":
         """The same on one rank, as plainly as can be."""
-        plain = {"budget": WHOLE_BUDGET, "recompute": False}
+        plain = {"budget": WHOLE_BUDGET, "recompute": False, "tiles": 0}
         return replace(self, owners=(0,) * GROUPS, **plain)
 
 
@@ -135,10 +136,10 @@ CASES = {
     "even": Case((0, 1, 0, 1, 0)),
     "spread": Case((0, 3, 1, 2, 3), budget=30),
     "even_untied": Case((0, 1, 0, 1, 0), model="untied"),
-    "small_micro_batches": Case((0, 0, 0, 0, 1), budget=25),
+    "small_micro_batches": Case((0, 0, 0, 0, 1), budget=25, tiles=5),
     "other_micro_batches": Case((1, 0, 0, 1, 1), budget=45, model="untied"),
     "a_rank_without_rows": Case((1, 1, 1, 1, 1), budget=40),
-    "recomputed": Case((0, 1, 0, 1, 1), budget=40, recompute=True),
+    "recomputed": Case((0, 1, 0, 1, 1), budget=40, recompute=True, tiles=7),
     "biases": Case((0, 1, 0, 1, 0), model="biased"),
     "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
     "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
@@ -168,13 +169,14 @@ CASES = {
     ),
     "adapters": Case((0, 1, 0, 1, 0), budget=40, lora=LoraSpec(rank=3)),
     "adapters_beside_nf4": Case(
-        (0, 1, 1, 1, 0), budget=40, recompute=True, lora=LoraSpec(rank=3, base_type="nf4")
+        (0, 1, 1, 1, 0), budget=40, tiles=9, lora=LoraSpec(rank=3, base_type="nf4")
     ),
     "adapters_with_lengths": Case(
         (0, 1, 1, 1, 0),
         budget=40,
         model="biased",
         recompute=True,
+        tiles=7,
         lora=LoraSpec(rank=3, weight_decomposed=True),
     ),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
@@ -405,6 +407,7 @@ def make_engine(
         autocast=case.autocast,
         micro_batch_tokens=case.budget,
         activation_checkpointing=case.recompute,
+        mlp_tile_tokens=case.tiles,
         reshard_after_forward=reshard,
     )
     return TrainEngine(

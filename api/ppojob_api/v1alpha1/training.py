@@ -513,6 +513,11 @@ class TrainingSpec(Section):
     logprob_chunk_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 256
     """Tokens whose logits exist at one time; 0: all of a micro-batch."""
 
+    mlp_tile_tokens: Annotated[int, Field(ge=0, le=10_000_000)] = 0
+    """Tokens of which the plain feed-forward block of a layer is computed at one time, and again in
+    the backward pass, so that nothing as wide as it is there of all tokens; 0: all at one time.
+    verl: tiled_mlp, in numbers of tiles."""
+
     share_prompts: bool = True
     """Compute the prompt of a group once; gradients are the same."""
 

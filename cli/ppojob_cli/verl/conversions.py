@@ -85,6 +85,7 @@ CONVERSIONS: Final[Mapping[str, Conversion]] = {
         prime.process_rewards,
         prime.accuracy_filter,
         offload.checkpointing,
+        offload.tiles,
         offload.offload,
         search_r1.samples,
         search_r1.searches,

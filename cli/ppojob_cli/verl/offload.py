@@ -25,6 +25,14 @@ def checkpointing(verl: Verl, job: Draft) -> None:
         job.set("spec.training.activationCheckpointing", True, amount)
 
 
+def tiles(verl: Verl, job: Draft) -> None:
+    """Feed-forward blocks in tiles: verl has so many of a micro-batch, whatever its tokens."""
+    switch, number = (f"{_MODEL}.tiled_mlp.{name}" for name in ("enabled", "num_shards"))
+    if verl[switch]:
+        most = f"{_ACTOR}.ppo_max_token_len_per_gpu"
+        job.set("spec.training.mlpTileTokens", -(-verl[most] // verl[number]), switch, number)
+
+
 def offload(verl: Verl, job: Draft) -> None:
     """Weights, moments and activations of the policy, the critic and the reference."""
     compares = verl.trainer is FLOWRL or any(places_of_kl(verl))

@@ -273,7 +273,7 @@ def test_another_reference_is_another_job() -> None:
         ("rollout", {"maxBatchedTokens": 4096, "maxSequences": 8}),
         ("rollout", {"enforceEager": True, "kvCacheGib": 1.0}),
         ("rollout", {"drafts": {}}),
-        ("training", {"microBatchTokens": 4096, "logprobChunkTokens": 0}),
+        ("training", {"microBatchTokens": 4096, "logprobChunkTokens": 0, "mlpTileTokens": 512}),
         ("training", {"activationCheckpointing": True}),
     ],
 )

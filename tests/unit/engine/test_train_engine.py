@@ -86,6 +86,8 @@ def test_updates_equal_adamw_stepped_by_hand(make_model, make_rows, tied):
         {"micro_batch_tokens": 25},
         {"share_prompts": False, "micro_batch_tokens": 40},
         {"activation_checkpointing": True},
+        {"mlp_tile_tokens": 4},
+        {"mlp_tile_tokens": 4, "activation_checkpointing": True},
         {"logprob_chunk_tokens": 0},
         {"skip_zero_gradient_groups": False},
     ],

@@ -260,6 +260,16 @@ def test_a_bias_that_moves_is_there(tmp_path: Path, changes, refused: bool) -> N
 
 
 @pytest.mark.parametrize(
+    ("changes", "refused"), [({}, False), ({"model_type": "qwen3_moe", **EXPERTS}, True)]
+)
+def test_a_block_that_is_computed_in_tiles_is_there(tmp_path: Path, changes, refused: bool) -> None:
+    config = {"model_type": "llama", **SIZES, **changes}
+    found = problems(tmp_path, {"model": config}, training={"mlpTileTokens": 4096})
+    expected = [("spec.training.mlpTileTokens", ReasonCode.NO_EFFECT)]
+    assert [(one.where, one.reason_code) for one in found] == expected * refused
+
+
+@pytest.mark.parametrize(
     ("changes", "refused"),
     [
         ({"model_type": "glm4_moe", **CORRECTED, "num_nextn_predict_layers": 1}, False),

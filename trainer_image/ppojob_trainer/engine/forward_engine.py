@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
+from ppojob_trainer.engine.feed_forward_tiles import use_tiles
 from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import (
     Head,
@@ -86,6 +87,7 @@ class ForwardEngine:
         self._saving: Saving = nullcontext
         use_packed_attention(model)
         use_fused_norms(model)
+        use_tiles(model, training.mlp_tile_tokens)
         if not training.reshard_after_forward:
             keep_whole(model)
 

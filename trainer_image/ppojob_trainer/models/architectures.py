@@ -154,6 +154,10 @@ class Sizes:
         own = FAMILIES[self.model_type].feed_forward
         return not self.has_experts(layer) or (own is not None and own.is_beside)
 
+    def has_tiles(self, layer: int) -> bool:
+        """Whether that is a module, of which tiles of tokens can be computed."""
+        return self.has_plain(layer) and "." in FAMILIES[self.model_type].plain_out
+
     def attention(self, layer: int) -> Attention:
         """The attention of a layer that has one."""
         if self.apart:

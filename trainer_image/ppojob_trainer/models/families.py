@@ -270,6 +270,11 @@ class Family:
     logit_cap: str = ""
     classifiers: tuple[str, ...] = CLASSIFIERS
 
+    @property
+    def plain_out(self) -> str:
+        """The matrix on the way back of a plain feed-forward block, by its name in a layer."""
+        return self.feed_forward.out if self.feed_forward else "mlp.down_proj"
+
 
 @dataclass(frozen=True, slots=True)
 class Whole:

@@ -60,6 +60,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
     yield from _check_judge(spec)
     yield from _check_routers(spec)
     yield from _check_mtp(spec)
+    yield from _check_tiles(spec)
     yield from _check_tower(spec)
     pods = model_pods(spec.roles)
     references = spec.reference_paths if spec.algorithm.has_reference else ()
@@ -177,6 +178,16 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
     if spec.model.freeze_routers:
         where = "spec.model.freezeRouters"
         yield Problem(where, shown(True), why, allowed, ReasonCode.NO_EFFECT)
+
+
+def _check_tiles(spec: PPOJobSpec) -> Iterator[Problem]:
+    """Tiles of feed-forward blocks, of a model in which no layer has such a block by itself."""
+    sizes, tokens = sizes_of(spec.model.path), spec.training.mlp_tile_tokens
+    if sizes is None or not tokens or any(map(sizes.has_tiles, range(sizes.layers))):
+        return
+    why = f"feed-forward blocks of {sizes.model_type} are mixtures, or the layer's own matrices"
+    where = "spec.training.mlpTileTokens"
+    yield Problem(where, shown(tokens), why, "remove it", ReasonCode.NO_EFFECT)
 
 
 def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:

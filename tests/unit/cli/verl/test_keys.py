@@ -549,6 +549,11 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         f"{MODEL}.enable_gradient_checkpointing=false {ROLLOUT}.ignore_eos=true",
         {"spec.training.activationCheckpointing": None, "spec.rollout.ignoreEos": True},
     ),
+    # So many tiles of the largest micro-batch.
+    (
+        f"{MODEL}.tiled_mlp.enabled=true {MODEL}.tiled_mlp.num_shards=3",
+        {"spec.training.mlpTileTokens": 5462},
+    ),
     # verl's balance loss has no effect before its type is named; the z-loss has.
     (
         f"{MEGATRON}.moe_aux_loss_coeff=0.01 {MEGATRON}.moe_z_loss_coeff=0.001",
