@@ -35,12 +35,13 @@ def model_of(layout: str) -> str:
 def test_killed_ranks_leave_what_undisturbed_ones_do(
     run_through, alone, tiny_folder_of, tmp_path, output, layout
 ):
-    """With dropout, so that random states count too, and the whole KL in the loss."""
+    """With dropout, so that random states count too, the whole KL in the loss, and tiles."""
     folder = tiny_folder_of(0.1, model_of(layout))
     algorithm = tiny_jobs.make_manifest(folder)["spec"]["algorithm"]
     job = {
         "algorithm": {**algorithm, "kl": {"in": "loss", "estimator": "full"}},
         **PATIENT,
+        "training": {"autocast": "none", "mlpTileTokens": 16},
         "steps": {"total": 6, "validateEvery": 3},
         "recovery": {"restartsWithoutProgress": 100},
         "roles": {"actorRollout": PODS[layout]},
@@ -63,7 +64,7 @@ def test_a_run_goes_on_under_another_layout_and_back(
 ):
     """Equal to rounding, whichever layout has written the checkpoint; the log says so.
 
-    In the middle with other micro-batches too, whose layers are computed again.
+    In the middle with other micro-batches too, whose layers are computed again, in tiles.
     """
     folder = tiny_folder_of(0.0, model_of(layout))
     job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
@@ -73,7 +74,12 @@ def test_a_run_goes_on_under_another_layout_and_back(
         changes = {**job, "training": {"autocast": "none", **training}}
         return tiny_jobs.write_manifest(tmp_path, folder, **changes, roles={"actorRollout": pods})
 
-    small = {"microBatchTokens": 40, "logprobChunkTokens": 0, "activationCheckpointing": True}
+    small = {
+        "microBatchTokens": 40,
+        "logprobChunkTokens": 0,
+        "mlpTileTokens": 16,
+        "activationCheckpointing": True,
+    }
     for point, pods, training in (
         ("begin@3", PODS[layout], {}),
         ("recorded@3", {"ranksPerReplica": 2}, small),
