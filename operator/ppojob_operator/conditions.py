@@ -6,7 +6,7 @@ from typing import Literal
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.status import Condition, PPOJobStatus
-from ppojob_operator.state import Time
+from ppojob_operator.state import Manifest, Time
 
 ConditionType = Literal[
     "Accepted",
@@ -52,6 +52,13 @@ def from_rfc3339(text: str) -> Time:
         ValueError: it is no time.
     """
     return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
+
+
+def event_time(event: Manifest) -> str:
+    """When an Event was seen last, in any of the ways in which that is written."""
+    series = (event.get("series") or {}).get("lastObservedTime")
+    times = (series, event.get("lastTimestamp"), event.get("eventTime"))
+    return next((str(time) for time in times if time), "")
 
 
 def inert(text: str) -> str:

@@ -20,7 +20,7 @@ from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
 from ppojob_operator.cache import Cache
 from ppojob_operator.changes import made
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
-from ppojob_operator.conditions import ConditionType, condition, holds, rfc3339
+from ppojob_operator.conditions import ConditionType, condition, event_time, holds, rfc3339
 from ppojob_operator.errors import (
     ClusterError,
     ConflictError,
@@ -169,7 +169,7 @@ class Reconciler:
             async for page in self._cluster.pages(EVENT, job.namespace, "", _DENIALS):
                 for event in page.items:
                     role = sets.get(event["involvedObject"].get("uid", ""))
-                    told = event.get("lastTimestamp") or event.get("eventTime") or ""
+                    told = event_time(event)
                     if role is not None and told >= since.rstrip("Z"):
                         found.append((told, role, event.get("message", "")))
         except ClusterError:

@@ -12,7 +12,7 @@ from ppojob_cli.cluster.connection import ClusterConnection
 from ppojob_cli.cluster.findings import Seen, SeenLease, ToldWarning, explanation
 from ppojob_cli.cluster.jobs import as_job, find_manifest, pods_of
 from ppojob_cli.cluster.options import on_cluster
-from ppojob_operator.conditions import from_rfc3339, has_ended, holds, inert, rfc3339
+from ppojob_operator.conditions import event_time, from_rfc3339, has_ended, holds, inert, rfc3339
 from ppojob_operator.errors import MissingError, RefusedError, UnavailableError
 from ppojob_operator.kinds import EVENT, LEASE, NODE, POD
 from ppojob_operator.reading import read_node
@@ -113,10 +113,9 @@ def _warnings(connection: ClusterConnection, job: Job) -> Iterator[ToldWarning]:
     found = [
         event
         for event in connection.items(EVENT.path(job.namespace), fieldSelector="type=Warning")
-        if event["involvedObject"].get("name", "").startswith(head)
-        and _event_time(event) >= created
+        if event["involvedObject"].get("name", "").startswith(head) and event_time(event) >= created
     ]
-    for event in sorted(found, key=_event_time):
+    for event in sorted(found, key=event_time):
         about = event["involvedObject"]
         yield ToldWarning(
             kind=about.get("kind", ""),
@@ -124,13 +123,6 @@ def _warnings(connection: ClusterConnection, job: Job) -> Iterator[ToldWarning]:
             reason=event.get("reason", ""),
             message=inert(event.get("message", "")),
         )
-
-
-def _event_time(event: Manifest) -> str:
-    """When it was seen last, in any of the ways in which that is written."""
-    series = (event.get("series") or {}).get("lastObservedTime")
-    times = (series, event.get("lastTimestamp"), event.get("eventTime"))
-    return next((str(time) for time in times if time), "")
 
 
 def _lease(connection: ClusterConnection, path: str) -> SeenLease | None:
