@@ -72,7 +72,7 @@ FAMILIES = {
     "gemma 4 told": ToldGemma4ForConditionalGeneration,
 }
 SHARED = ("2", "glm mixture", "gemma", "gemma 4 told")
-"""Of these, some of each kind of layers, and of heads tied and not."""
+"""Of these, plain layers, a mixture, tokens that see ahead, and layers told of tokens."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}
