@@ -210,8 +210,12 @@ class Draft:
             return
         given = [key for key in keys if self.verl.is_given(key)]
         typed = [one for key in given for one in self.verl.same(key)]
+        before = self.fields.get(path)
         self.fields[path] = Written(word, typed, [key for key in keys if key not in given])
         self._tell(tuple(given), Outcome(Fate.WRITTEN, path))
+        for key in () if before is None else before.keys:
+            if key not in typed and self.outcomes[key] == Outcome(Fate.WRITTEN, path):
+                self.outcomes[key] = Outcome(Fate.IDLE, f"{keys[0]} decides there")
 
     def copy(self, key: str, path: str | None = None) -> None:
         """Write the field of a key with its value."""
