@@ -443,7 +443,7 @@ def rollout_correction(verl: Verl, job: Draft) -> None:
         limits = f"{at}.rollout_rs_threshold"
         lower, keys = f"{limits}_lower", [f"{at}.rollout_rs", limits]
         rejections = _rejections(modes, verl[limits])
-        if modes in FORMER_MODES:
+        if isinstance(modes, str) and modes in FORMER_MODES:
             rejections = [_former_rejection(modes, verl[limits], verl[lower])]
             keys += [lower] if verl.is_given(lower) else []
     if verl.is_given(veto):

@@ -85,6 +85,7 @@ def converted(overrides: list[str]) -> Draft:
 @example({"data.max_prompt_length": "0", "max_turns": "null"})
 @example({"data.max_prompt_length": "99999", "max_turns": "2"})
 @example({"data.truncation": "left", "max_turns": "2"})
+@example({"algorithm.rollout_correction.rollout_rs": "[a, b]"})
 @example(
     dict.fromkeys(
         [f"actor_rollout_ref.actor.{name}.dtype" for name in ("fsdp_config", "megatron")], "float32"
