@@ -72,17 +72,7 @@ from transformers import (
 
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mimo import MiMoForCausalLM
-from ppojob_trainer.models.vision_language import (
-    Glm4vForCausalLM,
-    Glm4vMoeForCausalLM,
-    Qwen2VLForCausalLM,
-    Qwen3VLForCausalLM,
-    Qwen3VLMoeForCausalLM,
-    Qwen25OmniForCausalLM,
-    Qwen25VLForCausalLM,
-    Qwen35ForCausalLM,
-    Qwen35MoeForCausalLM,
-)
+from ppojob_trainer.models.vision_language import LANGUAGE_MODELS
 
 WINDOW = 4
 NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}
@@ -283,26 +273,32 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "phi": (PhiForCausalLM, {}),
     "starcoder2": (Starcoder2ForCausalLM, {"sliding_window": WINDOW}),
     "stablelm": (StableLmForCausalLM, {"use_qkv_bias": True}),
-    "qwen2_vl": (Qwen2VLForCausalLM, {"rope_parameters": SECTIONS}),
-    "qwen2_5_vl": (Qwen25VLForCausalLM, {"rope_parameters": SECTIONS}),
-    "qwen2_5_omni_thinker": (Qwen25OmniForCausalLM, {"rope_parameters": SECTIONS}),
-    "qwen3_vl": (Qwen3VLForCausalLM, {"rope_parameters": INTERLEAVED, "head_dim": 8}),
+    "qwen2_vl": (LANGUAGE_MODELS["qwen2_vl"], {"rope_parameters": SECTIONS}),
+    "qwen2_5_vl": (LANGUAGE_MODELS["qwen2_5_vl"], {"rope_parameters": SECTIONS}),
+    "qwen2_5_omni_thinker": (
+        LANGUAGE_MODELS["qwen2_5_omni_thinker"],
+        {"rope_parameters": SECTIONS},
+    ),
+    "qwen3_vl": (LANGUAGE_MODELS["qwen3_vl"], {"rope_parameters": INTERLEAVED, "head_dim": 8}),
     "qwen3_vl_moe": (
-        Qwen3VLMoeForCausalLM,
+        LANGUAGE_MODELS["qwen3_vl_moe"],
         {**MIXTURE, "moe_intermediate_size": 24, "rope_parameters": INTERLEAVED, "head_dim": 8},
     ),
     "glm4v": (
-        Glm4vForCausalLM,
+        LANGUAGE_MODELS["glm4v"],
         {"num_attention_heads": 2, "rope_parameters": HALF_ROTATED},
     ),
     "glm4v_moe": (
-        Glm4vMoeForCausalLM,
+        LANGUAGE_MODELS["glm4v_moe"],
         {**CORRECTED, "head_dim": 16, "rope_parameters": HALF_ROTATED},
     ),
     "qwen3_5_text": (Qwen3_5ForCausalLM, DELTA_NETWORKS),
-    "qwen3_5": (Qwen35ForCausalLM, {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}),
+    "qwen3_5": (LANGUAGE_MODELS["qwen3_5"], {**DELTA_NETWORKS, "rope_parameters": PARTLY_ROTATED}),
     "qwen3_5_moe_text": (Qwen3_5MoeForCausalLM, HYBRID_MIXTURE),
-    "qwen3_5_moe": (Qwen35MoeForCausalLM, {**HYBRID_MIXTURE, "rope_parameters": PARTLY_ROTATED}),
+    "qwen3_5_moe": (
+        LANGUAGE_MODELS["qwen3_5_moe"],
+        {**HYBRID_MIXTURE, "rope_parameters": PARTLY_ROTATED},
+    ),
     "qwen3_next": (
         Qwen3NextForCausalLM,
         {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},

@@ -26,51 +26,18 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
 )
-from transformers.models.glm4v.modeling_glm4v import (
-    Glm4vPreTrainedModel,
-    Glm4vTextConfig,
-    Glm4vTextModel,
-)
-from transformers.models.glm4v_moe.modeling_glm4v_moe import (
-    Glm4vMoePreTrainedModel,
-    Glm4vMoeTextConfig,
-    Glm4vMoeTextModel,
-)
-from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniTextConfig
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
-    Qwen2_5OmniPreTrainedModel,
-    Qwen2_5OmniThinkerTextModel,
-)
-from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
-    Qwen2_5_VLPreTrainedModel,
-    Qwen2_5_VLTextConfig,
-    Qwen2_5_VLTextModel,
-)
-from transformers.models.qwen2_vl.modeling_qwen2_vl import (
-    Qwen2VLPreTrainedModel,
-    Qwen2VLTextConfig,
-    Qwen2VLTextModel,
-)
-from transformers.models.qwen3_5.modeling_qwen3_5 import (
-    Qwen3_5PreTrainedModel,
-    Qwen3_5TextConfig,
-    Qwen3_5TextModel,
-)
+from transformers.models.glm4v.modeling_glm4v import Glm4vTextModel
+from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeTextModel
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerTextModel
+from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
+from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5TextConfig, Qwen3_5TextModel
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
-    Qwen3_5MoePreTrainedModel,
     Qwen3_5MoeTextConfig,
     Qwen3_5MoeTextModel,
 )
-from transformers.models.qwen3_vl.modeling_qwen3_vl import (
-    Qwen3VLPreTrainedModel,
-    Qwen3VLTextConfig,
-    Qwen3VLTextModel,
-)
-from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import (
-    Qwen3VLMoePreTrainedModel,
-    Qwen3VLMoeTextConfig,
-    Qwen3VLMoeTextModel,
-)
+from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
+from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
 import ppojob_trainer.models.mimo  # noqa: F401  which tells transformers of it
 from ppojob_trainer.data.media.picture_files import THINKER
@@ -81,72 +48,6 @@ from ppojob_trainer.models.quantised import SECTION
 from ppojob_trainer.models.towers import TOWERS, tower_config
 
 
-class Qwen2VLLanguageConfig(Qwen2VLTextConfig):  # type: ignore[misc]
-    """The language model's part of a config.json, as if there were no other."""
-
-    model_type = "qwen2_vl"
-
-
-class Qwen25VLLanguageConfig(Qwen2_5_VLTextConfig):  # type: ignore[misc]
-    """As `Qwen2VLLanguageConfig`."""
-
-    model_type = "qwen2_5_vl"
-
-
-class Qwen25OmniLanguageConfig(Qwen2_5OmniTextConfig):  # type: ignore[misc]
-    """As `Qwen2VLLanguageConfig`."""
-
-    model_type = "qwen2_5_omni_thinker"
-    tie_word_embeddings: bool = False
-
-
-class Qwen3VLLanguageConfig(Qwen3VLTextConfig):  # type: ignore[misc]
-    """As `Qwen2VLLanguageConfig`.
-
-    Attributes:
-        picture_layers: so many of the first layers are told more of a picture behind them.
-    """
-
-    model_type = "qwen3_vl"
-    picture_layers: int = 0
-    tie_word_embeddings: bool = False
-
-
-class Qwen3VLMoeLanguageConfig(Qwen3VLMoeTextConfig):  # type: ignore[misc]
-    """As `Qwen3VLLanguageConfig`."""
-
-    model_type = "qwen3_vl_moe"
-    picture_layers: int = 0
-    tie_word_embeddings: bool = False
-
-
-class Qwen35LanguageConfig(Qwen3_5TextConfig):  # type: ignore[misc]
-    """As `Qwen2VLLanguageConfig`."""
-
-    model_type = "qwen3_5"
-
-
-class Qwen35MoeLanguageConfig(Qwen3_5MoeTextConfig):  # type: ignore[misc]
-    """As `Qwen2VLLanguageConfig`."""
-
-    model_type = "qwen3_5_moe"
-
-
-class Glm4vLanguageConfig(Glm4vTextConfig):  # type: ignore[misc]
-    """As `Qwen2VLLanguageConfig`."""
-
-    model_type = "glm4v"
-    attention_bias: bool = True
-    tie_word_embeddings: bool = False
-
-
-class Glm4vMoeLanguageConfig(Glm4vMoeTextConfig):  # type: ignore[misc]
-    """As `Qwen2VLLanguageConfig`."""
-
-    model_type = "glm4v_moe"
-    use_qk_norm: bool = False
-
-
 class _LanguageModel:
     """A decoder with an output layer, as transformers' causal language models are.
 
@@ -154,7 +55,7 @@ class _LanguageModel:
     """
 
     decoder: ClassVar[Any]
-    text_config: ClassVar[type[PreTrainedConfig]] = Qwen2Config
+    text_config: ClassVar[type[PreTrainedConfig]]
     _tied_weights_keys: ClassVar = {"lm_head.weight": "model.embed_tokens.weight"}
     _keys_to_ignore_on_load_unexpected: ClassVar = [rf"^{TOWER}"]
 
@@ -198,95 +99,47 @@ class _ValueModel:
         self.post_init()  # type: ignore[attr-defined]
 
 
-class Qwen2VLForCausalLM(_LanguageModel, Qwen2VLPreTrainedModel):  # type: ignore[misc]
-    """The language model of Qwen2-VL."""
+def _language_model(
+    model_type: str,
+    decoder: Any,
+    text_config: type[PreTrainedConfig],
+    **fields: bool | int,
+) -> Any:
+    """The class of a language model, which transformers is told of, as of its value model.
 
-    config_class = Qwen2VLLanguageConfig
-    decoder = Qwen2VLTextModel
-
-
-class Qwen25VLForCausalLM(_LanguageModel, Qwen2_5_VLPreTrainedModel):  # type: ignore[misc]
-    """The language model of Qwen2.5-VL."""
-
-    config_class = Qwen25VLLanguageConfig
-    decoder = Qwen2_5_VLTextModel
-
-
-class Qwen25OmniForCausalLM(_LanguageModel, Qwen2_5OmniPreTrainedModel):  # type: ignore[misc]
-    """The language model of Qwen2.5-Omni."""
-
-    config_class = Qwen25OmniLanguageConfig
-    decoder = Qwen2_5OmniThinkerTextModel
-
-
-class Qwen3VLForCausalLM(_LanguageModel, Qwen3VLPreTrainedModel):  # type: ignore[misc]
-    """The language model of Qwen3-VL."""
-
-    config_class = Qwen3VLLanguageConfig
-    decoder = Qwen3VLTextModel
-    text_config = Qwen3Config
+    Args:
+        model_type: of the folders that have it.
+        decoder: transformers' own.
+        text_config: of models that say the same of text, and know nothing of pictures.
+        fields: what its configuration has besides, or with other defaults than the decoder's.
+    """
+    name = decoder.__name__.replace("_", "").removesuffix("TextModel")
+    types = {field: type(default) for field, default in fields.items()}
+    own = {"model_type": model_type, "__annotations__": types, **fields}
+    config = type(f"{name}LanguageConfig", (decoder.config_class,), own)
+    parts = {"config_class": config, "decoder": decoder, "text_config": text_config}
+    model = type(f"{name}ForCausalLM", (_LanguageModel, *decoder.__bases__), parts)
+    values = type(f"{name}ForTokenClassification", (_ValueModel, *decoder.__bases__), parts)
+    AutoModelForCausalLM.register(config, model, exist_ok=True)
+    AutoModelForTokenClassification.register(config, values, exist_ok=True)
+    return model
 
 
-class Qwen3VLMoeForCausalLM(_LanguageModel, Qwen3VLMoePreTrainedModel):  # type: ignore[misc]
-    """The language model of Qwen3-VL's mixtures of experts."""
-
-    config_class = Qwen3VLMoeLanguageConfig
-    decoder = Qwen3VLMoeTextModel
-    text_config = Qwen3MoeConfig
-
-
-class Qwen35ForCausalLM(_LanguageModel, Qwen3_5PreTrainedModel):  # type: ignore[misc]
-    """The language model of Qwen3.5."""
-
-    config_class = Qwen35LanguageConfig
-    decoder = Qwen3_5TextModel
-    text_config = Qwen3_5TextConfig
-
-
-class Qwen35MoeForCausalLM(_LanguageModel, Qwen3_5MoePreTrainedModel):  # type: ignore[misc]
-    """The language model of Qwen3.5's mixtures of experts."""
-
-    config_class = Qwen35MoeLanguageConfig
-    decoder = Qwen3_5MoeTextModel
-    text_config = Qwen3_5MoeTextConfig
-
-
-class Glm4vForCausalLM(_LanguageModel, Glm4vPreTrainedModel):  # type: ignore[misc]
-    """The language model of GLM-4.1V."""
-
-    config_class = Glm4vLanguageConfig
-    decoder = Glm4vTextModel
-    text_config = Glm4Config
-
-
-class Glm4vMoeForCausalLM(_LanguageModel, Glm4vMoePreTrainedModel):  # type: ignore[misc]
-    """The language model of GLM-4.5V, a mixture of experts."""
-
-    config_class = Glm4vMoeLanguageConfig
-    decoder = Glm4vMoeTextModel
-    text_config = Glm4MoeConfig
-
-
-_TOLD_BEHIND_LAYERS: Final = (Qwen3VLForCausalLM, Qwen3VLMoeForCausalLM)
-_GLM: Final = (Glm4vForCausalLM, Glm4vMoeForCausalLM)
-_MODELS: Final = {
-    model.config_class.model_type: model
-    for model in (
-        Qwen2VLForCausalLM,
-        Qwen25VLForCausalLM,
-        Qwen25OmniForCausalLM,
-        *_TOLD_BEHIND_LAYERS,
-        Qwen35ForCausalLM,
-        Qwen35MoeForCausalLM,
-        *_GLM,
-    )
-}
-for _model in _MODELS.values():
-    AutoModelForCausalLM.register(_model.config_class, _model, exist_ok=True)
-    _name = _model.__name__.replace("ForCausalLM", "ForTokenClassification")
-    _parts = {"config_class": _model.config_class, "decoder": _model.decoder}
-    _value_model = type(_name, (_ValueModel, *_model.__bases__[1:]), _parts)
-    AutoModelForTokenClassification.register(_model.config_class, _value_model, exist_ok=True)
+_UNTIED: Final = {"tie_word_embeddings": False}
+# So many of the first layers are told more of a picture behind them.
+_TOLD_BEHIND_LAYERS: Final = {"picture_layers": 0, **_UNTIED}
+_MODELS: Final = (
+    _language_model("qwen2_vl", Qwen2VLTextModel, Qwen2Config),
+    _language_model("qwen2_5_vl", Qwen2_5_VLTextModel, Qwen2Config),
+    _language_model("qwen2_5_omni_thinker", Qwen2_5OmniThinkerTextModel, Qwen2Config, **_UNTIED),
+    _language_model("qwen3_vl", Qwen3VLTextModel, Qwen3Config, **_TOLD_BEHIND_LAYERS),
+    _language_model("qwen3_vl_moe", Qwen3VLMoeTextModel, Qwen3MoeConfig, **_TOLD_BEHIND_LAYERS),
+    _language_model("qwen3_5", Qwen3_5TextModel, Qwen3_5TextConfig),
+    _language_model("qwen3_5_moe", Qwen3_5MoeTextModel, Qwen3_5MoeTextConfig),
+    _language_model("glm4v", Glm4vTextModel, Glm4Config, attention_bias=True, **_UNTIED),
+    _language_model("glm4v_moe", Glm4vMoeTextModel, Glm4MoeConfig, use_qk_norm=False),
+)
+LANGUAGE_MODELS: Final = {model.config_class.model_type: model for model in _MODELS}
 
 
 def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrainedConfig:
@@ -328,7 +181,7 @@ def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
     config = _whole(config)
     if config.model_type in WHOLES:
         return _part_of_whole(config)
-    model = _MODELS.get(config.model_type)
+    model = LANGUAGE_MODELS.get(config.model_type)
     if model is None or isinstance(config, model.config_class):
         return config
     return model.config_class(**_language_values(config), name_or_path=config.name_or_path)
@@ -341,7 +194,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     """
     config = _whole(config)
     config = _part_of_whole(config) if config.model_type in WHOLES else config
-    if (model := _MODELS.get(config.model_type)) is None:
+    if (model := LANGUAGE_MODELS.get(config.model_type)) is None:
         text = config
     else:
         kind, values = model.text_config, _language_values(config)
@@ -380,11 +233,11 @@ def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
     values: dict[str, Any] = getattr(config, TEXT_SECTION).to_dict()
     for name in ("model_type", "architectures", "_name_or_path"):
         values.pop(name, None)
-    if _MODELS[config.model_type] in _TOLD_BEHIND_LAYERS:
+    if config.model_type in {"qwen3_vl", "qwen3_vl_moe"}:
         values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
         # What transformers computes in any case, and vLLM where it is told.
         values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}
-    if _MODELS[config.model_type] in _GLM:
+    if config.model_type in {"glm4v", "glm4v_moe"}:
         # What transformers takes for granted, and vLLM otherwise.
         values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
         ropes = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
