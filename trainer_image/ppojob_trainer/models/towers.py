@@ -103,18 +103,24 @@ class _Projected:
         self.post_init()  # type: ignore[attr-defined]
 
 
-class _InternVLTower(_Projected, InternVLPreTrainedModel):  # type: ignore[misc]
+class _OfSquares(_Projected):
+    """A tower that sees a picture as squares."""
+
+    get_image_features: ClassVar[Any]
+
+    def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
+        """(tokens, h) of the squares of a picture, (n, 3, y, x), one after the other."""
+        output = self.get_image_features(pixel_values)
+        output.pooler_output = output.pooler_output.flatten(0, 1)
+        return output
+
+
+class _InternVLTower(_OfSquares, InternVLPreTrainedModel):  # type: ignore[misc]
     """That of InternVL."""
 
     projector = InternVLMultiModalProjector
     pixel_shuffle = InternVLModel.pixel_shuffle
     get_image_features = InternVLModel.get_image_features
-
-    def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
-        """(tokens, h) of the tiles of a picture, (n, 3, y, x), one after the other."""
-        output = self.get_image_features(pixel_values)
-        output.pooler_output = output.pooler_output.flatten(0, 1)
-        return output
 
 
 class _Mistral3Tower(_Projected, Mistral3PreTrainedModel):  # type: ignore[misc]
@@ -129,17 +135,11 @@ class _Mistral3Tower(_Projected, Mistral3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
-class _Gemma3Tower(_Projected, Gemma3PreTrainedModel):  # type: ignore[misc]
+class _Gemma3Tower(_OfSquares, Gemma3PreTrainedModel):  # type: ignore[misc]
     """That of Gemma 3."""
 
     projector = Gemma3MultiModalProjector
     get_image_features = Gemma3Model.get_image_features
-
-    def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
-        """(tokens, h) of a picture, (1, 3, y, x)."""
-        output = self.get_image_features(pixel_values)
-        output.pooler_output = output.pooler_output.flatten(0, 1)
-        return output
 
 
 class _Gemma4Tower(Gemma4PreTrainedModel):  # type: ignore[misc]

@@ -18,6 +18,19 @@ from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM, Qwen3Nex
 _JOINED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
 
 
+def give_parts(
+    model: Any, config: Any, decoder: type[nn.Module], vllm_config: VllmConfig, prefix: str
+) -> None:
+    """Give a language model of vLLM's another decoder than its class has, and a head."""
+    model.config = config
+    model.model = decoder(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
+    model.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
+    if config.tie_word_embeddings:
+        model.lm_head = model.lm_head.tie_weights(model.model.embed_tokens)
+    model.logits_processor = LogitsProcessor(config.vocab_size)
+    model.make_empty_intermediate_tensors = model.model.make_empty_intermediate_tensors
+
+
 @support_torch_compile(
     dynamic_arg_dims={
         "input_ids": 0,
@@ -36,13 +49,7 @@ class UnjoinedQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         """As `Qwen3NextForCausalLM`, which has no tied head."""
         nn.Module.__init__(self)
-        self.config = config = vllm_config.model_config.hf_text_config
-        self.model = _Model(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
-        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
-        if config.tie_word_embeddings:
-            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        give_parts(self, vllm_config.model_config.hf_text_config, _Model, vllm_config, prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
         """Take weights under the names of Qwen3.5."""

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_input
-from vllm.model_executor.layers.logits_processor import LogitsProcessor
-from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.gemma4 import Gemma4ForCausalLM
 from vllm.model_executor.models.glm4 import Glm4ForCausalLM
@@ -38,7 +36,7 @@ from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
-from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
+from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next, give_parts
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
@@ -221,13 +219,7 @@ class _SeeingDeep(_SeeingAxes):
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         """As `Qwen3ForCausalLM`, whose model is another."""
         nn.Module.__init__(self)
-        self.config = config = vllm_config.model_config.hf_config
-        self.model = self.decoder(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
-        self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
-        if config.tie_word_embeddings:
-            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
-        self.logits_processor = LogitsProcessor(config.vocab_size)
-        self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
+        give_parts(self, vllm_config.model_config.hf_config, self.decoder, vllm_config, prefix)
         self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
         self._told = 0  # tokens at the beginning of `_behind_layers` that may not be zero
 

@@ -8,17 +8,24 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.roles import Offloaded
+from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts, read_shard
+from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.adapter_names import is_adapter
+from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.kinds import POLICY, ModelKind
+from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.state_dict import load_named_tensors, trained_tensors
 from ppojob_trainer.parallel.boxes import Box, box_of, local_part
 from ppojob_trainer.parallel.offload import HostMemory, Resident
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 OPTIMIZER_FILE = "optimizer.safetensors"
@@ -159,6 +166,58 @@ class Learner:
         torch.set_rng_state(state["torch"])
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self._world.device)
+
+
+class TrainedModel:
+    """A model in training, as the stages of a step ask for it."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+
+    @property
+    def at_update(self) -> tuple[Resident, ...]:
+        """The models whose weights an update computes with."""
+        return (self.learner.resident,)
+
+
+def load_for(
+    spec: PPOJobSpec,
+    folder: str,
+    world: World,
+    kind: ModelKind = POLICY,
+    lora: LoraSpec | None = None,
+    **parts: bool,
+) -> PreTrainedModel:
+    """Load a model that reads the rows of a job; `parts` as of `load_model`."""
+    return load_model(
+        folder,
+        DTYPES[spec.model.dtype],
+        kind=kind,
+        world=world,
+        lora=lora,
+        seed=spec.seed,
+        overrides=config_changes(folder, spec.model),
+        **parts,
+    )
+
+
+def critic_learner(
+    spec: PPOJobSpec, world: World, kind: ModelKind, head: ValueHead | PolicyHead
+) -> Learner:
+    """The model of the role `critic`, as the job begins with it."""
+    critic, role = spec.critic, spec.roles.critic
+    assert critic is not None, "a job without a critic has no such role"
+    assert critic.path is not None, "a resolved configuration says which model"
+    assert role is not None, "a resolved configuration says where it lives"
+    offload = role.offload
+
+    def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
+        return TrainEngine(
+            model, head, spec.training, critic.optimizer, total_updates, world, offload
+        )
+
+    load = partial(load_for, spec, critic.path, world, kind, critic.lora)
+    return Learner("critic", world, spec.seed, load, train, offload)
 
 
 def resident_weights(model: nn.Module, *, leaves: bool) -> Resident:

@@ -7,26 +7,26 @@ reference is what it began as, or another model, of which it had been made befor
 from typing import Final
 
 import torch
-from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, TokenOutputs
-from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_objective import OutcomeObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.kinds import PROCESS_REWARD
-from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.learner import Learner, resident_weights
+from ppojob_trainer.workers.learner import (
+    Learner,
+    TrainedModel,
+    critic_learner,
+    load_for,
+    resident_weights,
+)
 from ppojob_trainer.workers.reference import BaseEngine
 
 CRITIC_REFERENCE: Final = "critic_reference"
@@ -46,17 +46,12 @@ class CriticReference:
         return PassStatistics()
 
 
-class ProcessRewardModel:
+class ProcessRewardModel(TrainedModel):
     """The model in training."""
 
     def __init__(self, learner: Learner, beta: float) -> None:
-        self.learner = learner
+        super().__init__(learner)
         self._objective = OutcomeObjective(beta)
-
-    @property
-    def at_update(self) -> tuple[Resident, ...]:
-        """The models whose weights an update computes with."""
-        return (self.learner.resident,)
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `process_rewards`."""
@@ -84,39 +79,16 @@ def open_process_reward_model(
     """Load it and its reference; beside adapters that may be its weights without them."""
     critic, role, prime = spec.critic, spec.roles.critic, spec.algorithm.prime
     assert critic is not None, "no other algorithm has one"
-    assert critic.path is not None, "a resolved configuration says which model"
     assert role is not None, "a resolved configuration says where it lives"
     assert prime is not None, "no other algorithm has one"
-    path, offload, training = critic.path, role.offload, spec.training
+    training, reference = spec.training, spec.critic_paths[-1]
     # Of all tokens, whatever the temperature of the engines.
     head = PolicyHead(LogprobSettings(chunk_tokens=training.logprob_chunk_tokens))
-
-    def load(folder: str, lora: LoraSpec | None = None) -> PreTrainedModel:
-        return load_model(
-            folder,
-            DTYPES[spec.model.dtype],
-            kind=PROCESS_REWARD,
-            world=world,
-            lora=lora,
-            seed=spec.seed,
-            overrides=config_changes(folder, spec.model),
-        )
-
-    def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
-        return TrainEngine(model, head, training, critic.optimizer, total_updates, world, offload)
-
-    learner = Learner(
-        role="critic",
-        world=world,
-        seed=spec.seed,
-        load=lambda: load(path, critic.lora),
-        train=train,
-        offload=offload,
-    )
-    trained, reference = ProcessRewardModel(learner, prime.beta), spec.critic_paths[-1]
-    if critic.lora is not None and reference == path:
+    learner = critic_learner(spec, world, PROCESS_REWARD, head)
+    trained = ProcessRewardModel(learner, prime.beta)
+    if critic.lora is not None and reference == critic.path:
         base = BaseEngine(learner.model, head, training, world)
         return trained, CriticReference(base, learner.resident)
-    engine = ForwardEngine(load(reference), head, training, world)
-    resident = resident_weights(engine.model, leaves="weights" in offload)
-    return trained, CriticReference(engine, resident)
+    loaded = load_for(spec, reference, world, PROCESS_REWARD)
+    resident = resident_weights(loaded, leaves="weights" in role.offload)
+    return trained, CriticReference(ForwardEngine(loaded, head, training, world), resident)

@@ -14,18 +14,15 @@ from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.config_changes import config_changes
-from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.offload import OneOfSeveral, Resident
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.learner import Learner, resident_weights, state_file
+from ppojob_trainer.workers.learner import Learner, load_for, resident_weights, state_file
 
 ROLE: Final = "reference"
 """Name of the folder of its files in a checkpoint."""
@@ -68,13 +65,7 @@ class Reference:
         """
         spec = self._spec
         lora = spec.lora_of_reference
-        model = load_model(
-            self._path,
-            DTYPES[spec.model.dtype],
-            world=self._world,
-            lora=lora,
-            overrides=config_changes(self._path, spec.model),
-        )
+        model = load_for(spec, self._path, self._world, lora=lora)
         engine = ForwardEngine if lora is None else BaseEngine
         return engine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 

@@ -25,18 +25,15 @@ from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjectiv
 from ppojob_trainer.engine.train_engine import GivenObjective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.experts import freeze_routers
 from ppojob_trainer.models.kinds import CRITIC, POLICY, SCORER
-from ppojob_trainer.models.load import load_model
 from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
-from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rows.experience import ROUTER_COLUMNS, Experience
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.answer_probability import answer_probabilities
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.learner import Learner
+from ppojob_trainer.workers.learner import Learner, TrainedModel, critic_learner, load_for
 from ppojob_trainer.workers.reference import Reference, Teachers
 
 
@@ -57,11 +54,11 @@ def given_objective(spec: PPOJobSpec) -> GivenObjective | None:
     return None
 
 
-class Policy:
+class Policy(TrainedModel):
     """The model that is trained."""
 
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
-        self.learner = learner
+        super().__init__(learner)
         # What updates compare it with over the whole vocabulary, and held-out answers; else None.
         self.reference: Reference | Teachers | None = None
         # Given answers that are learnt beside the rows of the step, where there are some.
@@ -73,8 +70,8 @@ class Policy:
 
     @property
     def at_update(self) -> tuple[Resident, ...]:
-        """The models whose weights an update computes with."""
-        return self.at_loss if self._given is None else (self.learner.resident,)
+        """See `TrainedModel`."""
+        return self.at_loss if self._given is None else super().at_update
 
     @property
     def at_loss(self) -> tuple[Resident, ...]:
@@ -184,20 +181,16 @@ class Policy:
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:
     """Load the policy as the job begins with it."""
-    model, dtype = spec.model, DTYPES[spec.model.dtype]
+    model, offload = spec.model, spec.roles.actor_rollout.offload
     is_scorer = spec.algorithm.type == "reward_model"
-    overrides = config_changes(model.path, model)
-    offload = spec.roles.actor_rollout.offload
 
     def load() -> PreTrainedModel:
-        loaded = load_model(
+        loaded = load_for(
+            spec,
             model.path,
-            dtype,
-            kind=SCORER if is_scorer else POLICY,
-            world=world,
-            lora=model.lora,
-            seed=spec.seed,
-            overrides=overrides,
+            world,
+            SCORER if is_scorer else POLICY,
+            model.lora,
             with_tower=not is_scorer and not model.freeze_vision_tower,
             learns_log_z=spec.algorithm.policy_loss.loss.learns_log_z,
             with_mtp=model.mtp is not None,
@@ -221,30 +214,15 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             Mtp.of(spec),
         )
 
-    return Policy(
-        spec,
-        Learner(
-            role="actorRollout",
-            world=world,
-            seed=spec.seed,
-            load=load,
-            train=train,
-            offload=offload,
-        ),
-    )
+    return Policy(spec, Learner("actorRollout", world, spec.seed, load, train, offload))
 
 
-class Critic:
+class Critic(TrainedModel):
     """The value model in training."""
 
     def __init__(self, learner: Learner, objective: ValueObjective) -> None:
-        self.learner = learner
+        super().__init__(learner)
         self._objective = objective
-
-    @property
-    def at_update(self) -> tuple[Resident, ...]:
-        """The models whose weights an update computes with."""
-        return (self.learner.resident,)
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `values`."""
@@ -260,31 +238,6 @@ class Critic:
 def open_critic(spec: PPOJobSpec, world: World) -> Critic:
     """Load the critic as the job begins with it."""
     assert spec.critic is not None, "a job without a critic has no such role"
-    assert spec.critic.path is not None, "a resolved configuration says which model"
-    critic, path, dtype = spec.critic, spec.critic.path, DTYPES[spec.model.dtype]
-    assert spec.roles.critic is not None, "a resolved configuration says where it lives"
-    offload = spec.roles.critic.offload
-
-    def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
-        return TrainEngine(
-            model, ValueHead(), spec.training, critic.optimizer, total_updates, world, offload
-        )
-
-    learner = Learner(
-        role="critic",
-        world=world,
-        seed=spec.seed,
-        load=lambda: load_model(
-            path,
-            dtype,
-            kind=CRITIC,
-            world=world,
-            lora=critic.lora,
-            seed=spec.seed,
-            overrides=config_changes(path, spec.model),
-        ),
-        train=train,
-        offload=offload,
-    )
     limit = spec.data.max_response_tokens
-    return Critic(learner, ValueObjective.of(critic, spec.algorithm, max_response_tokens=limit))
+    objective = ValueObjective.of(spec.critic, spec.algorithm, max_response_tokens=limit)
+    return Critic(critic_learner(spec, world, CRITIC, ValueHead()), objective)
