@@ -36,18 +36,10 @@ from ppojob_trainer.data.prompt_store import PromptStore
 from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
+from ppojob_trainer.models import kinds
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.config_changes import can_be_stretched, config_changes
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder, check_use
-from ppojob_trainer.models.kinds import (
-    CRITIC,
-    JUDGE,
-    POLICY,
-    REFERENCE,
-    REWARD,
-    SCORER,
-    ModelKind,
-)
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
 from ppojob_trainer.models.memory import GIB, least_cache
 from ppojob_trainer.models.problems import ModelReason
@@ -119,13 +111,13 @@ def check_inputs(config: RunConfig) -> Preflight:
     """
     spec, found = config.spec, Preflight()
     found.add([], validation.warnings(config.job()))
-    kind = SCORER if spec.algorithm.type == "reward_model" else POLICY
+    kind = kinds.SCORER if spec.algorithm.type == "reward_model" else kinds.POLICY
     overrides = config_changes(spec.model.path, spec.model)
     model = check_model_folder(Path(spec.model.path), kind, overrides)
     found.parameters = model.parameters
     misfits = [*_context(spec, model), *check_layouts(spec)]
     if spec.reference is None:
-        misfits += _teacher_context(spec, POLICY.where, model)
+        misfits += _teacher_context(spec, kinds.POLICY.where, model)
     misfits += check_arguments(spec.rollout.engine_arguments)
     adapted: dict[str, ModelSpec | CriticSpec | None] = {"model": spec.model, "critic": spec.critic}
     for name, one in adapted.items():
@@ -244,14 +236,14 @@ def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found:
     if critic is None or critic.path is None or spec.algorithm.estimator.critic != "value":
         return
     if critic.path == spec.model.path:
-        found.add(check_use(Path(critic.path), CRITIC))
+        found.add(check_use(Path(critic.path), kinds.CRITIC))
         return
-    report = _check_reader(spec, Path(critic.path), CRITIC, found)
+    report = _check_reader(spec, Path(critic.path), kinds.CRITIC, found)
     rows = report.vocabulary
     largest = max((vocabulary or {}).values(), default=-1)
     if rows is not None and largest >= rows:
         problem = Problem(
-            CRITIC.where,
+            kinds.CRITIC.where,
             f"an embedding of {rows} rows",
             f"it reads the policy's token ids, which go up to {largest}",
             "a model with the policy's tokenizer",
@@ -271,7 +263,7 @@ def _check_references(
     is_cut = spec.algorithm.compares_vocabularies and tensor > 1
     folders: dict[str, str | None] = {}
     if (reference := spec.reference) is not None:
-        folders[REFERENCE.where] = reference.path
+        folders[kinds.REFERENCE.where] = reference.path
         teachers = enumerate(reference.teachers)
         folders |= {f"spec.reference.teachers[{n}].path": one.path for n, one in teachers}
     if (critic := spec.critic) is not None and spec.algorithm.estimator.critic == "process_reward":
@@ -281,7 +273,7 @@ def _check_references(
     for where, path in folders.items():
         if path is None:
             continue
-        folder, kind = Path(path), replace(REFERENCE, where=where)
+        folder, kind = Path(path), replace(kinds.REFERENCE, where=where)
         report = _check_reader(spec, folder, kind, found)
         is_cut_alike = is_cut and where.startswith("spec.reference.")
         if where.startswith("spec.reference."):
@@ -292,7 +284,9 @@ def _check_references(
             found.add(check_same_tokens(vocabulary or {}, folder))
 
 
-def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Preflight) -> ModelReport:
+def _check_reader(
+    spec: PPOJobSpec, folder: Path, kind: kinds.ModelKind, found: Preflight
+) -> ModelReport:
     """Judge the folder of a model that reads the policy's rows, and so as many tokens."""
     report = check_model_folder(folder, kind, config_changes(folder, spec.model))
     found.add(report.errors, report.warnings)
@@ -311,7 +305,7 @@ def _check_reader(spec: PPOJobSpec, folder: Path, kind: ModelKind, found: Prefli
 
 def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
     """Judge the reward model's folder and its tokenizer."""
-    report = check_model_folder(Path(spec.path), REWARD)
+    report = check_model_folder(Path(spec.path), kinds.REWARD)
     found.add(report.errors, report.warnings)
     folder = Path(spec.tokenizer_path or spec.path)
     if not folder.is_dir() and folder == Path(spec.path):
@@ -332,7 +326,7 @@ def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
 
 def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
     """Judge the folder of the judge, and what it is asked by."""
-    report = check_model_folder(Path(spec.path), JUDGE)
+    report = check_model_folder(Path(spec.path), kinds.JUDGE)
     found.add(report.errors, report.warnings)
     limit, longest = report.context_tokens, spec.max_tokens
     if limit is not None and longest is not None and longest > limit:
@@ -350,7 +344,7 @@ def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
     with found.refusals(), ChatTokenizer(spec.path, spec.path, None, setting=setting) as chat:
         if not chat.has_template:
             why, allowed = "it has no chat template, and is asked by chat", "a model that has one"
-            where, code = JUDGE.where, ReasonCode.REQUIRED
+            where, code = kinds.JUDGE.where, ReasonCode.REQUIRED
             found.add([Problem(where, shown(spec.path), why, allowed, code)])
 
 

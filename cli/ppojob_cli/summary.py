@@ -9,22 +9,9 @@ from typing import Final
 
 import msgspec
 
-from ppojob_api import contract
+from ppojob_api import contract, run_layout
 from ppojob_api.problem import counted, printable
 from ppojob_api.run_config import RunConfig
-from ppojob_api.run_layout import (
-    EXPORT_FOLDER,
-    LOGS_FOLDER,
-    MLFLOW_FILE,
-    MLFLOW_FOLDER,
-    PROFILE_FOLDER,
-    RESPONSES_FILE,
-    SUMMARY_FILE,
-    SWANLAB_FOLDER,
-    TENSORBOARD_FOLDER,
-    TRACKIO_FOLDER,
-    WANDB_FOLDER,
-)
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import short_name
 from ppojob_trainer.controller.progress import TrainingStatus
@@ -73,7 +60,7 @@ class Ending:
 def read_summary(folder: Path) -> RunSummary | None:
     """The summary in a run folder; None where there is none that can be read."""
     try:
-        return msgspec.json.decode((folder / SUMMARY_FILE).read_bytes(), type=RunSummary)
+        return msgspec.json.decode((folder / run_layout.SUMMARY_FILE).read_bytes(), type=RunSummary)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
         return None
 
@@ -151,31 +138,31 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
 
 def _what_lies_there(folder: Path) -> Iterator[str]:
     """Where the model is, and how what else a run has left is looked at."""
-    if (folder / EXPORT_FOLDER / "config.json").is_file():
-        yield f"  model       {folder / EXPORT_FOLDER}"
-    if (folder / PROFILE_FOLDER).is_dir():
-        yield f"  traces      {folder / PROFILE_FOLDER}"
-    if (folder / TENSORBOARD_FOLDER).is_dir():
-        logs = shlex.quote(str(folder / TENSORBOARD_FOLDER))
+    if (folder / run_layout.EXPORT_FOLDER / "config.json").is_file():
+        yield f"  model       {folder / run_layout.EXPORT_FOLDER}"
+    if (folder / run_layout.PROFILE_FOLDER).is_dir():
+        yield f"  traces      {folder / run_layout.PROFILE_FOLDER}"
+    if (folder / run_layout.TENSORBOARD_FOLDER).is_dir():
+        logs = shlex.quote(str(folder / run_layout.TENSORBOARD_FOLDER))
         yield f"  curves      tensorboard --logdir {logs}"
     for tracker, pattern in (
-        ("wandb", f"{WANDB_FOLDER}/offline-run-*"),
-        ("swanlab", f"{SWANLAB_FOLDER}/offline-*"),
+        ("wandb", f"{run_layout.WANDB_FOLDER}/offline-run-*"),
+        ("swanlab", f"{run_layout.SWANLAB_FOLDER}/offline-*"),
     ):
         for offline in sorted(folder.glob(pattern)):
             yield f"  {tracker:<11} {tracker} sync {shlex.quote(str(offline))}"
-    store = folder.absolute() / MLFLOW_FOLDER / MLFLOW_FILE
+    store = folder.absolute() / run_layout.MLFLOW_FOLDER / run_layout.MLFLOW_FILE
     if store.is_file():
         uri = shlex.quote(f"sqlite:///{store}")
         yield f"  mlflow      mlflow ui --backend-store-uri {uri}"
-    if (folder / TRACKIO_FOLDER).is_dir():
-        place = shlex.quote(str(folder.absolute() / TRACKIO_FOLDER))
+    if (folder / run_layout.TRACKIO_FOLDER).is_dir():
+        place = shlex.quote(str(folder.absolute() / run_layout.TRACKIO_FOLDER))
         yield f"  trackio     TRACKIO_DIR={place} trackio show"
 
 
 def _answered(folder: Path) -> str:
     """Where the responses of a job are that only generates, and to how many prompts."""
-    path = folder / RESPONSES_FILE
+    path = folder / run_layout.RESPONSES_FILE
     if not path.is_file():
         return ""
     # Parquet takes half a second to load.
@@ -186,7 +173,7 @@ def _answered(folder: Path) -> str:
 
 def log_lines(folder: Path, pod: str) -> list[str]:
     """The last lines of a pod's log, under its path."""
-    path = folder / LOGS_FOLDER / f"{pod}.log"
+    path = folder / run_layout.LOGS_FOLDER / f"{pod}.log"
     try:
         with path.open("rb") as file:
             size = file.seek(0, 2)

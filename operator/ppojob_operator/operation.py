@@ -10,21 +10,12 @@ from typing import get_args
 
 from ppojob_api.v1alpha1.status import Phase
 from ppojob_api.well_known import LABEL_JOB
+from ppojob_operator import kinds
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.cache import Cache
 from ppojob_operator.cluster import Cluster
 from ppojob_operator.errors import ClusterError
 from ppojob_operator.job_queue import JobQueue
-from ppojob_operator.kinds import (
-    CHILD_KINDS,
-    FLAVOR,
-    GANG_KINDS,
-    JOB,
-    NODE,
-    POD,
-    PRIORITY,
-    WATCHED_CHILD_KINDS,
-)
 from ppojob_operator.leadership import Leadership
 from ppojob_operator.metrics import JOBS
 from ppojob_operator.reading import JobKey
@@ -97,24 +88,27 @@ class Operation:
 
     def _make_reflectors(self) -> Iterator[Reflector]:
         cluster, cache, gangs = self._cluster, self.cache, self.cache.gangs
-        yield Reflector(cluster, NODE, cache.see_node, cache.lose_node, is_optional=True)
+        yield Reflector(cluster, kinds.NODE, cache.see_node, cache.lose_node, is_optional=True)
         # What places pods together may be installed, or go, while the operator runs.
         ways = self._settings.gangs
         for namespace in self._settings.watch_namespaces or ("",):
             of_jobs = functools.partial(Reflector, cluster, namespace=namespace, selector=LABEL_JOB)
-            yield of_jobs(POD, cache.see_pod, cache.lose)
-            for name in WATCHED_CHILD_KINDS:
-                yield of_jobs(CHILD_KINDS[name], cache.see_child, cache.lose)
+            yield of_jobs(kinds.POD, cache.see_pod, cache.lose)
+            for name in kinds.WATCHED_CHILD_KINDS:
+                yield of_jobs(kinds.CHILD_KINDS[name], cache.see_child, cache.lose)
             for kind in (kind for way in ways for kind in GANGS[way].kinds):
                 yield of_jobs(
-                    GANG_KINDS[kind],
+                    kinds.GANG_KINDS[kind],
                     cache.see_child,
                     cache.lose,
                     is_optional=True,
                     served=functools.partial(gangs.see_served, kind, namespace),
                 )
         if "kueue" in ways:
-            for kueues, see in ((FLAVOR, gangs.see_flavor), (PRIORITY, gangs.see_priority)):
+            for kueues, see in (
+                (kinds.FLAVOR, gangs.see_flavor),
+                (kinds.PRIORITY, gangs.see_priority),
+            ):
                 yield Reflector(cluster, kueues, see, gangs.lose, is_optional=True)
 
     async def _look(self, key: JobKey) -> float | None:
@@ -142,7 +136,7 @@ class Operation:
         before = set(self.cache.job_keys())
         there: set[JobKey] = set()
         for namespace in self._settings.watch_namespaces or ("",):
-            async for page in self._cluster.pages(JOB, namespace, ""):
+            async for page in self._cluster.pages(kinds.JOB, namespace, ""):
                 for item in page.items:
                     there.add((item["metadata"]["namespace"], item["metadata"]["name"]))
                     self.cache.see_job(item)

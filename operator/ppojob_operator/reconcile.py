@@ -14,6 +14,7 @@ import zmq
 
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import API_VERSION, KIND, ROLE_SLUGS, RoleName
+from ppojob_operator import metrics
 from ppojob_operator.build import kueue
 from ppojob_operator.build.metadata import LABEL_JOB_UID, is_of, role_of
 from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
@@ -30,14 +31,6 @@ from ppojob_operator.errors import (
     UnavailableError,
 )
 from ppojob_operator.kinds import EVENT, GANG_KINDS, JOB, POD, kind_of, kind_of_child
-from ppojob_operator.metrics import (
-    FIRST_STEP_SECONDS,
-    POD_DELETIONS,
-    PODS_READY_SECONDS,
-    RECONCILE_SECONDS,
-    RECONCILES,
-    RESTARTS,
-)
 from ppojob_operator.plan import plan
 from ppojob_operator.policies.startup import MISSING_SECONDS
 from ppojob_operator.reading import JobKey
@@ -129,8 +122,8 @@ class Reconciler:
             outcome = _outcome(problem)
             raise
         finally:
-            RECONCILES.labels(outcome).inc()
-            RECONCILE_SECONDS.observe(time.monotonic() - started)
+            metrics.RECONCILES.labels(outcome).inc()
+            metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
 
     def _is_new(self, job: Job) -> bool:
         """Whether nothing was made for the job yet."""
@@ -242,7 +235,7 @@ class Reconciler:
             case Delete(kind, name, uid):
                 await self._cluster.delete(kind_of_child(kind), job.namespace, name, uid)
             case DeletePod(name, uid, force):
-                POD_DELETIONS.labels(str(force).lower()).inc()
+                metrics.POD_DELETIONS.labels(str(force).lower()).inc()
                 grace = 0 if force else None
                 await self._cluster.delete(POD, job.namespace, name, uid, grace)
             case DeleteJob():
@@ -384,10 +377,10 @@ def _observe_metrics(job: Job, planned: Plan) -> None:
         return
     age = (datetime.datetime.now(datetime.UTC) - job.created).total_seconds()
     if _begins(job, after, "PodsReady"):
-        PODS_READY_SECONDS.observe(age)
+        metrics.PODS_READY_SECONDS.observe(age)
     if _begins(job, after, "Training") and not job.status.restarts:
-        FIRST_STEP_SECONDS.observe(age)
+        metrics.FIRST_STEP_SECONDS.observe(age)
     known = {(record.uid, record.restart) for record in job.status.failures}
     for record in after.failures:
         if (record.uid, record.restart) not in known:
-            RESTARTS.labels(record.role, record.kind).inc()
+            metrics.RESTARTS.labels(record.role, record.kind).inc()

@@ -3,18 +3,10 @@
 import keyword
 import re
 
+from ppojob_api import well_known
 from ppojob_api.remote_files import DATA_FIELDS, MODEL_FIELDS, SCHEMES, TEACHERS_FIELD
 from ppojob_api.rules.rule import present, rules, words
 from ppojob_api.v1alpha1.section import TEMPLATE_MARK
-from ppojob_api.well_known import (
-    BUILT_IN_SAMPLERS,
-    BUILT_IN_SCORERS,
-    JOB_NAME_LIMIT,
-    JOB_NAME_PATTERN,
-    NAMESPACE_PATTERN,
-    RESERVED_PREFIX,
-    SEEN_OF_ROWS,
-)
 
 DATA_ENDINGS = (".parquet", ".jsonl", ".ndjson", ".json", ".py")
 
@@ -100,10 +92,10 @@ NAME_RULES = (
             keys that begin with $RESERVED belong to the operator; a prefix of your own
         must: self.$FIELD.all(key, !key.startsWith('$RESERVED'))
         """,
-        LIMIT=str(JOB_NAME_LIMIT),
-        PATTERN=JOB_NAME_PATTERN,
-        NAMESPACE=NAMESPACE_PATTERN,
-        RESERVED=RESERVED_PREFIX,
+        LIMIT=str(well_known.JOB_NAME_LIMIT),
+        PATTERN=well_known.JOB_NAME_PATTERN,
+        NAMESPACE=well_known.NAMESPACE_PATTERN,
+        RESERVED=well_known.RESERVED_PREFIX,
     ),
     *rules(
         """
@@ -240,10 +232,10 @@ NAME_RULES = (
         KEYWORDS=words(keyword.kwlist),
         OTHER_SOURCE=_source("other"),
         ONE_SOURCE=_source("one"),
-        SAMPLERS=", ".join(BUILT_IN_SAMPLERS),
-        SAMPLER_WORDS=words(BUILT_IN_SAMPLERS),
-        SEEN=words(SEEN_OF_ROWS),
-        SCORERS=", ".join(BUILT_IN_SCORERS),
-        SCORER_WORDS=words(BUILT_IN_SCORERS),
+        SAMPLERS=", ".join(well_known.BUILT_IN_SAMPLERS),
+        SAMPLER_WORDS=words(well_known.BUILT_IN_SAMPLERS),
+        SEEN=words(well_known.SEEN_OF_ROWS),
+        SCORERS=", ".join(well_known.BUILT_IN_SCORERS),
+        SCORER_WORDS=words(well_known.BUILT_IN_SCORERS),
     ),
 )

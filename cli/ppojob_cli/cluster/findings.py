@@ -14,14 +14,8 @@ from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import RoleName, workload_name
 from ppojob_cli.figures import duration, seconds_of
 from ppojob_operator.conditions import ConditionType, acceptance, condition, from_rfc3339, holds
+from ppojob_operator.policies import startup
 from ppojob_operator.policies.ending import deadline_in
-from ppojob_operator.policies.startup import (
-    PodNames,
-    accepted_pods,
-    obstacles,
-    pods_ready,
-    wanted_pods,
-)
 from ppojob_operator.state import ControllerReport, Job, Node, Observed, Pod, Time
 
 UNKNOWN: Final = "reasons.md, of the version of the operator"
@@ -273,12 +267,12 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     if seen.pods is None or not roles or not (seen.pods or is_due):
         return
     observed = Observed(pods=seen.pods, nodes=seen.nodes, denials=denials)
-    claim = pods_ready(roles, observed, float("inf"))
+    claim = startup.pods_ready(roles, observed, float("inf"))
     if claim.holds:
         return
     found = [
         _found(reason, _first(lines), "PodsReady")
-        for reason, lines in obstacles(roles, observed)
+        for reason, lines in startup.obstacles(roles, observed)
         if lines and not (is_told and reason == "PodsMissing")
     ]
     if mounts := _mount_warnings(seen):
@@ -286,7 +280,7 @@ def _pods(seen: Seen) -> Iterator[Finding]:
     yield from found or ([] if is_told else [_found("Starting", claim.message, "PodsReady")])
 
 
-def _denials(seen: Seen, roles: PodNames) -> dict[RoleName, str]:
+def _denials(seen: Seen, roles: startup.PodNames) -> dict[RoleName, str]:
     """Why pods are not made, as whoever refused them has told the StatefulSet."""
     sets = {workload_name(seen.job.name, role): role for role in roles}
     return {
@@ -376,7 +370,7 @@ def _seconds_left(seen: Seen) -> int | None:
     return seconds_of(training.eta) if training is not None and training.eta else None
 
 
-def _roles(job: Job) -> PodNames:
+def _roles(job: Job) -> startup.PodNames:
     if job.manifest is None:
-        return accepted_pods(job)
-    return wanted_pods(resolve(job.manifest).topology)
+        return startup.accepted_pods(job)
+    return startup.wanted_pods(resolve(job.manifest).topology)

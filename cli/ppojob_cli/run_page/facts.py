@@ -19,17 +19,7 @@ from ppojob_cli.job_file import load_job
 from ppojob_cli.plan import role_lines, unit
 from ppojob_cli.run_folder import is_left
 from ppojob_cli.run_state import RunReader, RunState, work_of
-from ppojob_trainer.checkpoint.journal import (
-    JOURNAL_NAME,
-    AttemptStarted,
-    CheckpointRefused,
-    ControllerStarted,
-    Event,
-    Journal,
-    Rewound,
-    RunBegan,
-    StepDone,
-)
+from ppojob_trainer.checkpoint import journal
 from ppojob_trainer.errors import PPOJobError
 from ppojob_trainer.trackers.messages import flat
 
@@ -97,7 +87,10 @@ def _read(folder: Path, label: str) -> PageRun:
         ("State", list(_state_lines(state, config, folder))),
         *([] if config is None else _job_facts(config)),
         ("When", list(_time_lines(state, events))),
-        ("Version", sorted({e.code_version for e in events if isinstance(e, ControllerStarted)})),
+        (
+            "Version",
+            sorted({e.code_version for e in events if isinstance(e, journal.ControllerStarted)}),
+        ),
         ("Not read", [line for line in (note, trouble) if line]),
     ]
     # Pods may have keys in their environment.
@@ -134,9 +127,9 @@ def _without_pods(config: RunConfig) -> dict[str, Any]:
     return config.spec.model_dump(mode="json", exclude={"pods"}, exclude_none=True)
 
 
-def _events(folder: Path) -> tuple[list[Event], str]:
+def _events(folder: Path) -> tuple[list[journal.Event], str]:
     try:
-        return Journal(folder / CHECKPOINTS_FOLDER / JOURNAL_NAME).read(), ""
+        return journal.Journal(folder / CHECKPOINTS_FOLDER / journal.JOURNAL_NAME).read(), ""
     except (PPOJobError, OSError) as problem:
         return [], str(problem)
 
@@ -176,8 +169,8 @@ def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
     ]
 
 
-def _time_lines(state: RunState, events: Iterable[Event]) -> Iterator[str]:
-    began = next((event.time for event in events if isinstance(event, RunBegan)), None)
+def _time_lines(state: RunState, events: Iterable[journal.Event]) -> Iterator[str]:
+    began = next((event.time for event in events if isinstance(event, journal.RunBegan)), None)
     if began is not None:
         yield f"began {date(began)}"
     last = max([state.status.since, *(record.time for record in state.records[-1:])])
@@ -195,26 +188,26 @@ def date(unix_seconds: float) -> str:
     return f"{datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
-def _marks(events: Iterable[Event]) -> Iterator[Mark]:
+def _marks(events: Iterable[journal.Event]) -> Iterator[Mark]:
     """Restarts, rewinds and damaged checkpoints; the first start is none."""
     done, started = 0, dict[str, float]()
     has_begun = False
     for event in events:
         match event:
-            case ControllerStarted() if event.attempt > 1:
+            case journal.ControllerStarted() if event.attempt > 1:
                 started.setdefault("controller", event.time)
-            case AttemptStarted() if event.attempt > 1:
+            case journal.AttemptStarted() if event.attempt > 1:
                 started.setdefault(event.role, event.time)
-            case CheckpointRefused():
+            case journal.CheckpointRefused():
                 text = f"the checkpoint of step {event.step} is damaged: {event.file}"
                 yield Mark(done, event.time, f"{text}: {event.reason}")
-            case Rewound():
+            case journal.Rewound():
                 if has_begun:
                     why = _STARTED if event.reason == "start" else event.reason
                     text = f"back from step {done} to step {event.to_step}: {why}"
                     yield Mark(done, event.time, text)
                 done = event.to_step
-            case StepDone():
+            case journal.StepDone():
                 yield from _restart(started, done)
                 done, started, has_begun = event.progress.step, {}, True
     yield from _restart(started, done)

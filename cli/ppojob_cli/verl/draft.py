@@ -14,17 +14,9 @@ from ppojob_api.foreign_names import NOT_NEEDED, NOT_YET
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.well_known import API_VERSION, KIND
 from ppojob_cli.verl import keys as table
-from ppojob_cli.verl import unread
+from ppojob_cli.verl import trainers, unread
 from ppojob_cli.verl.keys import Key
 from ppojob_cli.verl.settings import Given
-from ppojob_cli.verl.trainers import (
-    MAIN_PPO,
-    PRIME,
-    SFT,
-    Trainer,
-    engine_of,
-    optimizer_defaults,
-)
 
 OFF: Final[tuple[object, ...]] = (None, False, 0, "", "disabled", "sync", [], "register")
 """Values that switch a key off."""
@@ -60,10 +52,12 @@ class Outcome:
 class Verl:
     """verl's settings as conversions read them: what was given, or verl's default."""
 
-    def __init__(self, given: Mapping[str, Given], trainer: Trainer = MAIN_PPO) -> None:
+    def __init__(
+        self, given: Mapping[str, Given], trainer: trainers.Trainer = trainers.MAIN_PPO
+    ) -> None:
         self.trainer = trainer
-        self.engine = engine_of({key: one.value for key, one in given.items()})
-        self._defaults = {**trainer.defaults, **optimizer_defaults(self.engine)}
+        self.engine = trainers.engine_of({key: one.value for key, one in given.items()})
+        self._defaults = {**trainer.defaults, **trainers.optimizer_defaults(self.engine)}
         self._as_typed = dict(given)
         # A key that the trainer reads by another name hides the key of that name.
         self._given = {key: given[key] for key in given if key not in trainer.names}
@@ -128,8 +122,8 @@ class Verl:
     @property
     def has_critic(self) -> bool:
         """Whether a model is trained beside the policy: of PPO, or of PRIME."""
-        has_one = self.trainer is PRIME or self["algorithm.adv_estimator"] == "gae"
-        return has_one and self.trainer is not SFT and self.is_on("critic.enable")
+        has_one = self.trainer is trainers.PRIME or self["algorithm.adv_estimator"] == "gae"
+        return has_one and self.trainer is not trainers.SFT and self.is_on("critic.enable")
 
     def same(self, key: str) -> list[str]:
         """The keys as they were typed that stand for one."""

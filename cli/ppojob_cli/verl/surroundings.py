@@ -7,18 +7,9 @@ from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.job import Logger
 from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
-from ppojob_cli.verl import keys, unread
+from ppojob_cli.verl import keys, trainers, unread
 from ppojob_cli.verl.asynchronous import DRAWN, drawn_steps
 from ppojob_cli.verl.draft import Draft, Verl, is_count
-from ppojob_cli.verl.trainers import (
-    ENTROPY,
-    FORKS,
-    FULLY_ASYNC,
-    GENERATION,
-    ONE_STEP_OFF,
-    PRIME,
-    TINY_ZERO,
-)
 from ppojob_cli.verl_tools import read_verl_agent
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 
@@ -32,9 +23,9 @@ _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo", "ttrl")
 
 def train_files(verl: Verl, job: Draft) -> None:
     """The files to train on, which a job has that does not train, too."""
-    key = "data.val_files" if verl.trainer is GENERATION else "data.train_files"
+    key = "data.val_files" if verl.trainer is trainers.GENERATION else "data.train_files"
     job.set("spec.data.train", _files(verl[key]), key)
-    if verl.trainer is TINY_ZERO:  # which takes the text of the first message as it is
+    if verl.trainer is trainers.TINY_ZERO:  # which takes the text of the first message as it is
         job.set("spec.model.chatTemplate", "{{ messages[0]['content'] }}", "data.train_files")
 
 
@@ -226,7 +217,10 @@ def rollout_pods(verl: Verl, job: Draft) -> None:
 
 def _gpus_of_engines(verl: Verl) -> int:
     """GPUs of a pod with engines, in which those lie beside the trainer or by themselves."""
-    is_own = verl.is_given(_OWN_GPUS) or verl.trainer in (ONE_STEP_OFF, FULLY_ASYNC)
+    is_own = verl.is_given(_OWN_GPUS) or verl.trainer in (
+        trainers.ONE_STEP_OFF,
+        trainers.FULLY_ASYNC,
+    )
     has_pods = verl[f"{_ROLLOUT}.nnodes"] > 0
     return int(verl[_OWN_GPUS if is_own and has_pods else "trainer.n_gpus_per_node"])
 
@@ -334,7 +328,7 @@ def rewards(verl: Verl, job: Draft) -> None:
             reward["arguments"] = arguments
             names += [f"{at}.reward_kwargs.{name}" for name in arguments]
         job.set("spec.rewards", [reward], *names)
-    elif verl.trainer is ENTROPY:
+    elif verl.trainer is trainers.ENTROPY:
         job.set("spec.rewards", [{"function": "math_verify"}], f"{managed}.name")
         job.note("the recipe's own grader of mathematics; math_verify is here", f"{managed}.name")
     if verl[f"{managed}.source"] != "register":
@@ -434,11 +428,11 @@ def _judge(verl: Verl, job: Draft) -> None:
 
 def length(verl: Verl, job: Draft) -> None:
     """Steps, or passes over the data; verl ends at what comes first."""
-    if verl.trainer is GENERATION:
+    if verl.trainer is trainers.GENERATION:
         job.set("spec.steps.generateOnly", value=True)
         return
     total, epochs = "trainer.total_training_steps", "trainer.total_epochs"
-    drawn, ends_early = drawn_steps(verl), verl.trainer in (*FORKS, PRIME)
+    drawn, ends_early = drawn_steps(verl), verl.trainer in (*trainers.FORKS, trainers.PRIME)
     if drawn is not None:
         job.set("spec.steps.total", drawn, DRAWN)
     elif verl.is_given(total) and ends_early and is_count(verl[total]) and verl[total] > 1:

@@ -9,6 +9,7 @@ import numpy as np
 
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import load_function, raised
+from ppojob_trainer.data import samplers
 from ppojob_trainer.data.row_sampler import (
     MAX_STATE_BYTES,
     ChooseRows,
@@ -17,14 +18,6 @@ from ppojob_trainer.data.row_sampler import (
     SamplerRequest,
     TellNumbers,
     TellValues,
-)
-from ppojob_trainer.data.samplers import (
-    SAMPLERS,
-    STATE,
-    Sampler,
-    checked,
-    keeps_state,
-    read_answer,
 )
 from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
@@ -41,7 +34,7 @@ class _Served:
     """A function, and what it is told of the rows."""
 
     def __init__(self) -> None:
-        self._function: Sampler | None = None
+        self._function: samplers.Sampler | None = None
         self._arguments = b""  # JSON, as what stays of the rows, of which each call has a copy
         self._values: dict[str, list[bytes]] = {}
         self._numbers: dict[str, bytearray] = {}
@@ -51,7 +44,7 @@ class _Served:
             case OpenSampler():
                 self._arguments = request.arguments
                 given = msgspec.json.decode(request.arguments)
-                self._function = checked(request.function, _found(request), given)
+                self._function = samplers.checked(request.function, _found(request), given)
             case TellValues():
                 for name, cells in request.cells.items():
                     self._values.setdefault(name, []).append(cells)
@@ -72,17 +65,17 @@ class _Served:
         rows: dict[str, Any] = {**numbers}
         for name, some in self._values.items():
             rows[name] = [cell for cells in some for cell in msgspec.json.decode(cells)]
-        num_rows, has_state = len(numbers["draws"]), keeps_state(function)
-        own = {STATE: json.loads(request.state)} if has_state else {}
+        num_rows, has_state = len(numbers["draws"]), samplers.keeps_state(function)
+        own = {samplers.STATE: json.loads(request.state)} if has_state else {}
         answer = function(request.step, request.seed, request.count, rows, **arguments, **own)
-        chosen, state = read_answer(answer, request.count, num_rows, has_state=has_state)
+        chosen, state = samplers.read_answer(answer, request.count, num_rows, has_state=has_state)
         return Chosen(chosen, _written(state))
 
 
-def _found(request: OpenSampler) -> Sampler:
+def _found(request: OpenSampler) -> samplers.Sampler:
     """The function of a name, which is built in where there is no file."""
     if not request.path:
-        return SAMPLERS[request.function]
+        return samplers.SAMPLERS[request.function]
     return load_function(request.path, request.function, _MODULE, "function: one of the file")
 
 
@@ -90,10 +83,10 @@ def _written(state: Json) -> str:
     try:
         text = _dumps(state, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise Wrong(STATE, f"JSON cannot hold it: {error}", "what JSON holds") from None
+        raise Wrong(samplers.STATE, f"JSON cannot hold it: {error}", "what JSON holds") from None
     if len(text) > MAX_STATE_BYTES:
         why = "each checkpoint and line of the journal has it"
-        raise Wrong(f"{STATE} of {len(text)} bytes", why, f"at most {MAX_STATE_BYTES}")
+        raise Wrong(f"{samplers.STATE} of {len(text)} bytes", why, f"at most {MAX_STATE_BYTES}")
     return text
 
 

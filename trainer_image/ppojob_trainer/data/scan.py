@@ -10,6 +10,7 @@ from typing import TypedDict
 from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_trainer.data import row_checks
 from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
 from ppojob_trainer.data.columns import read_row
 from ppojob_trainer.data.demonstrations import (
@@ -28,18 +29,6 @@ from ppojob_trainer.data.media_columns import VIDEOS, Medium, media_of, medium_o
 from ppojob_trainer.data.preferences import ScoredAnswers, read_labelled, read_pair, read_split
 from ppojob_trainer.data.problems import BadCell, DataProblem, Findings
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow, PromptStore
-from ppojob_trainer.data.row_checks import (
-    RewardChecks,
-    RowAgents,
-    shown_tools,
-    truthless,
-    unread,
-    unrewarded,
-    untaken_kwargs,
-    with_control_token,
-    with_unseen_media,
-    wrong_selection,
-)
 from ppojob_trainer.data.template_columns import TemplateColumns, without_nulls
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 
@@ -105,8 +94,8 @@ class Scan:
 
     spec: DataSpec
     chat: ChatTokenizer
-    rewards: RewardChecks | None
-    agents: RowAgents | None
+    rewards: row_checks.RewardChecks | None
+    agents: row_checks.RowAgents | None
     max_rows: int | None
     sources: Collection[str] | None = None
     store: PromptStore | None = None
@@ -313,7 +302,7 @@ class Scan:
         variables = self._columns.variables(cells)
         if self.given is not None:
             return Told(variables, self._columns.tools(cells))
-        return Told(variables, shown_tools(row.extra_info, self._tools(row)))
+        return Told(variables, row_checks.shown_tools(row.extra_info, self._tools(row)))
 
     def _take(self, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
         told = [candidate.told for candidate in candidates]
@@ -396,16 +385,16 @@ class Scan:
             whole = [*whole, *(dict(said) for answer in candidate.answers for said in answer)]
         found = (
             (self.errors, self._other_kind(candidate)),
-            (self.errors, unrewarded(row, self.rewards, self.spec)),
-            (self.errors, unread(row, self.sources, self.spec)),
-            (self.errors, wrong_selection(row.extra_info, tools)),
+            (self.errors, row_checks.unrewarded(row, self.rewards, self.spec)),
+            (self.errors, row_checks.unread(row, self.sources, self.spec)),
+            (self.errors, row_checks.wrong_selection(row.extra_info, tools)),
             (self.errors, self.agents.problem(row) if self.agents is not None else None),
-            (self.warnings, truthless(row, self.spec) if may_need_truth else None),
-            (self.warnings, untaken_kwargs(row.extra_info, tools)),
-            (self.warnings, with_control_token(whole, control, self.spec)),
+            (self.warnings, row_checks.truthless(row, self.spec) if may_need_truth else None),
+            (self.warnings, row_checks.untaken_kwargs(row.extra_info, tools)),
+            (self.warnings, row_checks.with_control_token(whole, control, self.spec)),
             (
                 self.warnings,
-                with_unseen_media(
+                row_checks.with_unseen_media(
                     whole, self._unseen(candidate), self.spec, self.chat.why_shown_none
                 ),
             ),

@@ -19,18 +19,7 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
-from ppojob_trainer.metrics.names import (
-    CHECKPOINT_STEP,
-    CONTROLLER_SERIES,
-    JOB_LABEL,
-    LAST_CHECKPOINT,
-    LAST_PROGRESS,
-    METRICS,
-    STEPS,
-    Kind,
-    Series,
-    find,
-)
+from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.page_server import PageServer
 
 # From a stage of a toy model to a step of hours.
@@ -40,7 +29,7 @@ DURATION_BUCKETS: Final = (
 )
 
 Instrument = Counter | Gauge | Histogram
-_MAKERS: Final[Mapping[Kind, Callable[..., Instrument]]] = {
+_MAKERS: Final[Mapping[names.Kind, Callable[..., Instrument]]] = {
     "counter": Counter,
     "gauge": Gauge,
     "histogram": partial(Histogram, buckets=DURATION_BUCKETS),
@@ -65,12 +54,12 @@ class Prometheus:
         registry = CollectorRegistry()
         self._instruments = {
             one.name: _MAKERS[one.kind](
-                one.name, one.meaning, (JOB_LABEL, *one.labels), registry=registry
+                one.name, one.meaning, (names.JOB_LABEL, *one.labels), registry=registry
             )
-            for one in (*(metric.series for metric in METRICS), *CONTROLLER_SERIES)
+            for one in (*(metric.series for metric in names.METRICS), *names.CONTROLLER_SERIES)
         }
-        self._take(LAST_PROGRESS, clock())
-        self._take(LAST_CHECKPOINT, clock())
+        self._take(names.LAST_PROGRESS, clock())
+        self._take(names.LAST_CHECKPOINT, clock())
         self._server = PageServer(address, port, MetricsHandler.factory(registry))
         self._server.start()
 
@@ -82,16 +71,16 @@ class Prometheus:
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Show a step; a key that the table does not know is not shown."""
         for key, value in metrics.items():
-            metric = find(key)
+            metric = names.find(key)
             if metric is not None:
                 self._take(metric.series, value, metric.label_values(key))
-        self._take(STEPS, 1.0)
-        self._take(LAST_PROGRESS, self._clock())
+        self._take(names.STEPS, 1.0)
+        self._take(names.LAST_PROGRESS, self._clock())
 
     def saved(self, step: int) -> None:
         """Show that the state behind a step is safe."""
-        self._take(CHECKPOINT_STEP, float(step))
-        self._take(LAST_CHECKPOINT, self._clock())
+        self._take(names.CHECKPOINT_STEP, float(step))
+        self._take(names.LAST_CHECKPOINT, self._clock())
 
     def cut_after(self, step: int) -> None:
         """Does nothing: gauges follow with the step that is done again."""
@@ -100,7 +89,7 @@ class Prometheus:
         """Stop answering."""
         self._server.close()
 
-    def _take(self, series: Series, value: float, labels: tuple[str, ...] = ()) -> None:
+    def _take(self, series: names.Series, value: float, labels: tuple[str, ...] = ()) -> None:
         instrument = self._instruments[series.name].labels(self._job, *labels)
         scaled = value * series.scale
         if isinstance(instrument, Gauge):

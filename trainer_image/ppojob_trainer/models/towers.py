@@ -5,48 +5,18 @@ from typing import Any, ClassVar, Final
 import torch
 from torch import Tensor, nn
 from transformers import AutoModel, PreTrainedConfig
-from transformers.models.gemma3.modeling_gemma3 import (
-    Gemma3Model,
-    Gemma3MultiModalProjector,
-    Gemma3PreTrainedModel,
-)
-from transformers.models.gemma4.modeling_gemma4 import (
-    Gemma4MultimodalEmbedder,
-    Gemma4PreTrainedModel,
-    Gemma4VisionModel,
-)
-from transformers.models.gemma4_unified.modeling_gemma4_unified import (
-    Gemma4UnifiedMultimodalEmbedder,
-    Gemma4UnifiedPreTrainedModel,
-    Gemma4UnifiedVisionEmbedder,
-)
+from transformers.models.gemma3 import modeling_gemma3 as gemma3
+from transformers.models.gemma4 import modeling_gemma4 as gemma4
+from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionEmbeddings, Glm4vVisionModel
-from transformers.models.idefics3.modeling_idefics3 import (
-    Idefics3Connector,
-    Idefics3PreTrainedModel,
-    Idefics3VisionEmbeddings,
-    Idefics3VisionTransformer,
-)
-from transformers.models.internvl.modeling_internvl import (
-    InternVLModel,
-    InternVLMultiModalProjector,
-    InternVLPreTrainedModel,
-)
-from transformers.models.mistral3.modeling_mistral3 import (
-    Mistral3MultiModalProjector,
-    Mistral3PreTrainedModel,
-)
-from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
-    Qwen2_5OmniAudioEncoder,
-    Qwen2_5OmniVisionEncoder,
-)
+from transformers.models.idefics3 import modeling_idefics3 as idefics3
+from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.mistral3 import modeling_mistral3 as mistral3
+from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as qwen2_5_omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
     Qwen2_5_VisionTransformerPretrainedModel,
 )
-from transformers.models.qwen2_audio.modeling_qwen2_audio import (
-    Qwen2AudioMultiModalProjector,
-    Qwen2AudioPreTrainedModel,
-)
+from transformers.models.qwen2_audio import modeling_qwen2_audio as qwen2_audio
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
@@ -115,18 +85,18 @@ class _OfSquares(_Projected):
         return output
 
 
-class _InternVLTower(_OfSquares, InternVLPreTrainedModel):  # type: ignore[misc]
+class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ignore[misc]
     """That of InternVL."""
 
-    projector = InternVLMultiModalProjector
-    pixel_shuffle = InternVLModel.pixel_shuffle
-    get_image_features = InternVLModel.get_image_features
+    projector = internvl.InternVLMultiModalProjector
+    pixel_shuffle = internvl.InternVLModel.pixel_shuffle
+    get_image_features = internvl.InternVLModel.get_image_features
 
 
-class _Mistral3Tower(_Projected, Mistral3PreTrainedModel):  # type: ignore[misc]
+class _Mistral3Tower(_Projected, mistral3.Mistral3PreTrainedModel):  # type: ignore[misc]
     """That of Mistral Small 3 and Ministral 3."""
 
-    projector = Mistral3MultiModalProjector
+    projector = mistral3.Mistral3MultiModalProjector
 
     def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
         """(tokens, h) of a picture, (1, 3, y, x), whose height and width are its `sizes`."""
@@ -135,21 +105,21 @@ class _Mistral3Tower(_Projected, Mistral3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
-class _Gemma3Tower(_OfSquares, Gemma3PreTrainedModel):  # type: ignore[misc]
+class _Gemma3Tower(_OfSquares, gemma3.Gemma3PreTrainedModel):  # type: ignore[misc]
     """That of Gemma 3."""
 
-    projector = Gemma3MultiModalProjector
-    get_image_features = Gemma3Model.get_image_features
+    projector = gemma3.Gemma3MultiModalProjector
+    get_image_features = gemma3.Gemma3Model.get_image_features
 
 
-class _Gemma4Tower(Gemma4PreTrainedModel):  # type: ignore[misc]
+class _Gemma4Tower(gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
     """That of Gemma 4, without what hears sound, which stays in the folder."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
-        self.vision_tower = Gemma4VisionModel._from_config(own, dtype=dtype)
-        self.embed_vision = Gemma4MultimodalEmbedder(own, config.text_config)
+        self.vision_tower = gemma4.Gemma4VisionModel._from_config(own, dtype=dtype)
+        self.embed_vision = gemma4.Gemma4MultimodalEmbedder(own, config.text_config)
         self.post_init()
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
@@ -161,15 +131,15 @@ class _Gemma4Tower(Gemma4PreTrainedModel):  # type: ignore[misc]
         return output
 
 
-class _Gemma4UnifiedTower(Gemma4UnifiedPreTrainedModel):  # type: ignore[misc]
+class _Gemma4UnifiedTower(gemma4_unified.Gemma4UnifiedPreTrainedModel):  # type: ignore[misc]
     """What Gemma 4 12B has in place of a tower, under the names of files."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         own, text = config.vision_config, config.text_config
-        self.vision_embedder = Gemma4UnifiedVisionEmbedder(own, text)
+        self.vision_embedder = gemma4_unified.Gemma4UnifiedVisionEmbedder(own, text)
         self.vision_embedder.multimodal_embedder = nn.Identity()  # which files have beside it
-        self.embed_vision = Gemma4UnifiedMultimodalEmbedder(own, text)
+        self.embed_vision = gemma4_unified.Gemma4UnifiedMultimodalEmbedder(own, text)
         self.post_init()
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
@@ -180,7 +150,7 @@ class _Gemma4UnifiedTower(Gemma4UnifiedPreTrainedModel):  # type: ignore[misc]
         return output
 
 
-class _UnroundedPositions(Idefics3VisionEmbeddings):  # type: ignore[misc]
+class _UnroundedPositions(idefics3.Idefics3VisionEmbeddings):  # type: ignore[misc]
     """Where the patches of a square lie, as float32 tells it whatever the type of its pixels is.
 
     transformers' own rounds shares of a side to that type: in bfloat16 several patches of a side of
@@ -200,15 +170,15 @@ class _UnroundedPositions(Idefics3VisionEmbeddings):  # type: ignore[misc]
         return added
 
 
-class _Idefics3Tower(Idefics3PreTrainedModel):  # type: ignore[misc]
+class _Idefics3Tower(idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
     """That of Idefics3 and SmolVLM, of which transformers has the same classes twice."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         own, dtype = config.vision_config, torch.get_default_dtype()  # see `_Projected`
-        self.vision_model = Idefics3VisionTransformer._from_config(own, dtype=dtype)
+        self.vision_model = idefics3.Idefics3VisionTransformer._from_config(own, dtype=dtype)
         self.vision_model.embeddings.__class__ = _UnroundedPositions
-        self.connector = Idefics3Connector(config)
+        self.connector = idefics3.Idefics3Connector(config)
         self.post_init()
 
     def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
@@ -218,14 +188,14 @@ class _Idefics3Tower(Idefics3PreTrainedModel):  # type: ignore[misc]
         return output
 
 
-class _Qwen2AudioTower(Qwen2AudioPreTrainedModel):  # type: ignore[misc]
+class _Qwen2AudioTower(qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[misc]
     """That of Qwen2-Audio, which hears."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
         dtype = torch.get_default_dtype()  # see `_Projected`
         self.audio_tower = AutoModel.from_config(config.audio_config, dtype=dtype)
-        self.multi_modal_projector = Qwen2AudioMultiModalProjector(config)
+        self.multi_modal_projector = qwen2_audio.Qwen2AudioMultiModalProjector(config)
         self.post_init()
 
     def forward(self, pixel_values: Tensor, frames: Tensor) -> Any:
@@ -241,13 +211,13 @@ class _Qwen2AudioTower(Qwen2AudioPreTrainedModel):  # type: ignore[misc]
         return output
 
 
-class _OmniTower(Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
+class _OmniTower(qwen2_5_omni.Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
     """That of Qwen2.5-Omni, which sees, and hears by an encoder within it."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config.vision_config)
         own, dtype = config.audio_config, torch.get_default_dtype()  # see `_Projected`
-        self.audio_tower = Qwen2_5OmniAudioEncoder._from_config(own, dtype=dtype)
+        self.audio_tower = qwen2_5_omni.Qwen2_5OmniAudioEncoder._from_config(own, dtype=dtype)
 
     def forward(
         self, pixel_values: Tensor, grid_thw: Tensor | None = None, frames: Tensor | None = None
