@@ -14,7 +14,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
-from ppojob_trainer.models.gemma import tell_logits
+from ppojob_trainer.models.gemma import Gemma4Router
 from ppojob_trainer.models.in_first import make_linear
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.models.module_names import rename_modules
@@ -235,7 +235,7 @@ def split_experts(model: PreTrainedModel) -> None:
             block = getattr(layer, "mlp", None) or getattr(layer, mixture.block)
         router = getattr(block, mixture.router, None)
         if mixture.has_scales:
-            tell_logits(layer.router)
+            layer.router.__class__ = Gemma4Router
         follow_routes(layer, router, mixture, number, chosen_by_a_token(model.config))
         if hasattr(block, "experts"):
             stacked = block.experts

@@ -5,18 +5,13 @@ E2B and E4B tell each layer of a token by an embedding of its own.
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 
 
-def tell_logits(router: nn.Module) -> None:
-    """Let a router say its logits where transformers' says their softmax."""
-    router.__class__ = Gemma4Router
-
-
 class Gemma4Router(Gemma4TextRouter):  # type: ignore[misc]
-    """Chooses and weighs as transformers' own."""
+    """Chooses and weighs as transformers' own, which says the softmax of its logits."""
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Logits (t, E), weights (t, k) and experts (t, k) of tokens."""

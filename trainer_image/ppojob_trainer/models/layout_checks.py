@@ -165,19 +165,15 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
             )
         return
     why, allowed = f"a model of {sizes.model_type} has no routers", "remove it"
-    if replay != "none":
-        where = "spec.algorithm.routerReplay"
-        yield Problem(where, shown(replay), why, allowed, ReasonCode.NO_EFFECT)
-    for where, weight in (
+    for where, value in (
+        ("spec.algorithm.routerReplay", None if replay == "none" else replay),
         ("spec.algorithm.routerBalanceCoefficient", spec.algorithm.router_balance_coefficient),
         ("spec.algorithm.routerZCoefficient", spec.algorithm.router_z_coefficient),
         ("spec.algorithm.routerBiasRate", spec.algorithm.router_bias_rate),
+        ("spec.model.freezeRouters", spec.model.freeze_routers),
     ):
-        if weight:
-            yield Problem(where, shown(weight), why, allowed, ReasonCode.NO_EFFECT)
-    if spec.model.freeze_routers:
-        where = "spec.model.freezeRouters"
-        yield Problem(where, shown(True), why, allowed, ReasonCode.NO_EFFECT)
+        if value:
+            yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
 
 
 def _check_tiles(spec: PPOJobSpec) -> Iterator[Problem]:

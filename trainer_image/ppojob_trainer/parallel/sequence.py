@@ -11,6 +11,7 @@ both K and S, D head size.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import lcm
 from typing import Any, Final
@@ -91,7 +92,7 @@ class SequenceRanks:
         """The sum of the values of all ranks, whose gradient is the sum of theirs."""
         if self.size == 1:
             return values
-        whole: Tensor = _Total.apply(values, self.group)  # type: ignore[no-untyped-call]
+        whole: Tensor = _BothWays.apply(values, _summed, self.group)  # type: ignore[no-untyped-call]
         return whole
 
     def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
@@ -112,21 +113,27 @@ ALONE: Final = SequenceRanks()
 """A rank that shares its tokens with nobody."""
 
 
-class _Exchange(torch.autograd.Function):
-    """(S, ...): part i goes to rank i. Its gradient takes the same way back."""
+class _BothWays(torch.autograd.Function):
+    """An act of all ranks whose gradient takes the same way back."""
 
     @staticmethod
-    def forward(ctx: Any, parts: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _all_to_all(parts, group)
+    def forward(
+        ctx: Any,
+        values: Tensor,
+        act: Callable[[Tensor, dist.ProcessGroup], Tensor],
+        group: dist.ProcessGroup,
+    ) -> Tensor:
+        ctx.act, ctx.group = act, group
+        return act(values, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _all_to_all(grads[0], ctx.group), None
+        return ctx.act(grads[0], ctx.group), None, None
 
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    arrived: Tensor = _Exchange.apply(parts, group)  # type: ignore[no-untyped-call]
+    """(S, ...): part i goes to rank i."""
+    arrived: Tensor = _BothWays.apply(parts, _all_to_all, group)  # type: ignore[no-untyped-call]
     return arrived
 
 
@@ -135,19 +142,6 @@ def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     arrived = torch.empty_like(sent)
     dist.all_to_all_single(arrived, sent, group=group)
     return arrived
-
-
-class _Total(torch.autograd.Function):
-    """See `SequenceRanks.total`."""
-
-    @staticmethod
-    def forward(ctx: Any, values: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        return _summed(values, group)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _summed(grads[0], ctx.group), None
 
 
 def _summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:
