@@ -4,7 +4,6 @@ import re
 from typing import Any, Final
 
 from ppojob_api.problem import shown
-from ppojob_cli.verl import keys as table
 from ppojob_cli.verl.draft import Draft, Verl
 
 _MODEL = "actor_rollout_ref.model"
@@ -81,16 +80,12 @@ def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
     if why is not None:
         job.leave_out(why, f"{group}.rank")
         return False
-    row = table.find(f"{group}.type")
-    assert row is not None
-    job.set(row.row.here[0], kind == "dora", row.name)
+    job.write(kind == "dora", f"{group}.type")
     for name in ("rank", "alpha", "dropout"):
         job.copy(f"{group}.{name}")
     layers = [_OF_MEGATRON[name] for name in names]
     is_all = set(layers) == set(_LINEAR_LAYERS)
-    row = table.find(f"{group}.target_modules")
-    assert row is not None
-    job.set(row.row.here[0], None if is_all else layers, row.name)
+    job.write(None if is_all else layers, f"{group}.target_modules")
     if verl.is_on(other := f"{group}.exclude_modules"):
         job.leave_out("the other layers, in target_modules", other)
     if verl[f"{group}.dropout"] and verl[place := f"{group}.dropout_position"] != "pre":
@@ -101,8 +96,7 @@ def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
 def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
     """The targets, without those of `exclude_modules`: names, or a pattern that fits paths."""
     key, other = f"{model}.target_modules", f"{model}.exclude_modules"
-    names, excluded, row = verl[key], verl[other] or (), table.find(key)
-    assert row is not None
+    names, excluded = verl[key], verl[other] or ()
     if isinstance(names, str):
         names = list(_LINEAR_LAYERS) if names == "all-linear" else [names]
     try:
@@ -113,7 +107,7 @@ def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
     stacks = _stacks(verl, job, left) if model == _MODEL else []
     is_all = left == list(_LINEAR_LAYERS) and len(stacks) != 1
     targets = None if is_all else [*left, *stacks]
-    job.set(row.row.here[0], targets, key, *((other,) if left != names else ()))
+    job.write(targets, key, *((other,) if left != names else ()))
 
 
 def _stacks(verl: Verl, job: Draft, layers: list[str]) -> list[str]:

@@ -1,5 +1,6 @@
 """verl's settings become a job, key by key as the table says."""
 
+import inspect
 import re
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -25,74 +26,25 @@ from ppojob_cli.verl.settings import Settings, resolved
 
 Conversion = Callable[[Verl, Draft], None]
 
+_MODULES: Final = (
+    surroundings,
+    adapters,
+    asynchronous,
+    algorithm,
+    optimizers,
+    prime,
+    offload,
+    search_r1,
+)
 CONVERSIONS: Final[Mapping[str, Conversion]] = {
-    one.__name__: one
-    for one in (
-        surroundings.train_files,
-        surroundings.validation_files,
-        surroundings.given_answers,
-        surroundings.own_code,
-        surroundings.pictures,
-        surroundings.overlong_prompts,
-        surroundings.template_arguments,
-        adapters.lora,
-        surroundings.seed,
-        surroundings.sampling,
-        surroundings.validation_sampling,
-        surroundings.types_by_device,
-        surroundings.engine_arguments,
-        surroundings.rollout_lengths,
-        surroundings.rollout_pods,
-        surroundings.engine_ranks,
-        surroundings.gpus,
-        surroundings.data_shard,
-        surroundings.agent,
-        surroundings.rewards,
-        surroundings.overlong,
-        surroundings.reward_model,
-        surroundings.length,
-        surroundings.name,
-        surroundings.loggers,
-        surroundings.project,
-        surroundings.profile,
-        surroundings.resume,
-        surroundings.checkpoints_kept,
-        surroundings.examples,
-        surroundings.skipped_rollout,
-        surroundings.background,
-        asynchronous.prompts,
-        asynchronous.staleness,
-        algorithm.estimator,
-        algorithm.policy_loss,
-        algorithm.router_losses,
-        algorithm.further_tokens,
-        algorithm.kl,
-        algorithm.distillation,
-        algorithm.resampling,
-        algorithm.filter_groups,
-        algorithm.rollout_correction,
-        algorithm.mini_batches,
-        optimizers.warmup,
-        optimizers.schedule,
-        optimizers.least_rate,
-        optimizers.gradient_clip,
-        optimizers.betas,
-        optimizers.weights_type,
-        optimizers.moments_type,
-        optimizers.optimizer_kind,
-        algorithm.same_as_policy,
-        algorithm.critic,
-        prime.process_rewards,
-        prime.accuracy_filter,
-        offload.checkpointing,
-        offload.tiles,
-        offload.offload,
-        search_r1.samples,
-        search_r1.searches,
-        search_r1.format_scores,
-    )
+    name: one
+    for module in _MODULES
+    for name, one in inspect.getmembers(module, inspect.isfunction)
+    if one.__module__ == module.__name__
+    and not name.startswith("_")
+    and [*inspect.signature(one).parameters] == ["verl", "job"]
 }
-"""Functions by the word that the table has for them."""
+"""Functions of a draft by the word that the table has for them: their name; others are private."""
 
 _NAMES: Final = ("name", "project")
 """Conversions of names, which tell themselves what of them was not read."""

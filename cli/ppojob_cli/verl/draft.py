@@ -213,9 +213,11 @@ class Draft:
 
     def copy(self, key: str, path: str | None = None) -> None:
         """Write the field of a key with its value."""
-        row = table.find(key)
-        assert row is not None
-        self.set(path or row.row.here[0], self.verl[key], key)
+        self.set(path or _field_of(key), self.verl[key], key)
+
+    def write(self, value: Any, key: str, *others: str) -> None:
+        """Write the field of a key with another value, which others say with it."""
+        self.set(_field_of(key), value, key, *others)
 
     def keep(self, *keys: str) -> None:
         """Tell that what keys say is so by default."""
@@ -288,6 +290,12 @@ class Draft:
         if written is not None:
             yield from written.keys
             yield from (f"{self.verl.as_called(key)} by default" for key in written.of_default)
+
+
+def _field_of(key: str) -> str:
+    row = table.find(key)
+    assert row is not None, f"{key}: no row of the table"
+    return row.row.here[0]
 
 
 def _member(path: str) -> shape.Member:
