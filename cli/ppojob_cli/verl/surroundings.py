@@ -535,7 +535,7 @@ def profile(verl: Verl, job: Draft) -> None:
     )
     if verl.is_on(every):
         gpus = verl["trainer.nnodes"] * verl["trainer.n_gpus_per_node"]
-        job.set("spec.profile.ranks", list(range(min(gpus, 64))), every)
+        job.set("spec.profile.ranks", list(range(int(min(gpus, 64)))), every)
     elif verl.is_on(ranks):
         job.copy(ranks)
     if verl.is_on(contents):

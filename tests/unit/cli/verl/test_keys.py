@@ -91,6 +91,8 @@ def converted(overrides: list[str]) -> Draft:
 @example(
     {
         "global_profiler.steps": "[1]",
+        "actor_rollout_ref.actor.profiler.all_ranks": "true",
+        "trainer.n_gpus_per_node": "3.5",
         "actor_rollout_ref.actor.profiler.tool_config.torch.contents": "true",
         "actor_rollout_ref.model.lora_rank": "8",
         "actor_rollout_ref.model.exclude_modules": "1",
