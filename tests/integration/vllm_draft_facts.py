@@ -61,7 +61,7 @@ def pair(folder: Path, dtype: str, **changes: Any) -> dict[str, Any]:
         with engine(folder, dtype, drafts=drafts, **changes) as opened:
             rows = requests()
             found[name] = drawn(opened, rows)
-            found[f"counts {name}"] = opened.drafts()
+            found[f"counts {name}"] = opened.counts()
             alone = [row for one in rows[: len(WAYS)] for row in drawn(opened, [one])]
             found[f"alone {name}"] = alone
             found[f"again {name}"] = drawn(opened, rows)
@@ -109,13 +109,13 @@ def guessed_in_company(folder: Path) -> dict[str, Any]:
     ) as opened:
         for rows in (5, 6):
             generate(opened, greedy[:rows])
-            found["guesses"].append(opened.drafts()["guesses"])
+            found["guesses"].append(opened.counts()["guesses"])
         shorter = [
             replace(row, sampling=replace(row.sampling, max_tokens=LAST if n < 5 else 12))
             for n, row in enumerate(requests())
         ]
         found["tokens"] = [row[0] for row in drawn(opened, shorter)]
-        found["counts"] = opened.drafts()
+        found["counts"] = opened.counts()
     return found
 
 
@@ -126,7 +126,7 @@ def with_adapters(folder: Path) -> dict[str, Any]:
         opened = VllmEngine(section("float32", drafts=drafts), folder, lora=lora)
         opened.load_weights(1, beside(adapted_model(folder, lora, 0.1)))
         found[name] = drawn(opened, requests())
-        found[f"counts {name}"] = opened.drafts()
+        found[f"counts {name}"] = opened.counts()
         opened.close()
     return found
 
@@ -137,7 +137,7 @@ def with_experts(folder: Path) -> dict[str, Any]:
         opened = VllmEngine(section("float32", drafts=drafts), folder, tells_experts=True)
         opened.load_weights(1, named_full_tensors(load_model(folder), merges=False))
         found[name] = drawn(opened, requests())
-        found[f"counts {name}"] = opened.drafts()
+        found[f"counts {name}"] = opened.counts()
         opened.close()
     return found
 
@@ -149,7 +149,7 @@ def shared(folder: Path) -> dict[str, Any]:
         layout = RolloutParallelism(tensor=2)
         with engine(folder, "float32", drafts=drafts, parallelism=layout) as opened:
             found[name] = drawn(opened, requests())
-            found[f"counts {name}"] = opened.drafts()
+            found[f"counts {name}"] = opened.counts()
     return found
 
 

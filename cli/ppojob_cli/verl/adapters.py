@@ -4,7 +4,7 @@ import re
 from typing import Any, Final
 
 from ppojob_api.problem import shown
-from ppojob_cli.verl.draft import Draft, Verl
+from ppojob_cli.verl.draft import Draft, Verl, listed
 
 _MODEL = "actor_rollout_ref.model"
 _LINEAR_LAYERS: Final = {
@@ -68,7 +68,7 @@ def _of_engines(verl: Verl, job: Draft, key: str) -> None:
 def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
     """Write Megatron's adapters where they are ours; whether they are."""
     kind, targets = verl[f"{group}.type"], verl[f"{group}.target_modules"]
-    names = list(map(str, targets if isinstance(targets, list) else [targets]))
+    names = _names(targets)
     unlike = next((name for name in names if name not in _OF_MEGATRON), None)
     why = None
     if kind not in ("lora", "canonical_lora", "dora"):
@@ -96,9 +96,8 @@ def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
 def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
     """The targets, without those of `exclude_modules`: names, or a pattern that fits paths."""
     key, other = f"{model}.target_modules", f"{model}.exclude_modules"
-    names, excluded = verl[key], verl[other] or ()
-    if isinstance(names, str):
-        names = list(_LINEAR_LAYERS) if names == "all-linear" else [names]
+    excluded = verl[other] or []
+    names = list(_LINEAR_LAYERS) if verl[key] == "all-linear" else _names(verl[key])
     try:
         left = [name for name in names if not _is_excluded(name, excluded)]
     except (re.error, ValueError):
@@ -110,13 +109,17 @@ def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
     job.write(targets, key, *((other,) if left != names else ()))
 
 
+def _names(value: Any) -> list[str]:
+    """One name or several."""
+    return list(map(str, listed(value)))
+
+
 def _stacks(verl: Verl, job: Draft, layers: list[str]) -> list[str]:
     """The stacks of experts that get adapters, beside layers."""
     key = f"{_MODEL}.target_parameters"
     if not verl.is_on(key):
         return []
-    names = verl[key] if isinstance(verl[key], list) else [verl[key]]
-    named = {".".join(str(name).split(".")[-2:]) for name in names}
+    named = {".".join(name.split(".")[-2:]) for name in _names(verl[key])}
     into, back = _STACKS
     if not named <= {into, back}:
         job.leave_out(f"adapters of {into} and {back}", key)
@@ -132,7 +135,7 @@ def _is_excluded(layer: str, excluded: Any) -> bool:
     """Whether all blocks do without a layer; ValueError where some do."""
     path = f"model.layers.{{}}.{_LINEAR_LAYERS.get(layer, '')}.{layer}"
     if not isinstance(excluded, str):
-        return any(path.endswith(f".{name}") for name in excluded)
+        return any(path.endswith(f".{name}") for name in _names(excluded))
     found = {re.fullmatch(excluded, path.format(block)) is not None for block in (0, 1, 10)}
     (is_excluded,) = found
     return is_excluded

@@ -480,7 +480,7 @@ def _rejections(modes: Any, thresholds: Any) -> list[dict[str, Any]]:
     limits = thresholds if isinstance(thresholds, list) else str(thresholds).split(",")
     limits = limits * len(names) if len(limits) == 1 else limits
     found = []
-    for name, limit in zip(map(str.strip, names), limits, strict=False):
+    for name, limit in zip((str(one).strip() for one in names), limits, strict=False):
         low, high = _bounds(limit)
         has_low = low is not None and name.endswith("k1")
         found.append({"mode": name, **({"low": low} if has_low else {}), "high": high})

@@ -94,4 +94,4 @@ def drawn_steps(verl: Verl) -> int | None:
     """The length of fully_async_main, which says how many prompts are drawn in all."""
     if verl.trainer is not FULLY_ASYNC or not is_count(verl[DRAWN]):
         return None
-    return int(max(1, verl[DRAWN] // step_prompts(verl)))
+    return int(max(1, verl[DRAWN] // max(1, step_prompts(verl))))

@@ -106,7 +106,8 @@ def _settle(verl: Verl, job: Draft, typed: str) -> None:
         return
     outcome = job.outcomes.get(typed) or _fate(verl, job, main, typed)
     if verl.is_unlike(target) and outcome.fate in {Fate.SAME, Fate.WRITTEN}:
-        outcome = Outcome(Fate.REPLACED, f"verl has {shown(main.default)} there")
+        like = "a number" if main.default is None else shown(main.default)
+        outcome = Outcome(Fate.REPLACED, f"verl has {like} there")
     source = next(unread.marks(verl.raw(typed)), None)
     quiet = {Fate.UNNEEDED, Fate.IDLE, Fate.LEFT_OUT}
     if source is not None and outcome.fate not in quiet and main.how not in _NAMES:

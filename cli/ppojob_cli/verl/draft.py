@@ -1,5 +1,6 @@
 """A job in the making: fields with the keys that they come from, and what became of each key."""
 
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -91,8 +92,7 @@ class Verl:
             return False
         if isinstance(row.default, bool):
             return not isinstance(value, bool)
-        is_number = isinstance(row.default, int | float)
-        return is_number and (isinstance(value, bool) or not isinstance(value, int | float))
+        return takes_numbers(row) and not _is_number(value)
 
     def main_name(self, key: str) -> str:
         """The key that a key is another name of for this trainer, or itself."""
@@ -104,8 +104,9 @@ class Verl:
         return None if given is None else given.value
 
     def is_given(self, key: str) -> bool:
-        """Whether it was, with another value than null."""
-        return key in self._given and self._given[key].value is not None
+        """Whether it was, with another value than null, which one that is not read is too."""
+        is_there = key in self._given and self._given[key].value is not None
+        return is_there and self[key] is not None
 
     def below(self, key: str) -> dict[str, Any]:
         """What was given below a key, without what is null."""
@@ -144,6 +145,18 @@ def is_count(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def listed(value: Any) -> list[Any]:
+    """A list as it is; another value as the one item of a list."""
+    return value if isinstance(value, list) else [value]
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is one to compute with: infinity is none."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return math.isfinite(value)
+
+
 def _at_home(value: JsonValue) -> JsonValue:
     """A path with the home folder in it, as verl reads ~, or paths."""
     if isinstance(value, list):
@@ -153,13 +166,25 @@ def _at_home(value: JsonValue) -> JsonValue:
     return value
 
 
+def takes_numbers(row: Key) -> bool:
+    """Whether a key is a number: by default, or where it has no default for the field."""
+    if row.default is None:
+        return _kind(row) in {"integer", "number"}
+    return isinstance(row.default, int | float) and not isinstance(row.default, bool)
+
+
 def takes_text(row: Key | None) -> bool:
     """Whether the field of a key could hold the text of what was not read."""
-    field = row.row.here[0] if row is not None and row.row.here else ""
     if row is not None and isinstance(row.default, int | float):  # or a boolean
         return False
+    return row is None or _kind(row) not in {"integer", "number", "boolean", "enum"}
+
+
+def _kind(row: Key) -> str:
+    """The kind of values of the field of a key; empty where it has none."""
+    field = row.row.here[0] if row.row.here else ""
     found = shape.at(tuple(field.replace("[]", ".0").split("."))) if field else None
-    return found is None or found.kind not in {"integer", "number", "boolean", "enum"}
+    return "" if found is None else found.kind
 
 
 @dataclass(slots=True)

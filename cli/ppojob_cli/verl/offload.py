@@ -30,7 +30,8 @@ def tiles(verl: Verl, job: Draft) -> None:
     switch, number = (f"{_MODEL}.tiled_mlp.{name}" for name in ("enabled", "num_shards"))
     if verl[switch]:
         most = f"{_ACTOR}.ppo_max_token_len_per_gpu"
-        job.set("spec.training.mlpTileTokens", -(-verl[most] // verl[number]), switch, number)
+        tokens = -(-verl[most] // max(1, verl[number]))
+        job.set("spec.training.mlpTileTokens", tokens, switch, number)
 
 
 def offload(verl: Verl, job: Draft) -> None:

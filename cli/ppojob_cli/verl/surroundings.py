@@ -9,7 +9,7 @@ from ppojob_api.well_known import JOB_NAME_LIMIT
 from ppojob_cli.input_error import InputError
 from ppojob_cli.verl import keys, trainers, unread
 from ppojob_cli.verl.asynchronous import DRAWN, drawn_steps
-from ppojob_cli.verl.draft import Draft, Verl, is_count
+from ppojob_cli.verl.draft import Draft, Verl, is_count, listed
 from ppojob_cli.verl_tools import read_verl_agent
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 
@@ -47,14 +47,12 @@ def given_answers(verl: Verl, job: Draft) -> None:
         column, inner = f"{key}_key", f"{key}_dict_keys"
         given = list(filter(verl.is_given, (column, inner)))
         if inner in given or (key == "data.response" and given):
-            within = verl[inner] if isinstance(verl[inner], list) else [verl[inner]]
-            path = [str(name) for name in (verl[column], *within) if name]
+            path = [str(name) for name in (verl[column], *listed(verl[inner])) if name]
             job.set(f"spec.data.{field}", ".".join(path), *given)
 
 
 def _files(value: Any) -> list[dict[str, str]]:
-    paths = value if isinstance(value, list) else [value]
-    return [{"path": str(path)} for path in paths if path is not None]
+    return [{"path": str(path)} for path in listed(value) if path is not None]
 
 
 def own_code(verl: Verl, job: Draft) -> None:
@@ -481,7 +479,7 @@ def loggers(verl: Verl, job: Draft) -> None:
     key = "trainer.logger"
     if not verl.is_given(key):
         return
-    given = verl[key] if isinstance(verl[key], list) else [verl[key]]
+    given = listed(verl[key])
     known = [one for one in given if one in get_args(Logger)]
     job.set("spec.loggers", known, key)
     others = [one for one in given if one not in known and one != "file"]
@@ -531,11 +529,11 @@ def profile(verl: Verl, job: Draft) -> None:
     )
     if verl.is_on(every):
         gpus = verl["trainer.nnodes"] * verl["trainer.n_gpus_per_node"]
-        job.set("spec.profile.ranks", list(range(min(gpus, 64))), every)
+        job.set("spec.profile.ranks", list(range(int(min(gpus, 64)))), every)
     elif verl.is_on(ranks):
         job.copy(ranks)
     if verl.is_on(contents):
-        told = [one for one in verl[contents] if one in ("shapes", "stack", "memory")]
+        told = [one for one in listed(verl[contents]) if one in ("shapes", "stack", "memory")]
         job.set("spec.profile.contents", told, contents)
 
 

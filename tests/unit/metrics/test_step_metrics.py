@@ -149,12 +149,27 @@ def test_speed_by_hand():
 @pytest.mark.parametrize(("kept", "guesses"), [(30, 40), (0, 0)])
 def test_what_came_of_guesses_by_hand(kept: int, guesses: int):
     counts = {"passes": 20, "guesses": guesses, "kept": kept}
-    drafted = dataclasses.replace(ROWS, drafts=counts)
+    drafted = dataclasses.replace(ROWS, counts=counts)
     known = speed_metrics(ROWS, {}, step_seconds=8.0, num_devices=2)
     found = speed_metrics(drafted, {}, step_seconds=8.0, num_devices=2)
     assert {key: value for key, value in found.items() if key not in known} == {
         "perf/draft_accept_rate": 0.75 if guesses else 0.0,
         "perf/draft_accept_length": 2.5 if guesses else 1.0,
+    }
+
+
+def test_what_an_engine_counts_by_hand():
+    counts = {"rows": 8, "preempted": 2, "steps": 10, "running": 60, "waiting": 5}
+    counts |= {"blocks": 400, "used": 300, "looked_up": 50, "found": 20}
+    known = speed_metrics(ROWS, {}, step_seconds=8.0, num_devices=2)
+    counted = dataclasses.replace(ROWS, counts=counts)
+    found = speed_metrics(counted, {}, step_seconds=8.0, num_devices=2)
+    assert {key: value for key, value in found.items() if key not in known} == {
+        "perf/kv_cache_usage": 0.75,
+        "perf/prefix_cache_hit_rate": 0.4,
+        "perf/preemptions_per_row": 0.25,
+        "perf/rows_running": 6.0,
+        "perf/rows_waiting": 0.5,
     }
 
 

@@ -61,7 +61,7 @@ class Batch:
         tool_seconds: (rows,) that calls took; none where the rows come from the disk.
         versions: (rows,) tokens by the version of the weights that drew them, or `OF_DATA`.
         later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
-        drafts: what came of the engines' guesses, as `Generated` has it; empty likewise.
+        counts: what the engines have counted, as `Generated` has it; empty likewise.
         origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
         teacher_prompt_tokens: (rows,) of what was made for the teacher to read before each.
     """
@@ -80,7 +80,7 @@ class Batch:
     tool_seconds: list[float] = field(default_factory=list)
     versions: list[dict[int, int]] = field(default_factory=list)
     later_picture_bytes: list[int] = field(default_factory=list)
-    drafts: Counter[str] = field(default_factory=Counter)
+    counts: Counter[str] = field(default_factory=Counter)
     origins: list[Origin] | None = None
     teacher_prompt_tokens: list[int] = field(default_factory=list)
 
@@ -248,7 +248,7 @@ class Batch:
         self.figures = [figures for answer in answers for figures in answer.figures]
         self.tool_seconds = [seconds for answer in answers for seconds in answer.tool_seconds]
         self.versions = [versions for answer in answers for versions in answer.versions]
-        self.drafts = sum((Counter(answer.drafts) for answer in answers), Counter())
+        self.counts = sum((Counter(answer.counts) for answer in answers), Counter())
         self.later_picture_bytes = [n for answer in answers for n in answer.later_picture_bytes]
 
     def take_scores(self, scores: list[RowScore]) -> None:

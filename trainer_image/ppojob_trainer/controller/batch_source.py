@@ -238,7 +238,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
         extras=[batch.extras[row] for batch, row in rows],
         figures=[batch.figures[row] for batch, row in rows if batch.figures],
         tool_seconds=[batch.tool_seconds[row] for batch, row in rows if batch.tool_seconds],
-        drafts=sum((batch.drafts for batch in rounds), Counter()),
+        counts=sum((batch.counts for batch in rounds), Counter()),
         origins=[Origin(r, position, owners[r][position]) for r, position in places],
     )
 

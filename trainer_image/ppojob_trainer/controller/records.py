@@ -127,7 +127,7 @@ def step_rows(result: StepResult) -> StepRows:
         extras=extras,
         figures=row_figures(batch),
         tool_seconds=batch.tool_seconds,
-        drafts=batch.drafts,
+        counts=batch.counts,
         dropped=result.dropped,
         filtered=result.filtered,
     )

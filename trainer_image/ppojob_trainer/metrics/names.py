@@ -327,6 +327,14 @@ perf/total_num_tokens | tokens | prompt and response tokens; a prompt counts onc
 perf/time_per_step | s | the whole step
 perf/throughput | tokens/s | tokens a second and device of the job (GPU, or rank of a model on the
     CPU)
+perf/kv_cache_usage | share | of vLLM's cache of keys and values, what rows hold; this and the next
+    four are means over engines and their steps
+perf/prefix_cache_hit_rate | share | tokens that vLLM finds in its cache where a row begins
+perf/preemptions_per_row | 1 | how often a row loses its place in vLLM's cache and is computed
+    again: well above 0 the cache is too small (rollout.kvCacheGib or gpuMemoryShare), or
+    rollout.maxSequences too large
+perf/rows_running | rows | rows that an engine computes at once
+perf/rows_waiting | rows | rows that wait for a place in an engine
 perf/draft_accept_rate | share | guesses of engines that were kept (rollout.drafts); verl:
     rollout/spec_accept_rate
 perf/draft_accept_length | tokens | tokens that a pass of the model draws of a row, those behind its

@@ -128,7 +128,8 @@ class StepRows:
         extras: (rows,) what the reward functions gave beside the score.
         figures: (rows,) turns and calls of each; none where rows have one turn.
         tool_seconds: (rows,) that the calls of each took; none where that is not known.
-        drafts: passes of rows, guesses in them and those that were kept; none where there are none.
+        counts: what engines have counted, as `RolloutEngine.counts` has it; empty where that is
+            not known.
         dropped: numbers of rows that are not trained on, since a reward function failed.
         filtered: numbers of rows that have a score, and are not trained on either.
     """
@@ -141,7 +142,7 @@ class StepRows:
     extras: Sequence[Mapping[str, float | str]]
     figures: Sequence[RowFigures] = ()
     tool_seconds: Sequence[float] = ()
-    drafts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)
     dropped: Sequence[int] = ()
     filtered: Sequence[int] = ()
 
@@ -255,13 +256,29 @@ def speed_metrics(
             if stage in stage_seconds
         },
         **(Spread.of(rows.tool_seconds).named(TOOL_SECONDS) if rows.tool_seconds else {}),
-        **(_draft_metrics(rows.drafts) if rows.drafts else {}),
+        **(_engine_metrics(rows.counts) if rows.counts.get("steps") else {}),
+        **(_draft_metrics(rows.counts) if rows.counts.get("passes") else {}),
     }
 
 
-def _draft_metrics(drafts: Mapping[str, int]) -> dict[str, float]:
+def _engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     """Like times they are not told of rows that come from the disk."""
-    kept, guesses, passes = (drafts.get(name, 0) for name in ("kept", "guesses", "passes"))
+
+    def by(name: str, all_of: str) -> float:
+        return counts.get(name, 0) / max(1, counts.get(all_of, 0))
+
+    return {
+        "perf/kv_cache_usage": by("used", "blocks"),
+        "perf/prefix_cache_hit_rate": by("found", "looked_up"),
+        "perf/preemptions_per_row": by("preempted", "rows"),
+        "perf/rows_running": by("running", "steps"),
+        "perf/rows_waiting": by("waiting", "steps"),
+    }
+
+
+def _draft_metrics(counts: Mapping[str, int]) -> dict[str, float]:
+    """Of guesses, likewise."""
+    kept, guesses, passes = (counts.get(name, 0) for name in ("kept", "guesses", "passes"))
     return {
         "perf/draft_accept_rate": kept / guesses if guesses else 0.0,
         "perf/draft_accept_length": 1.0 + kept / passes,

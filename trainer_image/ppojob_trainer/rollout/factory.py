@@ -60,8 +60,8 @@ class NoEngine:
     def reset_cache(self) -> None:
         """There is none."""
 
-    def drafts(self) -> dict[str, int]:
-        """It guesses nothing."""
+    def counts(self) -> dict[str, int]:
+        """It counts nothing."""
         return {}
 
     def sleep(self) -> None:

@@ -184,7 +184,7 @@ class HuggingFaceEngine:
         """See `RolloutEngine`; prefixes live no longer than their batch here."""
         check_idle(self, "reset_cache")
 
-    def drafts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """See `RolloutEngine`."""
         return {}
 

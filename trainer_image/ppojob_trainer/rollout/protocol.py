@@ -181,11 +181,14 @@ class RolloutEngine(Protocol):
         """
         ...
 
-    def drafts(self) -> dict[str, int]:
-        """What came of guesses since it was asked last; empty where the engine guesses nothing.
+    def counts(self) -> dict[str, int]:
+        """What the engine has counted since it was asked last; empty where it counts nothing.
 
-        `passes` of rows through the model that drew tokens, `guesses` that these had, and `kept`,
-        those that were drawn.
+        `rows` that were submitted, and how often one was `preempted`: it lost its place in the
+        cache, and was computed again. Over all `steps` the sums of rows that were `running` and
+        `waiting`, and of the cache's `blocks` and those `used`. Tokens `looked_up` among cached
+        prefixes, and those `found`. With drafts `passes` of rows through the model that drew
+        tokens, `guesses` that these had, and `kept`, those that were drawn.
         """
         ...
 

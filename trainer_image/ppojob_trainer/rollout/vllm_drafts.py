@@ -99,7 +99,7 @@ class ExactJudge:
         return SamplerOutput(tokens, LogprobsTensors(*places))
 
     def take_counts(self) -> dict[str, int]:
-        """See `RolloutEngine.drafts`."""
+        """See `RolloutEngine.counts`."""
         told, self._counts = self._counts, Counter()
         return dict(told)
 

@@ -86,6 +86,7 @@ with process_state_kept(), garbage_kept():
     from ppojob_trainer.rollout import (
         vllm_ahead,
         vllm_arguments,
+        vllm_counts,
         vllm_drafts,
         vllm_experts,
         vllm_pictures,
@@ -167,6 +168,7 @@ class VllmEngine:
             self._give_tower(model_folder, dtype, torch.device(device))
         records = tells_experts and self._on_cpu
         self._experts = vllm_experts.ExpertRecorder(self._engine) if records else None
+        self._counts = vllm_counts.SchedulerCounts(self._engine)
         drafts = rollout.drafts
         self._judge = None if drafts is None else vllm_drafts.ExactJudge(self._engine, drafts)
         # It would end torch's default world, which belongs to the role, when the engine is freed.
@@ -226,6 +228,7 @@ class VllmEngine:
         )
         self._rows[request.request_id] = _Row(self._submitted, request, vllm_id)
         self._submitted += 1
+        self._counts.submitted()
 
     def step(self) -> list[Finished]:
         """See `RolloutEngine`."""
@@ -238,6 +241,7 @@ class VllmEngine:
             except Exception:
                 self._unusable = "a step failed"
                 raise
+            self._counts.stepped()
             for output in outputs:
                 # With drafts a step draws several tokens, and a text may end before the last.
                 end = self._rows[output.request_id].end_by_text(output.outputs[0].token_ids)
@@ -295,9 +299,9 @@ class VllmEngine:
             raise RolloutError("reset_cache: vLLM still holds blocks of ended requests")
         self._engine.reset_encoder_cache()
 
-    def drafts(self) -> dict[str, int]:
+    def counts(self) -> dict[str, int]:
         """See `RolloutEngine`."""
-        return {} if self._judge is None else self._judge.take_counts()
+        return self._counts.take() | ({} if self._judge is None else self._judge.take_counts())
 
     def sleep(self) -> None:
         """Drop weights and cache from the GPU; on the CPU vLLM cannot, and both stay in memory."""
@@ -321,7 +325,7 @@ class VllmEngine:
         core.structured_output_manager.clear_backend()
         core.model_executor.shutdown()
         core.scheduler.shutdown()
-        del self._engine, self._experts, self._judge, core
+        del self._engine, self._experts, self._judge, self._counts, core
         # vLLM has looked for garbage, but its model runner, a cycle with weights, was none yet.
         gc.collect()
         parallel_state.destroy_model_parallel()

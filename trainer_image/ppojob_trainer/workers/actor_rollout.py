@@ -151,7 +151,7 @@ class ActorRolloutWorker:
         for batch, rows in zip(batches, made, strict=True):
             own = self._own(batch.purpose, rows, rows.trajectories)
             self._keep(batch.purpose, batch.round, own)
-        return generated(made, self.generation.engine.drafts())
+        return generated(made, self.generation.engine.counts())
 
     def _bring_weights(self, request: BringWeights) -> Nothing:
         """Send the weights to the engines of another role, which the ranks here serve by turns."""

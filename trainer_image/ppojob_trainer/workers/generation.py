@@ -283,8 +283,8 @@ def batches_of(request: Generate) -> list[Generate]:
     return [request, greedy] if request.greedy else [request]
 
 
-def generated(made: list[MadeRows], drafts: dict[str, int] | None = None) -> Generated:
-    """What the controller is told of the batches of a request, and of what was guessed for them."""
+def generated(made: list[MadeRows], counts: dict[str, int] | None = None) -> Generated:
+    """What the controller is told of the batches of a request, and of what its engine counted."""
     first, *greedy = (
         Generated(
             [len(row.tokens) for row in rows],
@@ -297,7 +297,7 @@ def generated(made: list[MadeRows], drafts: dict[str, int] | None = None) -> Gen
         for rows in (batch.trajectories for batch in made)
     )
     own = greedy[0] if greedy else None
-    return msgspec.structs.replace(first, greedy=own, drafts=drafts or {})
+    return msgspec.structs.replace(first, greedy=own, counts=counts or {})
 
 
 def _versions(row: Trajectory) -> dict[int, int]:

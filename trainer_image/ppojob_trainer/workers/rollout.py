@@ -105,7 +105,7 @@ class RolloutWorker:
         self._made = {k: kept for k, kept in self._made.items() if k[0] >= request.step - 1}
         for batch, rows in zip(batches, made, strict=True):
             self._made[batch.step, batch.purpose, batch.round] = rows
-        return generated(made, self.generation.engine.drafts())
+        return generated(made, self.generation.engine.counts())
 
     def _hand_over(self, request: HandOver) -> Nothing:
         made = [self._made[of.step, of.purpose, of.round] for of in request.batches]

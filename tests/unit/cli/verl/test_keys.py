@@ -85,7 +85,23 @@ def converted(overrides: list[str]) -> Draft:
 @example({"data.max_prompt_length": "0", "max_turns": "null"})
 @example({"data.max_prompt_length": "99999", "max_turns": "2"})
 @example({"data.truncation": "left", "max_turns": "2"})
-@example({"algorithm.rollout_correction.rollout_rs": "[a, b]"})
+@example({"algorithm.rollout_correction.rollout_rs": "[a, null]"})
+@example({"algorithm.filter_groups.enable": "true", "data.gen_batch_size": "${x.y}"})
+@example({"trainer.n_gpus_per_node": ".nan", "actor_rollout_ref.actor.ppo_epochs": "-.inf"})
+@example(
+    {
+        "global_profiler.steps": "[1]",
+        "actor_rollout_ref.actor.profiler.all_ranks": "true",
+        "trainer.n_gpus_per_node": "3.5",
+        "actor_rollout_ref.actor.profiler.tool_config.torch.contents": "true",
+        "actor_rollout_ref.model.lora_rank": "8",
+        "actor_rollout_ref.model.exclude_modules": "1",
+        "actor_rollout_ref.model.tiled_mlp.enabled": "true",
+        "actor_rollout_ref.model.tiled_mlp.num_shards": "0",
+        "actor_rollout_ref.actor.ppo_mini_batch_size": "0.5",
+        "rollout.total_rollout_steps": "8",
+    }
+)
 @example(
     dict.fromkeys(
         [f"actor_rollout_ref.actor.{name}.dtype" for name in ("fsdp_config", "megatron")], "float32"
@@ -914,6 +930,8 @@ FATES = [
     ("actor_rollout_ref.actor.optim.lr=${x.y}", Fate.REPLACED),
     (f"{ROLLOUT}.pipeline_model_parallel_size=${{x.y}}", Fate.REPLACED),
     ("actor_rollout_ref.actor.optim.lr=fast", Fate.REPLACED),
+    ("actor_rollout_ref.actor.optim.lr=.nan", Fate.REPLACED),
+    ("actor_rollout_ref.rollout.min_p=low", Fate.REPLACED),
     ("actor_rollout_ref.actor.optim.lr_decay_steps=9", Fate.IDLE),
     ("trainer.project_name=${x.y}", Fate.IDLE),
     ("actor_rollout_ref.model.path=${x.y}/m", Fate.UNREAD),

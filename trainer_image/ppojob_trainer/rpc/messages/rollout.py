@@ -106,7 +106,7 @@ class Generated(msgspec.Struct, frozen=True):
         versions: (rows,) tokens of each row by the version of the weights that drew them, or
             `OF_DATA`.
         later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
-        drafts: what came of the engine's guesses, as `RolloutEngine.drafts` has it.
+        counts: what the engine has counted, as `RolloutEngine.counts` has it.
     """
 
     lengths: list[int]
@@ -116,7 +116,7 @@ class Generated(msgspec.Struct, frozen=True):
     tool_seconds: list[float] = []
     versions: list[dict[int, int]] = []
     later_picture_bytes: list[int] = []
-    drafts: dict[str, int] = {}
+    counts: dict[str, int] = {}
 
 
 class RowsDrawn(msgspec.Struct, frozen=True):
