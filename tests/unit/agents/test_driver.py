@@ -17,7 +17,8 @@ from tiny_models import TWO_LAYERS, make_model
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.driver import Driver, ToolFailed
-from ppojob_trainer.agents.episode import Episode, RowState
+from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
