@@ -242,7 +242,8 @@ class Episode:
     def _answer_of_program(self, answer: ToolAnswer) -> ToolAnswer:
         """A program has asked for the next turn."""
         state, heard, asked = self.state, self._heard, _asked(answer.asked)
-        opens, wrong, given = not heard.spoken, "", list[int]()
+        opens, wrong = not heard.spoken, ""
+        given: list[int] = []
         try:
             given = self._form.asked(state.written, asked)
         except BadChatTemplate as refused:

@@ -15,7 +15,6 @@ import select
 import signal
 import socket
 from collections.abc import Callable, Iterator
-from copy import deepcopy
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from typing import Final
@@ -74,7 +73,7 @@ class Program:
         """
         self._forget_connections()
         run = _Run(conversation, self.listener)
-        prompt = deepcopy(conversation.messages[: conversation.prompt])
+        prompt = conversation.messages[: conversation.prompt]
         with _forked(lambda: self.function(prompt, **told_by_row(arguments))) as ended:
             while True:
                 if self.listener.fileno() in _ready(self.listener.fileno(), ended):
@@ -110,13 +109,16 @@ class _Run:
         self._heard = conversation
         self._listener = listener
         self._answered = 0
+        self._connection: socket.socket
         self.asked: Asked | None = None
 
     def answer(self) -> None:
         """Answer one request, or keep it as what is asked."""
-        connection, address = self._listener.accept()
-        with contextlib.closing(connection), contextlib.suppress(OSError):
-            _Handler(connection, address, self)
+        self._connection, address = self._listener.accept()
+        with contextlib.suppress(OSError):
+            _Handler(self._connection, address, self)
+        if self.asked is None:  # else it stays open for as long as the program lives
+            self._connection.close()
 
     def reply(self, path: str, body: bytes) -> tuple[int, Message] | None:
         """Status and body for a request; None where the model has not answered it yet."""
