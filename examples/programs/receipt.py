@@ -3,7 +3,7 @@
 A job runs this file itself: `rows` makes its prompts (`spec.data.train[].path`), `total` is the
 program (`spec.agent.interactions[].source`), `share` its reward (`spec.rewards`). `total` speaks
 with the model as with any service of OpenAI's interface; with the package `openai` in the image,
-`ask` is `openai.OpenAI().chat.completions.create(model="policy", messages=messages, max_tokens=8)`.
+`ask` is `openai.OpenAI().chat.completions.create(model="policy", messages=messages, max_tokens=16)`.
 """
 
 import json
@@ -14,9 +14,11 @@ import urllib.request
 
 WORKED = [
     {"role": "user", "content": "4 + 9"},
-    {"role": "assistant", "content": "13"},
+    {"role": "assistant", "content": "4 + 9 = 13"},
     {"role": "user", "content": "+ 6"},
-    {"role": "assistant", "content": "19"},
+    {"role": "assistant", "content": "13 + 6 = 19"},
+    {"role": "user", "content": "+ 2"},
+    {"role": "assistant", "content": "19 + 2 = 21"},
 ]
 
 
@@ -24,9 +26,9 @@ def rows(*, count: int, prices: int, held_out: bool = False):
     """Make receipts of so many prices; the prompt asks for the sum of the first two."""
     draw = random.Random(prices)
     for _ in range(count):
-        receipt = [draw.randint(1, 12) for _ in range(prices)]
+        receipt = [draw.randint(1, 9) for _ in range(prices)]
         while ((receipt[0] + 2 * receipt[1]) % 7 == 0) != held_out:
-            receipt = [draw.randint(1, 12) for _ in range(prices)]
+            receipt = [draw.randint(1, 9) for _ in range(prices)]
         yield {
             "prompt": [*WORKED, {"role": "user", "content": f"{receipt[0]} + {receipt[1]}"}],
             "data_source": "receipt",
@@ -43,13 +45,14 @@ def total(messages, prices):
             messages.append({"role": "user", "content": f"+ {price}"})
         messages.append(ask(messages))
         right += price
-        found.append(re.sub(r"\D", "", messages[-1]["content"]) == str(right))
+        said = re.search(r"= (\d+)$", messages[-1]["content"])
+        found.append(said is not None and said[1] == str(right))
     return sum(found) / len(found)
 
 
 def ask(messages):
     """The model's next message."""
-    body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 8}).encode()
+    body = json.dumps({"model": "policy", "messages": messages, "max_tokens": 16}).encode()
     address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
     request = urllib.request.Request(address, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(request) as answer:

@@ -104,6 +104,9 @@ def both(messages):
     [one.start() for one in threads]
     [one.join() for one in threads]
 
+async def gathered(messages):
+    await asyncio.gather(*(asyncio.to_thread(ask, messages) for _ in range(2)))
+
 def shorter(messages):
     ask(messages)
     if not os.path.exists(__file__ + ".once"):
@@ -117,7 +120,7 @@ def loop(messages):
     yield
 '''
 NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
-NAMES += ("exits", "odd", "both", "shorter")
+NAMES += ("exits", "odd", "both", "gathered", "shorter")
 
 
 def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
@@ -276,6 +279,7 @@ def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm
         ("exits", 1, "raised", "SystemExit: enough"),
         ("odd", 1, "raised", "not a number: a score is a number"),
         ("both", 0, "raised", "got two requests at once"),
+        ("gathered", 0, "raised", "got two requests at once"),
     ],
 )
 def test_what_goes_wrong_ends_the_row(

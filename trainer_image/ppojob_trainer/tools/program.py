@@ -14,9 +14,11 @@ import os
 import select
 import signal
 import socket
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
+from pathlib import Path
 from typing import Final
 
 import msgspec
@@ -34,7 +36,7 @@ from ppojob_trainer.tools.wire import Asked, Conversation, Message
 _PATH: Final = "/v1/chat/completions"
 _ADDRESS: Final = "127.0.0.1"
 _TOGETHER_SECONDS: Final = 0.05
-"""How long a second request at once may take to arrive behind the first."""
+"""How long a second request at once may take to arrive, of a program that never waits."""
 
 
 class ProgramRaised(Exception):  # noqa: N818  it says what happened
@@ -72,9 +74,9 @@ class Program:
             ProgramRaised: it raised.
         """
         self._forget_connections()
-        run = _Run(conversation, self.listener)
         prompt = conversation.messages[: conversation.prompt]
-        with _forked(lambda: self.function(prompt, **told_by_row(arguments))) as ended:
+        with _forked(lambda: self.function(prompt, **told_by_row(arguments))) as (process, ended):
+            run = _Run(conversation, self.listener, process)
             while True:
                 if self.listener.fileno() in _ready(self.listener.fileno(), ended):
                     run.answer()
@@ -103,10 +105,11 @@ def open_listener() -> socket.socket:
 
 
 class _Run:
-    """One run of a program: which of its requests have been answered."""
+    """One run of a program, in its process: which of its requests have been answered."""
 
-    def __init__(self, conversation: Conversation, listener: socket.socket) -> None:
+    def __init__(self, conversation: Conversation, listener: socket.socket, process: int) -> None:
         self._heard = conversation
+        self._process = process
         self._listener = listener
         self._answered = 0
         self._connection: socket.socket
@@ -130,10 +133,11 @@ class _Run:
             return 400, _error(f"got {bad.got}: {bad.why}")
         number, heard = self._answered, self._heard
         if number == len(heard.spoken):
-            self._refuse_another(_TOGETHER_SECONDS)
+            _wait_until_idle(self._process)
+            self._refuse_another()
             self.asked = self._next(messages, tools, limit)
             return None
-        self._refuse_another(0)
+        self._refuse_another()
         before = heard.spoken[number]
         end = before.behind + before.messages
         told = _kept(heard.contexts(end)[-1])
@@ -175,8 +179,8 @@ class _Run:
             goes_on &= not later  # the prompt of the data has its tokens already
         return Asked(later if goes_on else messages, not goes_on, tools, limit)
 
-    def _refuse_another(self, seconds: float) -> None:
-        if select.select([self._listener], [], [], seconds)[0]:
+    def _refuse_another(self) -> None:
+        if select.select([self._listener], [], [], 0)[0]:
             why = "which comes first would be by chance; a program asks one after the other"
             raise BadResult("BadAnswer", "two requests at once", why)
 
@@ -205,14 +209,28 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing of requests."""
 
 
+def _wait_until_idle(process: int) -> None:
+    """Wait until all threads of a program wait: what it asks at once has been asked by then."""
+    until = time.monotonic() + _TOGETHER_SECONDS
+    while time.monotonic() < until:
+        with contextlib.suppress(OSError):  # a thread that has just ended
+            tasks = Path(f"/proc/{process}/task").iterdir()
+            told = [(task / "stat").read_text(encoding="utf-8") for task in tasks]
+            if all(one.rpartition(")")[2].split()[0] == "S" for one in told):
+                return
+        time.sleep(0.001)
+
+
 def _ready(*files: int) -> list[int]:
     """Which of some open files can be read, once one can."""
     return select.select(files, [], [])[0]
 
 
 @contextlib.contextmanager
-def _forked(call: Callable[[], object]) -> Iterator[int]:
-    """Run a call in a process of its own; gives where its `_Ended` is read, and ends the process.
+def _forked(call: Callable[[], object]) -> Iterator[tuple[int, int]]:
+    """Run a call in a process of its own; ends it behind the block.
+
+    Gives its number, and where its `_Ended` is read.
 
     A program that is in the middle of a request can be ended in no other way.
     """
@@ -228,7 +246,7 @@ def _forked(call: Callable[[], object]) -> Iterator[int]:
     with contextlib.suppress(OSError):
         os.setpgid(process, process)  # whichever of the two is first
     try:
-        yield read
+        yield process, read
     finally:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process, signal.SIGKILL)
