@@ -13,7 +13,7 @@ from made_once import made_once
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 USERS = '''
-import random, time
+import json, os, random, time, urllib.request
 from verl.interactions.base import BaseInteraction
 
 class PatientInteraction(BaseInteraction):
@@ -46,6 +46,22 @@ def notes(messages, query):
         context = [{"role": "user", "content": f"no {2 * number + 2} {said[:5]}"}]
         said = yield context, 0.5
     return len(said) / 10
+
+def ask(messages):
+    """As any program asks a service of OpenAI's interface."""
+    address = os.environ["OPENAI_BASE_URL"] + "/chat/completions"
+    body = json.dumps({"model": "policy", "messages": messages}).encode()
+    with urllib.request.urlopen(address, body) as answer:
+        return json.load(answer)["choices"][0]["message"]
+
+def asks(messages, query):
+    """The contexts of `notes`, by a program."""
+    for number in range(2):
+        time.sleep(random.uniform(0.0, 0.05))
+        messages += [ask(messages), {"role": "user", "content": f"no {2 * number + 1}"}]
+        words = f"no {2 * number + 2} {ask(messages)['content'][:5]}"
+        messages = [{"role": "user", "content": words}]
+    return len(ask(messages)["content"]) / 10
 '''
 REWARD = '''
 def talk(data_source, solution_str, ground_truth, extra_info):
@@ -54,7 +70,7 @@ def talk(data_source, solution_str, ground_truth, extra_info):
         assert "interaction_kwargs" not in extra_info and extra_info["num_turns"] == 2
         return {"score": len(solution_str) / 10, "asked": 0}
     scores, name = extra_info["turn_scores"], extra_info["interaction_kwargs"]["name"]
-    assert len(scores) <= {"patient": 3, "brief": 1, "notes": 5}[name]
+    assert len(scores) <= {"patient": 3, "brief": 1, "notes": 5, "asks": 5}[name]
     assert all(f"no {n + 1}" in solution_str for n in range(len(scores) - 1))
     return {"score": sum(scores) + extra_info["num_turns"], "asked": len(scores)}
 '''
@@ -64,7 +80,7 @@ POINTS = (
     "rpc.update.answer.before@3=kill",  # rows come from the disk behind it
 )
 STOPS = [tiny_models.NAMES.index(sign) for sign in ".,:;!?+-*/"]
-NAMES = ("patient", "brief", "notes")
+NAMES = ("patient", "brief", "notes", "asks")
 
 
 def make_speaking_folder(folder: Path) -> None:
@@ -75,7 +91,7 @@ def make_speaking_folder(folder: Path) -> None:
         path = folder / f"{name}.jsonl"
         rows = [json.loads(line) for line in path.read_text().splitlines()]
         for number, row in enumerate(rows):
-            told = {"name": NAMES[number % 3], "query": row["prompt"][0]["content"]}
+            told = {"name": NAMES[number % 4], "query": row["prompt"][0]["content"]}
             row["extra_info"]["interaction_kwargs"] = told
             if number % 5 == 4:
                 del row["extra_info"]["interaction_kwargs"]
@@ -101,6 +117,7 @@ def manifest(folder: Path, speaking: Path, seconds: float = 0.0, **changes: obje
         },
         {"name": "brief", "source": source},
         {"name": "notes", "source": source},
+        {"name": "asks", "source": source, "interface": "openai"},
     ]
     spec = tiny_jobs.make_manifest(speaking)["spec"]
     sections = {
@@ -157,13 +174,14 @@ def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed
         for number in range(1, len(drawn)):
             assert f"user\nno {number}" in row["response"]
         begun = [number for number, s in enumerate(row["segments"]) if s["begins_context"]]
-        assert begun == ([3, 7][: (len(drawn) - 1) // 2] if name == "notes" else [])
+        assert begun == ([3, 7][: (len(drawn) - 1) // 2] if name in NAMES[2:] else [])
         assert figures.get("contexts", 1) == len(begun) + 1
         assert "enough" not in row["response"], "the last words of a user are left out"
     assert {name: max(numbers) for name, numbers in asked.items()} == {
         "patient": 3,
         "brief": 1,
         "notes": 5,
+        "asks": 5,
         "short": 1,
         "single": 1,
     }

@@ -159,6 +159,16 @@ TOOL_RULES = rules(
     when: !has(self.source)
     must: self.name in $INTERACTION_WORDS
 
+    spec.agent.interactions[] | interface | NoEffect | here
+        an interaction that is built in is no program; remove it, or give a source
+    when: !has(self.source) && self.name in $INTERACTION_WORDS
+    must: self.interface == 'messages'
+
+    spec.agent | tools | Conflict | here
+        a program (interactions[].interface) asks with the tools that it has itself; remove them
+    when: !self.interactions.all(one, one.interface == 'messages')
+    must: self.tools.size() == 0
+
     spec.agent.interactions[] | config | NoEffect | here
         an interaction that is built in has no settings; remove it, or give a source
     when: !has(self.source) && self.name in $INTERACTION_WORDS

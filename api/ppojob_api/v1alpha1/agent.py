@@ -40,7 +40,7 @@ class UserSource(CodeSource):
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Function, or class with verl's `generate_response`, in that file; one that yields is a loop
-    around the model; absent: the interaction's name."""
+    around the model, and one with `interface: openai` a program; absent: the interaction's name."""
 
 
 class ToolSource(CodeSource):
@@ -133,6 +133,10 @@ class InteractionSpec(Section):
 
     source: UserSource | None = None
     """Its code; absent: the built-in interaction of that name. verl: interaction[].class_name."""
+
+    interface: Literal["messages", "openai"] = "messages"
+    """How it speaks with the model: it is told the messages and answers; or it is a program, a
+    function that asks the model itself, by OpenAI's chat completions at OPENAI_BASE_URL."""
 
     config: Arguments = Field(default_factory=dict)
     """Settings that a class is made with. verl: interaction[].config."""

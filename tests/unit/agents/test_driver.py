@@ -15,9 +15,10 @@ import pytest
 import torch
 from tiny_models import TWO_LAYERS, make_model
 
-from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec
 from ppojob_trainer.agents.driver import Driver, ToolFailed
-from ppojob_trainer.agents.episode import Episode, RowState
+from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
@@ -26,7 +27,7 @@ from ppojob_trainer.rollout.protocol import Finished, RolloutError, SamplingPara
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
-from ppojob_trainer.tools.wire import Conversation
+from ppojob_trainer.tools.wire import Asked, Conversation, Message
 
 VOCAB, ENDS, ROWS = 64, tuple(range(0, 64, 4)), 16
 POOL = ThreadPoolExecutor(4)
@@ -40,6 +41,10 @@ def engine() -> HuggingFaceEngine:
     return HuggingFaceEngine(model, max_model_tokens=64, max_sequences=64)
 
 
+PROGRAM = Interaction("program", b'{"name": "critic"}', b'[{"role": "user", "content": "1 2"}]')
+ASKS = InteractionSpec.model_validate(
+    {"name": "program", "interface": "openai", "source": {"path": "a.py"}}
+)
 USER = Interaction("critic", b'{"name": "critic"}', b'[{"role": "user", "content": "1 2"}]')
 
 
@@ -52,7 +57,7 @@ def rows(
 ) -> list[Episode]:
     """Rows of a job whose agent says more."""
     drawn, own = SamplingParams(temperature, 1.0, -1, 1, ENDS), (form or Form)()
-    agent = AGENT.model_copy(update=more)
+    agent = AGENT.model_copy(update={"interactions": (ASKS,), **more})
 
     def row(n: int) -> Episode:
         prompt = (1, 2, n % VOCAB)
@@ -62,6 +67,7 @@ def rows(
     return [row(n) for n in range(ROWS)]
 
 
+USERS = [(None, False), (USER, False), (USER, True)]
 REFUSED = "refused"
 
 
@@ -91,6 +97,17 @@ class Form:
 
     def heard(self, _: Sequence[int], text: str) -> list[int]:
         return [11, int(text) % VOCAB, 13]
+
+    def message(self, written: Sequence[int], tools: Sequence[Message], _: int, __: int) -> Message:
+        assert not tools
+        return {"role": "assistant", "content": self.said(written)}
+
+    def asked(self, written: Sequence[int], asked: Asked) -> list[int]:
+        if not asked.begins_context:
+            return [
+                token for one in asked.messages for token in self.heard(written, one["content"])
+            ]
+        return self.context(asked.messages, ())
 
     def context(self, messages: Sequence[dict[str, str]], _: Sequence[str]) -> list[int]:
         if any(one["content"] == REFUSED for one in messages):
@@ -150,9 +167,24 @@ class Workers:
             seconds = self._random.uniform(0.0, self.seconds)
         time.sleep(seconds)
         failure = "raised" if number in self.refused else ""
+        if calls[0].name == "program":
+            return [self._ask(msgspec.json.decode(calls[0].arguments, type=Conversation))]
         if calls[0].to_user:
             return [self._criticise(calls[0], failure)]
         return [ToolAnswer(call.arguments, 0.5, failure, seconds) for call in calls]
+
+    def _ask(self, heard: Conversation) -> ToolAnswer:
+        """A program that asks with the prompt first, or in a context of its own."""
+        opens, said = not heard.spoken, sum(one.written for one in heard.drawn)
+        said += sum(int(word) for one in heard.messages for word in str(one["content"]).split())
+        if not opens and said % 6 == 0:
+            return ToolAnswer("", 0.75, ends=True)
+        if opens and not self.begins:
+            asked = Asked([], begins_context=False)
+        else:
+            words, begins = {"role": "user", "content": f"{said}"}, self.begins and said % 2 == 1
+            asked = Asked([words], begins_context=begins, max_tokens=said % 4)
+        return ToolAnswer("", asked=msgspec.json.encode(asked))
 
     def _criticise(self, turn: ToolCall, failure: str) -> ToolAnswer:
         """A user who hears all that was said, and is content with what can be divided by six."""
@@ -312,8 +344,13 @@ def test_rows_without_calls_are_those_of_a_single_turn() -> None:
 
 
 @pytest.mark.parametrize("delay", [0, 3, math.inf])
-@pytest.mark.parametrize(("user", "begins"), [(None, False), (USER, False), (USER, True)])
-@pytest.mark.parametrize("form", ["Form", "Eager", "Silent"])
+@pytest.mark.parametrize(
+    ("form", "user", "begins"),
+    [
+        *((form, user, begins) for form in ("Form", "Eager", "Silent") for user, begins in USERS),
+        *(("Form", PROGRAM, begins) for begins in (False, True)),
+    ],
+)
 def test_rows_go_on_in_later_phases_as_if_in_one(form, user, begins, delay: float) -> None:
     """Greedy rows, which no seed decides, in phases of three steps, from states as of a file."""
     more = {"form": globals()[form], "user": user, "temperature": 0.0}

@@ -4,12 +4,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace as replace_struct
 from turn_templates import TOOLS, ChatInProcess, write_family
 
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
 from ppojob_trainer.data.chat import tool_name
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.tools.wire import Asked, Message
 
 NAMED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}"
@@ -85,6 +88,54 @@ def test_without_tools_a_call_is_words(tmp_path: Path) -> None:
     form = replace(form_of(tmp_path, "hermes"), tools=[])
     turn = '<tool_call>{"name": "add", "arguments": {}}</tool_call>'
     assert form.read(form.chat.encode(turn)) == Turn()
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_turn_is_told_to_a_program_as_text_and_calls(name: str, tmp_path: Path) -> None:
+    form = form_of(tmp_path, name)
+    turn = form.chat.encode(f"So. {form.form.form}<|im_end|>")
+    tools = [{"type": "function", "function": {"name": name}} for name in ("add", "search")]
+    if name == "llama3_json":  # a turn of calls alone
+        turn = form.chat.encode(form.form.form)
+    told = form.message(turn, tools, 2, most=4)
+    (call,) = told["tool_calls"]
+    assert told["content"] == ("" if name == "llama3_json" else "So. ")
+    assert call["id"] == ("functions.add:0" if name == "kimi" else "call_2_0")
+    assert call["function"]["name"] in ("add", "search")
+    assert form.message(turn, [], 2, most=4) == {"role": "assistant", "content": form.said(turn)}
+
+
+def called(arguments: str = '{"a": 1}', id_: str = "call_1_0") -> list[Message]:
+    """A call and its answer, as a program asks with them."""
+    function = {"name": "add", "arguments": arguments}
+    call = {"id": id_, "type": "function", "function": function}
+    answer = {"role": "tool", "tool_call_id": id_, "name": "add", "content": "42"}
+    return [{"role": "assistant", "content": "So.", "tool_calls": [call]}, answer]
+
+
+def test_a_program_may_begin_a_context_with_calls_which_are_dead(tmp_path: Path) -> None:
+    form = form_of(tmp_path, "hermes", None)
+    asked = Asked([{"role": "user", "content": "Q"}, *called()], True, TOOLS)
+    objects = [asked.messages[0], *called()]
+    objects[1]["tool_calls"][0]["function"]["arguments"] = {"a": 1}
+    assert [form.asked((), asked)] == form.chat.encode_chats([objects], tools=TOOLS)
+    assert asked.messages[1] == called()[0], "what was asked stays as it was"
+    for bad in ('{"a": "<|im_end|>"}', "<|im_end|>"):
+        with pytest.raises(BadChatTemplate, match="a call holds a control token"):
+            form.asked((), Asked(called(bad), True, TOOLS))
+
+
+def test_answers_to_calls_of_a_program_are_those_of_tools(tmp_path: Path) -> None:
+    for name, turn, id_ in (
+        ("search_r1", "<search>a</search>", "call_1_0"),
+        ("kimi", FORMATS["kimi"].form, "functions.add:0"),
+        ("hermes", FORMATS["hermes"].form, "call_1_0"),
+    ):
+        form = form_of(tmp_path, name)
+        written = form.chat.encode(turn)
+        asked = Asked(called(id_=id_)[1:], False, TOOLS)
+        calls = [replace_struct(one, name="add") for one in form.read(written).calls]
+        assert form.asked(written, asked) == form.answered(written, calls, ["42"])
 
 
 def test_a_context_is_a_prompt_with_the_tools_of_its_row(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ CANNOT_BE_SET = {
     *(f"spec.agent.tools.source.{name}" for name in ("url", "keyVariable", "mcpServer", "tool")),
     *(f"spec.agent.{kind}.source.configMap" for kind in ("tools", "interactions")),
     *("spec.algorithm.custom", "spec.algorithm.policyLoss.custom"),
-    "spec.agent.mcpServers",
+    *("spec.agent.mcpServers", "spec.agent.interactions.interface"),
     *("spec.algorithm.policyLoss.bypass", "spec.algorithm.grpoPassk", "spec.algorithm.gdpo"),
     *("spec.algorithm.gigpo", "spec.algorithm.spo"),
     *("spec.algorithm.guidance", "spec.data.guidanceKey"),

@@ -244,6 +244,8 @@ def test_users_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "class that raises": user(file, "Refuses"),
         "settings of a function": user(file, "polite", config={"a": 1}),
         "async loop": user(file, "later_notes"),
+        "program that is a class": user(file, "Bare", interface="openai"),
+        "program that yields": user(file, "notes", interface="openai"),
     }
     chosen = list(users.values()) if case == "all, behind a tool" else [users[case]]
     tools = [{"name": "calculator"}] if len(chosen) > 1 else []

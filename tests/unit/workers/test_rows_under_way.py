@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_trainer.agents.episode import RowState
+from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.controller.batch import shares
 from ppojob_trainer.rollout.protocol import Finished, Request

@@ -82,8 +82,11 @@ class Driver:
         self._episodes = episodes
         with generation_phase(self.engine) as submit:
             try:
-                for number in range(len(episodes)):
-                    self._begin_turn(number, submit)
+                for number, episode in enumerate(episodes):
+                    if (wanted := episode.opening()).calls:
+                        self._wait(number, wanted)
+                    else:
+                        self._begin_turn(number, submit)
                 while self._running or self._waiting:
                     self._continue_due(submit)
                     if self.engine.has_work():
@@ -152,12 +155,16 @@ class Driver:
             number = self._running.pop(response.request_id)
             episode = self._episodes[number]
             wanted = episode.take(response)
-            started = None
-            if wanted.calls:
-                turn, seen = episode.state.answered, episode.seen
-                started = self._tools.start(number, turn, wanted.calls, seen)
             if episode.state.is_waiting:
-                self._waiting[number] = _Waiting(self._clock + self.delay, wanted, started)
+                self._wait(number, wanted)
+
+    def _wait(self, number: int, wanted: Turn) -> None:
+        """Have a row wait for what it wants; starts its calls."""
+        episode, started = self._episodes[number], None
+        if wanted.calls:
+            turn, seen = episode.state.answered, episode.seen
+            started = self._tools.start(number, turn, wanted.calls, seen)
+        self._waiting[number] = _Waiting(self._clock + self.delay, wanted, started)
 
     @property
     def _tools(self) -> RemoteTools:

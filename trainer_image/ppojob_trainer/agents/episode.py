@@ -16,92 +16,21 @@ from typing import Final
 import msgspec
 
 from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
 from ppojob_trainer.data.media.pictures import LaterPicture, packed, unpacked
 from ppojob_trainer.data.media.videos import clip_of
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
-from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
+from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
-from ppojob_trainer.tools.wire import Conversation, Message
+from ppojob_trainer.tools.wire import Asked, Conversation, Drawn, Message
 
 _LOG: Final = logging.getLogger(__name__)
 _messages: Final = msgspec.json.Decoder(list[Message]).decode
-
-
-@dataclass
-class RowState:
-    """How far a row has come: all that a checkpoint has to hold of one that is under way.
-
-    Attributes:
-        segments: what was drawn and given.
-        finish_reason: of the last request; "abort": it goes on.
-        is_waiting: whether the last turn waits for an answer.
-        experts: of its context up to the last request, see `Finished`.
-        turn_began: number of the first segment of the turn that is being drawn.
-        experts_before: those of the contexts before it, 0 of the last token of each.
-        turns: that the model has ended.
-        answered: how many answers it was given.
-        answers: of tools, without what they say, which is in `segments`.
-        of_user: of its user, likewise.
-        conversation: that the user hears; None before the first turn.
-        shown: pictures behind the prompt.
-    """
-
-    segments: list[Segment] = field(default_factory=list)
-    finish_reason: FinishReason = "abort"
-    is_waiting: bool = False
-    experts: bytes = b""
-    turn_began: int = 0
-    experts_before: bytes = b""
-    turns: int = 0
-    answered: int = 0
-    answers: list[ToolAnswer] = field(default_factory=list)
-    of_user: list[ToolAnswer] = field(default_factory=list)
-    conversation: Conversation | None = None
-    shown: list[LaterPicture] = field(default_factory=list)
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the row has ended."""
-        return self.finish_reason != "abort" and not self.is_waiting
-
-    @property
-    def contexts(self) -> int:
-        """How many contexts it has."""
-        return 1 + sum(segment.begins_context for segment in self.segments)
-
-    @property
-    def context(self) -> int:
-        """Number of the first segment of the context that is read."""
-        starts = (n for n, segment in enumerate(self.segments) if segment.begins_context)
-        return max(starts, default=0)
-
-    @property
-    def drawn(self) -> int:
-        """How many tokens the policy wrote."""
-        written = (one for one in self.segments if one.is_trained and not one.is_of_data)
-        return sum(len(segment.tokens) for segment in written)
-
-    @property
-    def written(self) -> tuple[int, ...]:
-        """What was drawn of the turn that is being drawn, or was the last."""
-        return tuple(token for s in self.segments[self.turn_began :] for token in s.tokens)
-
-    def copy(self) -> "RowState":
-        """One that goes on by itself."""
-        heard = self.conversation
-        return replace(
-            self,
-            segments=list(self.segments),
-            answers=list(self.answers),
-            of_user=list(self.of_user),
-            conversation=heard
-            and Conversation(list(heard.messages), heard.prompt, list(heard.spoken)),
-            shown=list(self.shown),
-        )
+_asked: Final = msgspec.json.Decoder(Asked).decode
 
 
 @dataclass
@@ -138,15 +67,25 @@ class Episode:
 
     def __post_init__(self) -> None:
         if self.state.conversation is None and self.user is not None:
-            prompt = _messages(self.user.prompt)
-            self.state.conversation = Conversation(prompt, len(prompt))
+            prompt, drawn = _messages(self.user.prompt), self.sampling
+            named = {"temperature": drawn.temperature, "top_p": drawn.top_p}
+            sampling = named if self._is_program else {}
+            self.state.conversation = Conversation(prompt, len(prompt), sampling=sampling)
+
+    def opening(self) -> Turn:
+        """What is wanted before the first turn of the model: of a program, what it asks."""
+        if not self._is_program or self.state.answered:
+            return Turn()
+        self.state.is_waiting = True
+        return self._to_user()
 
     def request(self) -> Request:
         """What the engine is asked for: the next turn of the model, or the rest of one."""
         state, begun = self.state, self.state.written
         left = self.response_tokens - self._tokens
-        if self.agent.turn_tokens is not None:
-            left = min(left, self.agent.turn_tokens - len(begun))
+        spoken = state.conversation.spoken[-1:] if state.conversation else []
+        for most in (self.agent.turn_tokens, *(one.max_tokens for one in spoken)):
+            left = min(left, most - len(begun)) if most else left
         sampling = replace(self.sampling, max_tokens=left)
         if begun and sampling.stop_texts is not None:
             stop_texts = replace(sampling.stop_texts, before=begun)
@@ -197,17 +136,24 @@ class Episode:
             state.segments.append(
                 Segment(response.tokens, response.logprobs, response.policy_version)
             )
+        if state.experts and not state.experts_before and state.contexts > 1:
+            # A program has begun a context behind a prompt that no engine has read.
+            of_token = len(state.experts) // max(1, _tokens(state.segments[state.context :]) - 1)
+            state.experts_before = bytes(of_token * len(self.prompt))
         if not state.is_over:
             return Turn()
         state.turns += 1
-        whole = ("stop", "length") if agent.cut_turns == "go_on" else ("stop",)
+        goes_on = agent.cut_turns == "go_on" or self._is_program
+        whole = ("stop", "length") if goes_on else ("stop",)
         if self.form is None or response.finish_reason not in whole:
             return Turn()
         if self._tokens >= self.response_tokens:
             return Turn()
         if state.turns >= (agent.max_assistant_turns or math.inf):
             return Turn()
-        if state.answered >= (agent.max_user_turns or math.inf):
+        if self._replies >= (agent.max_user_turns or math.inf):
+            return Turn()
+        if state.of_user and state.of_user[-1].ends:  # a program that asked nothing
             return Turn()
         wanted = self._wanted(state.written)
         state.is_waiting = bool(wanted.calls or wanted.reply)
@@ -215,6 +161,9 @@ class Episode:
 
     def _wanted(self, written: Sequence[int]) -> Turn:
         """What a turn that is answered wants."""
+        if self._is_program:
+            self._tell_program(written)
+            return self._to_user()
         wanted = self._form.read(written)
         wanted = replace(wanted, calls=wanted.calls[: self.agent.max_parallel_calls])
         if self.user is None:
@@ -222,10 +171,25 @@ class Episode:
         self._tell("assistant", self._form.said(written))
         if wanted.calls or wanted.reply:
             return wanted
-        conversation = self.state.conversation
-        assert conversation is not None, "it is there where there is a user"
-        heard = msgspec.json.encode(conversation).decode()
+        return self._to_user()
+
+    def _to_user(self) -> Turn:
+        """The user is wanted."""
+        assert self.user is not None, "who asks for it has one"
+        heard = msgspec.json.encode(self.state.conversation).decode()
         return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
+
+    def _tell_program(self, written: Sequence[int]) -> None:
+        """The turn that has ended, as a program hears it."""
+        state, heard = self.state, self._heard
+        most = self.agent.max_parallel_calls
+        message = self._form.message(written, heard.tools, state.turns, most)
+        is_whole = "tool_calls" in message and state.finish_reason == "stop"
+        read = _tokens(state.segments[state.context : state.turn_began])
+        read += len(self.prompt) if state.contexts == 1 else 0
+        reason = "tool_calls" if is_whole else state.finish_reason
+        heard.drawn.append(Drawn(reason, read, len(written)))
+        heard.messages.append(message)
 
     def answer(
         self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]
@@ -238,11 +202,13 @@ class Episode:
         """
         self.state.is_waiting = False
         segments = self.state.segments
-        if self.agent.tool_rewards == "add":
+        if self.agent.tool_rewards == "add" and segments:
             reward = sum(answer.reward for answer in answers)
             segments[-1] = replace(segments[-1], reward=reward)
         if calls[0].to_user:
-            return [self._answer_of_user(answers[0])]
+            of_program = bool(answers[0].asked)
+            take = self._answer_of_program if of_program else self._answer_of_user
+            return [take(answers[0])]
         self.state.answers += map(_without_words, answers)
         texts = [answer.text for answer in answers]
         for text in texts:
@@ -259,15 +225,12 @@ class Episode:
         try:
             context = self._form.context(messages, self.tools) if messages else []
         except BadChatTemplate as refused:
-            _LOG.warning("%s: a new context: %s", self.place, refused)
-            text = f"a new context: {refused}"
-            answer = msgspec.structs.replace(answer, text=text, failure="raised", ends=True)
+            answer = self._refused(answer, f"a new context: {refused}")
         self.state.of_user.append(_without_words(answer))
         if answer.ends:
             self.state.answered += 1
             return answer
-        heard = self.state.conversation
-        assert heard is not None, "somebody said it"
+        heard = self._heard
         if messages:
             heard.say(messages, begins_context=True)
             self._begin_context(context)
@@ -275,6 +238,36 @@ class Episode:
             heard.say([{"role": "user", "content": answer.text}])
             self._go_on(self._form.heard(self.state.written, answer.text))
         return answer
+
+    def _answer_of_program(self, answer: ToolAnswer) -> ToolAnswer:
+        """A program has asked for the next turn."""
+        state, heard, asked = self.state, self._heard, _asked(answer.asked)
+        opens, wrong = not heard.spoken, ""
+        given: list[int] = []
+        try:
+            given = self._form.asked(state.written, asked)
+        except BadChatTemplate as refused:
+            wrong = str(refused)
+        if opens and len(given) >= self.response_tokens:
+            wrong = f"got {len(given)} tokens; fewer than data.maxResponseTokens"
+        if wrong:
+            answer = self._refused(answer, f"what the program asks: {wrong}")
+        if wrong or not opens:
+            state.of_user.append(_without_words(answer))
+        if wrong:
+            state.answered += 1
+            return answer
+        heard.ask(asked)
+        if asked.begins_context:
+            self._begin_context(given)
+        else:
+            self._go_on(given)
+        return answer
+
+    def _refused(self, answer: ToolAnswer, why: str) -> ToolAnswer:
+        """What counts as the answer of a user whose messages the model cannot be shown."""
+        _LOG.warning("%s: %s", self.place, why)
+        return msgspec.structs.replace(answer, text=why, failure="raised", ends=True)
 
     def _begin_context(self, given: Sequence[int]) -> None:
         """The model goes on behind these tokens alone."""
@@ -318,13 +311,14 @@ class Episode:
         """What it was."""
         state = self.state
         return RowFigures(
-            num_turns=state.turns + state.answered + 1,
+            num_turns=state.turns + self._replies + 1,
             tool_calls=len(state.answers),
             tool_failures=sum(bool(one.failure) for one in (*state.answers, *state.of_user)),
             tool_rewards=[answer.reward for answer in state.answers],
             given_tokens=sum(len(s.tokens) for s in state.segments if not s.is_trained),
             turn_scores=[answer.reward for answer in state.of_user] if self.user else None,
-            contexts=state.contexts,
+            # That of a prompt which a program has not asked with is none.
+            contexts=state.contexts - any(one.begins_context for one in state.segments[:1]),
         )
 
     @property
@@ -346,6 +340,24 @@ class Episode:
         )
 
     @property
+    def _is_program(self) -> bool:
+        """Whether its user is one."""
+        name = self.user and self.user.name
+        return any(
+            one.name == name and one.interface == "openai" for one in self.agent.interactions
+        )
+
+    @property
+    def _replies(self) -> int:
+        """How many of its turns the model was answered; a program's first request answers none."""
+        return self.state.answered - (self._is_program and self.state.answered > 0)
+
+    @property
+    def _heard(self) -> Conversation:
+        assert self.state.conversation is not None, "it is there where there is a user"
+        return self.state.conversation
+
+    @property
     def _form(self) -> ChatForm:
         assert self.form is not None, "rows of one turn are not answered"
         return self.form
@@ -365,4 +377,4 @@ def _tokens(segments: Sequence[Segment]) -> int:
 
 
 def _without_words(answer: ToolAnswer) -> ToolAnswer:
-    return msgspec.structs.replace(answer, text="", pictures=b"", context=b"")
+    return msgspec.structs.replace(answer, text="", pictures=b"", context=b"", asked=b"")

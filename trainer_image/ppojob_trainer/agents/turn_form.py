@@ -3,14 +3,18 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import msgspec
+
+from ppojob_api.problem import shown
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Format
 from ppojob_trainer.data.chat import ChatTokenizer, Tools, tool_name
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.pictures import behind_pictures, packed, unpacked
+from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import ToolCall
-from ppojob_trainer.tools.wire import Message
+from ppojob_trainer.tools.wire import Asked, Message
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +49,74 @@ class ChatForm:
         """What follows a turn; what names no tool is no call, as in verl."""
         if not self.tools:
             return Turn()
-        text = self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
-        found = self.form.parse(text, self.tools)
+        found = self.form.parse(self._text(tokens), self.tools)
         calls = tuple(
             ToolCall(one.name, one.arguments, id=one.id) for one in found if isinstance(one, Call)
         )
         is_bad = any(isinstance(one, BadCall) for one in found)
         return Turn(calls, self.form.invalid if is_bad and not calls else "")
+
+    def message(self, tokens: Sequence[int], tools: Tools, turn: int, most: int) -> Message:
+        """A turn, by its number, as a program is told it: its text and its calls, so many at most.
+
+        Where the format has no ids of calls they are made up.
+        """
+        text = self._text(tokens)
+        found = self.form.parse(text, tools) if tools else ()
+        calls = [one for one in found if isinstance(one, Call)][:most]
+        if not calls:
+            return {"role": "assistant", "content": self.said(tokens)}
+        content = self.form.before_calls(text)
+        for token in self.template.text.special.values():
+            content = content.replace(token, "")
+        told = [
+            {
+                "id": one.id or f"call_{turn}_{number}",
+                "type": "function",
+                "function": {"name": one.name, "arguments": one.arguments},
+            }
+            for number, one in enumerate(calls)
+        ]
+        return {"role": "assistant", "content": content, "tool_calls": told}
+
+    def asked(self, written: Sequence[int], asked: Asked) -> list[int]:
+        """What stands for the messages that a program asks with.
+
+        Raises:
+            BadChatTemplate: the template refuses them.
+        """
+        messages, tools = asked.messages, asked.tools
+        if not messages:
+            return []
+        if asked.begins_context:
+            return self._begun(messages, tools)
+        if self.form.answer is not None and all(one["role"] == "tool" for one in messages):
+            texts = [one["content"] for one in messages]
+            return self.template.text.encode(["", ""], ["".join(map(self.form.answer, texts))])
+        found = self.form.parse(self._text(written), tools) if tools else ()
+        ids = {one.id for one in found if isinstance(one, Call)}
+        told = [
+            one if one.get("tool_call_id") in ids else {**one, "tool_call_id": ""}  # made up here
+            for one in messages
+        ]
+        return self.template.delta(told, tools, written=written)
+
+    def _begun(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+        """What stands for a context with calls: most templates want objects as their arguments."""
+        calls = [call["function"] for one in messages for call in one.get("tool_calls", ())]
+        for call in calls:
+            if any(self.template.text.marks(call["name"] + call["arguments"])):
+                raise self.template.refusal(shown(call), "a call holds a control token")
+        try:
+            return self.template.begun([_with_objects(one) for one in messages], tools)
+        except BadChatTemplate:
+            if not calls:
+                raise
+            return self.template.begun(messages, tools)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        """The text of a turn, as its calls are read from it."""
+        return self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
 
     def answered(
         self,
@@ -105,3 +170,21 @@ class ChatForm:
         named = {tool_name(schema): schema for schema in self.tools}
         chosen = [named[name] for name in tools if name in named] if tools else self.tools
         return self.template.begun(messages, chosen)
+
+
+def _with_objects(message: Message) -> Message:
+    """A message whose calls have objects as arguments, where these are some."""
+
+    def call(told: Message) -> Message:
+        arguments = told["function"]["arguments"]
+        try:
+            value = msgspec.json.decode(arguments)
+        except msgspec.MsgspecError:
+            return told
+        is_object = isinstance(value, dict)
+        function = {**told["function"], "arguments": value if is_object else arguments}
+        return {**told, "function": function}
+
+    if "tool_calls" not in message:
+        return message
+    return {**message, "tool_calls": [call(one) for one in message["tool_calls"]]}

@@ -119,13 +119,13 @@ def answer_requests(requests: int, answers: int, answer: Callable[[bytes], bytes
     own = os.getpid()
     while (body := read_frame(requests)) is not None:
         answered = answer(body)
-        _flush()
+        flush()
         if os.getpid() != own:  # users' code forked, and its child came back here as well
             os._exit(0)
         write_frame(answers, answered)
 
 
-def _flush() -> None:
+def flush() -> None:
     """Send what was printed before the answer; users' code may have closed the stream."""
     for stream in (sys.stdout, sys.stderr):
         try:

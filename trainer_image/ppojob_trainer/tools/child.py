@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from socket import socket
 from types import ModuleType
 from typing import Final
 
@@ -31,12 +32,21 @@ from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
 from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
-from ppojob_trainer.tools.custom import Tool, http_tool, load_tool, load_user
+from ppojob_trainer.tools.custom import (
+    Tool,
+    User,
+    http_tool,
+    load_program,
+    load_tool,
+    load_user,
+)
 from ppojob_trainer.tools.describe import describe_tools
 from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
+from ppojob_trainer.tools.program import Program, ProgramRaised, open_listener
 from ppojob_trainer.tools.schemas import tool_schema
 from ppojob_trainer.tools.wire import (
+    Asked,
     CallTool,
     Conversation,
     Described,
@@ -74,7 +84,7 @@ class _Loaded:
     @property
     def is_loop(self) -> bool:
         """Whether it is a user that cannot go on behind a failure."""
-        return isinstance(self.ask, Loop)
+        return isinstance(self.ask, Loop | Program)
 
 
 class Tools:
@@ -85,6 +95,7 @@ class Tools:
         self._servers: dict[str, tuple[McpServer, Mapping[str, Described] | None]] = {}
         self._request: LoadTools
         self._agent: AgentSpec
+        self._listener: socket | None = None
         self._imports = ImportFolder()
         # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
         self._loop = asyncio.Runner()
@@ -93,6 +104,8 @@ class Tools:
         """Load all; say what is wrong with each that cannot be used."""
         self._request = request
         self._agent = agent = AgentSpec.model_validate_json(request.agent)
+        if any(one.interface == "openai" for one in agent.interactions):
+            self._listener = open_listener()
         problems = self._open_servers()
         modules: dict[str, ModuleType] = {}
         answering: list[tuple[str, ToolSpec | InteractionSpec]] = [
@@ -127,6 +140,8 @@ class Tools:
             value = tool.ask(decode(request.arguments), created, request.instance, *given)
             if inspect.isawaitable(value):
                 value = self._loop.run(_result(value))
+            if isinstance(value, Asked):
+                return ToolCalled(number, asked=_encode_json(value))
             if tool.is_user:  # models read all of what users say
                 ends, text, score, context = read_reply(value)
                 told = _encode_json(context) if context else b""
@@ -143,6 +158,9 @@ class Tools:
             return ToolCalled(number, text, reward, pictures=pictures)
         except BadResult as bad:
             return ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
+        except ProgramRaised as of_program:
+            text, where = of_program.args
+            return ToolCalled(number, raised=text, where=where)
         except BaseException as error:  # SystemExit and its kin are answers too
             text, where = raised(error, __file__)
             return ToolCalled(number, raised=text, where=where)
@@ -170,7 +188,11 @@ class Tools:
         folder = str(Path(path).resolve().parent) if path else ""
         self._imports.enter(folder)
         if isinstance(one, InteractionSpec):
-            user = load_user(path, name, one, modules) if path else USERS[name].answer
+            user: User
+            if self._listener and one.interface == "openai":
+                user = Program(load_program(path, name, one, modules), self._listener)
+            else:
+                user = load_user(path, name, one, modules) if path else USERS[name].answer
             return _Loaded(one.name, user, True, folder)
         if path:
             tool = load_tool(path, name, one, tool_schema(one), modules)

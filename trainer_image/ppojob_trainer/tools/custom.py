@@ -38,6 +38,7 @@ User = Callable[[Conversation, dict[str, Json], str], object]
 awaitable of it."""
 _TOOLS: Final = "a function, or a class with verl's execute"
 _USERS: Final = "a function, or a class with verl's generate_response"
+_PROGRAMS: Final = "a function that asks the model at OPENAI_BASE_URL"
 PICTURES: Final = "images"
 """The argument by which a function gets the pictures of the row, of which the model is not told."""
 SEEN_SIZE: Final = "seen_size"
@@ -87,6 +88,21 @@ def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, Mo
         return found(conversation.contexts()[-1], **told_by_row(arguments))
 
     return answer
+
+
+def load_program(
+    path: str, name: str, user: InteractionSpec, modules: dict[str, ModuleType]
+) -> Callable[..., object]:
+    """Import a file and take the function of this name in it, which asks the model; as `load_user`.
+
+    Raises:
+        ConfigError: the file cannot be imported, or what is in it is no program.
+    """
+    found = _named_in(path, name, user.config, modules, _PROGRAMS)
+    if isinstance(found, type) or inspect.isgeneratorfunction(inspect.unwrap(found)):
+        got = f"{name}, " + ("a class" if isinstance(found, type) else "which yields")
+        raise ConfigError(f"source.function: got {got}: interface is openai; {_PROGRAMS}")
+    return found
 
 
 def http_tool(url: str, key_variable: str, seconds: float) -> Tool:

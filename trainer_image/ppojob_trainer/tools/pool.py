@@ -33,8 +33,9 @@ from ppojob_trainer.tools.answers import (
     read_context,
 )
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
+from ppojob_trainer.tools.requests import read_message
 from ppojob_trainer.tools.schemas import parameters_of
-from ppojob_trainer.tools.wire import CallTool, LoadTools, ToolCalled, ToolsLoaded
+from ppojob_trainer.tools.wire import Asked, CallTool, LoadTools, ToolCalled, ToolsLoaded
 
 
 class ToolPool(Closeable):
@@ -171,11 +172,15 @@ class ToolPool(Closeable):
         if answer.raised:
             self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)
             return self._failed("raised", call, answer.raised)
-        ends, context = (answer.ends, answer.context) if call.to_user else (False, b"")
+        if not call.to_user:
+            answer = msgspec.structs.replace(answer, ends=False, context=b"", asked=b"")
         try:
             shown = packed(read_pictures(answer.pictures))
-            if context:
-                read_context(msgspec.json.decode(context))
+            if answer.context:
+                read_context(msgspec.json.decode(answer.context))
+            if answer.asked:
+                for message in msgspec.json.decode(answer.asked, type=Asked).messages:
+                    read_message(message)
         except (BadResult, msgspec.DecodeError) as bad_context:
             return self._failed("raised", call, f"a new context: {bad_context}")
         except BadPicture as bad:
@@ -185,7 +190,14 @@ class ToolPool(Closeable):
         limit_of_tools = self._agent.max_tool_response_characters
         most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
         text = cut(answer.text, most, self._agent.tool_response_truncate_side)
-        return ToolAnswer(text, answer.reward, ends=ends, pictures=shown, context=context)
+        return ToolAnswer(
+            text,
+            answer.reward,
+            ends=answer.ends,
+            pictures=shown,
+            context=answer.context,
+            asked=answer.asked,
+        )
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
         began = time.monotonic()

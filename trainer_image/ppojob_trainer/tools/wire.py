@@ -18,11 +18,45 @@ class Spoken(msgspec.Struct, frozen=True, array_like=True):
         behind: how many messages it had heard.
         messages: how many its words are, right behind those.
         begins_context: whether they begin a context.
+        tools: of a program, schemas of what the model may call from here on.
+        max_tokens: of a program, of the turn that answers; 0: as many as the job says.
     """
 
     behind: int
     messages: int = 1
     begins_context: bool = False
+    tools: list[Message] = []
+    max_tokens: int = 0
+
+
+class Drawn(msgspec.Struct, frozen=True, array_like=True):
+    """What a program is told of a turn of the model, beside its message.
+
+    Attributes:
+        finish_reason: in OpenAI's words.
+        read: tokens of its context before it.
+        written: tokens of it.
+    """
+
+    finish_reason: str
+    read: int
+    written: int
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """What a program asks of the model.
+
+    Attributes:
+        messages: as `tools.requests.read_messages` leaves them; where no context begins, those that
+            follow the turn before, none for the prompt of the data.
+        tools: schemas of what the model may call.
+        max_tokens: of the turn; 0: as many as the job says.
+    """
+
+    messages: list[Message]
+    begins_context: bool
+    tools: list[Message] = []
+    max_tokens: int = 0
 
 
 class Conversation(msgspec.Struct):
@@ -31,17 +65,32 @@ class Conversation(msgspec.Struct):
     Attributes:
         messages: with "role" and "content", of all contexts, one after the other.
         prompt: how many of them are the prompt.
-        spoken: what the user said, in order.
+        spoken: what the user said, in order; of a program what it asked, the first turn too.
+        drawn: of a program, the turns that it was answered with, in order.
+        sampling: of a program, the settings of the job that it may name, by OpenAI's names.
     """
 
     messages: list[Message]
     prompt: int
     spoken: list[Spoken] = msgspec.field(default_factory=list)
+    drawn: list[Drawn] = msgspec.field(default_factory=list)
+    sampling: dict[str, float] = msgspec.field(default_factory=dict)
 
     def say(self, messages: list[Message], *, begins_context: bool = False) -> None:
         """Take in what the user says."""
         self.spoken.append(Spoken(len(self.messages), len(messages), begins_context))
         self.messages += messages
+
+    def ask(self, asked: Asked) -> None:
+        """Take in what a program asks."""
+        begins, told = asked.begins_context, (asked.tools, asked.max_tokens)
+        self.spoken.append(Spoken(len(self.messages), len(asked.messages), begins, *told))
+        self.messages += asked.messages
+
+    @property
+    def tools(self) -> list[Message]:
+        """Schemas of what the model may call in its context, as a program has said."""
+        return self.spoken[-1].tools if self.spoken else []
 
     def contexts(self, length: int | None = None) -> list[list[Message]]:
         """The messages of each context, of so many; None: of all."""
@@ -146,6 +195,7 @@ class ToolCalled(Numbered, frozen=True):
         ends: the user ends the conversation.
         pictures: encoded.
         context: JSON list of the messages of a new context; empty where the user begins none.
+        asked: JSON of what a program asks, `Asked`; empty of all others.
     """
 
     text: str = ""
@@ -155,6 +205,7 @@ class ToolCalled(Numbered, frozen=True):
     ends: bool = False
     pictures: list[bytes] = msgspec.field(default_factory=list)
     context: bytes = b""
+    asked: bytes = b""
 
 
 ToolRequest = LoadTools | CallTool | DescribeTools

@@ -15,10 +15,11 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec, ValidationSamplingSpec
 from ppojob_trainer.agents.driver import Driver
-from ppojob_trainer.agents.episode import Episode, RowState
+from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.agents.remote_tools import RemoteTools
+from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media.picture_form import PictureForm

@@ -65,6 +65,11 @@ class Format:
     answer: Callable[[str], str] | None = None
     invalid: str = ""
 
+    def before_calls(self, text: str) -> str:
+        """What a turn with calls says before the first of them."""
+        tag = self.form[: self.form.find(">") + 1]
+        return text.partition(tag)[0] if tag.startswith("<") else ""
+
 
 def encoded(value: Json) -> str:
     """Arguments as JSON. Half a surrogate pair, which no UTF-8 can hold, stays an escape."""

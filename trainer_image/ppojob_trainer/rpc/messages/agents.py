@@ -66,6 +66,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
         ends: the user ends the conversation.
         pictures: that stand before the text, as `data.pictures.packed` has them.
         context: JSON list of messages, by which the user begins a new context; empty: it does not.
+        asked: JSON of what a program asks, as `tools.wire.Asked`; empty of all others.
     """
 
     text: str
@@ -75,6 +76,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
     ends: bool = False
     pictures: bytes = b""
     context: bytes = b""
+    asked: bytes = b""
 
 
 class Acted(msgspec.Struct, frozen=True):

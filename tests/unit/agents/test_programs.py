@@ -1,0 +1,310 @@
+"""Programs that ask the model by OpenAI's chat completions, in real processes, over HTTP."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from turn_templates import ChatInProcess, write_family
+
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.agents.episode import Episode
+from ppojob_trainer.agents.formats.table import FORMATS
+from ppojob_trainer.agents.turn_form import ChatForm
+from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request, SamplingParams
+from ppojob_trainer.rpc.messages.agents import ToolAnswer
+from ppojob_trainer.rpc.messages.rollout import Interaction
+from ppojob_trainer.tools.pool import ToolPool
+
+PROMPT = [{"role": "user", "content": "What is 1 + 2?"}]
+PROGRAMS = '''
+import asyncio, json, os, random, sys, threading, time, urllib.error, urllib.request
+
+ADDRESS = os.environ["OPENAI_BASE_URL"] + "/chat/completions"  # read when the file is imported
+ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
+    "type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}}
+
+def post(messages, **more):
+    body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
+    with urllib.request.urlopen(urllib.request.Request(ADDRESS, body)) as answer:
+        return json.load(answer)
+
+def ask(messages, **more):
+    return post(messages, **more)["choices"][0]
+
+def user(text):
+    return {"role": "user", "content": text}
+
+def talk(messages, question="Sure?"):
+    """Goes on in its context, as clients hand messages back, then begins another."""
+    first = ask(messages, n=1, temperature=1.0, user="me")
+    kept = first["message"] | {"refusal": None, "content": [
+        {"type": "text", "text": first["message"]["content"]}]}
+    second = ask([*messages, kept, user(question)])
+    answer = post([{"role": "developer", "content": "Be brief."}, user("Again."),
+                   {"role": "assistant", "content": "No."}, user("Yes.")], max_tokens=2)
+    third, usage = answer["choices"][0], answer["usage"]
+    assert (usage["completion_tokens"], third["finish_reason"]) == (2, "length"), answer
+    return float(len(second["message"]["content"]))
+
+async def call(messages):
+    """Calls what the model calls."""
+    messages = [{"role": "system", "content": "You add."}, *messages]
+    while True:
+        await asyncio.sleep(0)
+        choice = ask(messages, tools=[ADD], parallel_tool_calls=False)
+        messages.append(choice["message"])
+        if choice["finish_reason"] != "tool_calls":
+            return choice["message"]["content"] == "It is 3."
+        assert choice["message"]["content"] in (None, "Let me see. ")
+        for one in choice["message"]["tool_calls"]:
+            told = json.loads(one["function"]["arguments"])
+            total = str(told["a"] + told["b"])
+            messages.append({"role": "tool", "tool_call_id": one["id"], "content": total})
+
+def again(messages):
+    """The same once more is another sample."""
+    return ask(messages)["message"] != ask(messages)["message"]
+
+def refused(messages, **asked):
+    try:
+        ask(messages, **asked)
+    except urllib.error.HTTPError as error:
+        raise ValueError(json.load(error)["error"]["message"])
+
+def elsewhere(messages):
+    urllib.request.urlopen(ADDRESS.replace("chat/", ""), b"{}")
+
+def fickle(messages):
+    ask(messages)
+    ask([user(str(random.random()))])
+
+def hasty(messages):
+    ask(messages)
+    time.sleep(100)
+
+def idle(messages):
+    return 1.0
+
+def dies(messages):
+    ask(messages)
+    os._exit(3)
+
+def exits(messages):
+    ask(messages)
+    sys.exit("enough")
+
+def odd(messages):
+    ask(messages)
+    return "text"
+
+def both(messages):
+    threads = [threading.Thread(target=ask, args=(messages,)) for _ in range(2)]
+    [one.start() for one in threads]
+    [one.join() for one in threads]
+
+async def gathered(messages):
+    await asyncio.gather(*(asyncio.to_thread(ask, messages) for _ in range(2)))
+
+def shorter(messages):
+    ask(messages)
+    if not os.path.exists(__file__ + ".once"):
+        open(__file__ + ".once", "w").close()
+        ask(messages)
+
+class Kind:
+    pass
+
+def loop(messages):
+    yield
+'''
+NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
+NAMES += ("exits", "odd", "both", "gathered", "shorter")
+
+
+def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
+    source = {"path": str(path)}
+    user = {"source": source, "interface": "openai", "timeLimitSeconds": 20, **more}
+    return AgentSpec.model_validate({"interactions": [{"name": one, **user} for one in names]})
+
+
+@pytest.fixture(scope="module")
+def form(tmp_path_factory: pytest.TempPathFactory) -> ChatForm:
+    chat = ChatInProcess(write_family(tmp_path_factory.mktemp("family"), "qwen2.5", None))
+    return ChatForm(chat, TurnTemplate(chat), FORMATS["hermes"], [])
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("programs") / "mine.py"
+    path.write_text(PROGRAMS)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pool(file: Path):
+    """Two processes, so that turns of a row are not answered by one."""
+    with ToolPool(agent(file, *NAMES), processes=2) as opened:
+        yield opened
+
+
+class Row:
+    """A row whose turns are given in place of those of an engine."""
+
+    def __init__(self, form: ChatForm, spec: AgentSpec, name: str, tokens: int = 4000, **told: Any):
+        self.form, self.asked, self.answers = form, list[Request](), list[ToolAnswer]()
+        (prompt,) = form.chat.encode_chats([PROMPT])
+        arguments = json.dumps({"name": name, **told}).encode()
+        user = Interaction(name, arguments, json.dumps(PROMPT).encode())
+        sampling = SamplingParams(1.0, 1.0, -1, 1)
+        self.prompt = tuple(prompt)
+        self.episode = Episode(
+            "r", self.prompt, sampling, lambda _: 0, spec, tokens, form, user, place="r"
+        )
+
+    def play(self, pool: ToolPool, *turns: str | tuple[int, ...]) -> Episode:
+        """Have the turns drawn, texts with an end, tokens without; all are wanted."""
+        episode, wanted, left = self.episode, self.episode.opening(), list(turns)
+        while wanted.calls:
+            said = pool.start(wanted.calls, ["step 1/train/row 3"]).result()
+            self.answers += episode.answer(wanted.calls, said)
+            if episode.state.is_over:
+                break
+            self.asked.append(episode.request())
+            turn = left.pop(0)
+            end: FinishReason = "stop" if isinstance(turn, str) else "length"
+            drawn = turn if isinstance(turn, tuple) else self.form.chat.encode(turn + "<|im_end|>")
+            logprobs = (-1.0,) * len(drawn)
+            wanted = episode.take(
+                Finished(self.asked[-1].request_id, tuple(drawn), logprobs, end, 0)
+            )
+        assert not left
+        return episode
+
+    def shown(self, number: int = -1) -> str:
+        """What the model read before a turn."""
+        return self.form.chat.decode(self.asked[number].prompt, skip_special_tokens=False)
+
+
+@pytest.mark.processes
+def test_requests_are_turns_of_a_context_or_new_contexts(form: ChatForm, pool: ToolPool, file):
+    row = Row(form, agent(file, *NAMES), "talk")
+    # Two tokens for what the tokenizer makes one of: what was drawn stays as it was drawn.
+    words = form.chat.vocabulary
+    pair = next(w for w in sorted(words) if len(w) == 2 and w.isalpha() and w.isascii())
+    odd = (*(words[letter] for letter in pair), *form.chat.encode("<|im_end|>"))
+    assert form.chat.encode(pair + "<|im_end|>") == [words[pair], odd[-1]]
+    episode = row.play(pool, odd, "Yes.", odd[:2])
+    first, second, third = row.asked
+    assert first.prompt == row.prompt, "the prompt of the data has its tokens already"
+    assert second.prompt[: len(first.prompt) + len(odd)] == (*first.prompt, *odd)
+    said = f"{pair}<|im_end|>\n<|im_start|>user\nSure?<|im_end|>\n<|im_start|>assistant\n"
+    assert row.shown(1) == row.shown(0) + said
+    again = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Again."}]
+    again += [{"role": "assistant", "content": "No."}, {"role": "user", "content": "Yes."}]
+    assert [list(third.prompt)] == form.chat.encode_chats([again])
+    assert third.sampling.max_tokens == 2
+    assert [one.is_trained for one in episode.state.segments] == [True, False, True, False, True]
+    assert [one.begins_context for one in episode.state.segments].index(True) == 3
+    figures = episode.figures
+    assert (figures.turn_scores, figures.num_turns) == ([0.0, 0.0, 4.0], 7)
+    assert (figures.contexts, figures.tool_failures) == (2, 0)
+    assert episode.trajectory.finish_reason == "length", "its last turn was cut"
+
+
+@pytest.mark.processes
+def test_calls_are_told_and_answered_in_openais_form(form: ChatForm, pool: ToolPool, file: Path):
+    row = Row(form, agent(file, *NAMES), "call")
+    asks = '<tool_call>{"name": "add", "arguments": {"a": 1, "b": %d}}</tool_call>'
+    episode = row.play(pool, "Let me see. " + asks % 2, asks % 3 + asks % 4, "It is 3.")
+    assert row.shown(0).startswith("<|im_start|>system\nYou add.\n\n# Tools")
+    head = "\n<|im_start|>user\n<tool_response>\n"
+    tail = "\n</tool_response><|im_end|>\n<|im_start|>assistant\n"
+    assert row.shown(1) == row.shown(0) + "Let me see. " + asks % 2 + f"<|im_end|>{head}3{tail}"
+    assert row.shown(2).endswith(asks % 4 + f"<|im_end|>{head}4{tail}"), "one call a turn is made"
+    assert (episode.figures.turn_scores, episode.figures.contexts) == ([0.0, 0.0, 1.0], 1)
+    assert episode.state.segments[0].begins_context, "another prompt than that of the data"
+
+
+@pytest.mark.processes
+def test_the_same_request_again_is_another_context(form: ChatForm, pool: ToolPool, file: Path):
+    row = Row(form, agent(file, *NAMES), "again")
+    assert row.play(pool, "One.", "Two.").figures.turn_scores == [0.0, 1.0]
+    assert row.asked[0].prompt == row.asked[1].prompt == row.prompt
+
+
+@pytest.mark.processes
+def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool, file: Path):
+    row = Row(form, agent(file, *NAMES), "call")
+    episode = row.episode
+    wanted = episode.opening()
+    episode.answer(wanted.calls, pool.start(wanted.calls, ["r"]).result())
+    read = len(episode.request().prompt)
+    episode.take(Finished("r", (5, 6), (0.0, 0.0), "abort", 0, bytes([7]) * 2 * (read + 1)))
+    whole = bytes(2 * len(row.prompt)) + bytes([7]) * 2 * (read + 1)
+    assert episode.trajectory.experts == whole
+
+
+BAD = {
+    "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is drawn with 1.0; leave it"),
+    "n": ({"n": 2}, "n 2: this row is drawn with 1; leave it out"),
+    "stream": ({"stream": True}, "stream True: this row is drawn with False"),
+    "stop": ({"stop": ["a"]}, "stop ['a']: it cannot be done here; leave it out"),
+    "none": ({"max_tokens": 0}, "max_tokens 0: a number of tokens, at least 1"),
+    "tools": ({"tools": [{"type": "web"}]}, "tool {'type': 'web'}: {\"type\": \"function\""),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm, pool, file: Path):
+    asked, words = BAD[case]
+    row = Row(form, agent(file, *NAMES), "refused", **asked)
+    episode = row.play(pool, "So.")
+    assert f"Error: refused failed: ValueError: got {words}" in row.answers[0].text
+    assert (row.asked[0].prompt, episode.figures.tool_failures) == (row.prompt, 1)
+    assert episode.trajectory.finish_reason == "stop", "a row of one turn behind its prompt"
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize(
+    ("name", "turns", "failure", "words"),
+    [
+        ("idle", 0, "raised", "got its end: a program asks the model at least once"),
+        ("elsewhere", 0, "raised", "HTTPError: HTTP Error 404"),
+        ("fickle", 2, "raised", "the same requests each time"),
+        ("shorter", 2, "raised", "got its end: where it asked on before"),
+        ("dies", 1, "died", "ended without an answer"),
+        ("exits", 1, "raised", "SystemExit: enough"),
+        ("odd", 1, "raised", "not a number: a score is a number"),
+        ("both", 0, "raised", "got two requests at once"),
+        ("gathered", 0, "raised", "got two requests at once"),
+    ],
+)
+def test_what_goes_wrong_ends_the_row(
+    name: str, turns: int, failure: str, words: str, form: ChatForm, pool: ToolPool, file: Path
+) -> None:
+    row = Row(form, agent(file, *NAMES), name)
+    episode = row.play(pool, *["So."] * max(1, turns))
+    assert (row.answers[-1].failure, episode.state.is_over) == (failure, True)
+    assert words in row.answers[-1].text
+    assert (episode.figures.tool_failures, episode.state.turns) == (1, max(1, turns))
+
+
+@pytest.mark.processes
+def test_a_program_that_hangs_is_killed_and_the_next_one_runs(form: ChatForm, file: Path) -> None:
+    spec = agent(file, "hasty", "again", timeLimitSeconds=2)
+    with ToolPool(spec) as own:
+        row = Row(form, spec, "hasty")
+        row.play(own, "So.")
+        assert row.answers[-1].failure == "timeout"
+        assert Row(form, spec, "again").play(own, "1", "2").figures.tool_failures == 0
+
+
+@pytest.mark.processes
+def test_a_first_request_that_leaves_the_model_no_token(form: ChatForm, pool, file: Path) -> None:
+    row = Row(form, agent(file, *NAMES), "call", tokens=40)
+    episode = row.play(pool, "So.")
+    assert "fewer than data.maxResponseTokens" in row.answers[0].text
+    assert (episode.figures.tool_failures, row.asked[0].prompt) == (1, row.prompt)

@@ -1,0 +1,176 @@
+"""Requests of OpenAI's chat completions, as a program asks them, and the answers to them.
+
+What cannot be done as it is asked is refused, in one line: a program that asks for another
+temperature than the job's would otherwise be trained on what it did not ask for.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.results import BadResult, encodable, shown
+from ppojob_trainer.tools.answers import REPLY_CHARACTERS
+from ppojob_trainer.tools.wire import Drawn, Message
+
+_ROLES: Final = {"developer": "system"} | {
+    role: role for role in ("system", "user", "assistant", "tool")
+}
+_OF_MESSAGES: Final = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
+_READ: Final = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens"})
+_UNREAD: Final = frozenset({"model", "user", "metadata", "store", "parallel_tool_calls"})
+"""Keys that change nothing of what the model draws; `maxParallelCalls` is the job's."""
+_ONLY: Final[dict[str, Json]] = {
+    "n": 1,
+    "stream": False,
+    "logprobs": False,
+    "presence_penalty": 0,
+    "frequency_penalty": 0,
+    "tool_choice": "auto",
+    "response_format": {"type": "text"},
+}
+"""Keys with the one value that is done."""
+
+
+def read_request(
+    body: bytes, sampling: Mapping[str, float]
+) -> tuple[list[Message], list[Message], int]:
+    """Messages, schemas of tools, and limit of tokens (0: none) of a request.
+
+    `sampling` are settings of the job that it may name.
+
+    Raises:
+        BadResult: it cannot be done as it is asked.
+    """
+    try:
+        asked = msgspec.json.decode(body, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise _refused("a body that is no JSON object", str(error)) from None
+    for key, value in asked.items():
+        if value is None or key in _READ or key in _UNREAD:
+            continue
+        if key not in {**_ONLY, **sampling}:
+            raise _refused(f"{key} {shown(value)}", "it cannot be done here; leave it out")
+        if value != (only := {**_ONLY, **sampling}[key]):
+            why = f"this row is drawn with {shown(only)}; leave it out"
+            raise _refused(f"{key} {shown(value)}", why)
+    limits = [asked.get(key) for key in ("max_completion_tokens", "max_tokens")]
+    limit = next((one for one in limits if one is not None), 0)
+    if type(limit) is not int or (limit < 1 and limits != [None, None]):
+        raise _refused(f"max_tokens {shown(limit)}", "a number of tokens, at least 1")
+    messages = _named([read_message(one) for one in _listed(asked, "messages")])
+    if not messages or messages[-1]["role"] == "assistant":
+        why = "the last message is one that the model answers"
+        raise _refused(f"messages {shown(asked.get('messages'))}", why)
+    if (size := sum(len(one["content"]) for one in messages)) > REPLY_CHARACTERS:
+        raise _refused(f"{size} characters", f"a request has at most {REPLY_CHARACTERS}")
+    return messages, [_tool(one) for one in _listed(asked, "tools")], limit
+
+
+def read_message(message: object) -> Message:
+    """A message in the one form in which messages are kept and compared.
+
+    Clients hand back what they were told with keys of their own that say nothing, and texts as
+    parts.
+
+    Raises:
+        BadResult: it is none, or says what no model here reads.
+    """
+    one = message if isinstance(message, dict) else {}
+    role = _ROLES.get(str(one.get("role")))
+    if role is None:
+        raise _refused(f"message {shown(message)}", f"its role is one of {', '.join(_ROLES)}")
+    unread = next((key for key in one.keys() - _OF_MESSAGES if one[key]), None)
+    if unread is not None or (one.get("name") and role != "tool"):
+        key = unread or "name"
+        raise _refused(f"{key} {shown(one[key])} of a message", "no model here reads it")
+    found: Message = {"role": role, "content": _content(one.get("content"))}
+    if calls := one.get("tool_calls"):
+        found["tool_calls"] = [_call(call) for call in calls]
+    if role == "tool":
+        found["tool_call_id"] = _text(one.get("tool_call_id"), "tool_call_id")
+        found["name"] = _text(one.get("name") or "", "name")
+    return found
+
+
+def completion(number: int, model: Json, message: Message, drawn: Drawn) -> Message:
+    """What a program is answered, of a turn of the model."""
+    told = (
+        {**message, "content": message["content"] or None} if "tool_calls" in message else message
+    )
+    return {
+        "id": f"chatcmpl-{number}",
+        "object": "chat.completion",
+        "created": 0,
+        "model": model,
+        "choices": [
+            {
+                "index": 0,
+                "message": told,
+                "logprobs": None,
+                "finish_reason": drawn.finish_reason,
+            }
+        ],
+        "usage": {
+            "prompt_tokens": drawn.read,
+            "completion_tokens": drawn.written,
+            "total_tokens": drawn.read + drawn.written,
+        },
+    }
+
+
+def _named(messages: list[Message]) -> list[Message]:
+    """The same messages; each answer of a tool with the name of the call that it answers."""
+    names: dict[str, str] = {}
+    for message in messages:
+        for call in message.get("tool_calls", ()):
+            names[call["id"]] = call["function"]["name"]
+        if message["role"] == "tool":
+            id_ = message["tool_call_id"]
+            if id_ not in names:
+                raise _refused(f"tool_call_id {shown(id_)}", "no call before it has this id")
+            message["name"] = names[id_]
+    return messages
+
+
+def _listed(asked: Mapping[str, Json], key: str) -> Sequence[Json]:
+    listed = asked.get(key) or []
+    if not isinstance(listed, list):
+        raise _refused(f"{key} {shown(listed)}", "a list")
+    return listed
+
+
+def _content(content: Json) -> str:
+    parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+    texts = [one.get("text") if isinstance(one, dict) else None for one in parts]
+    if not all(isinstance(text, str) for text in texts):
+        raise _refused(f"content {shown(content)} of a message", "a text, or parts that are texts")
+    return encodable("".join(map(str, texts)))
+
+
+def _call(call: object) -> Message:
+    one = call if isinstance(call, dict) else {}
+    function = one.get("function")
+    if not isinstance(function, dict):
+        raise _refused(f"call {shown(call)}", 'it has id and function, {"name": ..., "arguments"}')
+    told = {key: _text(function.get(key), key) for key in ("name", "arguments")}
+    return {"id": _text(one.get("id"), "id"), "type": "function", "function": told}
+
+
+def _tool(tool: Json) -> Message:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        why = '{"type": "function", "function": {"name": ..., "description", "parameters"}}'
+        raise _refused(f"tool {shown(tool)}", why)
+    return {"type": "function", "function": function}
+
+
+def _text(value: Json, key: str) -> str:
+    if not isinstance(value, str):
+        raise _refused(f"{key} {shown(value)}", "a text")
+    return encodable(value)
+
+
+def _refused(got: str, why: str) -> BadResult:
+    return BadResult("BadRequest", got, why)
