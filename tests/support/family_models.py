@@ -76,6 +76,7 @@ from ppojob_trainer.models.vision_language import (
     Glm4vForCausalLM,
     Glm4vMoeForCausalLM,
     Qwen2VLForCausalLM,
+    Qwen3OmniForCausalLM,
     Qwen3VLForCausalLM,
     Qwen3VLMoeForCausalLM,
     Qwen25OmniForCausalLM,
@@ -290,6 +291,10 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen3_vl_moe": (
         Qwen3VLMoeForCausalLM,
         {**MIXTURE, "moe_intermediate_size": 24, "rope_parameters": INTERLEAVED, "head_dim": 8},
+    ),
+    "qwen3_omni_moe_thinker": (
+        Qwen3OmniForCausalLM,
+        {**MIXTURE, "rope_parameters": INTERLEAVED, "head_dim": 8},
     ),
     "glm4v": (
         Glm4vForCausalLM,

@@ -61,6 +61,13 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
     Qwen3_5MoeTextConfig,
     Qwen3_5MoeTextModel,
 )
+from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import (
+    Qwen3OmniMoeTextConfig,
+)
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoePreTrainedModel,
+    Qwen3OmniMoeThinkerTextModel,
+)
 from transformers.models.qwen3_vl.modeling_qwen3_vl import (
     Qwen3VLPreTrainedModel,
     Qwen3VLTextConfig,
@@ -116,6 +123,14 @@ class Qwen3VLMoeLanguageConfig(Qwen3VLMoeTextConfig):  # type: ignore[misc]
     """As `Qwen3VLLanguageConfig`."""
 
     model_type = "qwen3_vl_moe"
+    picture_layers: int = 0
+    tie_word_embeddings: bool = False
+
+
+class Qwen3OmniLanguageConfig(Qwen3OmniMoeTextConfig):  # type: ignore[misc]
+    """As `Qwen3VLLanguageConfig`."""
+
+    model_type = "qwen3_omni_moe_thinker"
     picture_layers: int = 0
     tie_word_embeddings: bool = False
 
@@ -235,6 +250,14 @@ class Qwen3VLMoeForCausalLM(_LanguageModel, Qwen3VLMoePreTrainedModel):  # type:
     text_config = Qwen3MoeConfig
 
 
+class Qwen3OmniForCausalLM(_LanguageModel, Qwen3OmniMoePreTrainedModel):  # type: ignore[misc]
+    """The language model of Qwen3-Omni, a mixture of experts."""
+
+    config_class = Qwen3OmniLanguageConfig
+    decoder = Qwen3OmniMoeThinkerTextModel
+    text_config = Qwen3MoeConfig
+
+
 class Qwen35ForCausalLM(_LanguageModel, Qwen3_5PreTrainedModel):  # type: ignore[misc]
     """The language model of Qwen3.5."""
 
@@ -267,7 +290,7 @@ class Glm4vMoeForCausalLM(_LanguageModel, Glm4vMoePreTrainedModel):  # type: ign
     text_config = Glm4MoeConfig
 
 
-_TOLD_BEHIND_LAYERS: Final = (Qwen3VLForCausalLM, Qwen3VLMoeForCausalLM)
+_TOLD_BEHIND_LAYERS: Final = (Qwen3VLForCausalLM, Qwen3VLMoeForCausalLM, Qwen3OmniForCausalLM)
 _GLM: Final = (Glm4vForCausalLM, Glm4vMoeForCausalLM)
 _MODELS: Final = {
     model.config_class.model_type: model
@@ -354,7 +377,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _whole(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of a model with a tower; of Qwen2.5-Omni that of its thinker."""
+    """The configuration of a model with a tower; of Qwen-Omni that of its thinker."""
     thinker: PreTrainedConfig | None = getattr(config, THINKER, None)
     if thinker is None:
         return config
