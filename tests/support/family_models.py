@@ -284,6 +284,10 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         LANGUAGE_MODELS["qwen3_vl_moe"],
         {**MIXTURE, "moe_intermediate_size": 24, "rope_parameters": INTERLEAVED, "head_dim": 8},
     ),
+    "qwen3_omni_moe_thinker": (
+        LANGUAGE_MODELS["qwen3_omni_moe_thinker"],
+        {**MIXTURE, "rope_parameters": INTERLEAVED, "head_dim": 8},
+    ),
     "glm4v": (
         LANGUAGE_MODELS["glm4v"],
         {"num_attention_heads": 2, "rope_parameters": HALF_ROTATED},

@@ -132,12 +132,12 @@ def hearing_logprobs(
     return token_logprobs(hearing_logits(whole, folder, prompt, sounds, response), response)[0]
 
 
-def features_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
+def features_of(folder: Path, files: Sequence[bytes], **options: object) -> dict[str, Tensor]:
     """What transformers' processor makes of sounds."""
     samples = [one for one in map(sound_of, files) if one is not None]
     extractor = WhisperFeatureExtractor.from_pretrained(folder)
     told = {"sampling_rate": RATE, "return_attention_mask": True, "return_tensors": "pt"}
-    return dict(extractor(samples, **told))
+    return dict(extractor(samples, **told, **options))
 
 
 def assert_decoder_alone_learnt(model: Path, run: Path, steps: int) -> None:

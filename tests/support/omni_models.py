@@ -1,6 +1,7 @@
-"""Tiny models of Qwen2.5-Omni, as transformers has them: a decoder, eyes, ears and a voice."""
+"""Tiny models of Qwen-Omni, as transformers has them: a decoder, eyes, ears and a voice."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -8,6 +9,8 @@ from hearing_models import MELS, RATE, features_of, tone
 from padded_reference import pixels_of, token_logprobs
 from seeing_models import form_of
 from tiny_models import (
+    INTERLEAVED,
+    MIXTURE,
     NAMES,
     OMNI,
     PATCH,
@@ -20,11 +23,16 @@ from tiny_models import (
     write_model,
 )
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    PreTrainedConfig,
     PreTrainedModel,
     Qwen2_5OmniConfig,
     Qwen2_5OmniForConditionalGeneration,
     Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen3OmniMoeConfig,
+    Qwen3OmniMoeForConditionalGeneration,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
 )
 from video_reference import FPS, frames_of, pixels_of_video, videos_in
 
@@ -33,6 +41,11 @@ from ppojob_trainer.data.media.pictures import is_picture, packed, unpacked
 from ppojob_trainer.data.media.sounds import packed_sound, sound_of
 from ppojob_trainer.data.media.videos import packed_clip
 
+SPEAKING = {
+    "2.5": (Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniThinkerForConditionalGeneration),
+    "3": (Qwen3OmniMoeForConditionalGeneration, Qwen3OmniMoeThinkerForConditionalGeneration),
+}
+"""By the number of Qwen: a whole, and its thinker."""
 OMNI_NAMES = [*NAMES, *OMNI]
 TOKEN, BEGIN, END, PICTURE, VIDEO, SEE, SEEN = map(OMNI_NAMES.index, OMNI)
 HEARD = [BEGIN, TOKEN, END]
@@ -54,7 +67,9 @@ TEMPLATE = (
 """What the hub's writes, without the numbers of pictures that it may be asked for."""
 
 
-def save_omni_model(folder: Path, *, speaks: bool = False, **changes: object) -> PreTrainedModel:
+def save_omni_model(
+    folder: Path, kind: str = "2.5", *, speaks: bool = False, **changes: object
+) -> PreTrainedModel:
     """Write a thinker, or a folder as the hub has it, with what speaks; `changes` are of its text.
 
     Returns:
@@ -62,45 +77,59 @@ def save_omni_model(folder: Path, *, speaks: bool = False, **changes: object) ->
     """
     text = {**SIZES, **TWO_LAYERS, "vocab_size": len(OMNI_NAMES), "rope_parameters": SECTIONS}
     text |= {"pad_token_id": 0, "eos_token_id": NAMES.index("<|im_end|>"), "bos_token_id": None}
-    text |= {"max_position_embeddings": 256, "tie_word_embeddings": False, **changes}
+    text |= {"max_position_embeddings": 256, "tie_word_embeddings": False}
+    if kind == "3":
+        text |= {**MIXTURE, "moe_intermediate_size": 24, "rope_parameters": INTERLEAVED}
+        text |= {"head_dim": 8, "initializer_range": 0.1}
+    text |= changes
     config = {
         "text_config": text,
-        "vision_config": _eyes(text["hidden_size"]),
-        "audio_config": _ears(text["hidden_size"]),
+        "vision_config": _eyes(kind, text["hidden_size"]),
+        "audio_config": _ears(kind, text["hidden_size"]),
         "tie_word_embeddings": text["tie_word_embeddings"],
         "position_id_per_seconds": 3,
     }
-    names = ("audio_token_index", "audio_start_token_id", "audio_end_token_id")
+    end = {"2.5": "index", "3": "id"}[kind]
+    names = (f"audio_token_{end}", "audio_start_token_id", "audio_end_token_id")
     config |= dict(zip(names, (TOKEN, BEGIN, END), strict=True))
-    config |= {"image_token_index": PICTURE, "video_token_index": VIDEO}
+    config |= {f"image_token_{end}": PICTURE, f"video_token_{end}": VIDEO}
     config |= {"vision_start_token_id": SEE, "vision_end_token_id": SEEN}
     torch.manual_seed(0)
+    speaking, thinking = SPEAKING[kind]
     if speaks:
-        whole = Qwen2_5OmniForConditionalGeneration(
-            Qwen2_5OmniConfig(
-                thinker_config=config,
-                talker_config=_talker(text["hidden_size"]),
-                token2wav_config=_SOUND,
-            )
-        )
+        whole = speaking(_whole_config(kind, config, text["hidden_size"]))
         thinker = whole.thinker
     else:
-        kind = Qwen2_5OmniThinkerForConditionalGeneration
-        whole = thinker = kind(kind.config_class(**config))
+        whole = thinker = thinking(thinking.config_class(**config))
     for weight in (*thinker.audio_tower.parameters(), *thinker.visual.parameters()):
         weight.data.normal_(std=0.3)
     write_model(folder, whole.eval())
-    if speaks:
+    if speaks and kind == "2.5":
         torch.save({"Chelsie": {"bos_token": 1}}, folder / "spk_dict.pt")
     (folder / "preprocessor_config.json").write_text(json.dumps(_PROCESSOR))
     save_tokenizer(folder, template=TEMPLATE, names=OMNI_NAMES)
     return thinker
 
 
-def save_omni_policy(folder: Path, dropout: float) -> None:
+def _whole_config(kind: str, thinker: dict[str, object], width: object) -> PreTrainedConfig:
+    if kind == "2.5":
+        return Qwen2_5OmniConfig(
+            thinker_config=thinker, talker_config=_talker(width), token2wav_config=_SOUND
+        )
+    text = {**SIZES, **MIXTURE, "head_dim": 8, "rope_parameters": INTERLEAVED, "pad_token_id": 0}
+    text["shared_expert_intermediate_size"] = 24
+    sizes = {**SIZES, "head_dim": 8, "num_code_groups": 3, "rope_parameters": None}
+    talker = {"text_config": text, "code_predictor_config": sizes, "num_code_groups": 3}
+    talker |= {"thinker_hidden_size": width, "speaker_id": {"ethan": 1}, "spatial_merge_size": 2}
+    return Qwen3OmniMoeConfig(thinker_config=thinker, talker_config=talker, code2wav_config=_CODES)
+
+
+def save_omni_policy(folder: Path, kind: str, dropout: float) -> None:
     """Write a model that a tiny job trains, with its tokenizer."""
     wide = {**WIDE_HEADS, "num_key_value_heads": 2, "attention_dropout": dropout}
-    save_omni_model(folder, speaks=True, **wide)
+    if kind == "3":
+        wide["head_dim"] = 32
+    save_omni_model(folder, kind, speaks=True, **wide)
 
 
 _PROCESSOR = {
@@ -139,6 +168,18 @@ _SOUND = {
         "upsample_kernel_sizes": [4],
     },
 }
+_CODES = {
+    "codebook_size": 20,
+    "hidden_size": 16,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "intermediate_size": 24,
+    "num_hidden_layers": 1,
+    "num_quantizers": 2,
+    "upsample_rates": [2],
+    "upsampling_ratios": [2],
+    "decoder_dim": 16,
+}
 
 
 def _talker(width: object) -> dict[str, object]:
@@ -146,15 +187,19 @@ def _talker(width: object) -> dict[str, object]:
     return {**sizes, "pad_token_id": 0}
 
 
-def _eyes(width: object) -> dict[str, object]:
+def _eyes(kind: str, width: object) -> dict[str, object]:
     tower = {"depth": 2, "num_heads": 2, "patch_size": PATCH, "hidden_size": 16}
     tower |= {"intermediate_size": 24, "out_hidden_size": width}
+    if kind == "3":
+        return tower | {"num_position_embeddings": 16, "deepstack_visual_indexes": [0, 1]}
     return tower | {"window_size": 4 * PATCH, "fullatt_block_indexes": [1]}
 
 
-def _ears(width: object) -> dict[str, object]:
+def _ears(kind: str, width: object) -> dict[str, object]:
     tower = {"num_mel_bins": MELS, "max_source_positions": 2 * WINDOW, "n_window": WINDOW}
     tower |= {"encoder_layers": 2, "encoder_attention_heads": 2, "encoder_ffn_dim": 24}
+    if kind == "3":  # whose chunks are of a second, and its windows of two
+        tower |= {"n_window": 50, "n_window_infer": 200, "downsample_hidden_size": 8}
     return tower | {"d_model": 16, "output_dim": width}
 
 
@@ -169,7 +214,7 @@ def omni_prompts(form: PictureForm) -> list[tuple[list[int], bytes]]:
     """Of two sounds of several pieces; of all kinds, in two orders; and of text alone."""
     short, long, other = (
         packed_sound(tone(pitch, seconds))
-        for pitch, seconds in ((440, 0.31), (300, 1.7), (900, 0.6))
+        for pitch, seconds in ((440, 1.31), (300, 2.3), (900, 0.6))
     )
     assert form.video is not None
     times = [n / FPS for n in range(6)]
@@ -183,6 +228,21 @@ def omni_prompts(form: PictureForm) -> list[tuple[list[int], bytes]]:
     ]
 
 
+def heard_by(folder: Path, sounds: Sequence[bytes]) -> tuple[Tensor, Tensor]:
+    """Features of sounds (n, mel, f), and which of them are a sound's (n, f).
+
+    transformers' processor of Qwen3-Omni makes them of each as long as the longest one is, so that
+    a shorter one ends otherwise beside it than alone. As here, each is alone.
+    """
+    if '"n_window_infer"' not in (folder / "config.json").read_text():
+        made = features_of(folder, sounds)
+        return made["input_features"], made["attention_mask"]
+    alone = [features_of(folder, [one], padding=True, truncation=False) for one in sounds]
+    features = [one["input_features"][0].T for one in alone]
+    masks = [one["attention_mask"][0] for one in alone]
+    return pad_sequence(features, batch_first=True).mT, pad_sequence(masks, batch_first=True)
+
+
 def omni_inputs(folder: Path, ids: Tensor, shown: bytes) -> dict[str, Tensor]:
     """What transformers' thinker is given of a text, (1, t), and of what it shows."""
     files, given = unpacked(shown), {}
@@ -193,9 +253,7 @@ def omni_inputs(folder: Path, ids: Tensor, shown: bytes) -> dict[str, Tensor]:
         given |= {"pixel_values_videos": torch.cat(patches), "video_grid_thw": torch.tensor(grids)}
         given["video_second_per_grid"] = torch.tensor([2 / FPS] * len(videos))
     if sounds := [one for one in files if sound_of(one) is not None]:
-        made = features_of(folder, sounds)
-        given["input_features"] = made["input_features"]
-        given["feature_attention_mask"] = made["attention_mask"]
+        given["input_features"], given["feature_attention_mask"] = heard_by(folder, sounds)
     return {**given, "attention_mask": torch.ones_like(ids)}
 
 

@@ -252,9 +252,11 @@ def as_the_whole(
     ours = gradients(model, (factors * got).sum())
     found = gradients(whole, (factors * expected).sum())
     inner = {name.removeprefix("model."): found[name] for name in found if name != HEAD}
+    # A thinker's is its text alone, by whose type no files are known.
+    of_files = whole if whole.config.model_type in FAMILIES else whole.model
     theirs = {
         f"model.{_of_files(name).removeprefix('model.')}": one
-        for name, one in as_in_files(whole.model, inner).items()
+        for name, one in as_in_files(of_files, inner).items()
     }
     theirs |= {HEAD: found[HEAD]} if HEAD in found else {}
     named = {own_name(name): one for name, one in theirs.items()}

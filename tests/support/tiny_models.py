@@ -4,7 +4,8 @@ Run for a model as a process wants it that starts jobs and has not loaded torch 
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), others of `OF_FAMILIES`,
 `with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `hearing`,
-`omni`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`omni 2.5`, `omni 3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or
+`teacher POLICY FOLDER`.
 """
 
 import io
@@ -209,7 +210,7 @@ def write_model(folder: Path, model: PreTrainedModel) -> None:
     text = json.loads(path.read_text())
     name = text["model_type"]
     apart = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe"}
-    apart |= {"qwen2_5_omni_thinker"}
+    apart |= {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
     if name in apart and "text_config" not in text:
         whole = {key: text[key] for key in ("model_type", "architectures")}
         whole["tie_word_embeddings"] = model.config.tie_word_embeddings
@@ -369,8 +370,8 @@ def save_with_tower(folder: Path, kind: str, dropout: float) -> None:
 
     if kind == "hearing":
         save_hearing_policy(folder, dropout)
-    elif kind == "omni":
-        save_omni_policy(folder, dropout)
+    elif kind.startswith("omni"):
+        save_omni_policy(folder, kind.removeprefix("omni "), dropout)
     else:
         save_seeing_policy(folder, kind, dropout)
 
@@ -386,7 +387,7 @@ def make(kind: str, first: str, second: str) -> None:
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)
     elif kind in OF_FAMILIES:
         save_of_family(Path(first), float(second), kind)
-    elif kind in ("hearing", "omni") or kind.startswith("seeing"):
+    elif kind.startswith(("hearing", "omni", "seeing")):
         save_with_tower(Path(first), kind, float(second))
     elif kind == "whole":
         from whole_models import save_whole  # which not every job loads

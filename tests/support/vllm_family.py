@@ -94,6 +94,10 @@ OPTIONS = {
         "rope_parameters": {**SECTIONS, "mrope_interleaved": True},
         "head_dim": 2 * HALF,
     },
+    "qwen3_omni_moe_thinker": {
+        "rope_parameters": {**SECTIONS, "mrope_interleaved": True},
+        "head_dim": 2 * HALF,
+    },
     "ministral3": {"head_dim": 2 * HALF},
     "phi3": {"rope_parameters": ROPE, "original_max_position_embeddings": 128},
     "gemma": {"head_dim": 2 * HALF, "tie_word_embeddings": True},

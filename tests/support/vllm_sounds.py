@@ -1,6 +1,6 @@
 """Run by test_vllm_sounds.py in a process of its own: what vLLM makes of prompts with sounds.
 
-Usage: vllm_sounds.py FOLDER OUTPUT: of Qwen2-Audio, and of Qwen2.5-Omni
+Usage: vllm_sounds.py FOLDER OUTPUT: of Qwen2-Audio, Qwen2.5-Omni and Qwen3-Omni
 """
 
 import json
@@ -20,8 +20,9 @@ from hearing_models import (
     save_hearing_model,
     sound_form,
 )
-from omni_models import PICTURE, VIDEO, omni_logprobs, omni_prompts, save_omni_model
+from omni_models import PICTURE, SPEAKING, VIDEO, omni_logprobs, omni_prompts, save_omni_model
 from omni_models import TOKEN as AUDIO
+from padded_reference import as_in_files
 from seeing_models import form_of
 from tiny_models import WIDE_HEADS
 from vllm_pictures import Watched, bits, largest
@@ -52,11 +53,13 @@ def requests(
     ]
 
 
-def facts_of(folder: Path, is_omni: bool) -> dict[str, Any]:
-    """What is found of one engine."""
+def facts_of(folder: Path, kind: str) -> dict[str, Any]:
+    """What is found of one engine; `kind` is `audio`, or one of `SPEAKING`."""
+    is_omni = kind in SPEAKING
     sizes = {**WIDE_HEADS, "initializer_range": 0.1}
     if is_omni:
-        whole = save_omni_model(folder, speaks=True, **sizes)
+        sizes |= {"head_dim": 32} if kind == "3" else {}
+        whole = save_omni_model(folder, kind, speaks=True, **sizes)
         form, told = form_of(folder), partial(omni_logprobs, whole, folder)
         rows = requests(form, omni_prompts(form), (AUDIO, PICTURE, VIDEO))
     else:
@@ -67,7 +70,8 @@ def facts_of(folder: Path, is_omni: bool) -> dict[str, Any]:
     watched = Watched(folder, 1, rows)
 
     def load(version: int) -> None:
-        weights = {own_name(name): weight for name, weight in whole.named_parameters()}
+        files = as_in_files(whole, dict(whole.named_parameters()))
+        weights = {own_name(name): weight for name, weight in files.items()}
         own = {name: one for name, one in weights.items() if not name.startswith("visual.")}
         watched.engine.load_weights(version, own.items())
 
@@ -97,7 +101,7 @@ def main() -> None:
     torch.set_num_threads(1)
     close_quickly()
     folder, output = map(Path, sys.argv[1:])
-    found = {kind: facts_of(folder / kind, kind == "omni") for kind in ("audio", "omni")}
+    found = {kind: facts_of(folder / kind, kind) for kind in ("audio", *SPEAKING)}
     output.write_text(json.dumps(found), encoding="utf-8")
 
 

@@ -8,6 +8,7 @@ import torch
 from engine_phase import generate
 from omni_models import (
     PICTURE,
+    SPEAKING,
     TOKEN,
     VIDEO,
     omni_form,
@@ -28,9 +29,10 @@ from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 
 
+@pytest.mark.parametrize("kind", SPEAKING)
 @pytest.mark.parametrize("share", [True, False])
-def test_the_packed_forward_is_that_of_the_thinker(tmp_path: Path, share: bool) -> None:
-    thinker = save_omni_model(tmp_path)
+def test_the_packed_forward_is_that_of_the_thinker(tmp_path: Path, kind: str, share: bool) -> None:
+    thinker = save_omni_model(tmp_path, kind)
     form = omni_form(tmp_path)
     rows = two_responses(form, omni_prompts(form))
     thinker.audio_tower.requires_grad_(False)
@@ -39,9 +41,10 @@ def test_the_packed_forward_is_that_of_the_thinker(tmp_path: Path, share: bool) 
     as_the_whole(load_model(tmp_path), thinker, rows, told, share, learns=False)
 
 
-def test_a_critic_sees_and_hears_what_the_thinker_does(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", SPEAKING)
+def test_a_critic_sees_and_hears_what_the_thinker_does(tmp_path: Path, kind: str) -> None:
     """One whose head is a row of the output layer values a token by its logit."""
-    thinker = save_omni_model(tmp_path)
+    thinker = save_omni_model(tmp_path, kind)
     critic, form = load_model(tmp_path, kind=CRITIC), omni_form(tmp_path)
     rows = two_responses(form, omni_prompts(form))
     with torch.no_grad():
@@ -57,9 +60,10 @@ def test_a_critic_sees_and_hears_what_the_thinker_does(tmp_path: Path) -> None:
     torch.testing.assert_close(values, torch.cat(logits)[:, 7], rtol=1e-5, atol=1e-5)
 
 
-def test_the_engine_draws_what_the_thinker_would(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", SPEAKING)
+def test_the_engine_draws_what_the_thinker_would(tmp_path: Path, kind: str) -> None:
     """Out of a folder that also holds what speaks."""
-    thinker = save_omni_model(tmp_path, speaks=True)
+    thinker = save_omni_model(tmp_path, kind, speaks=True)
     form, model = omni_form(tmp_path), load_model(tmp_path)
     give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)

@@ -25,7 +25,7 @@ _PARTS: Final = (
     *("vision_model", "connector"),  # of SmolVLM and Idefics3
     *("vision_embedder", "embed_vision", "audio_tower", "embed_audio"),  # of Gemma 4; Qwen2-Audio
 )
-_BESIDE_THINKER: Final = ("thinker.audio_tower", "talker", "token2wav")
+_BESIDE_THINKER: Final = ("thinker.audio_tower", "talker", "token2wav", "code2wav")
 WHOLE_NAMES: Final = {
     "model.language_model.": "model.",
     "model.text_model.": "model.",
@@ -36,7 +36,7 @@ WHOLE_NAMES: Final = {
     **{f"model.{part}.": f"{TOWER}{part}." for part in _PARTS},
     "language_model.model.model.": "model.",  # of Qwen2-Audio, as transformers 5 saves it
     "language_model.model.": "model.",
-    "thinker.model.": "model.",  # of Qwen2.5-Omni, whose other parts stay as they were
+    "thinker.model.": "model.",  # of Qwen-Omni, whose other parts stay as they were
     "thinker.lm_head.": "lm_head.",
     "thinker.visual.": TOWER,
     **{f"{part}.": f"{TOWER}{part.rpartition('.')[2]}." for part in _BESIDE_THINKER},

@@ -1112,6 +1112,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         uncut="gate and up of experts are of one matrix",
         mixture=Mixture(is_stacked=True),
     ),
+    "qwen3_omni_moe_thinker": replace(
+        _QWEN3_VL,
+        models="Qwen3-Omni",
+        defaults={"num_key_value_heads": 4},
+        only=_EXPERTS_EVERYWHERE,
+        mixture=Mixture(),
+        part="",
+    ),
     "glm4v": replace(
         _GLM4,
         models="GLM-4.1V, GLM-4.6V-Flash",

@@ -20,6 +20,7 @@ from transformers.models.qwen2_audio import modeling_qwen2_audio as qwen2_audio
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VisionTransformerPretrainedModel
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionModel
 from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisionModel
+from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni_moe
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
 
@@ -211,22 +212,46 @@ class _Qwen2AudioTower(qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[m
         return output
 
 
-class _OmniTower(qwen2_5_omni.Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
-    """That of Qwen2.5-Omni, which sees, and hears by an encoder within it."""
+class _Hearing:
+    """A tower that sees, and hears by an encoder within it."""
+
+    encoder: ClassVar[Any]
 
     def __init__(self, config: Any) -> None:
-        super().__init__(config.vision_config)
+        super().__init__(config.vision_config)  # type: ignore[call-arg]
         own, dtype = config.audio_config, torch.get_default_dtype()  # see `_Projected`
-        self.audio_tower = qwen2_5_omni.Qwen2_5OmniAudioEncoder._from_config(own, dtype=dtype)
+        self.audio_tower = self.encoder._from_config(own, dtype=dtype)
 
     def forward(
         self, pixel_values: Tensor, grid_thw: Tensor | None = None, frames: Tensor | None = None
     ) -> Any:
         """(tokens, h) of a picture, or of features of a sound, (1, mel, f), of `frames` of them."""
         if frames is None:
-            return super().forward(pixel_values, grid_thw)
+            return super().forward(pixel_values, grid_thw)  # type: ignore[misc]
         output = self.audio_tower(pixel_values[0, :, : int(frames)], feature_lens=frames)
         output.pooler_output = output.last_hidden_state
+        return output
+
+
+class _OmniTower(_Hearing, qwen2_5_omni.Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
+    """That of Qwen2.5-Omni."""
+
+    encoder = qwen2_5_omni.Qwen2_5OmniAudioEncoder
+
+
+class _Omni3Tower(_Hearing, qwen3_omni_moe.Qwen3OmniMoeVisionEncoder):  # type: ignore[misc]
+    """That of Qwen3-Omni, which says nothing of sounds behind layers."""
+
+    encoder = qwen3_omni_moe.Qwen3OmniMoeAudioEncoder
+
+    def forward(
+        self, pixel_values: Tensor, grid_thw: Tensor | None = None, frames: Tensor | None = None
+    ) -> Any:
+        """See `_Hearing`."""
+        output = super().forward(pixel_values, grid_thw, frames)
+        if frames is not None:
+            nothing = torch.zeros_like(output.pooler_output)
+            output.deepstack_features = [nothing] * len(self.deepstack_visual_indexes)
         return output
 
 
@@ -247,6 +272,7 @@ TOWERS: Final = {
     "mistral3": _Mistral3Tower,
     "qwen2_5_omni_thinker": _OmniTower,
     "qwen2_audio": _Qwen2AudioTower,
+    "qwen3_omni_moe_thinker": _Omni3Tower,
     "smolvlm": _Idefics3Tower,
 }
 

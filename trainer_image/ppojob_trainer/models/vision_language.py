@@ -36,6 +36,9 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
     Qwen3_5MoeTextConfig,
     Qwen3_5MoeTextModel,
 )
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
+    Qwen3OmniMoeThinkerTextModel,
+)
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
@@ -134,6 +137,12 @@ _MODELS: Final = (
     _language_model("qwen2_5_omni_thinker", Qwen2_5OmniThinkerTextModel, Qwen2Config, **_UNTIED),
     _language_model("qwen3_vl", Qwen3VLTextModel, Qwen3Config, **_TOLD_BEHIND_LAYERS),
     _language_model("qwen3_vl_moe", Qwen3VLMoeTextModel, Qwen3MoeConfig, **_TOLD_BEHIND_LAYERS),
+    _language_model(
+        "qwen3_omni_moe_thinker",
+        Qwen3OmniMoeThinkerTextModel,
+        Qwen3MoeConfig,
+        **_TOLD_BEHIND_LAYERS,
+    ),
     _language_model("qwen3_5", Qwen3_5TextModel, Qwen3_5TextConfig),
     _language_model("qwen3_5_moe", Qwen3_5MoeTextModel, Qwen3_5MoeTextConfig),
     _language_model("glm4v", Glm4vTextModel, Glm4Config, attention_bias=True, **_UNTIED),
@@ -207,7 +216,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _whole(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of a model with a tower; of Qwen2.5-Omni that of its thinker."""
+    """The configuration of a model with a tower; of Qwen-Omni that of its thinker."""
     thinker: PreTrainedConfig | None = getattr(config, THINKER, None)
     if thinker is None:
         return config

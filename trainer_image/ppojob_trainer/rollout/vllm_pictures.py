@@ -282,6 +282,7 @@ SEEING = {
     "qwen2_5_omni_thinker": seeing(Qwen2ForCausalLM, _SeeingAxes),
     "qwen3_vl": _SeeingQwen3,
     "qwen3_vl_moe": _SeeingQwen3Moe,
+    "qwen3_omni_moe_thinker": _SeeingQwen3Moe,
     "qwen3_5": seeing(UnjoinedQwen3Next, _SeeingAxes),
     "qwen3_5_moe": seeing(UnjoinedQwen3Next, _SeeingAxes),
     "glm4v": seeing(Glm4ForCausalLM, _SeeingAxes),

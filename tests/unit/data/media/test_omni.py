@@ -1,4 +1,4 @@
-"""Rows of Qwen2.5-Omni: what they show becomes the tokens and positions of transformers."""
+"""Rows of Qwen-Omni: what they show becomes the tokens and positions of transformers."""
 
 import json
 import random
@@ -8,12 +8,14 @@ from types import SimpleNamespace
 import pytest
 import tiny_jobs
 import torch
-from hearing_models import features_of, tone, tone_file
+from hearing_models import tone, tone_file
 from omni_models import (
     FILMED,
     HEARD,
     SHOWN,
+    SPEAKING,
     TOKEN,
+    heard_by,
     omni_form,
     omni_inputs,
     save_omni_model,
@@ -21,7 +23,13 @@ from omni_models import (
 from prompt_files import PromptFiles, good_row
 from refused_jobs import edit
 from tiny_models import noise
-from transformers import AutoTokenizer, Qwen2_5OmniProcessor, WhisperFeatureExtractor
+from transformers import (
+    AutoTokenizer,
+    ProcessorMixin,
+    Qwen2_5OmniProcessor,
+    Qwen3OmniMoeProcessor,
+    WhisperFeatureExtractor,
+)
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 from video_reference import frames_of
 
@@ -42,17 +50,18 @@ pytestmark = pytest.mark.processes
 WAVE, LONG = tone_file(440, 0.5), tone_file(300, 1.9)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+@pytest.fixture(scope="module", params=SPEAKING)
+def folder(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Path:
     """A folder as the hub's, of a model that hears sounds of three seconds."""
     folder = tmp_path_factory.mktemp("omni")
-    save_omni_model(folder / "model", speaks=True)
+    save_omni_model(folder / "model", request.param, speaks=True)
     return folder
 
 
-def processor_of(folder: Path) -> Qwen2_5OmniProcessor:
+def processor_of(folder: Path) -> ProcessorMixin:
     """transformers' processor, whose videos are a matter of torchvision and not tried here."""
-    processor = object.__new__(Qwen2_5OmniProcessor)
+    is_third = "qwen3_omni_moe" in (folder / "config.json").read_text()
+    processor = object.__new__(Qwen3OmniMoeProcessor if is_third else Qwen2_5OmniProcessor)
     processor.tokenizer = AutoTokenizer.from_pretrained(folder)
     processor.feature_extractor = WhisperFeatureExtractor.from_pretrained(folder)
     processor.image_processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
@@ -96,7 +105,7 @@ def test_prompts_are_those_of_the_models_processor(folder: Path) -> None:
 
 @pytest.mark.parametrize("samples", [321, 479, 641, 3200, 6399, 6401, 31_999, 32_001, 48_000])
 def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples: int) -> None:
-    """Those of all of its pieces, of 40 frames here, to the bit."""
+    """Those of all of its pieces, of 40 or of 100 frames here, to the bit."""
     sound = packed_sound(tone(440, 3.0)[:samples])
     form, model = omni_form(folder / "model"), folder / "model"
     made = processor_of(model)(text="<|AUDIO|>", audio=[sound_of(sound)])
@@ -104,34 +113,38 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
     tower = VisionTower(model, form, torch.device("cpu"), torch.float32)
     (said,) = tower.seen([sound])
     assert len(said) == len(form.tokens_of(sound)[1])
-    ours, theirs = tower._made(sound), features_of(model, [sound])
+    ours, (theirs, mask) = tower._made(sound), heard_by(model, [sound])
     frames = int(ours["frames"])
-    assert frames == int(theirs["attention_mask"].sum())
-    assert torch.equal(ours["pixel_values"][..., :frames], theirs["input_features"][..., :frames])
+    assert frames == int(mask.sum())
+    assert torch.equal(ours["pixel_values"][..., :frames], theirs[..., :frames])
 
 
-@pytest.mark.parametrize("pace", [3, 25])
-def test_positions_are_those_of_the_thinker(tmp_path: Path, pace: int) -> None:
-    """Of sounds, pictures and videos in any order, whose frames follow each other at any pace."""
-    thinker = save_omni_model(tmp_path)
+@pytest.mark.parametrize(("kind", "pace"), [("2.5", 3), ("2.5", 25), ("3", 13)])
+def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int) -> None:
+    """Of sounds, pictures and videos in any order, whose frames follow each other at any pace.
+
+    Of Qwen3-Omni at those whose clips come at whole positions: transformers rounds no others.
+    """
+    thinker = save_omni_model(tmp_path, kind)
     edit(tmp_path / "config.json", {"position_id_per_seconds": pace})
     thinker.config.position_id_per_seconds = pace
     form = omni_form(tmp_path)
     assert form.video is not None
-    draw = random.Random(pace)
+    draw, is_third = random.Random(pace), kind == "3"
     for trial in range(16):
         ids: list[int] = [5] * draw.randint(1, 3)
         shown: list[bytes] = []
         paces: list[float] = []
-        for kind in draw.choices((HEARD, SHOWN, FILMED), k=draw.randint(1, 5)):
-            ids += [*kind, *[7] * draw.randint(0, 3)]
-            if kind is HEARD:
+        for shape in draw.choices((HEARD, SHOWN, FILMED), k=draw.randint(1, 5)):
+            ids += [*shape, *[7] * draw.randint(0, 3)]
+            if shape is HEARD:
                 shown.append(packed_sound(tone(300, draw.uniform(0.03, 2.9))))
-            elif kind is SHOWN:
+            elif shape is SHOWN:
                 shown.append(noise(trial, (draw.randint(8, 30), draw.randint(8, 30))))
             else:
                 # Of the last two the order of products decides where a clip is.
-                fps, count = draw.choice((draw.uniform(0.3, 7.0), 0.6, 1.2)), draw.randint(1, 9)
+                drawn = (0.5, 1.0, 2.0) if is_third else (draw.uniform(0.3, 7.0), 0.6, 1.2)
+                fps, count = draw.choice(drawn), draw.randint(1, 9)
                 times = [n / fps for n in range(count)]
                 frames = frames_of(count, (8 * draw.randint(1, 2), 8 * draw.randint(1, 3)))
                 shown += map(packed_clip, form.video.clips(frames, times, fps))
@@ -185,8 +198,9 @@ def test_columns_that_no_mark_shows_are_told_of(folder: Path) -> None:
     assert "nothing of the column audios" in told
 
 
-def test_folders_with_unknown_settings_show_nothing(tmp_path: Path) -> None:
-    save_omni_model(tmp_path)
+@pytest.mark.parametrize("kind", SPEAKING)
+def test_folders_with_unknown_settings_show_nothing(tmp_path: Path, kind: str) -> None:
+    save_omni_model(tmp_path, kind)
     path = tmp_path / "preprocessor_config.json"
     told = json.loads(path.read_text())
     assert why_shown_none(tmp_path) == ""
@@ -196,8 +210,11 @@ def test_folders_with_unknown_settings_show_nothing(tmp_path: Path) -> None:
         assert "WhisperFeatureExtractor" in why_shown_none(tmp_path)
     path.write_text(json.dumps(told))
     config = json.loads((tmp_path / "config.json").read_text())
-    edit(tmp_path / "config.json", {"audio_config": {**config["audio_config"], "n_window": 41}})
-    assert read_form(tmp_path) is None  # an encoder has no more positions than it was made with
+    audio = config["audio_config"]
+    positions = {"max_source_positions": 12}  # fewer than a piece has
+    for changes in ({"n_window": 41}, positions):
+        edit(tmp_path / "config.json", {"audio_config": {**audio, **changes}})
+        assert read_form(tmp_path) is None
 
 
 def test_towers_stay_as_they_are(folder: Path) -> None:

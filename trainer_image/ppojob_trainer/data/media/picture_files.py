@@ -13,7 +13,7 @@ OF_VIDEOS: Final = "video_preprocessor_config.json"
 NEWER: Final = "processor_config.json"
 """Where transformers 5 saves a whole processor."""
 THINKER: Final = "thinker_config"
-"""Of Qwen2.5-Omni: what reads and writes text. Beside it lies what speaks."""
+"""Of Qwen-Omni: what reads and writes text. Beside it lies what speaks."""
 
 
 class _Added(msgspec.Struct):

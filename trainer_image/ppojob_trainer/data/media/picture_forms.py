@@ -49,7 +49,7 @@ def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
 def read_form(folder: Path) -> MediaForm | None:
     """The form of a model in Hugging Face form; None where it neither sees nor hears."""
     config = of_thinker(read_json(folder / "config.json"))
-    if config.get("model_type") in MODELS and "vision_config" not in config:
+    if str(config.get("model_type")) in MODELS and "vision_config" not in config:
         return read_sound_form(config, folder)
     processor, _, known = _processor_of(folder)
     if known is None or config.get("vision_feature_layer", -1) != -1:
@@ -66,7 +66,7 @@ def why_shown_none(folder: Path) -> str:
     """Why the model of a folder with a tower is shown no pictures, or no sounds; else empty."""
     _, name, known = _processor_of(folder)
     config = of_thinker(read_json(folder / "config.json"))
-    hears = config.get("model_type") in MODELS
+    hears = str(config.get("model_type")) in MODELS
     if not (name or hears or "vision_config" in config) or read_form(folder) is not None:
         return ""
     if hears and read_sound_form(config, folder) is None:

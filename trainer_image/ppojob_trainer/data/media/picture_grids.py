@@ -60,7 +60,7 @@ class Grid(PictureForm):
     def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
         """Out of the files of a folder; None where they lack something."""
         token = config.get("image_token_id", config.get("image_token_index"))
-        hears = config.get("model_type") in MODELS
+        hears = str(config.get("model_type")) in MODELS
         sounds = read_sound_form(config, folder) if hears else None
         if not isinstance(token, int) or (hears and sounds is None):
             return None

@@ -47,7 +47,7 @@ def read_videos(cell: object, form: PictureForm, wanted: Wanted = AS_IT_IS) -> l
     """
     cells = cell if isinstance(cell, list) else [] if cell is None else [cell]
     if cells and form.video is None:
-        allowed = "Qwen2-VL, 2.5-VL, 2.5-Omni, Qwen3-VL or Qwen3.5, or rows without this column"
+        allowed = "Qwen2-VL, 2.5-VL, 2.5-Omni, Qwen3-VL, 3-Omni or 3.5, or rows without this column"
         raise BadPicture(counted(len(cells), "video"), "this model is shown none", allowed)
     return [_clips(one, form, wanted) for one in cells]
 

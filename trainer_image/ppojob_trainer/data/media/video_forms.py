@@ -53,7 +53,7 @@ class VideoForm(ABC):
         if kind is None or not isinstance(token, int):
             return None
         frames = processor.get("temporal_patch_size", _FRAMES)
-        # Those of Qwen2.5-Omni are transformers', whatever a folder says.
+        # Those of Qwen-Omni are transformers', whatever a folder says.
         size = {} if kind.tells == "moments" else dict(processor.get("size") or {})
         if kind.tells in ("numbers", "seconds"):
             size["shortest_edge"] = processor.get("min_pixels") or size.get("shortest_edge")
@@ -100,7 +100,7 @@ class VideoForm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Joined(VideoForm):
-    """Of Qwen2-VL, 2.5-VL and 2.5-Omni: one run of tokens, whose positions tell the time.
+    """Of Qwen2-VL, 2.5-VL and Qwen-Omni: one run of tokens, whose positions tell the time.
 
     Attributes:
         per_second: positions of a second; None where each clip has the next one.
@@ -161,5 +161,6 @@ _KINDS: Final = {
     "qwen2_vl": _Kind("numbers", 14, 128_000),
     "qwen2_5_vl": _Kind("seconds", 14, 128_000),
     "qwen2_5_omni_thinker": _Kind("moments", 14, 128_000),
+    "qwen3_omni_moe_thinker": _Kind("moments", 16, 128_000),
     **dict.fromkeys(("qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe"), _TIMED),
 }
