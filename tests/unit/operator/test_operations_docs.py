@@ -64,7 +64,8 @@ def test_the_health_check_for_argo_cd_asks_for_what_there_is() -> None:
     assert len(phases) == 3
     assert set(phases) <= set(get_args(Phase))
     asked = re.findall(r"one\.type == \"(\w+)\"", script)
-    assert asked and set(asked) <= set(get_args(ConditionType))
+    assert asked
+    assert set(asked) <= set(get_args(ConditionType))
     for model, prefix in ((PPOJobStatus, "status"), (Condition, "one")):
         names = {field.alias or key for key, field in model.model_fields.items()}
         assert set(re.findall(rf"\b{prefix}\.(\w+)", script)) <= names
