@@ -32,7 +32,12 @@ from ppojob_operator.errors import (
 )
 from ppojob_operator.kinds import EVENT, GANG_KINDS, JOB, POD, kind_of, kind_of_child
 from ppojob_operator.plan import plan
-from ppojob_operator.policies.startup import MISSING_SECONDS
+from ppojob_operator.policies.startup import (
+    LESSER_THAN_DENIED,
+    MISSING_SECONDS,
+    accepted_pods,
+    missing_pods,
+)
 from ppojob_operator.reading import JobKey
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import (
@@ -88,7 +93,7 @@ class Reconciler:
             # 3. Plan.
             now = datetime.datetime.now(datetime.UTC)
             planned = plan(job, seen, self._settings, now)
-            if since := _misses_pods_since(planned.status or job.status):
+            if since := _misses_pods_since(job, planned.status or job.status, seen):
                 seen = dataclasses.replace(seen, denials=await self._denials(job, seen, since))
                 planned = plan(job, seen, self._settings, now)
             if _makes(planned) and not self._is_new(job) and not await self._is_there(job):
@@ -346,10 +351,13 @@ def key_pair() -> tuple[str, str]:
     return public.decode("ascii"), secret_key.decode("ascii")
 
 
-def _misses_pods_since(status: PPOJobStatus) -> str | None:
-    """Since when not all pods are ready, RFC 3339, where some are not made."""
+def _misses_pods_since(job: Job, status: PPOJobStatus, seen: Observed) -> str | None:
+    """Since when not all pods are ready, RFC 3339, where some are not made, and that may be why."""
     ready = condition(status, "PodsReady")
-    return ready.last_transition_time if ready and ready.reason == "PodsMissing" else None
+    if ready is None or ready.reason not in LESSER_THAN_DENIED:
+        return None
+    roles = accepted_pods(dataclasses.replace(job, status=status))
+    return ready.last_transition_time if missing_pods(roles, seen) else None
 
 
 def _makes(planned: Plan) -> bool:

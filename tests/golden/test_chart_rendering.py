@@ -61,7 +61,9 @@ def test_lint_finds_nothing():
     assert "[WARNING]" not in done.stdout
 
 
-@pytest.mark.parametrize("wrong", ["replicas=0", "replica=2", "settings.workers=many"])
+@pytest.mark.parametrize(
+    "wrong", ["replicas=0", "replica=2", "settings.workers=many", "affinity.nodeAffinity=x"]
+)
 def test_wrong_values_render_nothing(wrong):
     done = helm("template", "ppojob-operator", f"--set={wrong}")
     assert done.returncode != 0

@@ -24,6 +24,8 @@ IMAGE_REASONS = frozenset(
 )
 MISSING_SECONDS = 15.0
 """From when on a pod that is not made is worth a word."""
+LESSER_THAN_DENIED = frozenset({"ContainerWaits", "PodFailed", "PodsMissing"})
+"""Reasons behind `PodsDenied`, which no pod tells of: it has to be asked for."""
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 

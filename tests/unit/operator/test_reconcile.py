@@ -103,15 +103,21 @@ def deny(bench: Bench, uid: str, words: str, minutes: int) -> None:
     )
 
 
-async def test_who_denies_pods_is_told(bench: Bench) -> None:
+@pytest.mark.parametrize("other", ["CreateContainerConfigError", ""])
+async def test_who_denies_pods_is_told(bench: Bench, other: str) -> None:
+    """Also where a container of another role waits, which is the lesser reason."""
     await up(bench)
+    if other:
+        with bench.edited("Pod", "sum-actor-rollout-0") as pod:
+            waits = {"name": "trainer", "state": {"waiting": {"reason": other}}}
+            pod["status"] = {"phase": "Pending", "containerStatuses": [waits]}
     uid = bench.cluster.objects["StatefulSet", "lab", "sum-reward"]["metadata"]["uid"]
     deny(bench, uid, "over since the pods were ready", -30)
     bench.cluster.remove("Pod", "lab", "sum-reward-0")
     with bench.edited("PPOJob", "sum") as one:
         one["status"]["startTime"] = "2026-01-02T03:00:00Z"
     await bench.settle()
-    assert bench.status["reason"] == "PodsMissing"
+    assert bench.status["reason"] == ("ContainerWaits" if other else "PodsMissing")
     deny(bench, "gone", "no such class", 2)
     deny(bench, uid, "pods are forbidden", 0)
     deny(bench, uid, "exceeded quota: small", 1)
