@@ -71,5 +71,13 @@ EXIT_INVALID = 2
 EXIT_FAILED = 3
 EXIT_INTERRUPTED = 130
 
+CODE_FOLDER = "/ppojob/code"
+"""Where pods find the ConfigMaps of the code that they run, a folder each."""
+
 SUPERVISE_COMMAND = ("python", "-m", "ppojob_trainer", "supervise")
 """argv of every role container and of the controller's."""
+
+
+def source_field(file: str) -> str:
+    """The field that says where a file is, by its place in a pod."""
+    return "source.configMap" if file.startswith(f"{CODE_FOLDER}/") else "source.path"

@@ -1,8 +1,7 @@
 """Names that the operator, the pods and people agree on: the resource, keys, children, limits."""
 
+import re
 from typing import Final, Literal, get_args
-
-from pydantic.alias_generators import to_snake
 
 GROUP: Final = "ppojob.dev"
 VERSION: Final = "v1alpha1"
@@ -27,7 +26,7 @@ RoleName = Literal[
 
 # As the role is called in names of pods and services, which know no capitals.
 ROLE_SLUGS: Final[dict[RoleName, str]] = {
-    role: to_snake(role).replace("_", "-") for role in get_args(RoleName)
+    role: re.sub("[A-Z]", r"-\g<0>", role).lower() for role in get_args(RoleName)
 }
 
 # Scorers that a reward may name without a source; the trainer's table is held to this by a test.

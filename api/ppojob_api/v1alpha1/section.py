@@ -6,6 +6,8 @@ from typing import Annotated, Final, Literal, TypeVar
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, JsonValue
 from pydantic.alias_generators import to_camel
 
+from ppojob_api.contract import CODE_FOLDER
+
 T = TypeVar("T")
 
 
@@ -118,10 +120,6 @@ def is_device(name: str) -> bool:
     return is_label_key(name) and "/" in name and not name.startswith("requests.")
 
 
-CODE_FOLDER: Final = "/ppojob/code"
-"""Where pods find the ConfigMaps of the code that they run, a folder each."""
-
-
 class ConfigMapSource(Section):
     """Code in a ConfigMap of the job's namespace, which the pods that run it alone mount."""
 
@@ -147,8 +145,3 @@ class CodeSource(Section):
         if self.config_map is not None:
             return f"{CODE_FOLDER}/{self.config_map.name}/{self.config_map.key}"
         return self.path
-
-
-def source_field(file: str) -> str:
-    """The field that says where a file is, by its place in a pod."""
-    return "source.configMap" if file.startswith(f"{CODE_FOLDER}/") else "source.path"

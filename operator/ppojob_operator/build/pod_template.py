@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ppojob_api import contract
+from ppojob_api.contract import CODE_FOLDER
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import RoleTopology
 from ppojob_api.v1alpha1.pod_settings import (
@@ -17,7 +18,6 @@ from ppojob_api.v1alpha1.pod_settings import (
     PodVolume,
     settings_of,
 )
-from ppojob_api.v1alpha1.section import CODE_FOLDER
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST, RoleName, workload_name
 from ppojob_operator.build.metadata import (
     ANNOTATION_LAYOUT,

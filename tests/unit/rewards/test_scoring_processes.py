@@ -92,6 +92,13 @@ def test_what_a_call_started_dies_with_it(escape: str, source: Source, tmp_path:
     assert not running(str(tmp_path))
 
 
+def test_what_takes_long_to_load_is_not_loaded_for_a_call(source: Source) -> None:
+    """Each job starts some of these processes, and each loss of one starts another."""
+    spec = source("return len({'pydantic', 'asyncio', 'numpy', 'torch'} & sys.modules.keys())")
+    with ScoringPool([spec]) as pool:
+        assert pool.score([item("x")])[0].score == 0.0
+
+
 def test_a_fork_that_comes_back_answers_nothing(source: Source) -> None:
     spec = source("return 1 if os.fork() else 2")
     with ScoringPool([spec]) as pool:

@@ -1,6 +1,5 @@
 """Users' Python code: imported in a child; what is wrong with it is said in words."""
 
-import asyncio
 import contextlib
 import importlib
 import importlib.util
@@ -16,7 +15,7 @@ from ppojob_trainer.errors import Wrong
 
 _SHOWN_FRAMES = 5
 _LINE_CHARACTERS = 600
-_EVENT_LOOP = Path(asyncio.__file__).parent
+_EVENT_LOOP = Path(traceback.__file__).parent / "asyncio"
 
 
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:

@@ -3,17 +3,19 @@
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from ppojob_api.v1alpha1.training import SamplerSpec
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.prompt_store import PromptStore
 from ppojob_trainer.errors import ConfigError, SamplerFailed
+
+if TYPE_CHECKING:  # the child loads this module too, and has no time for these
+    from ppojob_api.v1alpha1.training import SamplerSpec
+    from ppojob_trainer.data.prompt_store import PromptStore
 
 FIELD: Final = "spec.data.sampler"
 MAX_STATE_BYTES: Final = 1024 * 1024
@@ -93,7 +95,7 @@ class RowSampler(Closeable):
         rows: of which it is told.
     """
 
-    def __init__(self, spec: SamplerSpec, rows: PromptStore) -> None:
+    def __init__(self, spec: "SamplerSpec", rows: "PromptStore") -> None:
         self._spec = spec
         self._rows = rows
         self._child: BoundedProcess | None = None

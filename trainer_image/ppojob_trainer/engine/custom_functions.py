@@ -20,9 +20,9 @@ import msgspec
 import torch
 from torch import Tensor
 
+from ppojob_api.contract import source_field
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.policy_loss import CustomSpec, PolicyLossSpec
-from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.algorithms.advantages import Advantages
 from ppojob_trainer.algorithms.masked import zero_outside
 from ppojob_trainer.algorithms.policy_losses.inputs import (

@@ -5,21 +5,19 @@ what they print cannot reach the pipes. Loops, bombs and deaths are ended by the
 guardian (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``).
 """
 
-import asyncio
 import inspect
 import os
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ppojob_api import contract
-from ppojob_api.v1alpha1.rollout import RewardSpec, SandboxSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import ImportFolder, raised
 from ppojob_trainer.errors import ConfigError
@@ -36,6 +34,7 @@ from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
+    Function,
     FunctionsLoaded,
     Judge,
     LoadFunctions,
@@ -43,6 +42,9 @@ from ppojob_trainer.rewards.wire import (
     ScorerRequest,
 )
 from ppojob_trainer.sandbox.executor import Runner, open_sandbox
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Bound before users' code is loaded, which may replace them in their modules.
 _decode: Final = msgspec.msgpack.Decoder(ScorerRequest).decode
@@ -80,12 +82,10 @@ class Functions:
         self._functions: list[_Function] = []
         self._imports = ImportFolder()
         self._of_judge: dict[str, Any] = {}
-        # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
-        self._loop = asyncio.Runner()
 
     def load(self, request: LoadFunctions) -> FunctionsLoaded:
         """Load all; say what is wrong with each that cannot be used."""
-        sandbox = partial(open_sandbox, SandboxSpec.model_validate_json(request.sandbox))
+        sandbox = partial(open_sandbox, request.sandbox)
         problems: list[str] = []
         if request.judge is not None:
             os.environ[contract.ENV_JUDGE_URL] = request.judge.url
@@ -93,8 +93,7 @@ class Functions:
             for name in ("no_proxy", "NO_PROXY"):  # its door is on this machine
                 host = urlsplit(request.judge.url).hostname
                 os.environ[name] = ",".join(filter(None, [os.environ.get(name), host]))
-        for position, one in enumerate(request.rewards):
-            spec = RewardSpec.model_validate_json(one)
+        for position, spec in enumerate(request.rewards):
             try:
                 self._functions.append(self._load(position, spec, sandbox, request.is_routed))
             except ConfigError as wrong:
@@ -127,8 +126,15 @@ class Functions:
             return Called(request.number, failure=_failed(error))
         return Called(request.number, [_scored(one) for one in found])
 
+    @cached_property
+    def _loop(self) -> "asyncio.Runner":
+        """One for all calls: what a coroutine leaves open (a connection, say) lives on in it."""
+        import asyncio  # late: half of what a child loads, and few functions are coroutines
+
+        return asyncio.Runner()
+
     def _load(
-        self, position: int, spec: RewardSpec, sandbox: Callable[[], Runner], is_routed: bool
+        self, position: int, spec: Function, sandbox: Callable[[], Runner], is_routed: bool
     ) -> _Function:
         name, given, folder = spec.function, spec.arguments, ""
         if spec.source is None:

@@ -5,11 +5,10 @@ import os
 from collections.abc import Callable, Mapping
 
 from ppojob_api import contract
-from ppojob_api.v1alpha1.rollout import RewardSource
-from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.children.user_code import load_module, load_packaged
 from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.json_value import Json
+from ppojob_trainer.rewards.wire import Source
 
 SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
 BATCH_SIGNATURE = "(data_sources, solution_strs, ground_truths, extra_infos, **arguments)"
@@ -35,7 +34,7 @@ SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
 
 
 def load_function(
-    source: RewardSource, name: str, arguments: Mapping[str, Json], position: int
+    source: Source, name: str, arguments: Mapping[str, Json], position: int
 ) -> Callable[..., object]:
     """Import a file or a package and take a function from it that is called with such arguments.
 
@@ -52,7 +51,9 @@ def load_function(
         else:
             module = load_packaged(package, pod="reward")
     except Wrong as bad:
-        raise ConfigError(f"{source_field(path) if path else 'source.package'}: {bad}") from None
+        raise ConfigError(
+            f"{contract.source_field(path) if path else 'source.package'}: {bad}"
+        ) from None
     if name not in vars(module):
         names = sorted(key for key, value in vars(module).items() if inspect.isfunction(value))
         allowed = f"one of {', '.join(names)}" if names else f"def {name}{SIGNATURE}"

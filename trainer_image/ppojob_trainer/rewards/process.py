@@ -30,12 +30,13 @@ from ppojob_trainer.rewards.routing import SCORERS, route
 from ppojob_trainer.rewards.wire import (
     Called,
     CallFunction,
+    Function,
     FunctionsLoaded,
     Judge,
     LoadFunctions,
     Scored,
 )
-from ppojob_trainer.sandbox.executor import answer_seconds
+from ppojob_trainer.sandbox.executor import Settings, answer_seconds
 
 _log = logging.getLogger(__name__)
 
@@ -94,13 +95,14 @@ class ScoringPool(Closeable):
         variables: Sequence[str] = (),
         judge: Judge | None = None,
     ) -> None:
-        sandbox = sandbox or SandboxSpec()
+        told = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
         patience = judge.patience if judge is not None else 0.0
-        self._functions = _functions_of(rewards, answer_seconds(sandbox), patience)
+        self._functions = _functions_of(rewards, answer_seconds(told), patience)
         self._is_routed = not rewards
         self._numbers = itertools.count(1)
-        specs = [function.spec.model_dump_json().encode() for function in self._functions]
-        told = sandbox.model_dump_json().encode()
+        specs = msgspec.convert(
+            [one.spec for one in self._functions], list[Function], from_attributes=True
+        )
         self._request = LoadFunctions(specs, told, self._is_routed, judge)
         self._batched, self._grouped = frozenset[int](), frozenset[int]()
         with _failures():

@@ -1,8 +1,11 @@
 """What the scoring pool and its children say to each other."""
 
+from typing import Any
+
 import msgspec
 
 from ppojob_trainer.children.frames import Loaded, Numbered
+from ppojob_trainer.sandbox.executor import Settings
 
 
 class Judge(msgspec.Struct, frozen=True):
@@ -19,19 +22,32 @@ class Judge(msgspec.Struct, frozen=True):
     patience: float
 
 
+class Source(msgspec.Struct, frozen=True):
+    """Where a function comes from; the one or the other."""
+
+    file: str | None
+    package: str | None
+
+
+class Function(msgspec.Struct, frozen=True):
+    """What children need of a ``RewardSpec``, whose model takes long to load."""
+
+    function: str
+    source: Source | None
+    arguments: dict[str, Any]
+
+
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
     """Load these; calls name them by position.
 
     Attributes:
-        rewards: JSON of a ``RewardSpec`` each.
-        sandbox: JSON of ``spec.sandbox``.
         is_routed: these are all scorers, and few will be called: each is prepared by its first
             call, and says then what it lacks.
         judge: that of the job; None where it has none.
     """
 
-    rewards: list[bytes]
-    sandbox: bytes
+    rewards: list[Function]
+    sandbox: Settings
     is_routed: bool
     judge: Judge | None = None
 

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
-from ppojob_api.v1alpha1.rollout import SandboxSpec
+import msgspec
+
 from ppojob_trainer.sandbox.fusion import ANSWER_SECONDS, FusionSandbox
 from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
 from ppojob_trainer.sandbox.process import Limits, Outcome, Program, behind_nonce, run_process
@@ -34,6 +35,15 @@ attempt("signals", lambda: os.kill(os.getppid(), 0))
 print("it reaches", ", ".join(reached) or "nothing")
 """
 """Run once at the levels above `NONE`, to see that the walls hold."""
+
+
+class Settings(msgspec.Struct, frozen=True):
+    """``spec.sandbox``, as children are told: those that score have no time to load its model."""
+
+    level: str
+    memory_mib: int
+    time_limit_seconds: float
+    url: str | None
 
 
 class SandboxRefused(Exception):  # noqa: N818  it says what happened
@@ -83,13 +93,13 @@ Runner = Sandbox | FusionSandbox
 """What runs programs: our own sandbox, or a service."""
 
 
-def answer_seconds(spec: SandboxSpec) -> float:
+def answer_seconds(spec: Settings) -> float:
     """What a program may take until its outcome is here."""
     return spec.time_limit_seconds + (ANSWER_SECONDS if spec.url else 0.0)
 
 
 @cache
-def open_sandbox(spec: SandboxSpec) -> Runner:
+def open_sandbox(spec: Settings) -> Runner:
     """Open it once a process, and print what stands around programs, for the log of the pod.
 
     Raises:

@@ -20,7 +20,6 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSource, ToolSpec
-from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import ImportFolder, raised
 from ppojob_trainer.data.media.pictures import MOST_BYTES
@@ -215,8 +214,7 @@ class Tools:
 
     def _built_in(self, spec: ToolSpec) -> Tool:
         tool, config = TOOLS[spec.name], spec.config
-        settings = SandboxSpec.model_validate_json(self._request.sandbox)
-        sandbox = partial(open_sandbox, settings)
+        sandbox = partial(open_sandbox, self._request.sandbox)
         if tool.runs_code:
             try:
                 sandbox()

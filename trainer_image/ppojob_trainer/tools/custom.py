@@ -16,9 +16,9 @@ from typing import Any, Final
 
 from PIL import Image
 
+from ppojob_api.contract import source_field
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.agent import InteractionSpec, ToolSpec
-from ppojob_api.v1alpha1.section import source_field
 from ppojob_trainer.children.user_code import load_module, raised
 from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.errors import ConfigError, Wrong

@@ -24,6 +24,7 @@ from ppojob_trainer.data.media.pictures import MOST_BYTES, packed
 from ppojob_trainer.errors import JobFailed
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
+from ppojob_trainer.sandbox.executor import Settings
 from ppojob_trainer.tools.answers import (
     MARK_CHARACTERS,
     REPLY_CHARACTERS,
@@ -72,7 +73,7 @@ class ToolPool(Closeable):
         self._tools = [tool.name for tool in agent.tools]
         self._users = [user.name for user in agent.interactions]
         self._parameters = [parameters_of(tool) for tool in agent.tools]
-        self._sandbox = (sandbox or SandboxSpec()).model_dump_json().encode()
+        self._sandbox = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
         self._is_compared = False

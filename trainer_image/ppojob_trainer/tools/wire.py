@@ -7,6 +7,7 @@ import msgspec
 
 from ppojob_trainer.children.frames import Loaded, Numbered
 from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.sandbox.executor import Settings
 
 Message = dict[str, Any]
 
@@ -121,13 +122,12 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
         agent: JSON of ``spec.agent``.
         elsewhere: names of tools that another role answers, and nothing is loaded for.
         compares: whether MCP servers are asked what their tools take.
-        sandbox: JSON of ``spec.sandbox``.
     """
 
     agent: bytes
     elsewhere: list[str]
     compares: bool
-    sandbox: bytes
+    sandbox: Settings
 
 
 class ToolsLoaded(Loaded, frozen=True):
