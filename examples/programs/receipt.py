@@ -2,8 +2,8 @@
 
 A job runs this file itself: `rows` makes its prompts (`spec.data.train[].path`), `total` is the
 program (`spec.agent.interactions[].source`), `share` its reward (`spec.rewards`). `total` speaks
-with the model as with any service of OpenAI's interface; with the package `openai` in the image,
-`ask` is `openai.OpenAI().chat.completions.create(model="policy", messages=messages, max_tokens=16)`.
+with the model as with any service of that interface; with the package `openai` in the image, `ask`
+is `openai.OpenAI().chat.completions.create(model="policy", messages=messages, max_tokens=16)`.
 """
 
 import json

@@ -290,7 +290,7 @@ def test_ledger(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
 def test_receipt(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     first, step = run_short(any_home, tmp_path / "run", "receipt", *engine)
     assert 0.0 <= first["val-aux/receipt/right/mean@1"] <= 1.0
-    assert (step["num_turns/max"], step["num_contexts/max"], step["tool/failed_share"]) == (5, 1, 0)
+    assert (step["num_turns/max"], step["num_contexts/max"], step["tool/failed_share"]) == (7, 1, 0)
 
 
 def export_is_the_saved_model(output: Path) -> None:
