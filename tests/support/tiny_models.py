@@ -4,7 +4,8 @@ Run for a model as a process wants it that starts jobs and has not loaded torch 
 `python tiny_models.py policy FOLDER DROPOUT`, the same with `pair` (two key heads), `mixture`,
 `hybrid` (linear attention in its first layer), others of `OF_FAMILIES`,
 `with_mtp`, `seeing`, `seeing_3`, `seeing_tiles`, `seeing_squares`, `seeing_crops`, `hearing`,
-`omni 2.5`, `omni 3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or `teacher POLICY FOLDER`.
+`omni 2.5`, `omni 3`, `talker` or `searcher`, or `classifier POLICY FOLDER` or
+`teacher POLICY FOLDER`.
 """
 
 import io
