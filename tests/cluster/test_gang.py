@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import node_gpus
-import operator_rights
 import pytest
 from cluster_access import Cluster, eventually
-from cluster_jobs import claim, job, says, wait_for_pods
+from cluster_jobs import says, wait_for_pods
+from gangs_on_cluster import SMALL, admitted, gang, nodes, operator_of
 from operator_replica import Operator
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
@@ -22,42 +22,12 @@ VOLCANO = "podgroups.scheduling.volcano.sh"
 GPU = "example.com/gpu-of-test-gang"
 """A device that no other test of the node asks for."""
 GANGS = ("kueue", "volcano", "workload")
-SMALL = {"image": "localhost/ppojob/no-such-image:1", "resources": {"cpu": "10m"}}
 
 
 @pytest.fixture(scope="module")
 def operator(cluster, crd, tmp_path_factory) -> Iterator[Operator]:
-    volume, wanted = claim(cluster, "missing")
-    cluster.apply(volume, wanted)
-    folder = tmp_path_factory.mktemp("operators")
-    # No more rights than the chart grants for the gangs that are turned on.
-    rights = operator_rights.granting(cluster, *(f"gangs.{name}=true" for name in GANGS))
-    cluster.apply(*rights)
-    way_in = operator_rights.kubeconfig(cluster, folder)
-    gangs = ",".join(GANGS)
-    one = Operator(cluster, folder, "gangs", kubeconfig=way_in, GANGS=gangs)
-    yield one
-    one.end()
-    for each in (*rights, volume):
-        cluster.kubectl("delete", each["kind"], each["metadata"]["name"], "--wait=false")
-    # What was refused would be asked for again and again, and seen nowhere else.
-    assert "is forbidden: User" not in (folder / "gangs.log").read_text()
-
-
-def gang(name: str, scheduling: dict[str, Any], **spec: Any) -> dict[str, Any]:
-    return job(name, scheduling=scheduling, **{"pods": [SMALL], **spec})
-
-
-def nodes(cluster: Cluster, name: str) -> list[str]:
-    """Where the pods of a job are; empty for those that wait."""
-    selector = f"--selector=ppojob.dev/job={name}"
-    return [item["spec"].get("nodeName", "") for item in cluster.get("pods", selector)["items"]]
-
-
-def admitted(cluster: Cluster, name: str) -> dict[str, str]:
-    """The condition Admitted of a job."""
-    conditions = cluster.get("ppojob", name).get("status", {}).get("conditions", ())
-    return next((one for one in conditions if one["type"] == "Admitted"), {})
+    with operator_of(cluster, tmp_path_factory.mktemp("operators"), *GANGS) as one:
+        yield one
 
 
 def write_status(cluster: Cluster, kind: str, name: str, **status: Any) -> None:

@@ -26,13 +26,14 @@ def granting(cluster: Cluster, *values: str) -> list[dict[str, Any]]:
     ]
 
 
-def kubeconfig(cluster: Cluster, folder: Path) -> Path:
-    """The way to the API server with no rights but those of the operator's account."""
+def kubeconfig(cluster: Cluster, folder: Path, account: str = ACCOUNT, namespace: str = "") -> Path:
+    """The way to the API server with no rights but those of an account, the operator's or other."""
     yaml = YAML(typ="safe")
     config = yaml.load(cluster.folder / "kubeconfig")
-    token = cluster.kubectl("create", "token", ACCOUNT, "--duration=2h").strip()
+    where = (f"--namespace={namespace}",) if namespace else ()
+    token = cluster.kubectl("create", "token", account, "--duration=2h", *where).strip()
     (context,) = config["contexts"]
     config["users"] = [{"name": context["context"]["user"], "user": {"token": token}}]
-    path = folder / "kubeconfig"
+    path = folder / f"{account}.kubeconfig"
     yaml.dump(config, path)
     return path

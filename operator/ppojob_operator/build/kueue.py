@@ -144,18 +144,19 @@ def released(found: Manifest, time: str) -> dict[str, Any]:
     before = {one["type"]: one for one in status.get("conditions") or ()}
     evicted = before.get("Evicted", {})
     message = evicted.get("message", "")
-    is_requeued = evicted.get("reason") in _REQUEUED
+    reason = evicted.get("reason") or "Evicted"
     told = {
         "QuotaReserved": ("False", "Pending", message),
         "Admitted": ("False", "NoReservation", "The workload has no reservation"),
-        "Requeued": (str(is_requeued), evicted.get("reason") or "Evicted", message),
+        # Kueue takes a job back that is active again by `Deactivated` alone, not by its cause.
+        "Requeued": (str(reason in _REQUEUED), reason.partition("DueTo")[0], message),
     }
     if "Admitted" not in before:
         del told["Admitted"]
-    for name, (value, reason, words) in told.items():
+    for name, (value, why, words) in told.items():
         old = before.get(name, {})
         since = old["lastTransitionTime"] if old.get("status") == value else time
-        new = {"type": name, "status": value, "reason": reason, "message": words}
+        new = {"type": name, "status": value, "reason": why, "message": words}
         before[name] = {**old, **new, "lastTransitionTime": since}
     kept = {key: value for key, value in status.items() if key != "admission"}
     return {**found, "status": {**kept, "conditions": list(before.values())}}

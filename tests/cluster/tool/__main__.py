@@ -54,6 +54,13 @@ def _parser() -> argparse.ArgumentParser:
         "the time; a node that runs containers, and is up, does too",
     )
     up.set_defaults(run=lambda places, given: node.up(places, containers=not given.fake_node))
+    placing = commands.add_parser(
+        "placing", help="build Kueue or Volcano, which no node needs; prints the folder"
+    )
+    placing.add_argument("name", choices=[one.name for one in programs.PLACING])
+    placing.set_defaults(
+        run=lambda places, given: print(programs.build_placing(places, given.name))
+    )
     add("down", lambda places, _: node.down(places), "end the node; only what is cached stays")
 
     image = commands.add_parser("image", help="make images without a registry")

@@ -8,7 +8,7 @@ import hashlib
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import machine
@@ -33,6 +33,9 @@ class Program:
     aliases: tuple[str, ...] = ()  # of its one binary, which looks at the name it is called by
     stamped: str = ""  # a module whose version becomes that of Kubernetes itself
     stages: tuple[str, ...] = ()  # files of a module, joined into `<name>-stages.yaml`
+    # What a module ships to be applied, as `<name>.yaml`: a file, or a folder of kustomize. Only
+    # programs that no node needs have any; the keys of all others are as they were.
+    manifests: str = field(default="", repr=False)
 
     @property
     def source(self) -> Path:
@@ -41,7 +44,7 @@ class Program:
 
     def key(self) -> str:
         """Changes with anything that decides what is built."""
-        digest = hashlib.sha256(repr(self).encode())
+        digest = hashlib.sha256((repr(self) + self.manifests).encode())
         files = [self.source / name for name in ("go.mod", "go.sum")]
         for package in self.packages:
             files += sorted((self.source / package).glob("*.go"))
@@ -90,6 +93,11 @@ PROGRAMS = (
     ),
     Program("coredns", runs_containers=True),
 )
+PLACING = (
+    Program("kueue", packages=("tool",), manifests="config/default"),
+    Program("volcano", packages=("tool",), manifests="installer/volcano-development.yaml"),
+)
+"""What places pods beside Kubernetes itself: built only where a test asks for it by name."""
 
 
 def folder(places: Places, program: Program) -> Path:
@@ -111,6 +119,17 @@ def build(places: Places, *, containers: bool = True) -> None:
     _link(places)
 
 
+def build_placing(places: Places, name: str) -> Path:
+    """Build one of `PLACING`; answers its folder."""
+    (program,) = (one for one in PLACING if one.name == name)
+    build(places, containers=False)
+    if not folder(places, program).exists():
+        machine.require_go()
+        with step(f"build {name}"):
+            _build(places, program)
+    return folder(places, program)
+
+
 def _build(places: Places, program: Program) -> None:
     done = folder(places, program)
     # Renamed when whole: an interrupted build leaves nothing that looks built.
@@ -129,6 +148,8 @@ def _build(places: Places, program: Program) -> None:
         (part / alias).symlink_to(program.name)
     if program.stages:
         (part / f"{program.name}-stages.yaml").write_text(_stages(program))
+    if program.manifests:
+        (part / f"{program.name}.yaml").write_text(_manifests(places, program))
     part.rename(done)
 
 
@@ -147,15 +168,24 @@ def _stamps(program: Program) -> list[str]:
 
 def _stages(program: Program) -> str:
     """What kwok's fake nodes and pods go through: the YAML files that its module ships."""
-    module = call(
-        "go", "list", "-C", program.source, "-f", "{{.Module.Dir}}", *program.packages
-    ).strip()
-    files = [
-        file for stage in program.stages for file in sorted(Path(module, stage).glob("*.yaml"))
-    ]
+    module = _module(program)
+    files = [file for stage in program.stages for file in sorted((module / stage).glob("*.yaml"))]
     return "\n---\n".join(
         file.read_text() for file in files if not file.name.startswith("kustomization")
     )
+
+
+def _manifests(places: Places, program: Program) -> str:
+    path = _module(program) / program.manifests
+    if path.is_file():
+        return path.read_text()
+    return call(places.bin / "kubectl", "kustomize", path)
+
+
+def _module(program: Program) -> Path:
+    """Where Go keeps the module that the first of a program's packages is from."""
+    command = ("go", "list", "-C", program.source, "-f", "{{.Module.Dir}}", *program.packages)
+    return Path(call(*command).split()[0])
 
 
 def _link(places: Places) -> None:

@@ -156,16 +156,25 @@ def test_evicted_it_lets_pods_go_and_then_its_quota() -> None:
     assert not made(gone, "StatefulSet")
 
 
-def test_released_it_is_in_the_queue_again() -> None:
-    workload = admitted(queued_job(), EVICTED).manifest
+@pytest.mark.parametrize(
+    ("why", "requeued"),
+    [
+        ("Preempted", ("True", "Preempted")),
+        ("LocalQueueStopped", ("False", "LocalQueueStopped")),
+        # Kueue knows by this word alone that a job that is active again is to be taken back.
+        ("DeactivatedDueToAdmissionCheck", ("False", "Deactivated")),
+    ],
+)
+def test_released_it_is_in_the_queue_again_or_kueue_takes_it_back(why, requeued) -> None:
+    workload = admitted(queued_job(), ("Evicted", "True", why, "")).manifest
     after = released(workload, "2026-01-02T03:04:05Z")["status"]
     assert "admission" not in after
     said = {one["type"]: (one["status"], one["reason"]) for one in after["conditions"]}
     assert said == {
         "QuotaReserved": ("False", "Pending"),
         "Admitted": ("False", "NoReservation"),
-        "Evicted": ("True", "Preempted"),
-        "Requeued": ("True", "Preempted"),
+        "Evicted": ("True", why),
+        "Requeued": requeued,
     }
     again = child({**workload, "status": after})
     planned = look(queued_job(), seen(again))

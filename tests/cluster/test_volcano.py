@@ -1,0 +1,90 @@
+"""Volcano's own scheduler and controllers place the pods of a job: all of them or none."""
+
+import json
+from collections.abc import Iterator
+
+import node_gpus
+import pytest
+from cluster_access import Cluster, eventually
+from cluster_jobs import says, wait_for_pods
+from gangs_on_cluster import SMALL, admitted, gang, nodes, operator_of
+from placing_controllers import Volcano
+
+pytestmark = [pytest.mark.cluster, pytest.mark.placing, pytest.mark.timeout(3600)]
+
+GROUP = "podgroups.scheduling.volcano.sh"
+GPU = "example.com/gpu-of-test-volcano"
+"""A device that no other test of the node asks for."""
+
+
+@pytest.fixture(scope="module")
+def operator(cluster, crd, tmp_path_factory) -> Iterator[None]:
+    with (
+        Volcano(cluster, tmp_path_factory.mktemp("volcano")),
+        operator_of(cluster, tmp_path_factory.mktemp("operators"), "volcano"),
+    ):
+        yield
+        cluster.kubectl("delete", "ppojobs", "--all")
+
+
+def placed(cluster: Cluster, name: str, number: int) -> None:
+    """Wait until all pods of a job are on a node, and its status says so."""
+    eventually(lambda: len(nodes(cluster, name)) == number and all(nodes(cluster, name)))
+    eventually(lambda: admitted(cluster, name).get("status") == "True")
+
+
+def test_a_gang_is_placed_as_a_whole_by_volcanos_scheduler(cluster, operator):
+    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}, "reward": {"replicas": 2}}
+    whole = gang("whole", {"type": "volcano"}, roles=roles, pods=[{**SMALL, "gpuResource": GPU}])
+    with node_gpus.offered(cluster, 1, resource=GPU):
+        cluster.apply(whole)
+        wait_for_pods(cluster, "whole", 5)
+        says(cluster, "whole", "GangWaits")
+        eventually(lambda: "NotEnoughResources" in admitted(cluster, "whole")["message"])
+        # One of the two actors would find a place, and so would all other roles.
+        assert nodes(cluster, "whole") == [""] * 5
+    with node_gpus.offered(cluster, 2, resource=GPU):
+        placed(cluster, "whole", 5)
+        # The group is for those that come back as well.
+        cluster.kubectl("delete", "pod", "whole-reward-0", "--wait=false")
+        placed(cluster, "whole", 5)
+        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": True}}})
+        wait_for_pods(cluster, "whole", 0)
+        eventually(lambda: "NotFound" in cluster.outcome("get", GROUP, "ppojob-whole"))
+        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": False}}})
+        placed(cluster, "whole", 5)
+    cluster.kubectl("delete", "ppojob", "whole")
+    eventually(lambda: "NotFound" in cluster.outcome("get", GROUP, "ppojob-whole"))
+
+
+def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster, operator):
+    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}}
+    pods = [{**SMALL, "gpuResource": GPU}]
+    both = [gang(name, {"type": "volcano"}, roles=roles, pods=pods) for name in ("one", "two")]
+    with node_gpus.offered(cluster, 3, resource=GPU):
+        cluster.apply(*both)
+        eventually(lambda: any(any(nodes(cluster, name)) for name in ("one", "two")))
+        first = next(name for name in ("one", "two") if any(nodes(cluster, name)))
+        second = "two" if first == "one" else "one"
+        placed(cluster, first, 4)
+        says(cluster, second, "GangWaits")
+        assert nodes(cluster, second) == [""] * 4
+        cluster.kubectl("delete", "ppojob", first)
+        placed(cluster, second, 4)
+        cluster.kubectl("delete", "ppojob", second)
+
+
+def test_a_queue_takes_no_more_than_its_capability(cluster, operator):
+    head = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue"}
+    spec = {"weight": 1, "capability": {"cpu": "30m"}}
+    cluster.apply({**head, "metadata": {"name": "narrow"}, "spec": spec})
+    cluster.apply(gang("queued", {"type": "volcano", "volcano": {"queue": "narrow"}}))
+    wait_for_pods(cluster, "queued", 4)
+    says(cluster, "queued", "GangWaits")
+    eventually(lambda: "its queue has no room" in admitted(cluster, "queued")["message"])
+    assert nodes(cluster, "queued") == [""] * 4
+    wider = json.dumps({"spec": {"capability": {"cpu": "40m"}}})
+    kind = "queues.scheduling.volcano.sh"
+    cluster.kubectl("patch", kind, "narrow", "--type=merge", f"--patch={wider}")
+    placed(cluster, "queued", 4)
+    cluster.kubectl("delete", "ppojob", "queued")

@@ -1,0 +1,46 @@
+"""Jobs whose pods are placed together on a test cluster, and an operator with the rights for it."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import operator_rights
+from cluster_access import Cluster
+from cluster_jobs import claim, job
+from operator_replica import Operator
+
+SMALL = {"image": "localhost/ppojob/no-such-image:1", "resources": {"cpu": "10m"}}
+
+
+@contextmanager
+def operator_of(cluster: Cluster, folder: Path, *gangs: str) -> Iterator[Operator]:
+    """An operator with no more rights than the chart grants for the gangs that are turned on."""
+    volume, wanted = claim(cluster, "missing")
+    cluster.apply(volume, wanted)
+    rights = operator_rights.granting(cluster, *(f"gangs.{name}=true" for name in gangs))
+    cluster.apply(*rights)
+    way_in = operator_rights.kubeconfig(cluster, folder)
+    one = Operator(cluster, folder, "gangs", kubeconfig=way_in, GANGS=",".join(gangs))
+    yield one
+    one.end()
+    for each in (*rights, volume):
+        cluster.kubectl("delete", each["kind"], each["metadata"]["name"], "--wait=false")
+    # What was refused would be asked for again and again, and seen nowhere else.
+    assert "is forbidden: User" not in (folder / "gangs.log").read_text()
+
+
+def gang(name: str, scheduling: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    return job(name, scheduling=scheduling, **{"pods": [SMALL], **spec})
+
+
+def nodes(cluster: Cluster, name: str) -> list[str]:
+    """Where the pods of a job are; empty for those that wait."""
+    selector = f"--selector=ppojob.dev/job={name}"
+    return [item["spec"].get("nodeName", "") for item in cluster.get("pods", selector)["items"]]
+
+
+def admitted(cluster: Cluster, name: str) -> dict[str, str]:
+    """The condition Admitted of a job."""
+    conditions = cluster.get("ppojob", name).get("status", {}).get("conditions", ())
+    return next((one for one in conditions if one["type"] == "Admitted"), {})
