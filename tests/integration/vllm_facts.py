@@ -1,7 +1,7 @@
 """Run by test_vllm_engine.py in processes of its own: vLLM marks the process that imports it.
 
-Usage: vllm_facts.py FOLDER OUTPUT [--rank R --store FILE]: of one engine after the other, or what
-four ranks find with an engine each, and then with one for two of them.
+Usage: vllm_facts.py FOLDER OUTPUT [--rank R --ranks N --store FILE]: of one engine after
+the other, or what ranks find: four with an engine each, and then with one for two of them; and two.
 """
 
 import argparse
@@ -470,19 +470,22 @@ def own_engine(folder: Path, rank: int) -> dict[str, Any]:
     return facts
 
 
-def shared_engine(folder: Path) -> dict[str, Any]:
+def shared_engine(folder: Path, kind: str) -> dict[str, Any]:
     """What an engine of several ranks draws by the weights of an update, on this rank."""
-    facts: dict[str, Any] = {}
-    for kind in ("tied", "one key head"):  # which has a head of its own
-        trainer = AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32)
-        layout, rows = RolloutParallelism(tensor=2), requests()
-        with engine(folder / kind, "float32", parallelism=layout) as opened:
-            disturb(trainer, seed=1)
-            opened.load_weights(1, trainer.named_parameters())
-            done = generate(opened, rows)
-            again = rows_of(generate(opened, rows)) == rows_of(done)
-        found = summary(differences(trainer, rows, done, "float32"))
-        facts[kind] = {**found, "rows": rows_of(done), "again": again}
+    trainer = AutoModelForCausalLM.from_pretrained(folder / kind, dtype=torch.float32)
+    layout, rows = RolloutParallelism(tensor=2), requests()
+    with engine(folder / kind, "float32", parallelism=layout) as opened:
+        disturb(trainer, seed=1)
+        opened.load_weights(1, trainer.named_parameters())
+        done = generate(opened, rows)
+        again = rows_of(generate(opened, rows)) == rows_of(done)
+    found = summary(differences(trainer, rows, done, "float32"))
+    return {kind: {**found, "rows": rows_of(done), "again": again}}
+
+
+def shared_engines(folder: Path) -> dict[str, Any]:
+    """The same of a model with a head of its own, of experts, and of adapters."""
+    facts = shared_engine(folder, "one key head")
     for kind, ranks in (("cut experts", 1), ("dealt experts", 2)):
         shared = RolloutParallelism(tensor=2, expert=ranks)
         facts[kind] = told_experts(folder / "mixture", shared)
@@ -527,6 +530,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
     parser.add_argument("--rank", type=int)
+    parser.add_argument("--ranks", type=int)
     parser.add_argument("--store", type=Path)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
@@ -534,8 +538,13 @@ def main() -> None:
     dist = torch.distributed  # noqa: TID251  # the world of the role that the engine must respect
     if arguments.store:
         where = f"file://{arguments.store}"
-        dist.init_process_group("gloo", init_method=where, rank=arguments.rank, world_size=4)
-        facts = own_engine(arguments.folder, arguments.rank) | shared_engine(arguments.folder)
+        ranks = {"rank": arguments.rank, "world_size": arguments.ranks}
+        dist.init_process_group("gloo", init_method=where, **ranks)
+        if arguments.ranks == 4:
+            facts = own_engine(arguments.folder, arguments.rank)
+            facts |= shared_engine(arguments.folder, "tied")
+        else:
+            facts = shared_engines(arguments.folder)
     else:
         facts = all_facts(arguments.folder, arguments.output)
     facts["world after close"] = dist.is_initialized()

@@ -27,7 +27,7 @@ def test_the_controller_is_thin(start, tiny_job, tiny_data, tmp_path: Path):
     for tokens in (16, 32):
         output = tmp_path / str(tokens)
         data = {**tiny_data, "maxResponseTokens": tokens}
-        job = tiny_job(data=data, algorithm=ALGORITHM, rewards=rewards, steps={"total": 6})
+        job = tiny_job(data=data, algorithm=ALGORITHM, rewards=rewards, steps={"total": 3})
         start(job, output).succeed()
         steps = [record for record in run_folders.metrics(output) if record["step"] > 1]
         found[tokens] = (

@@ -73,6 +73,8 @@ FAMILIES = {
 }
 SHARED = ("2", "glm mixture", "gemma", "gemma 4 told")
 """Of these, plain layers, a mixture, tokens that see ahead, and layers told of tokens."""
+WHOLLY = "2"
+"""Of these, the one whose rows are drawn again, and begun again, by ranks that share an engine."""
 # A key head for each of two tensor ranks.
 HEADS = {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 SIZES = {**WIDE_HEADS, **HEADS, "initializer_range": 0.1}
@@ -230,7 +232,10 @@ class Watched:
         return {row.request_id: by_id[row.request_id] for row in rows}
 
 
-def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str, Any]:
+def facts_of(
+    folder: Path, kind: type[PreTrainedModel], tensor: int, *, wholly: bool
+) -> dict[str, Any]:
+    """`wholly`: also of what a family's weights have no part in, once ranks share an engine."""
     whole = saved(folder, kind)
     form, told = read_form(folder), partial(whole_logprobs, whole, folder)
     assert form is not None
@@ -251,6 +256,10 @@ def facts_of(folder: Path, kind: type[PreTrainedModel], tensor: int) -> dict[str
     facts["prompts"] = all(watched.prompts)
     facts["cached turns"] = [watched.cached[name] for name in turns]
     facts["later"] = largest(told, [watched.asked[name] for name in turns], turns.values())
+    if not wholly:
+        facts["update"] = of_update(watched, whole, folder, rows)
+        watched.engine.close()
+        return facts
     others = [replace(row, pictures=packed([YELLOW])) for row in rows[6:9]]
     facts["another picture"] = largest(told, others, drawn[6:9])
     # Where the tower has seen these pictures before, in other company.
@@ -285,6 +294,19 @@ def facts_of_videos(watched: Watched, whole: PreTrainedModel, form: PictureForm)
     }
 
 
+def of_update(
+    watched: Watched, whole: PreTrainedModel, folder: Path, rows: Sequence[Request]
+) -> float:
+    """What is drawn by other weights."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for weight in language_model_of(whole).parameters():
+            weight.add_(0.02 * torch.randn(weight.shape))
+    watched.engine.sleep()
+    load(watched.engine, 2, whole)
+    return largest(partial(whole_logprobs, whole, folder), rows, watched.phase(rows))
+
+
 def facts_of_updates(
     watched: Watched,
     whole: PreTrainedModel,
@@ -294,14 +316,7 @@ def facts_of_updates(
 ) -> dict[str, Any]:
     """Of other weights, and of the first ones again."""
     before = [weight.clone() for weight in language_model_of(whole).parameters()]
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for weight in language_model_of(whole).parameters():
-            weight.add_(0.02 * torch.randn(weight.shape))
-    watched.engine.sleep()
-    load(watched.engine, 2, whole)
-    told = partial(whole_logprobs, whole, folder)
-    update = largest(told, rows, watched.phase(rows))
+    update = of_update(watched, whole, folder, rows)
     with torch.no_grad():
         for weight, old in zip(language_model_of(whole).parameters(), before, strict=True):
             weight.copy_(old)
@@ -353,7 +368,12 @@ def main() -> None:
         dist.init_process_group("gloo", init_method=where, rank=arguments.rank, world_size=2)
     tensor = 2 if arguments.store else 1
     names = SHARED if arguments.store else FAMILIES
-    facts = {name: facts_of(arguments.folder / name, FAMILIES[name], tensor) for name in names}
+    facts = {
+        name: facts_of(
+            arguments.folder / name, FAMILIES[name], tensor, wholly=tensor == 1 or name == WHOLLY
+        )
+        for name in names
+    }
     arguments.output.write_text(json.dumps(facts), encoding="utf-8")
     if arguments.store:
         dist.destroy_process_group()

@@ -39,9 +39,11 @@ _OF_RANKS = (
     "ppojob_trainer.workers.actor_rollout",
     "ppojob_trainer.controller.main",
 )
+_OF_VLLM = ("ppojob_trainer.rollout.vllm_engine", "vllm.v1.worker.cpu_worker")
+"""The latter an engine would load as it starts, in each fork."""
 LOADED: Final = {
     "fork-server": _OF_RANKS,
-    "vllm-fork-server": (*_OF_RANKS, "ppojob_trainer.rollout.vllm_engine"),
+    "vllm-fork-server": (*_OF_RANKS, *_OF_VLLM),
     "supervisor-server": ("ppojob_trainer.supervisor.main",),
 }
 """What each server loads."""
