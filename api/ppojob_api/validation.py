@@ -108,6 +108,7 @@ def warnings(job: PPOJob) -> list[Problem]:
         schedule.after_the_end,
         schedule.ranks_without_work,
         schedule.engines_without_prompts,
+        schedule.validation_without_scores,
     )
     return [problem for find in told for problem in find(job)]
 

@@ -173,6 +173,18 @@ def engines_without_prompts(job: PPOJob) -> Iterator[Problem]:
         yield Problem(where, shown(prompts), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
+def validation_without_scores(job: PPOJob) -> Iterator[Problem]:
+    """Held-out prompts whose responses nothing scores: they are drawn and kept, and no more."""
+    spec = job.spec
+    draws = spec.steps.trains and spec.algorithm.given is None
+    if spec.data.validation and draws and not spec.is_scored:
+        where, allowed = "spec.data.validation", "rewards, or a rewardModel, or remove it"
+        why = "their responses are drawn, and nothing scores them, so val/ has no scores"
+        yield Problem(
+            where, f"{len(spec.data.validation)} items", why, allowed, ReasonCode.NO_EFFECT
+        )
+
+
 def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
     """Steps of a good job with so many training prompts; each pass draws whole batches of them.
 

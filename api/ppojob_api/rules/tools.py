@@ -22,6 +22,11 @@ TOOL_RULES = rules(
         && !self.algorithm.certaintyReward.besideScores
     must: self.agent.toolRewards == 'tell'
 
+    spec | agent.toolRewards | NoEffect | here
+        a teacher is learnt from, and no reward; tell
+    when: has(self.agent) && self.algorithm.type == 'distillation'
+    must: self.agent.toolRewards == 'tell'
+
     spec.agent | cutTurns | NoEffect | here
         nothing but turnTokens cuts a turn before the row ends; turnTokens, or end
     when: self.cutTurns == 'go_on'

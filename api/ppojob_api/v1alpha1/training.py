@@ -410,6 +410,8 @@ class DataSpec(Section):
             train=self.demonstrations,
             prompt_key=self.demonstration_prompt_key or self.prompt_key,
             answer_key=self.demonstration_answer_key,
+            demonstration_prompt_key=self.demonstration_prompt_key,
+            demonstration_answer_key=self.demonstration_answer_key,
             **{name: getattr(self, name) for name in _OF_ALL_ROWS},
         )
 

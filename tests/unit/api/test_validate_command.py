@@ -229,6 +229,13 @@ def test_engines_that_draw_nothing_are_told(files: Path, ranks: int, tensor: int
     assert not idle or f"so {idle} of them draw none" in str(told[0])
 
 
+@pytest.mark.parametrize("rewards", ["[]", "[{function: gsm8k}]"])
+def test_a_validation_that_nothing_scores_is_told(files: Path, rewards: str) -> None:
+    changes = ["spec.algorithm.certaintyReward={}", f"spec.rewards={rewards}"]
+    told = warnings(load_job(files / "one.yaml", changes))
+    assert [one.where for one in told] == ["spec.data.validation"] * (rewards == "[]")
+
+
 def test_earlier_scores_that_a_run_never_reads_are_told(files: Path) -> None:
     """Of 320 rows 20 steps of 16 prompts draw each once."""
     spo = "spec.algorithm.type=spo"

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 import torch
+from family_models import FAMILY_MODELS
 from lone_role import pod_of
 from tiny_models import save_model
 
@@ -53,6 +54,14 @@ def test_a_device_that_is_too_small_is_refused_before_anything_is_loaded(config:
     assert line.endswith(
         "; more ranks, larger devices, a smaller model, or on GPUs roles.*.offload"
     )
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "qwen3_moe"])
+def test_four_bits_are_no_remedy_where_they_are_refused(config: RunConfig, family: str) -> None:
+    made, options = FAMILY_MODELS[family]
+    save_model(Path(config.spec.model.path), made, **options)
+    (line,) = refusals(config, DeviceFacts("a GPU", 1))
+    assert ("nf4" in line) is (family == "llama")
 
 
 def test_a_gpu_without_bfloat16_is_refused_for_each_field(config: RunConfig) -> None:

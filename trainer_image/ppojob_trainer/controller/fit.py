@@ -31,6 +31,7 @@ from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepT
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller import known_values
 from ppojob_trainer.controller.batch import Batch
+from ppojob_trainer.controller.cache_signal import CacheSignal
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
 from ppojob_trainer.controller.learning_signal import LearningSignal
@@ -104,6 +105,7 @@ class Loop:
     tell_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
     _signal: LearningSignal = field(default_factory=LearningSignal)
+    _cache_signal: CacheSignal = field(default_factory=CacheSignal)
     _is_begun: bool = False  # whether ranks may be in the middle of the step behind the state
 
     def fit(self) -> Progress:
@@ -232,6 +234,8 @@ class Loop:
             learnt = result.scores if self.spec.algorithm.learns_scores else None
             if (told := self._signal.warning(step, zero, learnt)) is not None:
                 _log.warning("%s", told)
+        if (told := self._cache_signal.warning(step, result.batch.counts)) is not None:
+            _log.warning("%s", told)
         self._log_samples(result.batch, step)
         metrics = training_metrics(
             result,

@@ -13,6 +13,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from pydantic.alias_generators import to_camel
+
 from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataSpec
@@ -28,11 +30,23 @@ GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
 AGENT_COLUMN = "agent_name"
 INTERACTION = "interaction_kwargs"
 """Entry of extra_info: the simulated user of a row, and what it is told."""
-COLUMNS_ALLOWED = (
-    "a column of that name, or the name of another in spec.data (promptKey, answerKey, chosenKey, "
-    "rejectedKey, marginKey, labelKey, teacherPromptKey, guidanceKey, demonstrationPromptKey, "
-    "demonstrationAnswerKey, dataSourceKey, or dataSource for all rows)"
-)
+
+
+def allowed_columns(spec: DataSpec | None, name: str) -> str:
+    """What is allowed in the place of a column that is missing, by the field that names it."""
+    if spec is None:
+        return "a column of that name, or the name of another in spec.data"
+    # Their keys are not those of a job's other rows.
+    of_demonstrations = () if spec.demonstrations else ("demonstration",)
+    keys = [key for key in DataSpec.model_fields if key.endswith("_key")]
+    named = [key for key in keys if str(getattr(spec, key)).partition(".")[0] == name]
+    fields = [key for key in named if key.startswith(of_demonstrations)]
+    fields = fields or [key for key in named if not key.startswith("demonstration")]
+    if not fields:  # an answer has a name by default
+        fields = ["template_columns" if name in spec.template_columns else "answer_key"]
+    told = " or ".join(f"spec.data.{to_camel(field)}" for field in fields)
+    others = ", or spec.data.dataSource for all rows" if "data_source_key" in fields else ""
+    return f"a column of that name, or the name of another in {told}{others}"
 
 
 def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple[str, ...]:
@@ -91,7 +105,7 @@ def read_row(
     required = required_columns(spec)
     for name in required:
         if name not in row:
-            raise _no_such_column(row, name)
+            raise _no_such_column(row, name, spec)
     others = row.keys() - set(required) if spec.answer_key else set()
     others -= {name for name in media if row.get(name) is not None}
     for name, cell in row.items():
@@ -124,7 +138,7 @@ def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
     key = spec.teacher_prompt_key
     if key is None:
         return None
-    found = as_prompt(cell_of(row, key), key, spec)
+    found = as_prompt(cell_of(row, key, spec), key, spec)
     if isinstance(found, str) is not isinstance(prompt, str):
         own, other = ("text", "messages") if isinstance(found, str) else ("messages", "text")
         why, allowed = f"{spec.prompt_key} is {other}", f"{other}, as the policy reads"
@@ -132,7 +146,7 @@ def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
     return found
 
 
-def cell_of(row: Row, key: str) -> object:
+def cell_of(row: Row, key: str, spec: DataSpec | None = None) -> object:
     """A cell, or an entry of one that is a struct: `extra_info.question`.
 
     Raises:
@@ -140,7 +154,7 @@ def cell_of(row: Row, key: str) -> object:
     """
     name, *path = [key] if key in row else key.split(".")
     if name not in row:
-        raise _no_such_column(row, name)
+        raise _no_such_column(row, name, spec)
     cell: object = row[name]
     if isinstance(cell, DataProblem):
         raise BadCell(name, cell.got, cell.why, cell.allowed)
@@ -152,9 +166,9 @@ def cell_of(row: Row, key: str) -> object:
     return cell
 
 
-def _no_such_column(row: Row, name: str) -> BadCell:
+def _no_such_column(row: Row, name: str, spec: DataSpec | None) -> BadCell:
     why = f"the columns are {', '.join(map(str, row)) or 'none'}"
-    return BadCell(name, "no such column", why, COLUMNS_ALLOWED)
+    return BadCell(name, "no such column", why, allowed_columns(spec, name))
 
 
 def known_scores(row: Row, info: Mapping[str, Json], name: str) -> tuple[float, ...]:

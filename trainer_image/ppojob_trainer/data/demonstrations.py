@@ -50,14 +50,14 @@ def read_demonstration(
         BadCell: a cell is missing or wrong; the first one.
     """
     if spec.answer_key is not None:
-        prompt = as_prompt(cell_of(row, spec.prompt_key), spec.prompt_key, spec)
-        answer = cell_of(row, spec.answer_key)
+        prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
+        answer = cell_of(row, spec.answer_key, spec)
         if not isinstance(answer, str):
             why, allowed = "the answer that is learnt is text", "text"
             raise BadCell(spec.answer_key, shown(answer), why, allowed)
         messages: list[Message] = [{"role": ASSISTANT, "content": answer}]
     else:
-        prompt, messages = _parted(cell_of(row, spec.prompt_key), spec.prompt_key)
+        prompt, messages = _parted(cell_of(row, spec.prompt_key, spec), spec.prompt_key)
     return *given_row(row, prompt, spec), [messages]
 
 

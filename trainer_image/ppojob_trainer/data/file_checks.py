@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
-from ppojob_trainer.data.columns import COLUMNS_ALLOWED, read_columns, required_columns
+from ppojob_trainer.data.columns import allowed_columns, read_columns, required_columns
 from ppojob_trainer.data.formats import ParquetRows, RowFile, open_json
 from ppojob_trainer.data.made_rows import MadeRows
 from ppojob_trainer.data.problems import DataProblem
@@ -71,7 +71,7 @@ def open_files(
     columns = read_columns(spec, has_agents=has_agents, given=given, media=media)
     required = required_columns(spec, given=given)
     for path in paths:
-        yield open_row_file(path, columns, required, file)
+        yield open_row_file(path, columns, required, file, spec)
 
 
 def open_row_file(
@@ -79,6 +79,7 @@ def open_row_file(
     read: tuple[str, ...] | None = None,
     required: tuple[str, ...] = (),
     file: DataFile | None = None,
+    spec: DataSpec | None = None,
 ) -> RowFile | DataProblem:
     """Open a data file, or say why it cannot be used.
 
@@ -88,6 +89,7 @@ def open_row_file(
         required: columns without which it is refused.
         file: what the job says of it; format "auto" goes by the ending, parquet where that tells
             nothing. None where no job names it: such a file is not run.
+        spec: the fields that name the columns.
     """
     try:
         with open(path, "rb"):
@@ -120,7 +122,7 @@ def open_row_file(
         return ParquetRows(path, opened, columns)
     opened.close()
     where, why = f"{path}:{missing}", f"the columns are {listed_columns(found)}"
-    return DataProblem(where, "no such column", why, COLUMNS_ALLOWED)
+    return DataProblem(where, "no such column", why, allowed_columns(spec, missing))
 
 
 def listed_columns(names: Sequence[str]) -> str:

@@ -48,9 +48,9 @@ def read_pair(
         BadCell: a cell is missing or wrong; the first one.
     """
     keys = spec.chosen_key, spec.rejected_key
-    chosen, rejected = (_messages(cell_of(row, key), key) for key in keys)
+    chosen, rejected = (_messages(cell_of(row, key, spec), key) for key in keys)
     if chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
-        prompt = as_prompt(cell_of(row, spec.prompt_key), spec.prompt_key, spec)
+        prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
     else:
         common = _common(chosen, rejected, spec)
         prompt, chosen, rejected = (
@@ -66,12 +66,12 @@ def read_pair(
         _check_turns(answer, key, prompt)
     found, difficulty = given_row(row, prompt, spec)
     if spec.margin_key is not None:
-        found = replace(found, ground_truth=_margin(row, spec.margin_key))
+        found = replace(found, ground_truth=_margin(row, spec.margin_key, spec))
     return found, difficulty, [chosen, rejected]
 
 
-def _margin(row: Row, key: str) -> float:
-    margin = cell_of(row, key)
+def _margin(row: Row, key: str, spec: DataSpec) -> float:
+    margin = cell_of(row, key, spec)
     if isinstance(margin, int | float) and not isinstance(margin, bool) and 0 <= margin <= _MOST:
         return float(margin)
     why, allowed = "the rewards of the pair are to differ by it", f"a number from 0 to {_MOST}"
@@ -84,16 +84,16 @@ def read_labelled(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequ
     Raises:
         BadCell: a cell is missing or wrong; the first one.
     """
-    prompt = as_prompt(cell_of(row, spec.prompt_key), spec.prompt_key, spec)
+    prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
     if not isinstance(prompt, str):
         refuse_calls(prompt, spec.prompt_key)
     (key,) = spec.answer_columns("kto")
-    answer = _messages(cell_of(row, key), key)
+    answer = _messages(cell_of(row, key, spec), key)
     if (role := answer[0]["role"]) != ASSISTANT:
         why, allowed = f"it answers {spec.prompt_key}", f"text, or messages from {ASSISTANT} on"
         raise BadCell(f"{key}[0].role", shown(role), why, allowed)
     _check_turns(answer, key, prompt)
-    label = cell_of(row, spec.label_key)
+    label = cell_of(row, spec.label_key, spec)
     if label not in (False, True):
         why, allowed = "it says whether the answer is good", "true or false, or 1 or 0"
         raise BadCell(spec.label_key, shown(label), why, allowed)

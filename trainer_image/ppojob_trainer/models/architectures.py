@@ -127,6 +127,11 @@ class Sizes:
         return FAMILIES[self.model_type].uncut or (self.mixture.uncut if self.mixture else "")
 
     @property
+    def takes_nf4(self) -> bool:
+        """Whether matrices may be kept in four bits beside adapters."""
+        return self.mixture is None and not self.in_first
+
+    @property
     def in_first(self) -> int:
         """Dimensions of those weights that have their inputs first: 2 or 3, as stacks; or 0."""
         if FAMILIES[self.model_type].is_in_first:

@@ -21,7 +21,7 @@ from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import JUDGE
 from ppojob_trainer.models.mixtures import ALIGNED
 from ppojob_trainer.models.mtp_forms import MTP_FORMS, is_mtp_weight, mtp_layer_count
-from ppojob_trainer.models.problems import ModelReason
+from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import read_weights
 
 NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"})
@@ -223,7 +223,9 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
     hears = sound_form_of(form) is not None
     if sizes is None or not (form is None or hears or isinstance(form, OwnSizes)):
         return
-    why = f"a model of {sizes.model_type} sees no pictures"
+    config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
+    kind = sizes.model_type if isinstance(config, Problem) else config.get("model_type")
+    why = f"a model of {kind} sees no pictures"
     if hears:
         sees = isinstance(form, PictureForm)
         if sees:
@@ -232,7 +234,7 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         why = f"{folder} hears sounds by an encoder that stays as it is, and {beside}"
     elif form is not None:
         del said["spec.model.freezeVisionTower"]
-        why = f"a model of {sizes.model_type} sees pictures as large as its processor says"
+        why = f"a model of {kind} sees pictures as large as its processor says"
     elif reason := why_shown_none(Path(folder)):
         why = f"{reason}, so it is shown none"
     for where, value in said.items():
@@ -385,8 +387,7 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
         for layer in range(sizes.layers)
         for name in linear_layers(sizes, layer)
     }
-    has_other_matrices = sizes.mixture is not None or sizes.in_first
-    if lora.base_type is not None and has_other_matrices:
+    if lora.base_type is not None and not sizes.takes_nf4:
         kind = "mixture of experts" if sizes.mixture else "model"
         yield Problem(
             f"{where}.baseType",

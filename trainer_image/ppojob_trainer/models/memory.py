@@ -260,8 +260,10 @@ def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[s
 
 def smaller_models(spec: PPOJobSpec) -> str:
     """What to choose where models are too large."""
-    lora = spec.model.lora
-    if lora is not None and lora.base_type is not None:
+    lora, sizes = spec.model.lora, sizes_of(spec.model.path)
+    has_it = lora is not None and lora.base_type is not None
+    is_cut = spec.roles.actor_rollout.parallelism.tensor > 1
+    if has_it or is_cut or (sizes is not None and not sizes.takes_nf4):
         return "a smaller model"
     return "a smaller model, model.lora with baseType: nf4 (frozen weights in four bits)"
 

@@ -345,12 +345,13 @@ def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(
     data |= {"maxPicturePixels": 4000, "minPicturePixels": 1000}
     model = {"path": str(folder / "model"), "freezeVisionTower": False}
     manifest = tiny_jobs.write_manifest(folder / "job", folder, data=data, model=model)
-    found = [
-        (one.where, one.reason_code) for one in check_layouts(resolve(load_job(manifest)).spec)
-    ]
+    found = [*check_layouts(resolve(load_job(manifest)).spec)]
     fields = ("spec.data.maxPicturePixels", "spec.data.minPicturePixels")
     expected = [(field, ReasonCode.NO_EFFECT) for field in fields]
-    assert found == ([] if kind == "seeing" else expected)
+    told = [(one.where, one.reason_code) for one in found]
+    assert told == ([] if kind == "seeing" else expected)
+    its_type = json.loads((folder / "model" / "config.json").read_text())["model_type"]
+    assert all(one.why.startswith(f"a model of {its_type} sees") for one in found)
 
 
 @pytest.mark.parametrize("gpus", [0, 1])
