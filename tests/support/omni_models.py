@@ -101,7 +101,10 @@ def save_omni_model(
         thinker = whole.thinker
     else:
         whole = thinker = thinking(thinking.config_class(**config))
-    for weight in (*thinker.audio_tower.parameters(), *thinker.visual.parameters()):
+    drawn = [*thinker.audio_tower.parameters(), *thinker.visual.parameters()]
+    if speaks and kind == "3":  # of whose experts transformers draws none
+        drawn += whole.talker.parameters()
+    for weight in drawn:
         weight.data.normal_(std=0.3)
     if speaks and kind == "3":  # transformers leaves experts that speak as memory was
         for name, weight in whole.talker.named_parameters():

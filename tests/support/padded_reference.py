@@ -253,7 +253,7 @@ def as_the_whole(
     found = gradients(whole, (factors * expected).sum())
     inner = {name.removeprefix("model."): found[name] for name in found if name != HEAD}
     # A thinker's is its text alone, by whose type no files are known.
-    of_files = whole if whole.config.model_type in FAMILIES else whole.model
+    of_files = whole.model if whole.model.config.model_type in FAMILIES else whole
     theirs = {
         f"model.{_of_files(name).removeprefix('model.')}": one
         for name, one in as_in_files(of_files, inner).items()
