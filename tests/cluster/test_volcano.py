@@ -81,7 +81,7 @@ def test_a_queue_takes_no_more_than_its_capability(cluster, operator):
     cluster.apply(gang("queued", {"type": "volcano", "volcano": {"queue": "narrow"}}))
     wait_for_pods(cluster, "queued", 4)
     says(cluster, "queued", "GangWaits")
-    eventually(lambda: "its queue has no room" in admitted(cluster, "queued")["message"])
+    eventually(lambda: "NotEnoughResources" in admitted(cluster, "queued")["message"])
     assert nodes(cluster, "queued") == [""] * 4
     wider = json.dumps({"spec": {"capability": {"cpu": "40m"}}})
     kind = "queues.scheduling.volcano.sh"

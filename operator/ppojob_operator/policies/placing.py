@@ -182,7 +182,4 @@ def _words(group: Child) -> str:
             status.get("conditions") or (), key=lambda one: one.get("lastTransitionTime", "")
         )
     ]
-    if not said and status.get("phase") == "Pending":
-        # Volcano tells the reason in an Event of the PodGroup alone.
-        return "its PodGroup is Pending: its queue has no room for what all pods ask for, so far"
     return inert(said[-1]) if said else "not looked at by the scheduler yet"

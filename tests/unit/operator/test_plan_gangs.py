@@ -106,15 +106,6 @@ def test_admitted_means_that_pods_have_a_place(scheduling: dict[str, Any]) -> No
     assert admission_of(placed, job)[:2] == ("True", "Placed")
 
 
-def test_a_group_that_its_queue_has_not_let_in_says_so() -> None:
-    job = make_job(scheduling=VOLCANO)
-    (group,) = gang_of(job)
-    for phase, words in (("Pending", "its queue has no room"), ("Inqueue", "not looked at")):
-        told = {**group.manifest, "status": {"phase": phase}}
-        there = seen(dataclasses.replace(group, manifest=told), pods=four_pods())
-        assert words in admission_of(look(job, there), job)[2]
-
-
 @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
 def test_pods_that_are_placed_anew_give_the_job_no_more_time(scheduling: dict[str, Any]) -> None:
     job = make_job(scheduling=scheduling)
