@@ -60,6 +60,7 @@ async def call(messages):
         assert choice["message"]["content"] in (None, "Let me see. ")
         for one in choice["message"]["tool_calls"]:
             told = json.loads(one["function"]["arguments"])
+            one["function"]["arguments"] = json.dumps(told, separators=(",", ":"))  # as JavaScript
             total = str(told["a"] + told["b"])
             messages.append({"role": "tool", "tool_call_id": one["id"], "content": total})
 
@@ -75,6 +76,9 @@ def refused(messages, **asked):
 
 def elsewhere(messages):
     urllib.request.urlopen(ADDRESS.replace("chat/", ""), b"{}")
+
+def lists(messages):
+    urllib.request.urlopen(ADDRESS.replace("chat/completions", "models"))
 
 def fickle(messages):
     ask(messages)
@@ -120,7 +124,7 @@ def loop(messages):
     yield
 '''
 NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
-NAMES += ("exits", "odd", "both", "gathered", "shorter")
+NAMES += ("exits", "odd", "both", "gathered", "shorter", "lists")
 
 
 def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
@@ -273,6 +277,7 @@ def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm
     [
         ("idle", 0, "raised", "got its end: a program asks the model at least once"),
         ("elsewhere", 0, "raised", "HTTPError: HTTP Error 404"),
+        ("lists", 0, "raised", "HTTPError: HTTP Error 404"),
         ("fickle", 2, "raised", "the same requests each time"),
         ("shorter", 2, "raised", "got its end: where it asked on before"),
         ("dies", 1, "died", "ended without an answer"),

@@ -16,7 +16,7 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -34,6 +34,7 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.cache_signal import CacheSignal
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
+from ppojob_trainer.controller.failure_signal import FailureSignal
 from ppojob_trainer.controller.learning_signal import LearningSignal
 from ppojob_trainer.controller.position import changes, without_tables
 from ppojob_trainer.controller.progress import Reporter
@@ -106,6 +107,7 @@ class Loop:
     _unvalidated: StepTrained | None = None
     _signal: LearningSignal = field(default_factory=LearningSignal)
     _cache_signal: CacheSignal = field(default_factory=CacheSignal)
+    _failure_signal: FailureSignal = field(default_factory=FailureSignal)
     _is_begun: bool = False  # whether ranks may be in the middle of the step behind the state
 
     def fit(self) -> Progress:
@@ -229,13 +231,6 @@ class Loop:
         except (RewardFailed, SamplerFailed) as failure:
             raise self._after_checkpoint(failure, progress) from failure
         self.records.keep_advantages(result, step)
-        if result.advantaged is not None:
-            zero = result.advantaged.zero_signal_groups
-            learnt = result.scores if self.spec.algorithm.learns_scores else None
-            if (told := self._signal.warning(step, zero, learnt)) is not None:
-                _log.warning("%s", told)
-        if (told := self._cache_signal.warning(step, result.batch.counts)) is not None:
-            _log.warning("%s", told)
         self._log_samples(result.batch, step)
         metrics = training_metrics(
             result,
@@ -245,6 +240,7 @@ class Loop:
             is_given=self.spec.algorithm.given is not None,
             is_scored=self.spec.is_scored,
         )
+        self._warn(step, result, metrics)
         metrics |= self._kl_metrics(coefficients.kl, result)
         rows, supervised = step_rows(result), self.training.supervised
         trained = msgspec.structs.replace(
@@ -272,6 +268,19 @@ class Loop:
         caller.traffic = Traffic()
         seconds = progress.seconds + times.step_seconds
         return msgspec.structs.replace(trained, seconds=seconds), metrics
+
+    def _warn(self, step: int, result: StepResult, metrics: Mapping[str, float]) -> None:
+        """Tell of a step that is done, and from which less is learnt than somebody may think."""
+        told = [
+            self._cache_signal.warning(step, result.batch.counts),
+            self._failure_signal.warning(step, metrics.get("tool/failed_share", 0.0)),
+        ]
+        if result.advantaged is not None:
+            zero = result.advantaged.zero_signal_groups
+            learnt = result.scores if self.spec.algorithm.learns_scores else None
+            told.append(self._signal.warning(step, zero, learnt))
+        for warning in filter(None, told):
+            _log.warning("%s", warning)
 
     def _go_to(self, progress: Progress) -> None:
         """Draw what comes behind a state."""

@@ -205,6 +205,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(told)
 
+    do_GET = do_POST  # told what is served here, in place of a status that clients try again on
+
     def log_message(self, *_: object) -> None:
         """Say nothing of requests."""
 

@@ -4,6 +4,7 @@ What cannot be done as it is asked is refused, in one line: a program that asks 
 temperature than the job's would otherwise be trained on what it did not ask for.
 """
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
@@ -71,8 +72,8 @@ def read_request(
 def read_message(message: object) -> Message:
     """A message in the one form in which messages are kept and compared.
 
-    Clients hand back what they were told with keys of their own that say nothing, and texts as
-    parts.
+    Clients hand back what they were told with keys of their own that say nothing, texts as parts,
+    and arguments of calls with other spaces.
 
     Raises:
         BadResult: it is none, or says what no model here reads.
@@ -155,7 +156,17 @@ def _call(call: object) -> Message:
     if not isinstance(function, dict):
         raise _refused(f"call {shown(call)}", 'it has id and function, {"name": ..., "arguments"}')
     told = {key: _text(function.get(key), key) for key in ("name", "arguments")}
+    told["arguments"] = _arguments(told["arguments"])
     return {"id": _text(one.get("id"), "id"), "type": "function", "function": told}
+
+
+def _arguments(text: str) -> str:
+    """Arguments with the spaces of `json.dumps`: many clients read them, and write them anew."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    return encodable(json.dumps(value, ensure_ascii=False)) if isinstance(value, dict) else text
 
 
 def _tool(tool: Json) -> Message:
