@@ -19,7 +19,7 @@ from ppojob_trainer.tools.pool import ToolPool
 
 PROMPT = [{"role": "user", "content": "What is 1 + 2?"}]
 PROGRAMS = '''
-import asyncio, json, os, random, sys, threading, time, urllib.error, urllib.request
+import asyncio, json, os, random, subprocess, sys, threading, time, urllib.error, urllib.request
 
 ADDRESS = os.environ["OPENAI_BASE_URL"] + "/chat/completions"  # read when the file is imported
 ADD = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": {
@@ -80,6 +80,13 @@ def elsewhere(messages):
 def lists(messages):
     urllib.request.urlopen(ADDRESS.replace("chat/completions", "models"))
 
+def leaves(messages):
+    """Starts what does not end with its group."""
+    started = subprocess.Popen(["sleep", "100"], start_new_session=True)
+    with open(__file__ + ".started", "a") as file:
+        file.write(f"{started.pid}\\n")
+    ask(messages)
+
 def fickle(messages):
     ask(messages)
     ask([user(str(random.random()))])
@@ -124,7 +131,7 @@ def loop(messages):
     yield
 '''
 NAMES = ("talk", "call", "again", "refused", "elsewhere", "fickle", "hasty", "idle", "dies")
-NAMES += ("exits", "odd", "both", "gathered", "shorter", "lists")
+NAMES += ("exits", "odd", "both", "gathered", "shorter", "lists", "leaves")
 
 
 def agent(path: Path, *names: str, **more: Any) -> AgentSpec:
@@ -295,6 +302,13 @@ def test_what_goes_wrong_ends_the_row(
     assert (row.answers[-1].failure, episode.state.is_over) == (failure, True)
     assert words in row.answers[-1].text
     assert (episode.figures.tool_failures, episode.state.turns) == (1, max(1, turns))
+
+
+@pytest.mark.processes
+def test_what_a_program_has_started_ends_with_each_run(form: ChatForm, pool: ToolPool, file: Path):
+    Row(form, agent(file, *NAMES), "leaves").play(pool, "So.")
+    started = Path(f"{file}.started").read_text().split()
+    assert [Path("/proc", number).exists() for number in started] == [False, False]
 
 
 @pytest.mark.processes

@@ -15,12 +15,13 @@ import resource
 import select
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from ppojob_trainer.children.frames import read_frame, write_frame
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+_ID_BYTES = 4
 SIGNALLED_STATUS = 128
 """The guardian ends with this plus the number of the signal that ended the worker."""
 
@@ -57,6 +58,40 @@ def run_program(arguments: list[str]) -> int:
     if program == 0:
         os.execvp(arguments[1], arguments[1:])
     return _watch(program, end_pipe)
+
+
+@contextlib.contextmanager
+def guarded(run: Callable[[int], None]) -> Iterator[tuple[int, int]]:
+    """Run a call in a process that is forked from this one, with a guardian of its own.
+
+    The call gets the descriptor that it writes to; the block gets the id of its process, and the
+    descriptor where that is read. Behind the block both processes are gone, with all that they have
+    started.
+    """
+    (read, write), (end_pipe, end) = os.pipe(), os.pipe()
+    flush()
+    guardian = os.fork()
+    if guardian == 0:
+        try:
+            os.close(end)
+            worker = _forked(end_pipe)
+            if worker == 0:
+                os.write(write, os.getpid().to_bytes(_ID_BYTES))
+                run(write)
+                flush()
+            else:
+                os.close(write)
+                _watch(worker, end_pipe)
+        finally:
+            os._exit(0)
+    os.close(write)
+    os.close(end_pipe)
+    try:
+        yield int.from_bytes(os.read(read, _ID_BYTES)), read
+    finally:
+        os.close(end)
+        os.waitpid(guardian, 0)
+        os.close(read)
 
 
 def _forked(end_pipe: int) -> int:

@@ -12,10 +12,9 @@ import contextlib
 import inspect
 import os
 import select
-import signal
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -75,7 +74,14 @@ class Program:
         """
         self._forget_connections()
         prompt = conversation.messages[: conversation.prompt]
-        with _forked(lambda: self.function(prompt, **told_by_row(arguments))) as (process, ended):
+
+        def run_once(ended: int) -> None:
+            told = _outcome(lambda: self.function(prompt, **told_by_row(arguments)))
+            write_frame(ended, msgspec.json.encode(told))
+
+        # A program that is in the middle of a request can be ended in no other way. What it has
+        # started ends too: it could ask in the middle of another row.
+        with guardian.guarded(run_once) as (process, ended):
             run = _Run(conversation, self.listener, process)
             while True:
                 if self.listener.fileno() in _ready(self.listener.fileno(), ended):
@@ -226,34 +232,6 @@ def _wait_until_idle(process: int) -> None:
 def _ready(*files: int) -> list[int]:
     """Which of some open files can be read, once one can."""
     return select.select(files, [], [])[0]
-
-
-@contextlib.contextmanager
-def _forked(call: Callable[[], object]) -> Iterator[tuple[int, int]]:
-    """Run a call in a process of its own; ends it behind the block.
-
-    Gives its number, and where its `_Ended` is read.
-
-    A program that is in the middle of a request can be ended in no other way.
-    """
-    read, write = os.pipe()
-    guardian.flush()
-    process = os.fork()
-    if process == 0:
-        os.setpgid(0, 0)
-        write_frame(write, msgspec.json.encode(_outcome(call)))
-        guardian.flush()
-        os._exit(0)
-    os.close(write)
-    with contextlib.suppress(OSError):
-        os.setpgid(process, process)  # whichever of the two is first
-    try:
-        yield process, read
-    finally:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process, signal.SIGKILL)
-        os.waitpid(process, 0)
-        os.close(read)
 
 
 def _outcome(call: Callable[[], object]) -> _Ended:
