@@ -259,8 +259,8 @@ def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool,
 
 BAD = {
     "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is drawn with 1.0; leave it"),
-    "n": ({"n": 2}, "n 2: this row is drawn with 1; leave it out"),
-    "stream": ({"stream": True}, "stream True: this row is drawn with False"),
+    "n": ({"n": 2}, "n 2: a row is drawn with nothing but 1; leave it out"),
+    "stream": ({"stream": True}, "stream True: a row is drawn with nothing but False"),
     "stop": ({"stop": ["a"]}, "stop ['a']: it cannot be done here; leave it out"),
     "none": ({"max_tokens": 0}, "max_tokens 0: a number of tokens, at least 1"),
     "tools": ({"tools": [{"type": "web"}]}, "tool {'type': 'web'}: {\"type\": \"function\""),

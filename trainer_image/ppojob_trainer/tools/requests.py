@@ -54,8 +54,8 @@ def read_request(
         if key not in {**_ONLY, **sampling}:
             raise _refused(f"{key} {shown(value)}", "it cannot be done here; leave it out")
         if value != (only := {**_ONLY, **sampling}[key]):
-            why = f"this row is drawn with {shown(only)}; leave it out"
-            raise _refused(f"{key} {shown(value)}", why)
+            why = "this row is drawn with" if key in sampling else "a row is drawn with nothing but"
+            raise _refused(f"{key} {shown(value)}", f"{why} {shown(only)}; leave it out")
     limits = [asked.get(key) for key in ("max_completion_tokens", "max_tokens")]
     limit = next((one for one in limits if one is not None), 0)
     if type(limit) is not int or (limit < 1 and limits != [None, None]):
