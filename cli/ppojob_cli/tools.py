@@ -72,7 +72,7 @@ def _of_server(place: str, name: str, key_variable: str | None) -> dict[str, Any
     server: dict[str, Any] = {"name": name} | ({"url": place} if is_url else {"command": command})
     if key_variable:
         server["keyVariable"] = key_variable
-    code = ServerCode(name, place if is_url else "", command, key_variable or "")
+    code = ServerCode(name, place if is_url else None, command, key_variable)
     with told():
         described = read_server(code)
     port = port_of(place) if is_url else None

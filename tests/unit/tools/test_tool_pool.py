@@ -93,6 +93,15 @@ def test_functions(file: str, monkeypatch) -> None:
         assert wrong.text.startswith("Error: same failed: TypeError: ")
 
 
+def test_what_takes_long_to_load_is_not_loaded_for_a_call(tmp_path: Path) -> None:
+    """Each job with tools starts some of these processes, and each loss of one starts another."""
+    slow = "{'pydantic', 'asyncio', 'numpy', 'torch'}"
+    path = tmp_path / "mine.py"
+    path.write_text(f"import sys\ndef look():\n    return str({slow} & sys.modules.keys())\n")
+    with ToolPool(agent(tool(str(path), "look", parameters={}), {"name": "calculator"})) as pool:
+        assert ask(pool, "look").text == "set()"
+
+
 def test_a_class_in_verls_form() -> None:
     path = str(Path(golden_lines.__file__).with_name("verl_tool.py"))
     guess = tool(path, "guess", source={"path": path, "function": "Guess"}, config={"step": 3})

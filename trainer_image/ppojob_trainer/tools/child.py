@@ -5,21 +5,19 @@ and what it prints cannot reach the pipes. Loops, bombs and deaths are ended by 
 guardian (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guardian``).
 """
 
-import asyncio
 import inspect
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from socket import socket
 from types import ModuleType
-from typing import Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from ppojob_api.problem import shown
-from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSource, ToolSpec
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import ImportFolder, raised
 from ppojob_trainer.data.media.pictures import MOST_BYTES
@@ -45,6 +43,7 @@ from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.program import Program, ProgramRaised, open_listener
 from ppojob_trainer.tools.schemas import tool_schema
 from ppojob_trainer.tools.wire import (
+    AgentCode,
     Asked,
     CallTool,
     Conversation,
@@ -52,11 +51,17 @@ from ppojob_trainer.tools.wire import (
     DescribeTools,
     LoadTools,
     ServerCode,
+    Source,
     ToolCalled,
+    ToolCode,
     ToolRequest,
     ToolsDescribed,
     ToolsLoaded,
+    UserCode,
 )
+
+if TYPE_CHECKING:
+    import asyncio
 
 # Bound before users' code is loaded, which may replace them in their modules.
 _decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
@@ -93,21 +98,19 @@ class Tools:
         self._tools: list[_Loaded] = []
         self._servers: dict[str, tuple[McpServer, Mapping[str, Described] | None]] = {}
         self._request: LoadTools
-        self._agent: AgentSpec
+        self._agent: AgentCode
         self._listener: socket | None = None
         self._imports = ImportFolder()
-        # One loop for all calls: what a coroutine leaves open (a connection, say) lives on in it.
-        self._loop = asyncio.Runner()
 
     def load(self, request: LoadTools) -> ToolsLoaded:
         """Load all; say what is wrong with each that cannot be used."""
         self._request = request
-        self._agent = agent = AgentSpec.model_validate_json(request.agent)
+        self._agent = agent = request.agent
         if any(one.interface == "openai" for one in agent.interactions):
             self._listener = open_listener()
         problems = self._open_servers()
         modules: dict[str, ModuleType] = {}
-        answering: list[tuple[str, ToolSpec | InteractionSpec]] = [
+        answering: list[tuple[str, ToolCode | UserCode]] = [
             *((f"tools[{number}]", tool) for number, tool in enumerate(agent.tools)),
             *((f"interactions[{number}]", user) for number, user in enumerate(agent.interactions)),
         ]
@@ -120,7 +123,7 @@ class Tools:
 
     def describe(self, server: ServerCode) -> ToolsDescribed:
         """Say what tools a server has."""
-        opened = McpServer(server, self._loop.run)
+        opened = McpServer(server, self._run)
         if (wrong := opened.problem()) is not None:
             return ToolsDescribed([], [f"{server.name}: {wrong}"])
         try:
@@ -138,7 +141,7 @@ class Tools:
             given = () if tool.is_user else (request.pictures or [],)
             value = tool.ask(decode(request.arguments), created, request.instance, *given)
             if inspect.isawaitable(value):
-                value = self._loop.run(_result(value))
+                value = self._run(_result(value))
             if isinstance(value, Asked):
                 return ToolCalled(number, asked=_encode_json(value))
             if tool.is_user:  # models read all of what users say
@@ -164,12 +167,21 @@ class Tools:
             text, where = raised(error, __file__)
             return ToolCalled(number, raised=text, where=where)
 
+    @cached_property
+    def _loop(self) -> "asyncio.Runner":
+        """One for all calls: what a coroutine leaves open (a connection, say) lives on in it."""
+        import asyncio  # late: it takes long to load, and few tools are coroutines
+
+        return asyncio.Runner()
+
+    def _run(self, work: Coroutine[Any, Any, object]) -> object:
+        return self._loop.run(work)
+
     def _open_servers(self) -> list[str]:
         """Ask the servers what their tools take, if need be; what is wrong with each."""
         problems: list[str] = []
-        for position, one in enumerate(self._agent.mcp_servers):
-            code = ServerCode(one.name, one.url or "", list(one.command), one.key_variable or "")
-            where, server = f"spec.agent.mcpServers[{position}]", McpServer(code, self._loop.run)
+        for position, code in enumerate(self._agent.mcp_servers):
+            where, server = f"spec.agent.mcpServers[{position}]", McpServer(code, self._run)
             if (wrong := server.problem()) is not None:
                 problems.append(f"{where}: {wrong}")
                 continue
@@ -181,12 +193,12 @@ class Tools:
             self._servers[code.name] = server, offered
         return problems
 
-    def _load(self, one: ToolSpec | InteractionSpec, modules: dict[str, ModuleType]) -> _Loaded:
+    def _load(self, one: ToolCode | UserCode, modules: dict[str, ModuleType]) -> _Loaded:
         path = (one.source.file if one.source else None) or ""
         name = (one.source.function if one.source else None) or one.name
         folder = str(Path(path).resolve().parent) if path else ""
         self._imports.enter(folder)
-        if isinstance(one, InteractionSpec):
+        if isinstance(one, UserCode):
             user: User
             if self._listener and one.interface == "openai":
                 user = Program(load_program(path, name, one, modules), self._listener)
@@ -199,8 +211,8 @@ class Tools:
             tool = self._without_file(one)
         return _Loaded(one.name, tool, False, folder)
 
-    def _without_file(self, tool: ToolSpec) -> Tool:
-        source = tool.source or ToolSource()
+    def _without_file(self, tool: ToolCode) -> Tool:
+        source = tool.source or Source()
         if source.mcp_server is not None:
             if source.mcp_server not in self._servers:
                 return _answered_elsewhere  # never called: the server is a problem already
@@ -212,7 +224,7 @@ class Tools:
             return _answered_elsewhere
         return self._built_in(tool)
 
-    def _built_in(self, spec: ToolSpec) -> Tool:
+    def _built_in(self, spec: ToolCode) -> Tool:
         tool, config = TOOLS[spec.name], spec.config
         sandbox = partial(open_sandbox, self._request.sandbox)
         if tool.runs_code:

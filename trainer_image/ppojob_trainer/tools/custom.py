@@ -18,17 +18,16 @@ from PIL import Image
 
 from ppojob_api.contract import source_field
 from ppojob_api.problem import shown
-from ppojob_api.v1alpha1.agent import InteractionSpec, ToolSpec
 from ppojob_trainer.children.user_code import load_module, raised
 from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem, json_or_text, post_json
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import SeenPicture
-from ppojob_trainer.tools import verl_names
+from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.loop import Loop, told_by_row
-from ppojob_trainer.tools.wire import Conversation, Message
+from ppojob_trainer.tools.wire import Conversation, Message, ToolCode, UserCode
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenPicture]], object]
 """(arguments, what the row says the tool is made with, name of the call, pictures of the row) ->
@@ -46,7 +45,7 @@ _WITH_REWARD: Final = frozenset({"text", "reward", "images"})
 
 
 def load_tool(
-    path: str, name: str, tool: ToolSpec, schema: dict[str, Json], modules: dict[str, ModuleType]
+    path: str, name: str, tool: ToolCode, schema: dict[str, Json], modules: dict[str, ModuleType]
 ) -> Tool:
     """Import a file and make a tool of the function or class of this name in it.
 
@@ -61,20 +60,20 @@ def load_tool(
         ConfigError: the file cannot be imported, or what is in it cannot be called so; the place is
             in the tool (``source.path``).
     """
-    verl_names.provide()
+    verl_imports.provide()
     found = _named_in(path, name, tool.config, modules, _TOOLS)
     if isinstance(found, type):
         return _tool_of_class(name, found, tool.config, schema)
     return _tool_of_function(name, found, tool.parameters)
 
 
-def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, ModuleType]) -> User:
+def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleType]) -> User:
     """Import a file and make a user of the function or class of this name in it; as `load_tool`.
 
     Raises:
         ConfigError: the file cannot be imported, or what is in it is no user.
     """
-    verl_names.provide_interactions()
+    verl_imports.provide()
     found = _named_in(path, name, user.config, modules, _USERS)
     if isinstance(found, type):
         return _user_of_class(name, found, {**user.config, "name": user.name})
@@ -91,7 +90,7 @@ def load_user(path: str, name: str, user: InteractionSpec, modules: dict[str, Mo
 
 
 def load_program(
-    path: str, name: str, user: InteractionSpec, modules: dict[str, ModuleType]
+    path: str, name: str, user: UserCode, modules: dict[str, ModuleType]
 ) -> Callable[..., object]:
     """Import a file and take the function of this name in it, which asks the model; as `load_user`.
 

@@ -18,7 +18,7 @@ from ppojob_api.problem import printable
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.children.user_code import load_module
 from ppojob_trainer.errors import ConfigError, Wrong
-from ppojob_trainer.tools import verl_names
+from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.custom import PICTURES
 from ppojob_trainer.tools.wire import Described, DescribeTools, ServerCode, ToolsDescribed
 
@@ -70,7 +70,7 @@ def _asked(
 
 def describe_tools(path: str) -> ToolsDescribed:
     """The child's side of it: of verl's decorated functions, or else of all public ones."""
-    verl_names.provide()
+    verl_imports.provide()
     try:
         module = load_module(path, _MODULE, pod="tools")
     except Wrong as bad:

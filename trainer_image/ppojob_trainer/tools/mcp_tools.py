@@ -4,7 +4,6 @@ Every call has a connection of its own, and a server that is a command a process
 nothing that a server keeps for a connection lasts from one call to the next.
 """
 
-import asyncio
 import json
 import os
 import time
@@ -47,7 +46,7 @@ class McpServer:
         """What is wrong with its address, before it is asked."""
         if not self._code.url:
             return None
-        return endpoint_problem(self._code.url, self._code.key_variable, role="tools")
+        return endpoint_problem(self._code.url, self._code.key_variable or "", role="tools")
 
     def tools(self) -> dict[str, Described]:
         """Its tools by name; a server that is away is asked again for some seconds.
@@ -87,6 +86,8 @@ class McpServer:
         return response(text, images)
 
     async def _listed(self) -> dict[str, Described]:
+        import asyncio  # late: it takes long to load, and few jobs need it
+
         found: dict[str, Described] = {}
         async with asyncio.timeout(LIST_SECONDS), self._connected() as client:
             cursor: str | None = None

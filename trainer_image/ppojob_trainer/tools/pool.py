@@ -36,7 +36,14 @@ from ppojob_trainer.tools.answers import (
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.requests import read_message
 from ppojob_trainer.tools.schemas import parameters_of
-from ppojob_trainer.tools.wire import Asked, CallTool, LoadTools, ToolCalled, ToolsLoaded
+from ppojob_trainer.tools.wire import (
+    AgentCode,
+    Asked,
+    CallTool,
+    LoadTools,
+    ToolCalled,
+    ToolsLoaded,
+)
 
 
 class ToolPool(Closeable):
@@ -221,9 +228,8 @@ class ToolPool(Closeable):
         return ToolAnswer(text, failure=failure, ends=ends)
 
     def _load(self, child: BoundedProcess) -> None:
-        agent = self._agent
         request = LoadTools(
-            agent.model_dump_json().encode(),
+            msgspec.convert(self._agent, AgentCode, from_attributes=True),
             self._elsewhere,
             not self._is_compared,
             self._sandbox,

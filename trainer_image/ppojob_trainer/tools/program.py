@@ -7,7 +7,6 @@ model reads next. Where a program asks something else than it did, the row would
 was drawn, and that is an error, as it is of a loop (`ppojob_trainer.tools.loop`).
 """
 
-import asyncio
 import contextlib
 import inspect
 import os
@@ -238,6 +237,8 @@ def _outcome(call: Callable[[], object]) -> _Ended:
     try:
         value = call()
         if inspect.isawaitable(value):
+            import asyncio  # late: it takes long to load, and few programs are coroutines
+
             value = asyncio.run(_awaited(value))
         return _Ended(None if value is None else read_number(value, "a score is a number"))
     except BadResult as bad:

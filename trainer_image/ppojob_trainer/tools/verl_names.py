@@ -1,12 +1,9 @@
 """What files of tools and users import from verl, for pods without it: names, nothing more."""
 
 import asyncio
-import importlib.util
-import sys
-import types
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
@@ -133,10 +130,6 @@ class FunctionTool:
         return await made if asyncio.iscoroutinefunction(self.fn) else made
 
 
-_INTERACTIONS: dict[str, dict[str, Any]] = {
-    "verl.interactions": {},
-    "verl.interactions.base": {"BaseInteraction": BaseInteraction},
-}
 FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
 
 
@@ -152,49 +145,26 @@ def rollout_trace_op(function: Function) -> Function:
     return function
 
 
-def provide() -> None:
-    """Put the modules where imports find them, where verl is not installed."""
-    if "verl" in sys.modules or importlib.util.find_spec("verl") is not None:
-        return
-    schemas: dict[str, Any] = {form.__name__: form for form in _Form.__subclasses__()}
-    registry: dict[str, Any] = {
-        "FUNCTION_TOOL_REGISTRY": FUNCTION_TOOL_REGISTRY,
-        "FunctionTool": FunctionTool,
-        "function_tool": function_tool,
-    }
-    _put(
-        {
-            "verl": {},
-            "verl.tools": {},
-            "verl.tools.schemas": schemas,
-            "verl.tools.base_tool": {"BaseTool": BaseTool, **schemas},
-            "verl.tools.function_tool": {**registry, **schemas},
-            "verl.utils": {},
-            "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
-            **_INTERACTIONS,
-        }
-    )
-
-
-def provide_interactions() -> None:
-    """The same, and those of interactions where verl is installed: it has none since April 2026."""
-    provide()
-    if "verl.interactions" in sys.modules or importlib.util.find_spec("verl.interactions"):
-        return
-    _put(_INTERACTIONS)
-
-
-def _put(modules: dict[str, dict[str, Any]]) -> None:
-    for name, content in modules.items():
-        module = types.ModuleType(name)
-        module.__dict__.update(content)
-        module.__path__ = []  # a package: what it lacks is a module that is not found
-        sys.modules[name] = module
-        above, _, own = name.rpartition(".")
-        if above:
-            setattr(sys.modules[above], own, module)
-
-
 def _registered(fn: Callable[..., Any], name: str, schema: Any) -> Any:
     FUNCTION_TOOL_REGISTRY[name] = FunctionTool(name, fn, schema)
     return fn
+
+
+_FORMS: dict[str, Any] = {form.__name__: form for form in _Form.__subclasses__()}
+MODULES: Final[dict[str, dict[str, Any]]] = {
+    "verl": {},
+    "verl.interactions": {},
+    "verl.interactions.base": {"BaseInteraction": BaseInteraction},
+    "verl.tools": {},
+    "verl.tools.schemas": _FORMS,
+    "verl.tools.base_tool": {"BaseTool": BaseTool, **_FORMS},
+    "verl.tools.function_tool": {
+        "FUNCTION_TOOL_REGISTRY": FUNCTION_TOOL_REGISTRY,
+        "FunctionTool": FunctionTool,
+        "function_tool": function_tool,
+        **_FORMS,
+    },
+    "verl.utils": {},
+    "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
+}
+"""What is in each."""

@@ -8,6 +8,7 @@ import msgspec
 from ppojob_trainer.children.frames import Loaded, Numbered
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.sandbox.executor import Settings
+from ppojob_trainer.tools.answers import Side
 
 Message = dict[str, Any]
 
@@ -105,26 +106,66 @@ class ServerCode(msgspec.Struct, frozen=True):
     """An MCP server.
 
     Attributes:
-        url: of Streamable HTTP; empty where it is a command.
-        key_variable: environment variable with the key; empty for none.
+        url: of Streamable HTTP; None where it is a command.
+        key_variable: environment variable with the key; None for none.
     """
 
     name: str
-    url: str
+    url: str | None
     command: list[str]
-    key_variable: str
+    key_variable: str | None
+
+
+class Source(msgspec.Struct, frozen=True):
+    """Where a tool or a user comes from, as ``ToolSource`` and ``UserSource`` say it."""
+
+    file: str | None = None
+    function: str | None = None
+    url: str | None = None
+    key_variable: str | None = None
+    mcp_server: str | None = None
+    tool: str | None = None
+
+
+class ToolCode(msgspec.Struct, frozen=True):
+    """What children need of a ``ToolSpec``."""
+
+    name: str
+    source: Source | None
+    description: str | None
+    parameters: dict[str, Any]
+    config: dict[str, Any]
+    time_limit_seconds: float
+
+
+class UserCode(msgspec.Struct, frozen=True):
+    """What children need of an ``InteractionSpec``."""
+
+    name: str
+    source: Source | None
+    interface: str
+    config: dict[str, Any]
+
+
+class AgentCode(msgspec.Struct, frozen=True):
+    """What children need of an ``AgentSpec``, whose model takes long to load."""
+
+    tools: list[ToolCode]
+    interactions: list[UserCode]
+    mcp_servers: list[ServerCode]
+    max_tool_response_characters: int
+    tool_response_truncate_side: Side
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
     """Load the tools and users of a job; calls name them by position, users behind the tools.
 
     Attributes:
-        agent: JSON of ``spec.agent``.
         elsewhere: names of tools that another role answers, and nothing is loaded for.
         compares: whether MCP servers are asked what their tools take.
     """
 
-    agent: bytes
+    agent: AgentCode
     elsewhere: list[str]
     compares: bool
     sandbox: Settings

@@ -4,11 +4,11 @@ Source: verl until May 2026, `verl/tools/image_zoom_in_tool.py`.
 """
 
 from math import ceil, floor
+from types import SimpleNamespace
 from typing import Final
 
 from ppojob_trainer.data.media.pictures import opened
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call
-from ppojob_trainer.tools.verl_names import ToolResponse
 
 _LEAST: Final = 28
 _LONGEST_SIDES: Final = 100
@@ -51,7 +51,8 @@ def image_zoom_in_tool(call: Call) -> object:
     cut = image.crop((*begin, max(begin[0] + 1, end[0]), max(begin[1] + 1, end[1])))
     label = call.arguments.get("label")
     named = f" with label {label}" if label else ""
-    return ToolResponse(image=[cut], text=f"Zoomed in on the image to the region {asked}{named}.")
+    text = f"Zoomed in on the image to the region {asked}{named}."
+    return SimpleNamespace(text=text, image=[cut], video=None)
 
 
 def within(box: Box, width: int, height: int) -> Box | None:

@@ -1,0 +1,40 @@
+"""Imports of verl by files of tools and users, in pods without it."""
+
+import importlib
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+
+class _Verl(MetaPathFinder, Loader):
+    """Finds what no other finder has, so of an installed verl what it lacks.
+
+    That is `verl.interactions` since April 2026.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname.partition(".")[0] != "verl" or fullname not in _modules():
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def exec_module(self, module: ModuleType) -> None:
+        vars(module).update(_modules()[module.__name__])
+        for name in _modules():
+            if name.rpartition(".")[0] == module.__name__:
+                importlib.import_module(name)  # whoever imports one has all
+
+
+def provide() -> None:
+    """Have imports find them, from here on."""
+    if not any(isinstance(one, _Verl) for one in sys.meta_path):
+        sys.meta_path.append(_Verl())
+
+
+def _modules() -> dict[str, dict[str, object]]:
+    from ppojob_trainer.tools.verl_names import MODULES  # late: the forms take long to load
+
+    return MODULES
