@@ -31,11 +31,8 @@ from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepT
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
 from ppojob_trainer.controller import known_values
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.cache_signal import CacheSignal
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
-from ppojob_trainer.controller.failure_signal import FailureSignal
-from ppojob_trainer.controller.learning_signal import LearningSignal
 from ppojob_trainer.controller.position import changes, without_tables
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
@@ -48,6 +45,7 @@ from ppojob_trainer.controller.records import (
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.samples import log_samples
+from ppojob_trainer.controller.step_warnings import StepWarnings
 from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
@@ -105,9 +103,7 @@ class Loop:
     stop_requested: Callable[[], bool]
     tell_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
-    _signal: LearningSignal = field(default_factory=LearningSignal)
-    _cache_signal: CacheSignal = field(default_factory=CacheSignal)
-    _failure_signal: FailureSignal = field(default_factory=FailureSignal)
+    _warnings: StepWarnings = field(default_factory=StepWarnings)
     _is_begun: bool = False  # whether ranks may be in the middle of the step behind the state
 
     def fit(self) -> Progress:
@@ -272,15 +268,15 @@ class Loop:
     def _warn(self, step: int, result: StepResult, metrics: Mapping[str, float]) -> None:
         """Tell of a step that is done, and from which less is learnt than somebody may think."""
         told = [
-            self._cache_signal.warning(step, result.batch.counts),
-            self._failure_signal.warning(step, metrics.get("tool/failed_share", 0.0)),
+            self._warnings.no_room(step, result.batch.counts),
+            self._warnings.failed_calls(step, metrics.get("tool/failed_share", 0.0)),
         ]
         if result.advantaged is not None:
             zero = result.advantaged.zero_signal_groups
             learnt = result.scores if self.spec.algorithm.learns_scores else None
-            told.append(self._signal.warning(step, zero, learnt))
+            told.append(self._warnings.no_signal(step, zero, learnt))
         for warning in filter(None, told):
-            _log.warning("%s", warning)
+            self.reporter.notice(warning)
 
     def _go_to(self, progress: Progress) -> None:
         """Draw what comes behind a state."""

@@ -1,0 +1,42 @@
+from ppojob_trainer.controller.step_warnings import StepWarnings
+
+
+def test_three_silent_steps_in_a_row_are_told_once() -> None:
+    warnings = StepWarnings()
+    shares = [1.0, 1.0, 0.5, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0]
+    scores = [0.0, 0.0], [0.0, 1.0]
+    told = [warnings.no_signal(n, share, scores[n > 6]) for n, share in enumerate(shares, start=1)]
+    assert [step for step, text in enumerate(told, start=1) if text] == [6, 11]
+    assert told[5] == (
+        "step 6: got no learning signal for 3 steps: the responses to each prompt score the same "
+        "(here 0), so no advantage is other than 0; easier prompts, more samples a prompt, or a "
+        "reward that tells responses apart"
+    )
+    assert "score the same (here 0 to 1)" in (told[10] or "")
+
+
+def test_what_is_learnt_in_the_place_of_scores_is_told_as_such() -> None:
+    warnings = StepWarnings()
+    told = [warnings.no_signal(step, 1.0, None) for step in range(3)]
+    assert told[2] == (
+        "step 2: got no learning signal for 3 steps: the responses to each prompt are alike in "
+        "what is learnt in the place of scores, so no advantage is other than 0; more samples a "
+        "prompt, or a higher rollout.temperature"
+    )
+
+
+def test_an_engine_without_room_is_told_once() -> None:
+    warnings = StepWarnings()
+    for few in ({}, {"rows": 8}, {"rows": 8, "preempted": 3}):
+        assert warnings.no_room(1, few) is None
+    many = {"rows": 8, "preempted": 4}
+    assert (warnings.no_room(2, many) or "").startswith("step 2: got 0.5 preemptions a row: ")
+    assert warnings.no_room(3, many) is None
+
+
+def test_calls_that_mostly_fail_are_told_once() -> None:
+    warnings = StepWarnings()
+    assert warnings.failed_calls(1, 0.49) is None
+    told = warnings.failed_calls(2, 0.5) or ""
+    assert told.startswith("step 2: got 50% of the calls of tools, ")
+    assert warnings.failed_calls(3, 1.0) is None

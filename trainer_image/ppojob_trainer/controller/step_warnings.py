@@ -1,0 +1,66 @@
+"""What a person should know of a step that is done: less is learnt of it than it seems."""
+
+from collections.abc import Mapping
+from typing import Final
+
+SILENT_STEPS: Final = 3
+FAILED_SHARE: Final = 0.5
+PREEMPTIONS_A_ROW: Final = 0.5
+
+
+class StepWarnings:
+    """Lines that warn of steps, each when its cause comes up; they decide nothing."""
+
+    def __init__(self) -> None:
+        self._silent = 0
+        self._told: set[str] = set()
+
+    def no_signal(
+        self, step: int, zero_signal_groups: float, scores: list[float] | None
+    ) -> str | None:
+        """The responses to each prompt score the same, for several steps: one may be chance.
+
+        `zero_signal_groups` is the share of its prompts whose rows have no advantage. Without
+        `scores` something else is learnt.
+        """
+        self._silent = self._silent + 1 if zero_signal_groups == 1.0 else 0
+        if self._silent != SILENT_STEPS:
+            return None
+        why = "are alike in what is learnt in the place of scores"
+        remedy = "more samples a prompt, or a higher rollout.temperature"
+        if scores is not None:
+            least, most = min(scores), max(scores)
+            told = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            why = f"score the same (here {told})"
+            remedy = "easier prompts, more samples a prompt, or a reward that tells responses apart"
+        return (
+            f"step {step}: got no learning signal for {SILENT_STEPS} steps: the responses to each "
+            f"prompt {why}, so no advantage is other than 0; {remedy}"
+        )
+
+    def failed_calls(self, step: int, failed_share: float) -> str | None:
+        """Most calls of tools, and answers of users and programs, failed."""
+        if failed_share < FAILED_SHARE or not self._is_new("failed_calls"):
+            return None
+        return (
+            f"step {step}: got {failed_share:.0%} of the calls of tools, users and programs "
+            "failed: rows are trained on without what these would have said; the logs of the "
+            "tools pods say what each one raised"
+        )
+
+    def no_room(self, step: int, counts: Mapping[str, int]) -> str | None:
+        """Engines compute rows again for want of room (`counts` as of `RolloutEngine.counts`)."""
+        rate = counts.get("preempted", 0) / max(1, counts.get("rows", 0))
+        if rate < PREEMPTIONS_A_ROW or not self._is_new("no_room"):
+            return None
+        return (
+            f"step {step}: got {rate:.1f} preemptions a row: vLLM's cache has no room for the rows "
+            "that run, so it computes some again; a larger rollout.kvCacheGib or gpuMemoryShare, "
+            "or a smaller rollout.maxSequences"
+        )
+
+    def _is_new(self, cause: str) -> bool:
+        """Whether nobody was told of it yet."""
+        is_new = cause not in self._told
+        self._told.add(cause)
+        return is_new
