@@ -242,7 +242,7 @@ def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
     values: dict[str, Any] = getattr(config, TEXT_SECTION).to_dict()
     for name in ("model_type", "architectures", "_name_or_path"):
         values.pop(name, None)
-    if config.model_type in {"qwen3_vl", "qwen3_vl_moe"}:
+    if hasattr(LANGUAGE_MODELS[config.model_type].config_class, "picture_layers"):
         values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
         # What transformers computes in any case, and vLLM where it is told.
         values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}
