@@ -120,7 +120,7 @@ def targets(output: Path) -> list[str]:
 
 
 def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tmp_path, output):
-    """Of a job whose rows are conversations."""
+    """Of a job whose rows are conversations, which vLLM draws."""
     (tmp_path / "talking").mkdir()
     talking = agent_jobs.make_talking_folder(tmp_path / "talking")
     tools = agent_jobs.write_tools(talking, seconds=0.0)
@@ -132,6 +132,8 @@ def test_every_series_that_the_chart_asks_for_is_in_a_real_run(start, tmp_path, 
         "kl": {"in": "reward", "coefficient": 0.01},
     }
     sections |= {"algorithm": algorithm, "steps": {"total": 100_000, "validateEvery": 1}}
+    engine = {"engine": "vllm", "kvCacheGib": 0.1, "dtype": "float32"}
+    sections["rollout"] = {**sections["rollout"], **engine}
     job = tiny_jobs.write_manifest(tmp_path, talking, **sections)
     with prometheus_server(tmp_path) as prometheus:
         run = start(job, output)
