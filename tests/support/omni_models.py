@@ -106,10 +106,6 @@ def save_omni_model(
         drawn += whole.talker.parameters()
     for weight in drawn:
         weight.data.normal_(std=0.3)
-    if speaks and kind == "3":  # transformers leaves experts that speak as memory was
-        for name, weight in whole.talker.named_parameters():
-            if ".experts." in name:
-                weight.data.normal_(std=0.3)
     write_model(folder, whole.eval())
     if speaks and kind == "2.5":
         torch.save({"Chelsie": {"bos_token": 1}}, folder / "spk_dict.pt")
