@@ -62,7 +62,7 @@ test-cluster: setup cluster-up ## all tests on a real cluster, training in pods 
 
 test-operator: setup ## of these, what needs no containers: API server, scheduler, a fake node
 	$(CLUSTER) up --fake-node
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "cluster and not long and not images and not containers and not placing"
+	$(BIN)/python -m pytest -n 3 --dist loadfile -m "cluster and not long and not images and not containers and not placing"
 
 cluster-up: ## a real Kubernetes node on this machine (root; builds it once: about 10 minutes)
 	$(CLUSTER) up
