@@ -28,7 +28,7 @@ from ppojob_trainer.children.user_code import raised
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, read_number
 from ppojob_trainer.tools.loop import told_by_row
-from ppojob_trainer.tools.requests import completion, read_message, read_request
+from ppojob_trainer.tools.requests import Wanted, completion, read_message, read_request
 from ppojob_trainer.tools.wire import Asked, Conversation, Message
 
 _PATH: Final = "/v1/chat/completions"
@@ -133,24 +133,23 @@ class _Run:
         if path.rstrip("/") != _PATH:
             return 404, _error(f"got {shown(path)}: not served here; {_PATH}")
         try:
-            messages, tools, limit = read_request(body, self._heard.sampling)
+            wanted = read_request(body, self._heard.sampling)
         except BadResult as bad:
             return 400, _error(f"got {bad.got}: {bad.why}")
         number, heard = self._answered, self._heard
         if number == len(heard.spoken):
             _wait_until_idle(self._process)
             self._refuse_another()
-            self.asked = self._next(messages, tools, limit)
+            self.asked = self._next(wanted)
             return None
         self._refuse_another()
         before = heard.spoken[number]
         end = before.behind + before.messages
         told = _kept(heard.contexts(end)[-1])
-        if (messages, tools, limit) != (told, before.tools, before.max_tokens):
-            raise _changed(shown(messages), f"it asked {shown(told)}")
+        if wanted[:3] != (told, before.tools, before.max_tokens):
+            raise _changed(shown(wanted.messages), f"it asked {shown(told)}")
         self._answered += 1
-        model = msgspec.json.decode(body).get("model")
-        return 200, completion(number, model, heard.messages[end], heard.drawn[number])
+        return 200, completion(number, wanted.model, heard.messages[end], heard.drawn[number])
 
     def end(self, frame: bytes | None) -> tuple[bool, str, float | None]:
         """The end of the run, by what its process said.
@@ -172,8 +171,9 @@ class _Run:
             raise BadResult("BadAnswer", "its end", "a program asks the model at least once")
         return True, "", ended.score
 
-    def _next(self, messages: list[Message], tools: list[Message], limit: int) -> Asked:
+    def _next(self, wanted: Wanted) -> Asked:
         """What is asked behind all that was answered: more in its context, or a new one."""
+        messages, tools, limit, _ = wanted
         heard = self._heard
         before = _kept(heard.contexts()[-1])
         later = messages[len(before) :]

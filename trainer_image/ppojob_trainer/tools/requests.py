@@ -6,7 +6,7 @@ temperature than the job's would otherwise be trained on what it did not ask for
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -34,12 +34,24 @@ _ONLY: Final[dict[str, Json]] = {
 """Keys with the one value that is done."""
 
 
-def read_request(
-    body: bytes, sampling: Mapping[str, float]
-) -> tuple[list[Message], list[Message], int]:
-    """Messages, schemas of tools, and limit of tokens (0: none) of a request.
+class Wanted(NamedTuple):
+    """What a request asks for.
 
-    `sampling` are settings of the job that it may name.
+    Attributes:
+        messages: in the form of `read_message`.
+        tools: their schemas.
+        max_tokens: of the answer; 0: no limit of its own.
+        model: the name that it asks for, which the answer repeats.
+    """
+
+    messages: list[Message]
+    tools: list[Message]
+    max_tokens: int
+    model: Json
+
+
+def read_request(body: bytes, sampling: Mapping[str, float]) -> Wanted:
+    """Read a request; `sampling` are settings of the job that it may name.
 
     Raises:
         BadResult: it cannot be done as it is asked.
@@ -48,12 +60,13 @@ def read_request(
         asked = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise _refused("a body that is no JSON object", str(error)) from None
+    done = {**_ONLY, **sampling}
     for key, value in asked.items():
         if value is None or key in _READ or key in _UNREAD:
             continue
-        if key not in {**_ONLY, **sampling}:
+        if key not in done:
             raise _refused(f"{key} {shown(value)}", "it cannot be done here; leave it out")
-        if value != (only := {**_ONLY, **sampling}[key]):
+        if value != (only := done[key]):
             why = "this row is drawn with" if key in sampling else "a row is drawn with nothing but"
             raise _refused(f"{key} {shown(value)}", f"{why} {shown(only)}; leave it out")
     limits = [asked.get(key) for key in ("max_completion_tokens", "max_tokens")]
@@ -66,7 +79,8 @@ def read_request(
         raise _refused(f"messages {shown(asked.get('messages'))}", why)
     if (size := sum(len(one["content"]) for one in messages)) > REPLY_CHARACTERS:
         raise _refused(f"{size} characters", f"a request has at most {REPLY_CHARACTERS}")
-    return messages, [_tool(one) for one in _listed(asked, "tools")], limit
+    tools = [_tool(one) for one in _listed(asked, "tools")]
+    return Wanted(messages, tools, limit, asked.get("model"))
 
 
 def read_message(message: object) -> Message:
