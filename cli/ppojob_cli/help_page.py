@@ -12,25 +12,24 @@ WIDTH = 98
 _HEAD = """\
 # The command line
 
-Made from what `--help` says by `python -m ppojob_cli.help_page > docs/command-line.md`.
+This page is generated from `--help` by `python -m ppojob_cli.help_page > docs/command-line.md`.
 
-One program with two names. `ppojob` runs jobs on this machine; the commands from `status` on are
-about a job on a cluster, and kubectl finds them as `kubectl ppojob` where the program
-`kubectl-ppojob` is on `PATH`: `make setup` puts it into `.venv/bin`, and in a clone
-`pip install '.[kubectl]'` installs it without the trainer. They use kubectl's own configuration
-(`KUBECONFIG`, `--kubeconfig`, `--context`, `--namespace`), and tell what is wrong in one line:
-`where: got: why; what is allowed`.
+`ppojob` runs jobs on this machine. The commands from `status` on are about a job on a cluster;
+kubectl finds them as `kubectl ppojob` if the program `kubectl-ppojob` is on `PATH`: `make setup`
+puts it into `.venv/bin`, and in a clone `pip install '.[kubectl]'` installs it without the trainer.
+They use kubectl's own configuration (`KUBECONFIG`, `--kubeconfig`, `--context`, `--namespace`), and
+report an error in one line: `where: got: why; what is allowed`.
 
-| exit status | means |
+| exit status | meaning |
 | --- | --- |
 | 0 | done |
 | 2 | the input is wrong, no such job, or a cluster that cannot be used: nothing was changed |
 | 3 | a job failed, a reward did (`evaluate`), or something was left out (`from-verl`) |
 | 130 | interrupted by Ctrl-C |
 
-Rights in the job's namespace that `kubectl ppojob` uses:
+Permissions in the job's namespace that `kubectl ppojob` uses:
 
-| command | rights |
+| command | permissions |
 | --- | --- |
 | all | `get`, `list` of `ppojobs` |
 | `logs` | `list` of `pods`, `get` of `pods/log` |
@@ -38,7 +37,7 @@ Rights in the job's namespace that `kubectl ppojob` uses:
 | `suspend`, `resume` | `patch` of `ppojobs` |
 | `metrics` | `get` of `pods/proxy` |
 
-`explain` does without those that are not given, and says what it could not look at; the Lease is
+`explain` works without missing permissions and says what it could not read; the Lease is
 in the operator's namespace.
 """
 
