@@ -349,6 +349,6 @@ def test_every_word_has_a_remedy() -> None:
     assert set(tables()["Ended"]) == set(get_args(FailureKind))
     assert remedy("Ended", "disruption") == "a new pod is created; not counted"
     assert remedy("Admitted", "FlavorMissing") == remedy("Admitted", "PriorityClassMissing")
-    assert remedy("Failed", "NewerSpec").startswith("wait: the resource was upgraded")
+    assert remedy("Failed", "NewerSpec").startswith("wait: the CRD was upgraded")
     assert remedy("PodsReady", "Starting") != UNKNOWN
     assert remedy("Admitted", "OfALaterVersion") == UNKNOWN
