@@ -203,6 +203,4 @@ def _is_refused(layout: str, case: Case) -> bool:
         return True
     if model.endswith("with_mtp"):
         return dims.sequence * dims.tensor * dims.pipeline > 1
-    if dims.pipeline > 2 and model == "seeing_3":  # whose pictures come behind three layers
-        return True
-    return dims.tensor > 1 and family is not None and bool(family.uncut)
+    return dims.pipeline > 2 and model == "seeing_3"  # whose pictures come behind three layers
