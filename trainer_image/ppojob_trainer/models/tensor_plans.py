@@ -127,7 +127,7 @@ def plan_of(family: Family) -> dict[str, Style]:
 
 
 def _attention(family: Family) -> dict[str, Style]:
-    """The styles of attention's matrices; where they are one, heads lie in it one by one."""
+    """The styles of attention's matrices; see `styles_of` where they are one."""
     at = f"model.layers.*.{family.attention}"
     if family.has_latents:
         plan = dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj"), ROWS) | {"o_proj": COLUMNS}
