@@ -219,7 +219,7 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000, "adapters": adapters}
     target = folder / f"export-of-{name_of(world.dims)}" if world.rank == 0 else None
     options["told"] = partial(told_by_holders, model)
-    export_model(target, every_tensor(model), model_folder=folder / "untied", **options)
+    export_model(target, every_tensor(model), model_folder=folder / case.model, **options)
     # Its files have other names for the weights, those of a tower that learns among them.
     seeing = load(CASES["pictures_behind_layers"], folder, world)
     if target is not None:

@@ -179,7 +179,6 @@ def test_layouts_engines_and_four_bits_that_gpt2_does_not_take(tmp_path: Path):
     found = {one.where for one in check_layouts(resolve(load_job(manifest)).spec)}
     assert found == {
         "spec.rollout.adapters",
-        "spec.roles.actorRollout.parallelism.tensor",
         "spec.roles.actorRollout.parallelism.pipeline",
     }
     lora = LoraSpec(

@@ -83,4 +83,4 @@ class Muon(torch.optim.Optimizer):
         scale = 0.2 * math.sqrt(max(parameter.shape))
         weights = local_part(parameter)
         weights.mul_(1.0 - rate * decay)
-        weights.add_(update[box_of(parameter).slices].to(weights.dtype), alpha=-rate * scale)
+        weights.add_(box_of(parameter).of(update).to(weights.dtype), alpha=-rate * scale)

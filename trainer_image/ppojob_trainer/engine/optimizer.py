@@ -11,7 +11,14 @@ from torch import Tensor, nn
 from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.chance_rounding import round_into
 from ppojob_trainer.engine.muon import BUFFER, Muon
-from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
+from ppojob_trainer.parallel.boxes import (
+    Box,
+    box_of,
+    cut_like,
+    is_first_holder,
+    laid_as,
+    local_part,
+)
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import decoder_layers
 from ppojob_trainer.parallel.offload import HostMemory
@@ -195,7 +202,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     """
     names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": state[key]
+        f"{names[parameter]}/{key}": laid_as(parameter, state[key])
         for parameter, state in optimizer.state.items()
         for key in (*OF_ADAMW, BUFFER)
         if key in state

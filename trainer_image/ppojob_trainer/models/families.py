@@ -81,7 +81,6 @@ class Mixture:
         norms: of a layer, that only those with experts have.
         has_scales: whether routers norm and scale what they read, and weigh each expert by a number
             of its own (Gemma 4).
-        uncut: why such layers cannot be cut over tensor ranks, where plain ones can.
     """
 
     block: str = "mlp"
@@ -103,7 +102,6 @@ class Mixture:
     enabled_by: str = ""
     norms: tuple[str, ...] = ()
     has_scales: bool = False
-    uncut: str = ""
 
     @property
     def is_in_first(self) -> bool:
@@ -181,6 +179,7 @@ class Family:
         attention: the name of attention in a layer.
         attention_out: the name in it of its matrix on the way back.
         attention_in: the name in it of the one matrix of query, key and value, of models with such.
+        counts: numbers of attention's module that say how many heads it has.
         is_untold: whether a layer's code hands attention no keywords of the pass.
         has_one_block: whether a layer is attention, or a layer with a state, or a feed-forward
             block, of which there are plain ones and mixtures.
@@ -203,7 +202,6 @@ class Family:
         modules: the same of modules around the layers.
         file_names: parts of the names that files have for weights, and what stands for them here,
             where transformers' modules have other names.
-        uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
             it, of which the first alone is trained; see `config_files` and `vision_language`.
@@ -242,6 +240,7 @@ class Family:
     attention: str = "self_attn"
     attention_out: str = "o_proj"
     attention_in: str = "qkv_proj"
+    counts: tuple[str, ...] = ()
     is_untold: bool = False
     has_one_block: bool = False
     has_gates: bool = False
@@ -259,7 +258,6 @@ class Family:
     whole_modules: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     file_names: Mapping[str, str] = field(default_factory=dict)
-    uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
     part: str = LANGUAGE_PART
@@ -323,7 +321,6 @@ _LFM2: Final = Family(
     ),
     modules={"embedding_norm": "norm", "pos_emb": "rotary_emb"},
     file_names={".embedding_norm.": ".norm."},
-    uncut="layers of short convolutions are whole",
     classifiers=(),
 )
 _INFINITY: Final[Json] = {"__float__": "Infinity"}
@@ -342,7 +339,6 @@ _OLMO2: Final = Family(
     norms=(),
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     head_norm="all heads",
-    uncut="queries and keys are normalised over all heads",
     is_in_vllm=False,
     classifiers=(TEXTS,),
 )
@@ -393,7 +389,6 @@ _GEMMA4: Final = Family(
             *("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
         ),
         has_scales=True,
-        uncut="gate and up of experts are of one matrix",
     ),
     logit_cap=_GEMMA2.logit_cap,
     classifiers=(),
@@ -429,7 +424,6 @@ _DEEPSEEK3: Final = Family(
     },
     biases={},
     has_latents=True,
-    uncut="keys of all heads have a part in common",
     told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
 )
@@ -448,7 +442,6 @@ _GLM4: Final = Family(
     biases={"attention_bias": _QUERIES},
     fused=("gate_up_proj",),
     late_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
-    uncut="gate and up are of one matrix",
 )
 _GLM4_MOE: Final = Family(
     "GLM-4.5, 4.6",
@@ -472,7 +465,6 @@ _QWEN3_5: Final = Family(
     head_norm="each head",
     has_gates=True,
     recurrence=_DELTA_NETWORKS,
-    uncut="layers of linear attention are whole",
     classifiers=(TEXTS,),
 )
 _QWEN3_5_SEEING: Final = replace(
@@ -518,7 +510,6 @@ _GRANITE_MOE: Final = Family(
         is_out_first=True,
         chooses_first=True,
     ),
-    uncut="gate and up of experts are of one matrix",
     logit_divisor="logits_scaling",
     classifiers=(),
 )
@@ -606,7 +597,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         biases={},
         head_norm="all heads",
-        uncut="queries and keys are normalised over all heads",
         mixture=Mixture(inner="intermediate_size"),
         classifiers=(),
     ),
@@ -669,7 +659,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         biases={},
         head_norm="all heads",
-        uncut="queries and keys are normalised over all heads",
         told_vllm={"use_routing_bias": True, "scoring_func": "sigmoid"},
         mixture=Mixture(
             "block_sparse_moe",
@@ -719,7 +708,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ropes=(None, "default", "longrope"),
         biases={},
         fused=("qkv_proj", "gate_up_proj"),
-        uncut="query, key and value are of one matrix",
+        counts=("config.num_attention_heads", "num_key_value_heads"),
     ),
     "smollm3": Family(
         "SmolLM3",
@@ -741,7 +730,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Granite 3 mixtures with a shared expert",
         defaults={"num_local_experts": 8, "shared_intermediate_size": 0},
         feed_forward=_GRANITE_SHARED,
-        uncut="gate and up are of one matrix",
     ),
     "granitemoehybrid": Family(
         "Granite 4",
@@ -775,7 +763,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ),
         feed_forward=_GRANITE_SHARED,
         file_names=_GRANITE_MOE.file_names,
-        uncut="gate and up are of one matrix",
         mixture=_GRANITE_MOE.mixture,
         logit_divisor="logits_scaling",
         classifiers=(),
@@ -829,7 +816,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "backbone.norm_f.": "model.norm.",
             "backbone.": "model.",
         },
-        uncut="Mamba-2 layers are whole",
         mixture=Mixture(
             "mixer",
             ("up_proj", "down_proj"),
@@ -1022,7 +1008,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "transformer.wpe.": "model.wpe.",
             "transformer.ln_f.": "model.norm.",
         },
-        uncut="query, key and value are of one matrix",
+        counts=("split_size",),
         classifiers=(TEXTS,),
     ),
     "opt": Family(
@@ -1054,7 +1040,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "model.decoder.embed_positions.": "model.embed_positions.",
             "model.decoder.final_layer_norm.": "model.norm.",
         },
-        uncut="its attention counts all heads",
+        counts=("num_heads",),
         classifiers=(TEXTS,),
     ),
     "phi": Family(
@@ -1071,7 +1057,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         dropouts=("attention_dropout", "resid_pdrop", "embd_pdrop"),
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
-        uncut="the output layer has a bias",
         is_in_vllm=False,
     ),
     "starcoder2": Family(
@@ -1096,7 +1081,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_norm_biases=True,
         is_untold=True,
         dropouts=("attention_dropout", "hidden_dropout"),
-        uncut="its attention counts all heads",
+        counts=("num_heads", "num_key_value_heads"),
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
@@ -1109,7 +1094,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Qwen3-VL mixtures of experts",
         defaults={"num_key_value_heads": 16},
         only=_EXPERTS_EVERYWHERE,
-        uncut="gate and up of experts are of one matrix",
         mixture=Mixture(is_stacked=True),
     ),
     "qwen3_omni_moe_thinker": replace(

@@ -86,8 +86,6 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             f"so many ranks share {heads} query heads, {' or '.join(map(str, keys))} key heads and "
             f"{sizes.inner} inner features of {folder}"
         )
-        if sizes.uncut:
-            why, most = f"{sizes.uncut} in {folder}, a model of {sizes.model_type}", 1
         if sizes.experts:
             most = gcd(most, sizes.inner // ALIGNED)
         where = f"spec.roles.{host}.parallelism"

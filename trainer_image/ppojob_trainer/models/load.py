@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -53,7 +53,7 @@ from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.models.weights import Weights
-from ppojob_trainer.parallel.boxes import box_of, cut_like, local_part
+from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, laid_as, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
@@ -362,7 +362,7 @@ def _own_parts(
         box = box_of(parameter)
         if name in matrices:  # ranks have rows of it
             shape = matrices[name].shape
-            box = replace(box, shape=shape, stop=(box.stop[0], shape[1]))
+            box = Box(shape, box.start, (box.stop[0], shape[1]), box.pieces)
         part = torch.zeros(box.local_shape)
         if name in weights.files:
             part = read_part(weights, name, box)
@@ -374,7 +374,8 @@ def _own_parts(
             made = dict(zip((name, scales_of(name)), quantised(rounded), strict=True))
         for one, values in made.items():
             own = cut_like(parameters[one], _own(values))
-            state[one] = nn.Parameter(own, requires_grad=values.is_floating_point())
+            is_trained = values.is_floating_point()
+            state[one] = laid_as(own, nn.Parameter(own, requires_grad=is_trained))
     for name, buffer in model.named_buffers():
         if name.startswith(TOWER) and name in weights.files:  # bounds of Gemma 4's, which are whole
             state[name] = read_tensor(weights, name).view_as(buffer).to(device, buffer.dtype)
