@@ -1,0 +1,43 @@
+"""Models that give one number: the language model of any family, with another head."""
+
+from functools import cache
+from typing import Any, ClassVar
+
+from torch import nn
+from transformers import PreTrainedConfig
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+from ppojob_trainer.models.families import CLASSIFIERS, TOKENS
+
+
+class _ScoringModel:
+    """A decoder with a number of each token, in place of what its causal model has behind it.
+
+    Where transformers has such a class too, that has the same weights by the same names.
+    """
+
+    has_bias: ClassVar[bool]
+    _tied_weights_keys: ClassVar = None
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        own: Any = self
+        for name in own._modules.keys() - {own.base_model_prefix}:
+            delattr(self, name)
+        config.num_labels = 1
+        self.score = nn.Linear(config.hidden_size, 1, bias=self.has_bias)
+
+
+@cache
+def class_of(config: type[PreTrainedConfig], made_as: str) -> Any:
+    """The class of a kind of model, by the class of its configuration.
+
+    That of a language model is transformers' own, or what it was told of.
+    """
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+    if made_as not in CLASSIFIERS:
+        return causal
+    name = causal.__name__.partition("For")[0].removesuffix("LMHeadModel")
+    # By its module transformers knows whose files it reads.
+    parts = {"has_bias": made_as == TOKENS, "__module__": causal.__module__}
+    return type(f"{name}{made_as}", (_ScoringModel, causal), parts)
