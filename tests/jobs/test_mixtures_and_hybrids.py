@@ -195,9 +195,10 @@ def assert_learnt(model: Path, output: Path, limit: float = 1e-4) -> None:
 def test_a_killed_job_of_states_ends_as_an_undisturbed_one(
     run_twice, tiny_folder_of, tmp_path: Path, model: str, engine: str, dtype: str, ranks: int
 ):
-    """That of LFM2 with a critic, of which transformers has no class."""
-    folder, ppo = tiny_folder_of(0.0, model), {"algorithm": tiny_jobs.PPO["algorithm"]}
-    job = {**job_of_states(engine, dtype, ranks), **(ppo if model == "lfm2_moe" else {})}
+    """That of LFM2 with a critic of adapters, of which transformers has no class."""
+    folder, job = tiny_folder_of(0.0, model), job_of_states(engine, dtype, ranks)
+    if model == "lfm2_moe":
+        job |= {"algorithm": tiny_jobs.PPO["algorithm"], "critic": {"lora": {"rank": 4}}}
     calm = run_twice(tiny_jobs.write_manifest(tmp_path, folder, **job), *points_of(engine))
     assert_learnt(folder / "model", calm, 1e-4 if dtype == "float32" else 0.05)
     if model == "lfm2_moe":

@@ -70,7 +70,8 @@ from transformers import (
     YoutuForCausalLM,
 )
 
-from ppojob_trainer.models.families import FAMILIES, TOKENS
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.kinds import TOKENS
 from ppojob_trainer.models.mimo import MiMoForCausalLM
 from ppojob_trainer.models.vision_language import LANGUAGE_MODELS
 

@@ -39,9 +39,6 @@ EXPERT_BIAS: Final = "expert_bias"
 """What LFM2 calls it."""
 BIAS_MODULE: Final = "moe_statics"
 """Of ERNIE, where files have that bias, in one row."""
-TOKENS: Final = "ForTokenClassification"
-TEXTS: Final = "ForSequenceClassification"
-CLASSIFIERS: Final = (TOKENS, TEXTS)
 
 
 LANGUAGE_PART: Final = "language_model"

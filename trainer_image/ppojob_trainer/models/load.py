@@ -29,9 +29,9 @@ from ppojob_trainer.models.config_files import (
     read_config,
 )
 from ppojob_trainer.models.experts import experts_of, split_experts
-from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS, FAMILIES, TEXTS
+from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS, FAMILIES
 from ppojob_trainer.models.folder_checks import check_changed_config
-from ppojob_trainer.models.kinds import POLICY, REWARD, ModelKind
+from ppojob_trainer.models.kinds import POLICY, REWARD, TEXTS, ModelKind
 from ppojob_trainer.models.log_partition import (
     add_log_partition,
     draw_log_partition,
@@ -90,8 +90,8 @@ def load_model(
 
     A policy is a causal language model. A reward model is a sequence classifier with one label,
     whose logit scores a text; only one that is trained has gradients. A critic is a token
-    classifier with one label, as in verl: one number a token, so that an export loads there and in
-    transformers (`AutoModelForTokenClassification`), which have none that sees pictures.
+    classifier with one label, as in verl: one number a token. Of families that transformers has
+    such a class of, an export loads there too (`AutoModelForTokenClassification`).
 
     Where one that is trained lacks its head `score`, it gets one of zeros (Ziegler et al.,
     arXiv:1909.08593, in its code): the first values are 0, the first advantages those of the

@@ -7,13 +7,14 @@ from torch import nn
 from transformers import PreTrainedConfig
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
-from ppojob_trainer.models.families import CLASSIFIERS, TOKENS
+from ppojob_trainer.models.kinds import CLASSIFIERS, TOKENS
 
 
 class _ScoringModel:
     """A decoder with a number of each token, in place of what its causal model has behind it.
 
-    Where transformers has such a class too, that has the same weights by the same names.
+    Where transformers has such a class too, that has the same weights by the same names, but for
+    the head of critics of GPT-2 and GPT-NeoX.
     """
 
     has_bias: ClassVar[bool]
@@ -26,6 +27,11 @@ class _ScoringModel:
             delattr(self, name)
         config.num_labels = 1
         self.score = nn.Linear(config.hidden_size, 1, bias=self.has_bias)
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """It draws nothing, whatever the folder's generation_config.json says."""
+        return False
 
 
 @cache
