@@ -104,7 +104,7 @@ def test_a_class_has_the_weights_of_transformers_own(family, end):
     kind, own = FAMILY_MODELS[family]
     config = kind.config_class(**{**TWO_LAYERS, **own})
     with torch.device("meta"):
-        found = shapes(class_of(kind.config_class, end)._from_config(config))
+        found = shapes(class_of(config, end)._from_config(config))
         decoder = kind._from_config(config).base_model
         has_one = type(config) in THEIRS[end]._model_mapping and (family, end) not in OTHER_HEADS
         expected = shapes(THEIRS[end].from_config(config)) if has_one else None

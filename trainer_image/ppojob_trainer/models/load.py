@@ -204,7 +204,7 @@ def _load(
         config = language_config(folder, with_tower=with_tower)
         change(config, dict.fromkeys(FAMILIES[config.model_type].dropouts, 0.0))
         change(config, overrides)
-        model_class = class_of(type(config), kind.made_as)
+        model_class = class_of(config, kind.made_as)
         options = {"config": config, "dtype": dtype}
         is_whole = world.size == 1 and read_weights(folder).form is None
         load = _load_whole if is_whole else _load_sharded

@@ -1,6 +1,5 @@
 """Models that give one number: the language model of any family, with another head."""
 
-from functools import cache
 from typing import Any, ClassVar
 
 from torch import nn
@@ -34,13 +33,9 @@ class _ScoringModel:
         return False
 
 
-@cache
-def class_of(config: type[PreTrainedConfig], made_as: str) -> Any:
-    """The class of a kind of model, by the class of its configuration.
-
-    That of a language model is transformers' own, or what it was told of.
-    """
-    causal = MODEL_FOR_CAUSAL_LM_MAPPING[config]
+def class_of(config: PreTrainedConfig, made_as: str) -> Any:
+    """The class of a kind of model; of a language model transformers' own, or what it was told."""
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if made_as not in CLASSIFIERS:
         return causal
     name = causal.__name__.partition("For")[0].removesuffix("LMHeadModel")
