@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from family_models import FAMILY_MODELS, MIXTURE_MODELS
@@ -298,7 +299,13 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
 }
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
-CRITIC_LORA = LoraSpec(rank=3)
+VALUE_MODELS: Mapping[str, dict[str, Any]] = {
+    "value_model": {},
+    "value_model_of_adapters": {"lora": LoraSpec(rank=3)},
+    "value_model_of_states": {"model_name": "granitemoehybrid"},
+    "value_model_of_experts": {"model_name": "ernie4_5_moe"},
+}
+"""Critics: what `run_value_model` is told of each."""
 VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 

@@ -118,6 +118,8 @@ _SCENARIOS = {
     "kept_whole_adapters": ("2",),
     "value_model": (*OF_ONE_KIND, "s2t2"),
     "value_model_of_adapters": (*OF_ONE_KIND, "2x1"),
+    "value_model_of_states": ("s2", "p3"),
+    "value_model_of_experts": ("2", "t2"),
     "heads": ("2", "2x1", "s2", "t2", "s2t2"),
 }
 """Scenarios that not every layout of the cover is tried with."""
@@ -129,6 +131,7 @@ _ONLY = {
     "kept_whole_adapters": BY_SHARDS,
     "collectives": ("3",),
     "offloaded_nf4": ("2", "3"),
+    "value_model_of_states": tuple(one for one in WORLDS if LAYOUTS[one].tensor == 1),
 }
 """Scenarios that say nothing of other layouts."""
 _READ_ELSEWHERE = ("1", "s2t2", "2p2")

@@ -29,8 +29,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import layers_name
-from ppojob_trainer.models.families import CLASSIFIERS
-from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
+from ppojob_trainer.models.kinds import CLASSIFIERS, POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import Adapter
 from ppojob_trainer.models.quantised import without_quantised
 from ppojob_trainer.parallel.boxes import Join, detached

@@ -39,9 +39,6 @@ EXPERT_BIAS: Final = "expert_bias"
 """What LFM2 calls it."""
 BIAS_MODULE: Final = "moe_statics"
 """Of ERNIE, where files have that bias, in one row."""
-TOKENS: Final = "ForTokenClassification"
-TEXTS: Final = "ForSequenceClassification"
-CLASSIFIERS: Final = (TOKENS, TEXTS)
 
 
 LANGUAGE_PART: Final = "language_model"
@@ -213,7 +210,6 @@ class Family:
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_multiplier: key of what they are multiplied by.
         logit_cap: key of the soft cap that they come under, if any.
-        classifiers: the ends of the names of transformers' classes with a head of one number.
     """
 
     models: str
@@ -266,7 +262,6 @@ class Family:
     logit_divisor: str = ""
     logit_multiplier: str = ""
     logit_cap: str = ""
-    classifiers: tuple[str, ...] = CLASSIFIERS
 
     @property
     def plain_out(self) -> str:
@@ -321,7 +316,6 @@ _LFM2: Final = Family(
     ),
     modules={"embedding_norm": "norm", "pos_emb": "rotary_emb"},
     file_names={".embedding_norm.": ".norm."},
-    classifiers=(),
 )
 _INFINITY: Final[Json] = {"__float__": "Infinity"}
 """As transformers 5 writes it."""
@@ -332,7 +326,6 @@ _QWEN3_VL: Final = Family(
     ropes=(None, "default", "mrope"),
     head_norm="each head",
     sees_pictures=True,
-    classifiers=(TOKENS,),
 )
 _OLMO2: Final = Family(
     "OLMo 2",
@@ -340,7 +333,6 @@ _OLMO2: Final = Family(
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     head_norm="all heads",
     is_in_vllm=False,
-    classifiers=(TEXTS,),
 )
 _GEMMA: Final = Family(
     "Gemma",
@@ -391,7 +383,6 @@ _GEMMA4: Final = Family(
         has_scales=True,
     ),
     logit_cap=_GEMMA2.logit_cap,
-    classifiers=(),
 )
 _WITH_SHARED: Final = Mixture(
     shared="shared_expert",
@@ -434,7 +425,6 @@ _QWEN2_VL: Final = Family(
     biases={},
     always_biased=_QUERIES,
     sees_pictures=True,
-    classifiers=(TOKENS,),
 )
 _GLM4: Final = Family(
     "GLM-4-0414, GLM-Z1",
@@ -451,7 +441,6 @@ _GLM4_MOE: Final = Family(
     head_norm="each head",
     head_norm_key="use_qk_norm",
     mixture=_CORRECTED,
-    classifiers=(),
 )
 _QWEN3_5: Final = Family(
     "Qwen3.5 (text)",
@@ -465,14 +454,12 @@ _QWEN3_5: Final = Family(
     head_norm="each head",
     has_gates=True,
     recurrence=_DELTA_NETWORKS,
-    classifiers=(TEXTS,),
 )
 _QWEN3_5_SEEING: Final = replace(
     _QWEN3_5,
     models="Qwen3.5",
     ropes=(None, "default", "mrope"),
     sees_pictures=True,
-    classifiers=(TOKENS,),
 )
 _QWEN3_5_MOE: Final = replace(
     _QWEN3_5,
@@ -485,7 +472,6 @@ _QWEN3_5_MOE: Final = replace(
         "norm_topk_prob": (True, None),
     },
     mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True),
-    classifiers=(),
 )
 _GRANITE_SHARED: Final = FeedForward(
     "shared_intermediate_size",
@@ -511,7 +497,6 @@ _GRANITE_MOE: Final = Family(
         chooses_first=True,
     ),
     logit_divisor="logits_scaling",
-    classifiers=(),
 )
 _COHERE: Final = Family(
     "Command R, Aya 23, Aya Expanse",
@@ -521,7 +506,6 @@ _COHERE: Final = Family(
     norms=("input_layernorm",),
     has_layer_norms=True,
     logit_multiplier="logit_scale",
-    classifiers=(),
 )
 _QWEN2: Final = Family(
     "Qwen2, Qwen2.5",
@@ -543,7 +527,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         biases=_FEED_FORWARD,
         is_in_vllm=False,
-        classifiers=(),
     ),
     "arcee": Family(
         "AFM-4.5B",
@@ -557,7 +540,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _QWEN2,
         models="MiMo-7B",
         told_vllm={"architectures": ["Qwen2ForCausalLM"]},
-        classifiers=(),
     ),
     "qwen3": Family(
         "Qwen3",
@@ -598,7 +580,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={},
         head_norm="all heads",
         mixture=Mixture(inner="intermediate_size"),
-        classifiers=(),
     ),
     "deepseek_v2": replace(
         _DEEPSEEK3,
@@ -618,7 +599,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"n_group": 1, "topk_group": 1},
         },
         mixture=replace(_CORRECTED, scoring="softmax", correction=""),
-        classifiers=(TEXTS,),
     ),
     "deepseek_v3": _DEEPSEEK3,
     "glm4_moe_lite": replace(
@@ -633,7 +613,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         only={**_DEEPSEEK3.only, "first_k_dense_replace": (None, 1)},
         told_vllm={"first_k_dense_replace": 1},
-        classifiers=(),
     ),
     "youtu": replace(
         _DEEPSEEK3,
@@ -643,7 +622,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         is_in_vllm=False,
         told_vllm={},
         mixture=None,
-        classifiers=(),
     ),
     "glm4_moe": _GLM4_MOE,
     "minimax_m2": Family(
@@ -667,7 +645,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             scoring="sigmoid",
             correction=CORRECTION,
         ),
-        classifiers=(),
     ),
     "gpt_oss": Family(
         "gpt-oss",
@@ -722,7 +699,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Granite 3",
         biases={**_ATTENTION, **_FEED_FORWARD},
         logit_divisor="logits_scaling",
-        classifiers=(),
     ),
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": replace(
@@ -765,7 +741,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         file_names=_GRANITE_MOE.file_names,
         mixture=_GRANITE_MOE.mixture,
         logit_divisor="logits_scaling",
-        classifiers=(),
     ),
     "nemotron_h": Family(
         "Nemotron-H, Nemotron Nano 2 and 3",
@@ -824,7 +799,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             scoring="sigmoid",
             correction=f"gate.{CORRECTION}",
         ),
-        classifiers=(),
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -834,7 +808,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_GEMMA2.defaults, "vocab_size": 262_208, "num_attention_heads": 8},
         has_ropes_by_layer=True,
         head_norm="each head",
-        classifiers=(TEXTS,),
     ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(
@@ -874,7 +847,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         learnt=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
         fixed=("mlp.act_fn.beta", "mlp.act_fn.eps"),
         bare=("mlp.act_fn.beta", "mlp.act_fn.eps"),
-        classifiers=(TOKENS,),
     ),
     "lfm2": _LFM2,
     "lfm2_moe": replace(
@@ -899,7 +871,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "num_key_value_heads": 2, "tie_word_embeddings": True},
         only={"use_bias": (False,)},
         biases={},
-        classifiers=(),
     ),
     "hunyuan_v1_dense": Family(
         "Hunyuan of 0.5B, 1.8B, 4B and 7B",
@@ -908,7 +879,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="each head",
         head_norms=("query_layernorm", "key_layernorm"),
         is_in_vllm=False,
-        classifiers=(TEXTS,),
     ),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -923,7 +893,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={**_ATTENTION, **_FEED_FORWARD},
         late_norms=("post_norm1", "post_norm2"),
         logit_multiplier="logits_scaling",
-        classifiers=(),
     ),
     "ernie4_5_moe": Family(
         "ERNIE 4.5 mixtures of experts",
@@ -941,7 +910,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             dense_first="moe_layer_start_index",
             correction=f"{BIAS_MODULE}.{CORRECTION}",
         ),
-        classifiers=(),
     ),
     "gpt_neox": Family(
         "Pythia, GPT-NeoX",
@@ -968,7 +936,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "embed_out.": "lm_head.",
         },
         is_in_vllm=False,
-        classifiers=(TEXTS,),
     ),
     "gpt2": Family(
         "GPT-2, DistilGPT-2",
@@ -1009,7 +976,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "transformer.ln_f.": "model.norm.",
         },
         counts=("split_size",),
-        classifiers=(TEXTS,),
     ),
     "opt": Family(
         "OPT but for 350M",
@@ -1041,7 +1007,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "model.decoder.final_layer_norm.": "model.norm.",
         },
         counts=("num_heads",),
-        classifiers=(TEXTS,),
     ),
     "phi": Family(
         "Phi-1, Phi-1.5, Phi-2",
@@ -1113,7 +1078,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={},
         always_biased=_QUERIES,
         sees_pictures=True,
-        classifiers=(TOKENS,),
     ),
     "glm4v_moe": replace(
         _GLM4_MOE,
@@ -1124,7 +1088,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="none",
         head_norm_key="",
         sees_pictures=True,
-        classifiers=(TOKENS,),
     ),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5": _QWEN3_5_SEEING,
@@ -1134,7 +1097,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Qwen3.5 mixtures of experts",
         ropes=_QWEN3_5_SEEING.ropes,
         sees_pictures=True,
-        classifiers=(TOKENS,),
     ),
     "qwen3_next": replace(
         _QWEN3_5,
@@ -1143,7 +1105,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={**_QWEN3_5.only, **_EXPERTS_EVERYWHERE},
         fused=("in_proj_qkvz",),
         mixture=_WITH_SHARED,
-        classifiers=CLASSIFIERS,
     ),
 }
 """By `model_type` of config.json."""
