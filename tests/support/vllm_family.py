@@ -80,6 +80,11 @@ PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
 HALF_ROTATED = {**SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
 STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 OPTIONS = {
+    "cwm": {"head_dim": 2 * HALF, "bos_token_id": 1},
+    "youtu": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "seed_oss": {"head_dim": 2 * HALF},
+    "hunyuan_v1_dense": {"head_dim": 2 * HALF},
+    "gpt_neox": {"num_key_value_heads": 2},
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "gpt_oss": {"head_dim": 2 * HALF, "num_key_value_heads": 2},
     "mistral": {"rope_parameters": LLAMA3},

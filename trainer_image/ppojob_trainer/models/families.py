@@ -343,7 +343,6 @@ _OLMO2: Final = Family(
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     head_norm="all heads",
     uncut="queries and keys are normalised over all heads",
-    is_in_vllm=False,
     classifiers=(TEXTS,),
 )
 _GEMMA: Final = Family(
@@ -551,7 +550,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "num_key_value_heads": 8},
         has_windows=True,
         biases=_FEED_FORWARD,
-        is_in_vllm=False,
         classifiers=(),
     ),
     "arcee": Family(
@@ -559,7 +557,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={"hidden_act": ("relu2",)},
         biases={**_ATTENTION, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")},
         feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
-        is_in_vllm=False,
     ),
     "qwen2": _QWEN2,
     "mimo": replace(
@@ -650,8 +647,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Youtu-LLM",
         defaults={**_LATENT, "tie_word_embeddings": True},
         only={"attention_bias": (False,), "rope_interleave": (True,)},
-        is_in_vllm=False,
-        told_vllm={},
+        told_vllm={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
         classifiers=(),
     ),
@@ -725,7 +721,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "SmolLM3",
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
         biases={**_ATTENTION, **_FEED_FORWARD},
-        is_in_vllm=False,
     ),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True, has_ropes_by_layer=True),
@@ -868,7 +863,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_out_bias": ("self_attn.o_proj",),
             **_FEED_FORWARD,
         },
-        is_in_vllm=False,
     ),
     "exaone4": Family(
         "EXAONE 4",
@@ -921,7 +915,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ropes=(*_FIXED_ROPES, "dynamic"),
         head_norm="each head",
         head_norms=("query_layernorm", "key_layernorm"),
-        is_in_vllm=False,
         classifiers=(TEXTS,),
     ),
     "cohere": _COHERE,
@@ -981,7 +974,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "gpt_neox.final_layer_norm.": "model.norm.",
             "embed_out.": "lm_head.",
         },
-        is_in_vllm=False,
         classifiers=(TEXTS,),
     ),
     "gpt2": Family(
@@ -1072,7 +1064,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
         uncut="the output layer has a bias",
-        is_in_vllm=False,
     ),
     "starcoder2": Family(
         "StarCoder2",
@@ -1085,7 +1076,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_norm_biases=True,
         feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
         dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
-        is_in_vllm=False,
     ),
     "stablelm": Family(
         "StableLM 3B, StableLM 2, StableLM Zephyr",

@@ -21,7 +21,13 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import language_part, text_config, unquantised
-from ppojob_trainer.rollout import told_vllm, vllm_ahead, vllm_drafts, vllm_pictures
+from ppojob_trainer.rollout import (
+    told_vllm,
+    vllm_ahead,
+    vllm_drafts,
+    vllm_pictures,
+    vllm_transformers as vllm_transformers,
+)
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
     key_value_bytes_per_token,
