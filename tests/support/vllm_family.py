@@ -148,7 +148,7 @@ MODELS = {
 
 TOLD = ("gemma4_text of 26B",)
 """Mixtures whose engine tells the experts too, which are those of transformers."""
-ADAPTED = ("phi3", "glm4", "glm4v", "opt")
+ADAPTED = ("phi3", "cwm", "arcee", "youtu", "smollm3", "olmo2", "olmo3", "seed_oss", "hunyuan_v1_dense", "gpt_neox", "phi", "starcoder2")
 """Families with adapters beside the weights here: of matrices that are several in one, and of
 layers that transformers has another name for."""
 
