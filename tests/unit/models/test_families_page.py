@@ -12,11 +12,10 @@ PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 def row(model_type: str, family: Family) -> str:
     uses = {"critic": TOKENS, "reward model": TEXTS}
     also = [use for use, end in uses.items() if end in family.classifiers]
-    engines = "vLLM, huggingface" if family.is_in_vllm else "huggingface"
     cut = "no: " + family.uncut if family.uncut else "yes"
     if family.mixture and family.mixture.uncut:
         cut += f"; of mixtures no: {family.mixture.uncut}"
-    return f"| `{model_type}` | {family.models} | {', '.join(also)} | {engines} | {cut} |"
+    return f"| `{model_type}` | {family.models} | {', '.join(also)} | vLLM, huggingface | {cut} |"
 
 
 def seen(whole: str) -> str:

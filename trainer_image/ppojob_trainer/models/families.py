@@ -209,8 +209,6 @@ class Family:
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         part: of those, what transformers calls the language model within the whole; empty where it
             is that itself, with towers beside its decoder.
-        is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
-            classes, which it changes for the whole process, and so for the trainer.
         told_vllm: what vLLM reads of config.json where transformers takes it for granted.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_multiplier: key of what they are multiplied by.
@@ -263,7 +261,6 @@ class Family:
     mixture: Mixture | None = None
     sees_pictures: bool = False
     part: str = LANGUAGE_PART
-    is_in_vllm: bool = True
     told_vllm: Mapping[str, Json] = field(default_factory=dict)
     logit_divisor: str = ""
     logit_multiplier: str = ""
