@@ -86,10 +86,10 @@ HALF_ROTATED = {**SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor":
 STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 OPTIONS = {
     "cwm": {"head_dim": 2 * HALF, "bos_token_id": 1},
+    "smollm3": {"sliding_window": WINDOW},
     "youtu": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "seed_oss": {"head_dim": 2 * HALF},
     "hunyuan_v1_dense": {"head_dim": 2 * HALF},
-    "gpt_neox": {"num_key_value_heads": 2},
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "gpt_oss": {"head_dim": 2 * HALF, "num_key_value_heads": 2},
     "mistral": {"rope_parameters": LLAMA3},
@@ -157,6 +157,12 @@ ADAPTED = ("phi3", "glm4", "glm4v", "opt", "gpt_neox", "phi")
 """Families with adapters beside the weights here: of matrices that are several in one, and of
 layers that transformers has another name for."""
 
+OF_TRANSFORMERS = (
+    *("arcee", "cwm", "gpt_neox", "hunyuan_v1_dense", "olmo2", "olmo3", "phi", "seed_oss"),
+    *("smollm3", "starcoder2", "youtu"),
+)
+"""Families that vLLM makes of transformers' classes, by which a trainer computes beside it."""
+
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
     return _compared(family, _saved(family, folder), folder, device)
@@ -177,7 +183,7 @@ def _compared(
     rollout = rollout.model_copy(update=changes)
     lora = LoraSpec(rank=8, alpha=8) if family in ADAPTED else None
     tells = family in TOLD
-    alone = _trained(folder) if family in FAMILIES else []
+    alone = _trained(folder) if family in OF_TRANSFORMERS else []
     engine = VllmEngine(rollout, folder, device=device, lora=lora, tells_experts=tells)
     if lora is not None:
         rename_modules(model, FAMILIES[model.config.model_type])
@@ -190,7 +196,7 @@ def _compared(
     split_experts(sent)
     tensors = named_full_tensors(sent, merges=False)
     engine.load_weights(1, chain(tensors, named_full_adapters(sent)))
-    assert all(map(torch.equal, _trained(folder), alone)) or not alone
+    assert not alone or all(map(torch.equal, _trained(folder), alone))
     prompts = [tuple(torch.randint(3, 128, (length,)).tolist()) for length in (5, ANSWER)]
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=ANSWER)
     for number, prompt in enumerate(prompts):

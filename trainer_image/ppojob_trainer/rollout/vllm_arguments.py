@@ -10,6 +10,7 @@ import torch.distributed as dist
 import vllm
 from transformers import PreTrainedConfig
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.model_executor.models.transformers import base
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
@@ -21,13 +22,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import language_part, text_config, unquantised
-from ppojob_trainer.rollout import (
-    told_vllm,
-    vllm_ahead,
-    vllm_drafts,
-    vllm_pictures,
-    vllm_transformers as vllm_transformers,
-)
+from ppojob_trainer.rollout import told_vllm, vllm_ahead, vllm_drafts, vllm_pictures
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
     key_value_bytes_per_token,
@@ -36,6 +31,7 @@ from ppojob_trainer.rollout.checkpoint_names import (
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.protocol import DTYPES, SamplingParams
 from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
+from ppojob_trainer.rollout.vllm_transformers import OwnClasses
 
 # The smallest block of vLLM's fast CPU attention: a prompt is shared by whole blocks only.
 _CPU_BLOCK_TOKENS = 32
@@ -196,6 +192,8 @@ def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
 # A queue by which one rank of an engine would direct the others: here none does, and between pods
 # it would listen at an address that vLLM guesses.
 MessageQueue.create_from_process_group = lambda *group_and_sizes: None
+# Or it would change the trainer's classes.
+base.AutoModel = OwnClasses
 
 
 class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]

@@ -11,15 +11,14 @@ from functools import cache
 from typing import Any
 
 from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
-from vllm.model_executor.models.transformers import base
 
 
-class _OwnClasses:
-    """What stands for transformers' `AutoModel` there."""
+class OwnClasses:
+    """What vLLM has for transformers' `AutoModel`."""
 
     @staticmethod
     def from_config(config: PreTrainedConfig, dtype: Any, **_: Any) -> PreTrainedModel:
-        """An untrained model; each call with a configuration gives one of the same class."""
+        """A model without weights, of the same class each time."""
         model: PreTrainedModel = _own(MODEL_MAPPING[type(config)])._from_config(config, dtype=dtype)
         return model
 
@@ -28,6 +27,3 @@ class _OwnClasses:
 def _own(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
     """A class with the name of another, by which transformers finds what it knows of that."""
     return type(kind.__name__, (kind,), {"__module__": kind.__module__})
-
-
-base.AutoModel = _OwnClasses
