@@ -25,8 +25,7 @@ def row(model_type: str, family: Family) -> str:
         for use, (end, known) in heads.items()
         if model_type in known and (model_type, end) not in OTHER_HEADS
     ]
-    engines = "vLLM, huggingface" if family.is_in_vllm else "huggingface"
-    return f"| `{model_type}` | {family.models} | {', '.join(theirs)} | {engines} |"
+    return f"| `{model_type}` | {family.models} | {', '.join(theirs)} |"
 
 
 def seen(whole: str) -> str:

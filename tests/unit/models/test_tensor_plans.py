@@ -171,8 +171,9 @@ def test_ranks_of_an_engine_have_whole_experts(tmp_path: Path, experts: int, all
 @pytest.mark.parametrize(
     ("engine", "family", "changes", "refused"),
     [
-        ("vllm", "olmo2", {}, True),
-        ("huggingface", "olmo2", {}, False),
+        ("vllm", "olmo2", {}, False),
+        ("vllm", "phi", {"tie_word_embeddings": True}, True),
+        ("huggingface", "phi", {"tie_word_embeddings": True}, False),
         ("vllm", "mistral", {}, False),
         ("vllm", "lfm2", {**CONVOLUTIONS, "tie_word_embeddings": True}, False),
         ("vllm", "lfm2", {**CONVOLUTIONS, "tie_word_embeddings": False}, True),
@@ -205,7 +206,6 @@ def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: b
     [
         ("lfm2", {**CONVOLUTIONS, "tie_word_embeddings": True}, False),
         ("lfm2", {**CONVOLUTIONS, "tie_word_embeddings": False}, True),
-        ("olmo2", {}, False),
         ("olmoe", {"num_experts": 6, "tie_word_embeddings": True}, True),
         ("olmoe", {"num_experts": 6, "tie_word_embeddings": False}, False),
         ("qwen3_next", {**SHARED, "tie_word_embeddings": True}, True),
@@ -217,7 +217,6 @@ def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: b
 def test_a_judge_is_what_vllm_computes(
     tmp_path: Path, family: str, changes: dict[str, object], refused: bool
 ) -> None:
-    """As a policy OLMo 2 is refused: of a judge's classes vLLM may do what it likes."""
     judge = {"model_type": family, **SIZES, **changes}
     asked = {"rewards": [{"function": "judge"}], "judge": {"path": str(tmp_path / "judge")}}
     found = problems(tmp_path, {"model": SIZES, "judge": judge}, **asked)

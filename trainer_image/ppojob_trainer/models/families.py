@@ -204,8 +204,6 @@ class Family:
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         part: of those, what transformers calls the language model within the whole; empty where it
             is that itself, with towers beside its decoder.
-        is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
-            classes, which it changes for the whole process, and so for the trainer.
         told_vllm: what vLLM reads of config.json where transformers takes it for granted.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_multiplier: key of what they are multiplied by.
@@ -257,7 +255,6 @@ class Family:
     mixture: Mixture | None = None
     sees_pictures: bool = False
     part: str = LANGUAGE_PART
-    is_in_vllm: bool = True
     told_vllm: Mapping[str, Json] = field(default_factory=dict)
     logit_divisor: str = ""
     logit_multiplier: str = ""
@@ -332,7 +329,6 @@ _OLMO2: Final = Family(
     norms=(),
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     head_norm="all heads",
-    is_in_vllm=False,
 )
 _GEMMA: Final = Family(
     "Gemma",
@@ -526,14 +522,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "num_key_value_heads": 8},
         has_windows=True,
         biases=_FEED_FORWARD,
-        is_in_vllm=False,
     ),
     "arcee": Family(
         "AFM-4.5B",
         only={"hidden_act": ("relu2",)},
         biases={**_ATTENTION, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")},
         feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
-        is_in_vllm=False,
     ),
     "qwen2": _QWEN2,
     "mimo": replace(
@@ -619,8 +613,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Youtu-LLM",
         defaults={**_LATENT, "tie_word_embeddings": True},
         only={"attention_bias": (False,), "rope_interleave": (True,)},
-        is_in_vllm=False,
-        told_vllm={},
+        told_vllm={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
     ),
     "glm4_moe": _GLM4_MOE,
@@ -691,7 +684,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "SmolLM3",
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
         biases={**_ATTENTION, **_FEED_FORWARD},
-        is_in_vllm=False,
     ),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True, has_ropes_by_layer=True),
@@ -827,7 +819,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_out_bias": ("self_attn.o_proj",),
             **_FEED_FORWARD,
         },
-        is_in_vllm=False,
     ),
     "exaone4": Family(
         "EXAONE 4",
@@ -878,7 +869,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ropes=(*_FIXED_ROPES, "dynamic"),
         head_norm="each head",
         head_norms=("query_layernorm", "key_layernorm"),
-        is_in_vllm=False,
     ),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -935,7 +925,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "gpt_neox.final_layer_norm.": "model.norm.",
             "embed_out.": "lm_head.",
         },
-        is_in_vllm=False,
     ),
     "gpt2": Family(
         "GPT-2, DistilGPT-2",
@@ -1022,7 +1011,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         dropouts=("attention_dropout", "resid_pdrop", "embd_pdrop"),
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
-        is_in_vllm=False,
     ),
     "starcoder2": Family(
         "StarCoder2",
@@ -1035,7 +1023,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_norm_biases=True,
         feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
         dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
-        is_in_vllm=False,
     ),
     "stablelm": Family(
         "StableLM 3B, StableLM 2, StableLM Zephyr",

@@ -42,13 +42,23 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
         config.llama_4_scaling = {"original_max_position_embeddings": positions, "beta": beta}
     if ropes.get("rope_type") == "dynamic":
         # Of rows as long as they may be nothing is stretched; vLLM would stretch all of them.
-        config.rope_parameters = {**ropes, "rope_type": "default"}
+        config.rope_parameters = {**ropes, **_base(config), "rope_type": "default"}
     if config.model_type == "cohere2" and config.sliding_window:
         # vLLM makes its windows a token longer.
         config.sliding_window -= 1
+    if config.model_type == "gpt_neox":  # of which transformers reads no such key
+        config.num_key_value_heads = config.num_attention_heads
     if config.model_type == "lfm2":  # whose widths it has under keys of the hub alone
         config.block_dim = config.conv_dim = config.hidden_size
     return config
+
+
+def _base(config: PreTrainedConfig) -> dict[str, float]:
+    """The base of dynamic angles that are not stretched, where it is another: Hunyuan's."""
+    if not (alpha := config.rope_parameters.get("alpha")):
+        return {}
+    width = config.head_dim
+    return {"rope_theta": config.rope_parameters["rope_theta"] * alpha ** (width / (width - 2))}
 
 
 def served(config: PreTrainedConfig) -> PreTrainedConfig:
