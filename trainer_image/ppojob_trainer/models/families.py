@@ -459,7 +459,7 @@ _QWEN3_5_SEEING: Final = replace(
 )
 _QWEN3_5_MOE: Final = replace(
     _QWEN3_5,
-    models="Qwen3.5 mixtures of experts (text)",
+    models="Qwen3.5 MoE (text)",
     defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
     only={
         **_QWEN3_5.only,
@@ -476,7 +476,7 @@ _GRANITE_SHARED: Final = FeedForward(
     is_beside=True,
 )
 _GRANITE_MOE: Final = Family(
-    "Granite 3 mixtures of experts, PowerMoE",
+    "Granite 3 MoE, PowerMoE",
     defaults={"num_local_experts": 8},
     only={"hidden_act": ("silu",)},
     file_names={
@@ -541,14 +541,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="each head",
     ),
     "qwen3_moe": Family(
-        "Qwen3 mixtures of experts",
+        "Qwen3 MoE",
         defaults={"num_key_value_heads": 4},
         only=_EXPERTS_EVERYWHERE,
         head_norm="each head",
         mixture=Mixture(),
     ),
     "qwen2_moe": Family(
-        "Qwen1.5-MoE, Qwen2 mixtures of experts",
+        "Qwen1.5-MoE, Qwen2 MoE",
         defaults={"num_key_value_heads": 16},
         only={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
         biases={},
@@ -695,7 +695,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": replace(
         _GRANITE_MOE,
-        models="Granite 3 mixtures with a shared expert",
+        models="Granite 3 MoE with a shared expert",
         defaults={"num_local_experts": 8, "shared_intermediate_size": 0},
         feed_forward=_GRANITE_SHARED,
     ),
@@ -842,7 +842,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "lfm2": _LFM2,
     "lfm2_moe": replace(
         _LFM2,
-        models="LFM2 mixtures of experts",
+        models="LFM2 MoE",
         defaults={
             **{"num_key_value_heads": 8, "tie_word_embeddings": True},
             **{"conv_L_cache": 3, "num_dense_layers": 2},
@@ -885,7 +885,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         logit_multiplier="logits_scaling",
     ),
     "ernie4_5_moe": Family(
-        "ERNIE 4.5 mixtures of experts",
+        "ERNIE 4.5 MoE",
         defaults={
             "num_key_value_heads": 4,
             "tie_word_embeddings": True,
@@ -967,7 +967,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         counts=("split_size",),
     ),
     "opt": Family(
-        "OPT but for 350M",
+        "OPT, except 350M",
         defaults={
             **{"max_position_embeddings": 2048, "ffn_dim": 3072, "tie_word_embeddings": True},
             "enable_bias": True,
@@ -1043,7 +1043,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(
         _QWEN3_VL,
-        models="Qwen3-VL mixtures of experts",
+        models="Qwen3-VL MoE",
         defaults={"num_key_value_heads": 16},
         only=_EXPERTS_EVERYWHERE,
         mixture=Mixture(is_stacked=True),
@@ -1081,7 +1081,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "qwen3_5_moe": replace(
         _QWEN3_5_MOE,
-        models="Qwen3.5 mixtures of experts",
+        models="Qwen3.5 MoE",
         ropes=_QWEN3_5_SEEING.ropes,
         sees_pictures=True,
     ),
