@@ -15,7 +15,7 @@ def row(model_type: str, family: Family) -> str:
     cut = "no: " + family.uncut if family.uncut else "yes"
     if family.mixture and family.mixture.uncut:
         cut += f"; of mixtures no: {family.mixture.uncut}"
-    return f"| `{model_type}` | {family.models} | {', '.join(also)} | vLLM, huggingface | {cut} |"
+    return f"| `{model_type}` | {family.models} | {', '.join(also)} | {cut} |"
 
 
 def seen(whole: str) -> str:
