@@ -24,6 +24,7 @@ def row(model_type: str, family: Family) -> str:
         use
         for use, (end, known) in heads.items()
         if model_type in known and (model_type, end) not in OTHER_HEADS
+        if end == TOKENS or not family.sees_pictures  # of which there are no reward models
     ]
     engines = "vLLM, huggingface" if family.is_in_vllm else "huggingface"
     cut = "no: " + family.uncut if family.uncut else "yes"
@@ -33,8 +34,8 @@ def row(model_type: str, family: Family) -> str:
 
 
 def seen(whole: str) -> str:
-    """Whether pictures of a whole are shown: whether there is a tower of it that sees."""
-    return "sounds" if whole in MODELS else "yes" if whole in TOWERS else "no"
+    """Whether a whole gets audio, or pictures: whether it has a tower for them."""
+    return "audio" if whole in MODELS else "yes" if whole in TOWERS else "no"
 
 
 def test_every_family_has_its_row() -> None:
