@@ -24,6 +24,7 @@ def row(model_type: str, family: Family) -> str:
         use
         for use, (end, known) in heads.items()
         if model_type in known and (model_type, end) not in OTHER_HEADS
+        if end == TOKENS or not family.sees_pictures  # of which there are no reward models
     ]
     return f"| `{model_type}` | {family.models} | {', '.join(theirs)} |"
 
