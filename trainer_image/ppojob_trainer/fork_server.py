@@ -165,13 +165,14 @@ def serve(name: str) -> str:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.close(nothing)
+    gc.disable()  # among what is loaded there is no garbage worth a second of looking for it
     for module in LOADED[name]:
         importlib.import_module(module)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise ConfigError(f"{name}: got {threads} threads: processes are started by themselves")
-    # What is loaded stays: no collection looks at it again, in no fork.
-    gc.collect()
+    # What is loaded stays: no collection looks at it, in no fork.
     gc.freeze()
+    gc.enable()
     server = os.getpid()
     order, descriptors = _Server(listener).next_fork()
     _become(server, order, descriptors)
