@@ -8,8 +8,6 @@ be bit-equal to what an undisturbed one leaves.
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import job_points
@@ -178,9 +176,7 @@ def killed_behind_a_checkpoint(
     folder = tmp_path_factory.mktemp("killed")
     job = tiny_jobs.write_manifest(folder, tiny_folder, recovery=RECOVERY)
     armed = arm(folder / "once", ["rpc.update.answer.before"], "kill_group", 11)
-    command = [sys.executable, "-m", "ppojob_cli", "run", job, "--output", folder / "run"]
-    done = subprocess.run(command, capture_output=True, env=tiny_jobs.environment(**armed))
-    assert done.returncode == 3
+    tiny_jobs.ppojob(folder, "run", job, "--output", folder / "run", status=3, **armed)
     run_folders.wait_until_gone(folder / "run")
     return folder / "run"
 
