@@ -222,7 +222,8 @@ def test_a_job_that_loses_a_supervisor_ends_and_goes_on_when_told(
     killed, start, tiny_job, output: Path, undisturbed
 ):
     """Nobody is left to start one again; what forks them is lost with all of them."""
-    run = start(tiny_job(), output, PPOJOB_FORK_SERVER="")
+    own = {"PPOJOB_FORK_SERVER": ""} if killed == "supervisor-server" else {}
+    run = start(tiny_job(), output, **own)
     run.wait_for_step(3)
     pids = run_folders.processes_of(output)
     os.kill(next(pid for pid, line in pids.items() if f" {killed} " in line), signal.SIGKILL)
