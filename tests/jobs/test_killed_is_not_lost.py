@@ -210,7 +210,7 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undi
         pid = run_folders.rank_pids(output, role).get(kind)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-    run.wait_for_step(6)
+    run.wait_for_step(5)
     os.kill(run_folders.fork_server_of(output), signal.SIGKILL)
     assert run.wait() == 0, run.logs()
     assert "no use of the fork server: it has ended" in run.logs()
@@ -224,7 +224,7 @@ def test_a_job_that_loses_a_supervisor_ends_and_goes_on_when_told(
     """Nobody is left to start one again; what forks them is lost with all of them."""
     own = {"PPOJOB_FORK_SERVER": ""} if killed == "supervisor-server" else {}
     run = start(tiny_job(), output, **own)
-    run.wait_for_step(3)
+    run.wait_for_step(2)
     pids = run_folders.processes_of(output)
     os.kill(next(pid for pid, line in pids.items() if f" {killed} " in line), signal.SIGKILL)
     assert run.wait() == 3

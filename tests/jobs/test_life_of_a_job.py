@@ -75,7 +75,7 @@ def test_ctrl_c_checkpoints_and_the_same_command_goes_on(
 ):
     job, parts = tiny_job(), tmp_path / "parts"
     run = start(job, parts)
-    run.wait_for_step(3)
+    run.wait_for_step(2)
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
     run_folders.wait_until_gone(parts)

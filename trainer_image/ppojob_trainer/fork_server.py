@@ -38,6 +38,7 @@ _OF_RANKS = (
     "ppojob_trainer.workers.main",
     "ppojob_trainer.workers.actor_rollout",
     "ppojob_trainer.controller.main",
+    "ppojob_trainer.rollout.huggingface_engine",
 )
 _OF_VLLM = ("ppojob_trainer.rollout.vllm_engine", "vllm.v1.worker.cpu_worker")
 """The latter an engine would load as it starts, in each fork."""
