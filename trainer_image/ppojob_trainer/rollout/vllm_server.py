@@ -4,23 +4,28 @@ It tells vLLM what the engines of a job are told too. What vLLM refuses before i
 is refused again however often it is asked: the exit status says so.
 """
 
+import gc
 import os
 import sys
 
-import uvloop
-from vllm.entrypoints.launchers.api_server.entry import run_server
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-from vllm.platforms import current_platform
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-
 from ppojob_api import contract
-from ppojob_trainer.models.vision_language import language_config
-from ppojob_trainer.rollout import told_vllm
 
 
 def main() -> None:
     """Serve until it is ended."""
+    gc.disable()  # among what is loaded there is no garbage worth seconds of looking for it
+    import uvloop
+    from vllm.entrypoints.launchers.api_server.entry import run_server
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from ppojob_trainer.models.vision_language import language_config
+    from ppojob_trainer.rollout import told_vllm
+
+    gc.freeze()
+    gc.enable()
     cli_env_setup()
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()
     validate_parsed_serve_args(args)
