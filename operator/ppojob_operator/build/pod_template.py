@@ -52,7 +52,7 @@ class PodConfig:
     """What the pods of a job run.
 
     Attributes:
-        text: the run configuration as canonical JSON.
+        text: the run configuration as canonical JSON, without defaults.
         digest: SHA-256 of it.
         layout: SHA-256 of the layout that it has.
         settings: of the pods.
@@ -67,7 +67,8 @@ class PodConfig:
     @classmethod
     def of(cls, run: RunConfig, layout: bytes, settings: tuple[PodSettings, ...]) -> "PodConfig":
         """Write out a run configuration; `layout` is canonical JSON."""
-        text = run.to_json()
+        # Edited, a job may have pods of an older program than this operator.
+        text = run.to_short_json()
         digest, layout_digest = (hashlib.sha256(one).hexdigest() for one in (text, layout))
         return cls(run, text.decode("ascii"), digest, layout_digest, settings)
 
