@@ -61,7 +61,7 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     config_name = config_map_name(here.job, config)
     around = [
         action
-        for wanted in base_objects(here.job, config)
+        for wanted in base_objects(here.job, config, is_short=_is_short(here))
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
         for action in _object_actions(here, wanted)
     ]
@@ -89,6 +89,12 @@ def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) 
     roles = (config.run.topology.role(role) for role in here.wanted)
     rendered = stateful_sets(here.job, config, roles, defaults, here.admission.placements)
     return [action for wanted in rendered for action in _object_actions(here, wanted)]
+
+
+def _is_short(here: ReconcileContext) -> bool:
+    """Whether some pods have a place, and others found none."""
+    pods = here.observed.pods
+    return any(pod.unschedulable for pod in pods) and any(pod.node for pod in pods)
 
 
 def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:

@@ -26,7 +26,7 @@ from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
 from ppojob_operator.conditions import from_rfc3339
 from ppojob_operator.plan import cluster_problems, plan
 from ppojob_operator.reading import read_job
-from ppojob_operator.state import ControllerReport, DeletePod, Manifest, Node, Observed, Plan, Pod
+from ppojob_operator.state import Apply, ControllerReport, DeletePod, Manifest, Node, Observed, Plan, Pod
 
 
 def test_a_new_job_gets_its_objects_before_its_pods() -> None:
@@ -154,6 +154,19 @@ def test_pods_on_a_silent_node_are_given_up_in_time() -> None:
     assert actions(early, DeletePod) == []
     assert early.again_in == pytest.approx(1.0)
     assert actions(late, DeletePod) == [DeletePod("sum-reward-1", "uid-sum-reward-1", force=True)]
+
+
+def test_a_job_that_is_short_of_a_place_holds_up_no_drain() -> None:
+    rest = all_pods(is_ready=True, node="a")[1:]
+    waits = pod("sum-actor-rollout-0", unschedulable="1 node is unschedulable")
+    placed = observed(pods=(pod("sum-actor-rollout-0", node="b"), *rest))
+    assert actions(look(make_job(), placed), Apply) == []
+    (budget,) = actions(look(make_job(), observed(pods=(waits, *rest))), Apply)
+    assert budget.manifest["kind"] == "PodDisruptionBudget"
+    assert budget.manifest["spec"]["maxUnavailable"] == "100%"
+    # A job that has no place at all has nothing to be drained.
+    nowhere = all_pods(unschedulable="0 nodes are available")
+    assert actions(look(make_job(), observed(pods=nowhere)), Apply) == []
 
 
 def test_the_image_of_a_running_job_stays_when_the_operators_changes() -> None:
