@@ -103,6 +103,9 @@ def pod_template(
     if is_controller:
         spec["serviceAccountName"] = controller_name(job)
     spec |= _placement(job, role.role, settings)
+    if settings.image is None and defaults.image_pull_secrets:
+        names = dict.fromkeys((*settings.image_pull_secrets, *defaults.image_pull_secrets))
+        spec["imagePullSecrets"] = [{"name": name} for name in names]
     metadata = {
         "labels": labels(job, role.role),
         "annotations": {

@@ -4,11 +4,13 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from bad_specs import GOOD_JOB
+from ruamel.yaml import YAML
 
 from ppojob_api import crd, run_config, shape, validation
 from ppojob_api.rules import RULES, Rule, cel
@@ -435,3 +437,13 @@ def test_no_default_beside_a_meaning_of_null() -> None:
             assert not (member.shape.optional and member.default is not None), f"{model} {name}"
             inner = member.shape.item or member.shape
             models += [inner.model] if inner.model else []
+
+
+def test_kustomize_is_told_of_every_place_where_a_job_names_an_object() -> None:
+    told = YAML(typ="safe").load(Path(__file__).parents[3] / "crds" / "kustomizeconfig.yaml")
+    fields = [*told["images"], *(one for kind in told["nameReference"] for one in kind["fieldSpecs"])]
+    named = re.compile(r"spec\..*(configMap|secret)(\.name)?|spec\..*claimName|spec\.pods\.image")
+    places = {path for path in shape.all_paths() if named.fullmatch(path)}
+    # Of a section that names it, the name is the place.
+    leaves = {one for one in places if f"{one}.name" not in places}
+    assert {one["path"].replace("/", ".") for one in fields} == leaves
