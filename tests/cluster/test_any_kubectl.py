@@ -22,6 +22,7 @@ from ruamel.yaml import YAML
 
 from ppojob_api.manifest import to_yaml
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
 from ppojob_operator.reading import read_job
 
@@ -44,6 +45,16 @@ def create(cluster: Cluster, jobs: Path, folder: Path) -> None:
 
 def apply_after_create(cluster: Cluster, jobs: Path, folder: Path) -> None:
     create(cluster, jobs, folder)
+    cluster.kubectl("apply", f"--filename={jobs}")
+
+
+def apply_over_defaults(cluster: Cluster, jobs: Path, folder: Path) -> None:
+    """What a definition of before has written out, also in items of lists, is no edit."""
+    for path in jobs.iterdir():
+        read = PPOJob.model_validate(YAML(typ="safe").load(path))
+        written = read.model_dump(mode="json", by_alias=True, exclude_none=True)
+        (folder / path.name).write_text(to_yaml(written))
+    apply_after_create(cluster, folder, folder)
     cluster.kubectl("apply", f"--filename={jobs}")
 
 
@@ -77,6 +88,7 @@ WAYS: dict[str, Callable[[Cluster, Path, Path], None]] = {
     "apply": apply_twice,
     "create": create,
     "apply after create": apply_after_create,
+    "apply over defaults": apply_over_defaults,
     "apply --server-side": apply_on_the_server,
     "helm": helm_install,
     "edit": edit,
