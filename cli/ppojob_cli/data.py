@@ -19,10 +19,10 @@ _output = click.option(
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder for train.parquet, test.parquet, or both.",
+    help="Output folder for train.parquet, test.parquet, or both.",
 )
 _seed = click.option(
-    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Of items and order."
+    "--seed", default=0, show_default=True, type=click.IntRange(0), help="Seed of items and order."
 )
 
 
@@ -35,7 +35,7 @@ def _rows(default: int | None) -> Option:
         default=default,
         show_default=default is not None,
         type=click.IntRange(1),
-        help="Training rows." if default else "Training rows at most; all without it.",
+        help="Training rows." if default else "Largest number of training rows; default: all.",
     )
 
 
@@ -86,10 +86,10 @@ def data() -> None:
     default=1,
     show_default=True,
     type=click.IntRange(1, 9),
-    help="Of each number; of more than one, 10,000 rows without --rows.",
+    help="Digits of each number; with more than one, 10,000 rows by default.",
 )
 def addition(output: Path, **options: Any) -> None:
-    """Sums of three digits, after one worked example: the task of the demo."""
+    """Sums of three digits, after one worked example: the demo's task."""
     from ppojob_trainer.data import generate
 
     _make(output, generate.addition, options)
@@ -174,7 +174,7 @@ def facts(output: Path, **options: Any) -> None:
 @_output
 @_folder_of_splits
 @click.option(
-    "--with-user", is_flag=True, help="Rows name the simulated user gsm8k, and tell it the answer."
+    "--with-user", is_flag=True, help="Rows name the user simulator gsm8k, with the answer."
 )
 def gsm8k(output: Path, source: Path, with_user: bool) -> None:
     """GSM8K from local files, in verl's columns and wording."""
@@ -197,7 +197,7 @@ def math(output: Path, source: Path) -> None:
 @data.command()
 @_output
 @_folder_of_splits
-@_data_source("nq", "Of rows without a column of that name; searchR1_ goes before it.")
+@_data_source("nq", "Data source of rows without that column; the prefix searchR1_ is added.")
 @_prompt_form(
     ["direct", "search"],
     "search: Search-R1's own words, for a policy that has a search engine.",
@@ -222,7 +222,7 @@ def dapo_math(output: Path, source: Path) -> None:
 @data.command()
 @_output
 @_file
-@_data_source("aime", "Tells years apart in validation metrics: aime2024.")
+@_data_source("aime", "Data source, to separate years in validation metrics: aime2024.")
 def aime(output: Path, source: Path, data_source: str) -> None:
     """AIME from a local file, in DAPO's wording, each problem once; writes test.parquet alone.
 
@@ -255,7 +255,7 @@ def aime(output: Path, source: Path, data_source: str) -> None:
     help="Which files of the repository: data/train-*.",
 )
 def hf(source: str, output: Path | None, pattern: str) -> None:
-    """A data set of the Hugging Face hub: fetches its files, and tells rows and columns of each.
+    """Fetch a data set of the Hugging Face hub, and list rows and columns of its files.
 
     Nothing is converted: spec.data reads the files, with promptKey, answerKey and dataSource.
     """

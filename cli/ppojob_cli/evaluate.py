@@ -53,17 +53,17 @@ class Rewards:
     "--job",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Manifest whose spec.rewards and spec.sandbox score; default: that of the run, where ROWS "
-    "lie in one, else the built-in scorer of each row's data source.",
+    help="Manifest with the spec.rewards and spec.sandbox to use; default: that of the run of "
+    "ROWS, else the built-in reward function of each row's data source.",
 )
-@click.option("--function", metavar=_FUNCTION_FORM, help="A reward function that scores alone.")
-@click.option("--kept", is_flag=True, help="Take the scores that the rows of a run have already.")
+@click.option("--function", metavar=_FUNCTION_FORM, help="The only reward function to use.")
+@click.option("--kept", is_flag=True, help="Use the scores that the rows of a run already have.")
 @click.option(
     "--processes",
     default=1,
     show_default=True,
     type=click.IntRange(1, 1_024),
-    help="Child processes that score at one time.",
+    help="Child processes that score in parallel.",
 )
 @click.option(
     "--output",
@@ -71,7 +71,9 @@ class Rewards:
     metavar="DIR",
     help="Folder for the numbers (evaluation.jsonl) and the scored rows (scored.parquet).",
 )
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a step instead of tables.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print one JSON object per step instead of tables."
+)
 def evaluate(
     rows: Path,
     job: Path | None,
@@ -85,7 +87,7 @@ def evaluate(
 
     ROWS are a file, a folder or a pattern of parquet or JSON lines: rows of a run (rollouts/,
     validation/), or of `ppojob generate` and verl's main_generation (columns responses,
-    data_source, reward_model). Of a run folder its validations are scored. Reward functions run as
+    data_source, reward_model). For a run folder its validations are scored. Reward functions run as
     in a job; no model and no engine is loaded.
 
     Exit status: 0 done, 2 the input is wrong, 3 a reward function failed; nothing is written then.

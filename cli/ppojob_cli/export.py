@@ -28,14 +28,14 @@ _POINTERS = ("latest", "best")
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder that is made.",
+    help="Output folder.",
 )
-@click.option("--adapters", is_flag=True, help="The LoRA adapters alone, in PEFT's form.")
+@click.option("--adapters", is_flag=True, help="Only the LoRA adapters, in PEFT's form.")
 @click.option("--critic", is_flag=True, help="The critic that the job has trained.")
 def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: bool) -> None:
     """Write the policy of a checkpoint, or its critic, as a Hugging Face folder.
 
-    RUN is the run folder. The weights are put together, however many ranks wrote them. Needs no
+    RUN is the run folder. It gathers the weights, however many ranks wrote them. Needs no
     GPU and no running job.
     """
     from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint

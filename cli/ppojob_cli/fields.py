@@ -21,9 +21,9 @@ INDENT = "    "
 def fields(path: str) -> None:
     """Print the fields of a job: type, default, meaning, verl's name.
 
-    PATH is a field such as spec.algorithm.kl, and all below it is printed; without PATH, what
-    stands in spec. A PATH that does not exist is answered with what to write, also where it is a
-    name of verl, TRL or OpenRLHF. Of a section of theirs, such as optim, each key is told.
+    PATH is a field such as spec.algorithm.kl; everything below it is printed. Without PATH, the
+    fields of spec are printed. For an unknown PATH, or a name of verl, TRL or OpenRLHF, it prints
+    the right field; for a section of theirs, such as optim, that of each key.
     """
     keys = [key for key in re.split(r"\.|\[[0-9]*\]", path) if key] or [path]
     if keys[0] in shapes.members(PPOJobSpec):

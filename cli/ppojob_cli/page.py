@@ -21,7 +21,7 @@ _MOST_STEPS: Final = 10
     show_default=True,
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="The page; one that is there is replaced.",
+    help="Output file; an existing one is replaced.",
 )
 @click.option(
     "--step",
@@ -37,14 +37,14 @@ _MOST_STEPS: Final = 10
     default=2,
     show_default=True,
     type=click.IntRange(1, 5),
-    help="Responses of a step: so many of the best, of the worst, and drawn by lot.",
+    help="Responses per step: this many of the best, the worst and random ones.",
 )
 def page(runs: tuple[Path, ...], output: Path, steps: tuple[int, ...], samples: int) -> None:
     """Write curves and responses of runs to one HTML file.
 
-    RUN is a run folder; up to eight are drawn over each other. The run may be under way, ended or
-    broken. The file opens in any browser, is under 2 MB, and asks no network. It holds prompts,
-    responses and the configuration: send it to those who may see them.
+    RUN is a run folder; up to eight are drawn in one chart. A run may be active, finished or
+    broken. The file opens in any browser, is under 2 MB, and needs no network. It contains prompts,
+    responses and the configuration: send it only to people who may see them.
     """
     from ppojob_cli.run_page.drawing import draw_page
     from ppojob_cli.run_page.facts import read_runs

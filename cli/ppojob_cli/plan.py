@@ -355,8 +355,8 @@ def memory_lines(config: RunConfig) -> Iterator[str]:
 def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     """Show roles, ranks, memory, objects and every default of FILE.
 
-    FILE is - for standard input. Starts nothing, asks no cluster, and reads of models only the
-    sizes of their weights.
+    FILE is - for standard input. It starts nothing, contacts no cluster, and of models reads only
+    the sizes of their weights.
     """
     with told():
         job = load_job(file, overrides)

@@ -56,7 +56,7 @@ class Interrupts:
 @click.option(
     "--output",
     type=click.Path(path_type=Path, file_okay=False),
-    help="Run folder; default: runs/<name of the job>. The same command goes on from its last "
+    help="Run folder; default: runs/<name of the job>. The same command resumes from its last "
     "checkpoint.",
 )
 @set_option
@@ -66,7 +66,7 @@ class Interrupts:
     help="Run folder of an earlier run: train on its rows and scores again, step by step, without "
     "engine and reward functions (spec.rollout.replay).",
 )
-@click.option("--plain", is_flag=True, help="Plain lines instead of the live view.")
+@click.option("--plain", is_flag=True, help="Print plain lines instead of the live view.")
 def run(
     file: Path,
     output: Path | None,
@@ -74,7 +74,7 @@ def run(
     replay: Path | None,
     plain: bool,
 ) -> None:
-    """Run a PPOJob manifest on this machine, or go on with its run.
+    """Run a PPOJob manifest on this machine, or resume its run.
 
     Exit status: 0 done, 2 the input is wrong and nothing was started, 3 the job failed,
     130 interrupted (the first Ctrl-C finishes the step and writes a checkpoint, the second stops at

@@ -28,13 +28,13 @@ _folder = click.Path(path_type=Path, file_okay=False)
     default="bm25",
     show_default=True,
     type=click.Choice(["bm25", "dense"]),
-    help="By words, or by the vectors of an encoder.",
+    help="bm25: by words; dense: by embeddings of an encoder.",
 )
 @click.option("--encoder", type=_folder, metavar="FOLDER", help="Sentence encoder; dense only.")
 @click.option(
     "--pooling",
     type=click.Choice(["mean", "cls"]),
-    help="Of the vectors of tokens; as the encoder's folder says, or mean.",
+    help="Pooling of token vectors; default: as in the encoder's folder, else mean.",
 )
 @click.option(
     "--query-prefix", metavar="TEXT", help="Before each query; by the encoder's name for e5, bge."
@@ -49,10 +49,10 @@ def index(
     encoder: Path | None,
     **of_encoder: str | None,
 ) -> None:
-    r"""Make an index of a corpus.
+    r"""Build a search index of a corpus.
 
     CORPUS is a file of JSON lines, {"id": "7", "contents": "\"Title\"\ntext"}, plain or gzip. The
-    same command goes on with an index that was interrupted.
+    same command resumes an interrupted index.
     """
     from ppojob_trainer.retrieval.build import build_index
 
@@ -77,17 +77,20 @@ def index(
     default="127.0.0.1",
     show_default=True,
     metavar="IP",
-    help="Who reaches this address may ask; by default this machine alone.",
+    help="Address to listen on, without authentication; by default only this machine.",
 )
 @click.option(
     "--topk",
     default=3,
     show_default=True,
     type=click.IntRange(1, 1_000),
-    help="Passages a query where a request does not say.",
+    help="Passages per query if a request has no topk.",
 )
 @click.option(
-    "--encoder", type=_folder, metavar="FOLDER", help="Where a dense index's encoder lies now."
+    "--encoder",
+    type=_folder,
+    metavar="FOLDER",
+    help="Folder of a dense index's encoder, if it was moved.",
 )
 def retrieve(folder: Path, port: int, address: str, topk: int, encoder: Path | None) -> None:
     """Serve an index as Search-R1 does: POST to /retrieve, until Ctrl-C.

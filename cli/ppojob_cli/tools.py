@@ -23,14 +23,16 @@ if TYPE_CHECKING:
 @click.option(
     "--mcp", metavar="URL", help="An MCP server, or the command of one, with its arguments."
 )
-@click.option("--name", default="mcp", metavar="NAME", help="What the job calls that server.")
-@click.option("--key-variable", metavar="NAME", help="Variable that holds the key of that server.")
+@click.option("--name", default="mcp", metavar="NAME", help="Name of that server in the job.")
+@click.option(
+    "--key-variable", metavar="NAME", help="Environment variable with the key of that server."
+)
 def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None) -> None:
-    """Print spec.agent of verl's YAML of tools or interactions, Python or an MCP server.
+    """Print spec.agent from verl's YAML of tools or interactions, Python or an MCP server.
 
-    Of a Python file all public functions are tools, or those that verl's @function_tool marks. What
-    a model is told of one is its signature and docstring; nothing of the file is kept. Of an MCP
-    server all tools are printed, and what a job needs to call them.
+    Of a Python file the tools are all public functions, or those that verl's @function_tool marks.
+    Descriptions come from signatures and docstrings; the file itself is not copied. Of an MCP
+    server it prints all tools, with what a job needs to call them.
     """
     if (file is None) == (mcp is None):
         got = "both" if file else "neither"

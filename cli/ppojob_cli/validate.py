@@ -25,15 +25,16 @@ def _same_job(job: PPOJob, other: str) -> Problem:
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @set_option
 @click.option(
-    "--offline", is_flag=True, help="Judge the manifests alone; no file that they name is read."
+    "--offline", is_flag=True, help="Check only the manifests; read no file that they name."
 )
 def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: bool) -> None:
-    """Check PPOJob manifests and what they name; - is standard input.
+    """Check PPOJob manifests and the files that they name; - is stdin.
 
     Reads model folders, tokenizer, chat template and every row, and loads the reward functions
     once, as `ppojob run` does before it starts anything. Prints every problem of every FILE as one
     line, `where: got: why; what is allowed`, and ends with status 2 if there is any. Warnings are
-    lines too, and change nothing. Whether this machine can run the job is for `ppojob run` to say.
+    lines too, and do not change the status. Only `ppojob run` checks whether this machine can run
+    the job.
     """
     is_good = True
     first: dict[tuple[str, str], str] = {}

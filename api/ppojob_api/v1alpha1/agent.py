@@ -36,82 +36,85 @@ Turns = Annotated[int, Field(ge=1, le=10_000)]
 
 
 class UserSource(CodeSource):
-    """Where the code of an interaction comes from; one of path and configMap."""
+    """Where the code of a user simulator (interaction) comes from; one of path and configMap."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Function, or class with verl's `generate_response`, in that file; one that yields is a loop
-    around the model, and one with `interface: openai` a program; absent: the interaction's name."""
+    """Function, or class with verl's `generate_response`, in that file; absent: the interaction's
+    name. A generator function is a loop around the model; with `interface: openai` the function is
+    a program."""
 
 
 class ToolSource(CodeSource):
-    """What answers the calls of a tool; one of path, configMap, url and mcpServer."""
+    """Where the calls of a tool go; one of path, configMap, url and mcpServer."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
     """Function, or class in verl's form, in that file; absent: the name of the tool or
     interaction."""
 
     url: Url | None = None
-    """Service that is posted the arguments as a JSON object: http://HOST:PORT/PATH."""
+    """HTTP service: each call POSTs the arguments as a JSON object to http://HOST:PORT/PATH."""
 
     key_variable: EnvironmentName | None = None
-    """Variable of the tools pods that holds the key of `url`, sent as a bearer token; absent: no
-    key."""
+    """Environment variable of the tools pods with the key of `url`, sent as a bearer token; absent:
+    no key."""
 
     mcp_server: ToolName | None = None
     """Name of an item of `mcpServers`."""
 
     tool: Annotated[str, Field(min_length=1, max_length=253, pattern=PRINTABLE)] | None = None
-    """What the server calls it; absent: the tool's name."""
+    """Name of the tool on the server; absent: the tool's name."""
 
 
 class ToolSpec(Section):
-    """A tool that the model may call; what it is told of it is data, and written here."""
+    """A tool that the model may call. What the model reads about it stands here, as data."""
 
     name: ToolName
-    """As the model calls it. verl: tool_schema.function.name."""
+    """Name by which the model calls it. verl: tool_schema.function.name."""
 
     source: ToolSource | None = None
     """Its code, or a service; absent: the built-in tool of that name. verl: class_name."""
 
     description: Annotated[str, Field(max_length=16_384)] | None = None
-    """What it does, for the model; absent only where it is built in.
-    verl: tool_schema.function.description."""
+    """Description for the model; may be absent only for a built-in tool. verl:
+    tool_schema.function.description."""
 
     parameters: Arguments = Field(default_factory=dict)
     """JSON schema of its arguments: `type: object`, `properties`, `required`; empty: those of the
     built-in tool. verl: tool_schema.function.parameters."""
 
     config: Arguments = Field(default_factory=dict)
-    """Settings that the tool is made with. verl: config."""
+    """Settings for constructing the tool. verl: config."""
 
     time_limit_seconds: Seconds = 30.0
-    """Of a call; what takes longer is killed."""
+    """Time limit of a call; a longer call is killed."""
 
 
 class RetrieverSpec(Section):
-    """What the built-in tool `search` searches, in pods that hold it once for all calls."""
+    """The corpus of the built-in tool `search`, in pods that load it once for all calls."""
 
     index: Path
     """Folder that `ppojob index` made."""
 
     encoder: Path | None = None
-    """Folder of the sentence encoder of a dense index; absent: where it was when that was made."""
+    """Folder of the sentence encoder of a dense index; absent: the folder with which the index was
+    built."""
 
 
 class McpServerSpec(Section):
     """A server of the Model Context Protocol; one of url and command."""
 
     name: ToolName
-    """By which tools name it."""
+    """Name by which tools refer to it."""
 
     url: Url | None = None
-    """Its address, by Streamable HTTP: http://HOST:PORT/mcp."""
+    """Its Streamable HTTP address: http://HOST:PORT/mcp."""
 
     key_variable: EnvironmentName | None = None
-    """Variable of the tools pods that holds its key, sent as a bearer token; absent: no key."""
+    """Environment variable of the tools pods with its key, sent as a bearer token; absent:
+    no key."""
 
     command: Annotated[Items[Path], Field(max_length=64)] = ()
-    """Program and arguments; started for each call, in the tools pods, and spoken to by stdin and
+    """Program and arguments. Each call starts it in the tools pods and speaks to it over stdin and
     stdout."""
 
 
@@ -119,120 +122,121 @@ class EgressSpec(Section):
     """Addresses and TCP ports that tools pods may connect to."""
 
     cidr: Annotated[str, Field(min_length=1, max_length=64, pattern=PRINTABLE)] | None = None
-    """Addresses, 10.1.0.0/16; absent: all."""
+    """Address range, such as 10.1.0.0/16; absent: all addresses."""
 
     ports: Annotated[Items[Port], Field(max_length=64)] = ()
-    """Ports; empty: all."""
+    """Ports; empty: all ports."""
 
 
 class InteractionSpec(Section):
-    """A simulated user, who answers the turns of the model that call no tool."""
+    """A user simulator. It answers the turns of the model that call no tool."""
 
     name: ToolName
-    """By which rows ask for it: `extra_info.interaction_kwargs.name`. verl: interaction[].name."""
+    """Name by which rows select it: `extra_info.interaction_kwargs.name`. verl:
+    interaction[].name."""
 
     source: UserSource | None = None
     """Its code; absent: the built-in interaction of that name. verl: interaction[].class_name."""
 
     interface: Literal["messages", "openai"] = "messages"
-    """How it speaks with the model: it is told the messages and answers; or it is a program, a
-    function that asks the model itself, by OpenAI's chat completions at OPENAI_BASE_URL."""
+    """messages: it gets the messages and returns an answer. openai: it is a program that calls the
+    model itself, with OpenAI's chat completions at OPENAI_BASE_URL."""
 
     config: Arguments = Field(default_factory=dict)
-    """Settings that a class is made with. verl: interaction[].config."""
+    """Settings for constructing a class. verl: interaction[].config."""
 
     time_limit_seconds: Seconds = 30.0
-    """Of an answer; what takes longer is killed."""
+    """Time limit of an answer; a longer one is killed."""
 
 
 class NamedAgentSpec(Section):
-    """An agent for the rows that name it: `agent` with what is said here in place of its own."""
+    """An agent for the rows that name it: `agent`, with the settings here replacing its own."""
 
     name: ToolName
-    """By which rows ask for it: the column `agent_name`. verl: agent_loop_config_path."""
+    """Name by which rows select it: the column `agent_name`. verl: agent_loop_config_path."""
 
     tools: Annotated[Items[ToolName], Field(max_length=64)] | None = None
-    """Of `agent.tools`, those that the model is shown and may call; absent: all."""
+    """The tools of `agent.tools` that the model is shown and may call; absent: all."""
 
     format: ToolFormat | None = None
-    """How the model writes a call; absent: as `agent` says."""
+    """Format of the model's tool calls; absent: that of `agent`."""
 
     max_assistant_turns: Turns | None = None
-    """Turns of the model in a row; absent: as `agent` says."""
+    """Largest number of model turns in a row; absent: that of `agent`."""
 
     max_user_turns: Turns | None = None
-    """Answers to the model in a row; absent: as `agent` says."""
+    """Largest number of answers to the model in a row; absent: that of `agent`."""
 
 
 class AgentSpec(Section):
-    """Rows of several turns: the model speaks, tools or a user answer, the model goes on.
+    """Multi-turn rollouts with tools or a user simulator.
 
-    Only what the model wrote is trained. verl: rollout.multi_turn.
+    The model generates, they answer, the model continues; only generated tokens are trained. verl:
+    rollout.multi_turn.
     """
 
     tools: Annotated[Items[ToolSpec], Field(max_length=64)] = ()
-    """What the model may call. verl: multi_turn.tool_config_path."""
+    """Tools that the model may call. verl: multi_turn.tool_config_path."""
 
     retriever: RetrieverSpec | None = None
-    """Has the tool `search` answered by the pods of `roles.retriever`; absent: by those of
-    `roles.tools`, as its config says."""
+    """Pods of `roles.retriever` answer the tool `search`; absent: pods of `roles.tools` answer it,
+    as its config says."""
 
     mcp_servers: Annotated[Items[McpServerSpec], Field(max_length=64)] = ()
-    """Servers of tools. What the model is told of their tools stands in `tools`, and is compared
-    when the job starts."""
+    """MCP servers of tools. The descriptions for the model stand in `tools`, and are compared with
+    the servers when the job starts."""
 
     egress: Annotated[Items[EgressSpec], Field(max_length=64)] = ()
-    """What tools pods may connect to on a cluster, and to DNS with it; empty: nothing, which their
-    NetworkPolicy says. Without effect on one machine."""
+    """Addresses that tools pods may connect to on a cluster, and DNS with them; empty: none
+    (enforced by their NetworkPolicy). No effect on one machine."""
 
     interactions: Annotated[Items[InteractionSpec], Field(max_length=64)] = ()
-    """Simulated users; each row names the one that it speaks with.
-    verl: multi_turn.interaction_config_path."""
+    """User simulators; each row names the one that answers it. verl:
+    multi_turn.interaction_config_path."""
 
     agents: Annotated[Items[NamedAgentSpec], Field(max_length=64)] = ()
-    """Agents for rows that name them, beside those that are built in.
-    verl: agent.agent_loop_config_path."""
+    """Agents for rows that name them, in addition to the built-in ones. verl:
+    agent.agent_loop_config_path."""
 
     default: ToolName = "tool_agent"
-    """The agent of rows that name none. verl: agent.default_agent_loop, single_turn_agent."""
+    """Agent of rows that name none. verl: agent.default_agent_loop, single_turn_agent."""
 
     format: ToolFormat = "hermes"
-    """How the model writes a call. verl: multi_turn.format, hermes."""
+    """Format of the model's tool calls. verl: multi_turn.format, hermes."""
 
     max_assistant_turns: Turns | None = None
-    """Turns of the model in a row; absent: as many as fit.
-    verl: max_assistant_turns, null."""
+    """Largest number of model turns in a row; absent: as many as fit. verl: max_assistant_turns,
+    null."""
 
     max_user_turns: Turns | None = None
-    """Answers to the model in a row; absent: as many as fit. verl: max_user_turns, null."""
+    """Largest number of answers to the model in a row; absent: as many as fit. verl:
+    max_user_turns, null."""
 
     max_parallel_calls: Annotated[int, Field(ge=1, le=64)] = 1
-    """Calls of one turn that are made; further ones are left out.
-    verl: max_parallel_calls, 1."""
+    """Calls of one turn that are made; further ones are dropped. verl: max_parallel_calls, 1."""
 
     max_tool_response_characters: Annotated[int, Field(ge=1, le=1_000_000)] = 256
-    """Of an answer; longer ones are cut. verl: max_tool_response_length, 256."""
+    """Longest answer of a tool; longer ones are cut. verl: max_tool_response_length, 256."""
 
     tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"
-    """Where a long answer is cut: left leaves its end, right its beginning, middle both ends.
-    verl: tool_response_truncate_side, middle."""
+    """Side at which a long answer is cut: left keeps its end, right its beginning, middle both
+    ends. verl: tool_response_truncate_side, middle."""
 
     turn_tokens: Tokens | None = None
-    """Tokens of one turn of the model; absent: what the row has left."""
+    """Tokens of one turn of the model; absent: all tokens that the row has left."""
 
     cut_turns: Literal["end", "go_on"] = "end"
-    """What becomes of a turn that turnTokens cuts: it ends the row, and its calls are not made; or
-    it is read and answered as any other, as in Search-R1."""
+    """What happens to a turn that turnTokens truncates. end: it ends the row, and its calls are not
+    made. go_on: it is answered like any other turn, as in Search-R1."""
 
     tool_steps: Annotated[int, Field(ge=-1, le=1_000_000)] = 32
-    """Steps that the engine takes for other rows while a call is made. Whether an answer comes
-    early or late within them changes no bit. 0: it waits at once; -1: a turn begins when all rows
-    have ended theirs."""
+    """Engine steps for other rows while a tool call runs. The duration of the call changes no bit.
+    0: the engine waits at once. -1: a barrier; a turn begins when all rows have ended theirs."""
 
     tool_failure: Literal["answer", "mask", "fail"] = "answer"
-    """What becomes of a row whose tool or user fails: the model is told and goes on, the row is not
-    trained on, or the job fails."""
+    """What happens to a row whose tool or user fails. answer: the model reads the error and
+    continues; mask: the row is not trained on; fail: the job fails."""
 
     tool_rewards: Literal["tell", "add"] = "tell"
-    """What becomes of rewards that tools give, and of scores of users: reward functions are told of
-    them in extra_info, or they are also added to the row, each on the last token of its turn."""
+    """What happens to rewards of tools and scores of users. tell: reward functions get them in
+    extra_info. add: they are also added to the row, on the last token of their turn."""

@@ -45,33 +45,32 @@ FULL_KL: Final = "full"
 
 
 class KlLossSpec(Section):
-    """A KL in the loss, beside the one in the reward."""
+    """A KL term in the loss, in addition to the KL in the reward."""
 
     estimator: KlEstimator = "k3"
     """As kl.estimator. verl: kl_loss_type, low_var_kl, which is k3."""
 
     coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 0.001
-    """Its weight, which stays as it is. verl: kl_loss_coef, 0.001."""
+    """Its constant weight. verl: kl_loss_coef, 0.001."""
 
 
 class ReferenceRefreshSpec(Section):
-    """Let the reference follow the policy (TR-DPO: Gorbatovski et al. 2024, arXiv:2404.09656)."""
+    """Update the reference with the policy's weights (TR-DPO: arXiv:2404.09656)."""
 
     every_steps: Count
-    """Behind every so many steps the reference takes over the weights that they have trained.
-    TRL: ref_model_sync_steps, 512."""
+    """Update the reference after every n-th step. TRL: ref_model_sync_steps, 512."""
 
     mixup: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """How much of the policy's weights it takes, the rest being its own; 1: a copy of the policy.
-    TRL: ref_model_mixup_alpha, 0.6."""
+    """Share of the policy's weights in the updated reference; 1: a copy of the policy. TRL:
+    ref_model_mixup_alpha, 0.6."""
 
 
 class KlSpec(Section):
-    """How far the policy may move from the reference, and where that is charged."""
+    """KL penalty that keeps the policy near the reference, and where it is applied."""
 
     in_: Annotated[Literal["none", "loss", "reward"], Field(alias="in")] = "none"
-    """none; loss: a term of the loss (GRPO); reward: subtracted per token before the advantages.
-    verl: use_kl_loss and use_kl_in_reward, both false."""
+    """none; loss: a loss term (GRPO); reward: subtracted from the reward of each token before the
+    advantages. verl: use_kl_loss and use_kl_in_reward, both false."""
 
     estimator: KlEstimator | None = None
     """k1 = a - b, k2 = (a - b)^2 / 2, k3 = e^(b-a) - (b-a) - 1, abs = |a - b|
@@ -80,27 +79,29 @@ class KlSpec(Section):
     verl: kl_penalty kl, which is k1; kl_loss_type low_var_kl, which is k3."""
 
     unbiased: bool = False
-    """Multiply the KL of a token in the loss by the probability of the policy over that of the old
-    policy, which drew it: its gradient is that of the KL then (DeepSeek-V3.2, arXiv:2512.02556).
-    TRL: use_bias_correction_kl, false."""
+    """Multiply a token's KL in the loss by the ratio of the policy to the old policy that sampled
+    it, so that its gradient is that of the KL (DeepSeek-V3.2, arXiv:2512.02556). TRL:
+    use_bias_correction_kl, false."""
 
     coefficient: Coefficient = 0.001
-    """Weight of the KL, the first one when the controller is adaptive. verl: 0.001."""
+    """Weight of the KL; with an adaptive controller the initial weight. verl: 0.001."""
 
     controller: Literal["fixed", "adaptive"] = "fixed"
-    """adaptive follows `target` (Ziegler et al. 2019, arXiv:1909.08593), only with `in: reward`."""
+    """adaptive: adapt the coefficient to reach `target` (Ziegler et al. 2019, arXiv:1909.08593),
+    only with `in: reward`."""
 
     target: Annotated[float, Field(gt=0, le=1_000_000)] = 0.1
-    """KL the adaptive controller steers to. verl: kl_ctrl.target_kl, 0.1."""
+    """KL that the adaptive controller aims at. verl: kl_ctrl.target_kl, 0.1."""
 
     horizon: Annotated[int, Field(ge=1, le=1_000_000_000)] = 10_000
     """Samples over which the adaptive controller corrects. verl: kl_ctrl.horizon, 10000."""
 
     loss_term: KlLossSpec | None = None
-    """A term of the loss as well, with `in: reward`. verl: use_kl_loss beside use_kl_in_reward."""
+    """Add a KL loss term too, with `in: reward`. verl: use_kl_loss beside use_kl_in_reward."""
 
     reference_refresh: ReferenceRefreshSpec | None = None
-    """Bring the reference up to the policy from time to time; absent: it stays as the job began."""
+    """Update the reference with the policy's weights from time to time; absent: it never
+    changes."""
 
     @property
     def first_coefficient(self) -> float | None:
@@ -120,20 +121,21 @@ class KlSpec(Section):
 
 
 class EntropyControlSpec(Section):
-    """Lead entropyCoefficient by steps, so that the entropy stays up (arXiv:2505.22312)."""
+    """Adapt entropyCoefficient step by step to keep the entropy up (arXiv:2505.22312)."""
 
     target: Annotated[float, Field(gt=0, le=1_000)] = 0.2
-    """Entropy in nats a token; below it there is a bonus, whose weight grows. The paper: 0.2."""
+    """Target entropy in nats per token. Below it there is a bonus, whose weight grows. The paper:
+    0.2."""
 
     step: Annotated[float, Field(gt=0, le=1_000_000)] = 0.005
-    """By how much the weight grows in a step below the target, and falls in one above. The paper:
-    0.005; its published runs: 0.0001."""
+    """Change of the weight per step: up below the target, down above it. The paper: 0.005; its
+    published runs: 0.0001."""
 
     min_coefficient: Coefficient = 0.0
-    """The least weight."""
+    """Smallest weight."""
 
     max_coefficient: Coefficient = 0.1
-    """The largest weight. The published runs of the paper: 0.005."""
+    """Largest weight. The published runs of the paper: 0.005."""
 
 
 Score = Annotated[float, Field(ge=-1_000_000, le=1_000_000)]
@@ -143,27 +145,27 @@ class DynamicSamplingSpec(Section):
     """Replace prompts whose responses all score the same (Yu et al. 2025, arXiv:2503.14476)."""
 
     metric: Annotated[str, Field(min_length=1, max_length=253)] = "score"
-    """What has to differ within a group: score, or the name of a number that reward functions give
-    beside it, such as acc. verl: filter_groups.metric; its seq_reward is score."""
+    """The value that must differ within a group: score, or the name of a number that reward
+    functions return beside it, such as acc. verl: filter_groups.metric; its seq_reward is score."""
 
     max_rounds: Annotated[int, Field(ge=1, le=1_000)] = 10
-    """Rounds of drawing, answering and scoring prompts in a step, the first one included. Then
-    prompts without a difference fill the batch, where verl fails. verl: max_num_gen_batches, 0 (no
-    limit)."""
+    """Rounds of sampling prompts, generating and scoring in a step, including the first. Then
+    prompts without a difference fill the batch; verl fails instead. verl: max_num_gen_batches, 0
+    (no limit)."""
 
     prompts_per_round: Count | None = None
-    """Prompts of a round; absent: promptsPerStep. verl: data.gen_batch_size."""
+    """Prompts per round; absent: promptsPerStep. verl: data.gen_batch_size."""
 
     mean_above: Score | None = None
-    """Replace prompts as well whose responses have no higher mean of the metric, too hard ones;
-    absent: none. OpenRLHF: the first of dynamic_filtering_reward_range."""
+    """Also replace prompts that are too hard: their mean of the metric is not above this; absent:
+    none. OpenRLHF: the first of dynamic_filtering_reward_range."""
 
     mean_below: Score | None = None
-    """Likewise those with no lower mean, too easy ones. OpenRLHF: the second."""
+    """Also replace prompts that are too easy: their mean of the metric is not below this; absent:
+    none. OpenRLHF: the second."""
 
     whole_responses: bool = False
-    """Replace prompts as well of which a response ran into the limit of its length.
-    verl: data.filter_truncate."""
+    """Also replace prompts with a truncated response. verl: data.filter_truncate."""
 
     @property
     def means(self) -> tuple[float, float]:
@@ -173,41 +175,41 @@ class DynamicSamplingSpec(Section):
 
 
 class GroupFilterSpec(Section):
-    """Train on some of the responses to each prompt alone (GFPO: arXiv:2508.09726)."""
+    """Train only on some of the responses to each prompt (GFPO: arXiv:2508.09726)."""
 
     keep: Annotated[int, Field(ge=1, le=65_535)]
     """Responses to each prompt that are trained on. TRL: num_remains_in_group."""
 
     metric: Annotated[str, Field(min_length=1, max_length=253)] = "length"
-    """Which they are. length: the shortest; score_per_token: those with the largest score a token;
-    score, or the name of a number that reward functions give beside it: those with the largest.
-    TRL: group_filter_func."""
+    """Which responses are kept. length: the shortest; score_per_token: those with the largest score
+    divided by length; score, or the name of a number that reward functions return beside it: those
+    with the largest value. TRL: group_filter_func."""
 
 
 class ResamplingSpec(Section):
-    """Draw the responses that updates train on by their scores (PF-PPO: arXiv:2409.06957)."""
+    """Resample the responses that updates train on by their scores (PF-PPO: arXiv:2409.06957)."""
 
     method: Literal["pow", "max_min", "max_random"] = "pow"
-    """pow: by the size of the score; max_min: the best and the worst; max_random: the best four
-    times as likely as others. verl: pf_ppo.reweight_method, pow."""
+    """pow: by a power of the absolute score; max_min: the best and the worst; max_random: the best
+    four times as likely as others. verl: pf_ppo.reweight_method, pow."""
 
     power: Annotated[float, Field(gt=0, le=100)] = 2.0
-    """With pow, the power of the size. verl: pf_ppo.weight_pow, 2."""
+    """With pow, the power of the absolute score. verl: pf_ppo.weight_pow, 2."""
 
 
 class OverlongPenaltySpec(Section):
-    """Take from the score of responses near data.maxResponseTokens (arXiv:2503.14476)."""
+    """Penalty on the score of responses near data.maxResponseTokens (arXiv:2503.14476)."""
 
     buffer_tokens: Tokens
     """How many tokens before the limit the penalty begins. verl: overlong_buffer.len."""
 
     factor: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """What the limit itself costs; up to there it grows evenly.
-    verl: overlong_buffer.penalty_factor."""
+    """Penalty at the limit itself; it grows linearly up to there. verl:
+    overlong_buffer.penalty_factor."""
 
 
 class ScoreClipSpec(Section):
-    """Limits of the scores that are learnt from; one of both may be absent."""
+    """Bounds for the scores in training; one of them may be absent."""
 
     low: Score | None = None
     """Lower scores count as this. OpenRLHF: the first of reward_clip_range, -10."""
@@ -217,109 +219,110 @@ class ScoreClipSpec(Section):
 
 
 class SupervisedSpec(Section):
-    """Learn given answers beside the policy loss (PPO-ptx, InstructGPT: arXiv:2203.02155)."""
+    """Add an SFT loss to the policy loss (PPO-ptx, InstructGPT: arXiv:2203.02155)."""
 
     coefficient: Annotated[float, Field(gt=0, le=1_000_000)]
-    """Weight of the mean cross-entropy of their trained tokens, which is added to the loss of each
-    optimizer step of the policy; the largest one where it changes. OpenRLHF: ptx_coef, 0.05."""
+    """Weight of the mean cross entropy of their trained tokens in the loss of each optimizer step
+    of the policy; the largest weight if it changes. OpenRLHF: ptx_coef, 0.05."""
 
     rows_per_step: Count | None = None
-    """Rows of data.demonstrations in each step, parted evenly over its optimizer steps, each row in
-    one of them; absent: promptsPerStep."""
+    """Rows of data.demonstrations per step, split evenly over its optimizer steps; absent:
+    promptsPerStep."""
 
     interpolate: bool = False
-    """Weigh the loss of the policy with 1 - coefficient, so that both weights add up to 1
-    (CHORD: arXiv:2508.11408)."""
+    """Weigh the policy loss with 1 - coefficient, so both weights add up to 1 (CHORD:
+    arXiv:2508.11408)."""
 
     uncertain_tokens: bool = False
-    """Weigh each token with p (1 - p), p its probability by the policy: little is learnt of what
-    the policy is sure of, or would never write (CHORD)."""
+    """Weigh each token with p (1 - p), where p is its probability under the policy. Tokens that the
+    policy is sure of, or would never write, count little (CHORD)."""
 
     warmup_steps: Annotated[int, Field(ge=0, le=1_000_000_000)] = 0
-    """First steps of the policy, in which the coefficient rises from 0."""
+    """Policy steps in which the coefficient rises from 0."""
 
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How the coefficient falls after the warm-up. CHORD: cosine."""
+    """Decay of the coefficient after the warm-up. CHORD: cosine."""
 
     decay_steps: Count | None = None
-    """Steps of the policy, the warm-up among them, behind which the coefficient is
-    minCoefficient."""
+    """Policy steps, including the warm-up, after which the coefficient is minCoefficient."""
 
     min_coefficient: Coefficient = 0.0
-    """What the schedule falls to; with 0 no rows are learnt from then on."""
+    """Final coefficient of the schedule; with 0 no rows are used from then on."""
 
 
 class GuidanceSpec(Section):
-    """Compare given responses with those that the policy draws (LUFFY: arXiv:2504.14945)."""
+    """Use responses from the data as samples of a prompt (LUFFY: arXiv:2504.14945)."""
 
     samples: Annotated[int, Field(ge=1, le=65_535)] = 1
-    """How many of samplesPerPrompt are the first ones of data.guidanceKey; a row that has fewer has
-    more drawn. LUFFY: n_prefix, 1."""
+    """How many of samplesPerPrompt come from data.guidanceKey. If a row has fewer, the policy
+    generates the rest. LUFFY: n_prefix, 1."""
 
     gamma: Annotated[float, Field(gt=0, le=1_000_000)] = 0.1
-    """The policy loss of their tokens is -A p / (p + gamma), A the advantage, p the probability by
-    the policy: most is learnt where p is gamma. LUFFY: off_policy_reshape p_div_p_0.1."""
+    """Their loss per token is -A p / (p + gamma), where A is the advantage and p the policy's
+    probability; the gradient is largest at p = gamma. LUFFY: off_policy_reshape p_div_p_0.1."""
 
 
 class PositiveExamplesSpec(Section):
-    """Learn right responses as given answers, beside the policy loss (VAPO: arXiv:2504.05118)."""
+    """Add the cross entropy of right responses to the policy loss (VAPO: arXiv:2504.05118)."""
 
     coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 0.1
-    """Weight of their mean cross-entropy a token, which is added to the loss of each optimizer step
-    of the policy. VAPO: 0.1."""
+    """Weight of their mean cross entropy per token in the loss of each optimizer step of the
+    policy. VAPO: 0.1."""
 
     min_score: Score = 1.0
-    """Responses that score as much, before penalties, are right."""
+    """A response is right if its score, before penalties, is at least this."""
 
 
 class CertaintyRewardSpec(Section):
-    """Reward responses that the policy is sure of (Intuitor: arXiv:2505.19590)."""
+    """Reward responses by the policy's certainty (Intuitor: arXiv:2505.19590)."""
 
     type: Literal["self_certainty", "negative_entropy", "answer_probability"] = "self_certainty"
-    """A mean over trained tokens: the KL of the uniform distribution to the policy's, or minus the
-    entropy (RENT: arXiv:2505.22660); or over those of the ground truth, written in the place of the
-    answer: their probability (RLPR: arXiv:2506.18254)."""
+    """self_certainty: the KL of the uniform distribution to the policy's, a mean over trained
+    tokens. negative_entropy: minus the entropy (RENT: arXiv:2505.22660). answer_probability: the
+    probability of the ground truth in place of the response's answer, a mean over its tokens (RLPR:
+    arXiv:2506.18254)."""
 
     coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """Its factor."""
+    """Weight of this reward."""
 
     beside_scores: bool = False
-    """Add it to scores; false: rewards only measure, if there are some."""
+    """Add it to scores; false: scores, if any, are metrics only."""
 
     marker: Annotated[str, Field(min_length=1, max_length=100)] = "<answer>"
-    """answer_probability: the answer begins behind it; a response without it, or with two,
-    earns 0."""
+    """answer_probability: text before the answer; a response without it, or with it twice,
+    gets 0."""
 
     debias: bool = False
-    """answer_probability: less that right behind the prompt, at least 0."""
+    """answer_probability: subtract the probability of the ground truth directly behind the prompt;
+    at least 0 remains."""
 
 
 class AlgorithmSpec(Section):
     """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
 
     type: TrainingType
-    """The advantage estimator; distillation: what a teacher says, spec.reference, in the place of
-    rewards; online_dpo: the best and the worst response of each prompt are a pair of dpo;
-    or of rows that have their answers: sft, supervised fine-tuning;
-    dpo, direct preference optimization; kto, of single answers, good or bad;
-    reward_model, whose export scores the responses of others.
-    verl: algorithm.adv_estimator; sft is its trainer sft_trainer."""
+    """Estimators of advantages for rollouts; distillation: learn from a teacher, spec.reference,
+    instead of rewards; online_dpo: the best and the worst response of each prompt are a DPO pair.
+    For rows with given answers: sft, supervised fine-tuning; dpo, direct preference optimization;
+    kto, single answers labelled good or bad; reward_model, whose export scores responses. verl:
+    algorithm.adv_estimator; sft is its trainer sft_trainer."""
 
     prompts_per_step: Count
-    """Prompts drawn in each step; rows, or pairs, of given answers. verl: data.train_batch_size."""
+    """Prompts per step; for given answers rows or pairs per step. verl: data.train_batch_size."""
 
     samples_per_prompt: Annotated[int, Field(ge=1, le=65_536)] = 1
-    """Responses of each prompt, a group. verl: rollout.n, 1."""
+    """Responses per prompt (the size of a group). verl: rollout.n, 1."""
 
     mini_batch_prompts: Count | None = None
-    """Prompts of one optimizer step; divides promptsPerStep; absent: all (on-policy). Of fewer than
-    ranks each rank has some of a prompt's responses. verl: ppo_mini_batch_size, of prompts too."""
+    """Prompts of one optimizer step; divides promptsPerStep; absent: all (on-policy). With
+    fewer prompts than ranks, ranks share a prompt's responses. verl: ppo_mini_batch_size,
+    of prompts too."""
 
     epochs: Annotated[int, Field(ge=1, le=1_000)] = 1
-    """Passes over a step's experience. verl: ppo_epochs, 1."""
+    """Passes over a step's rollouts. verl: ppo_epochs, 1."""
 
     shuffle_mini_batches: bool = False
-    """Draw mini-batches in a seeded random order. verl: actor.shuffle, false."""
+    """Form mini-batches in a seeded random order. verl: actor.shuffle, false."""
 
     ppo: PpoSpec | None = None
     """Settings of type ppo; those of its value model are in spec.critic."""
@@ -337,41 +340,40 @@ class AlgorithmSpec(Section):
     """Settings of type prime; those of its process reward model are in spec.critic."""
 
     dynamic_sampling: DynamicSamplingSpec | None = None
-    """Train on prompts alone whose responses differ in their score; absent: on all prompts.
-    verl: algorithm.filter_groups."""
+    """Train only on prompts whose responses differ in score; absent: on all prompts. verl:
+    algorithm.filter_groups."""
 
     group_filter: GroupFilterSpec | None = None
-    """Train on some of the responses to each prompt alone, and compare them with each other;
-    absent: on all."""
+    """Train only on some of the responses to each prompt, and compare them with each other; absent:
+    on all."""
 
     supervised: SupervisedSpec | None = None
-    """Learn given answers, the rows of data.demonstrations, beside what is drawn; absent: none."""
+    """Add an SFT loss on data.demonstrations to the policy loss; absent: none."""
 
     guidance: GuidanceSpec | None = None
-    """Let responses that are given take the place of some that would be drawn; absent: all are
-    drawn."""
+    """Use responses from the data as some of the samples; absent: the policy generates all."""
 
     positive_examples: PositiveExamplesSpec | None = None
-    """Raise the likelihood of responses that scored well, whatever their advantages are; absent:
-    do not."""
+    """Raise the likelihood of responses with a good score, whatever their advantages are; absent:
+    no."""
 
     certainty_reward: CertaintyRewardSpec | None = None
-    """Learn from how sure the policy is of its responses; absent: from scores."""
+    """Learn from the policy's certainty of its responses; absent: from scores."""
 
     resampling: ResamplingSpec | None = None
-    """Train on responses that are drawn by their scores, some of them several times; absent: on
-    each response once. verl: use_pf_ppo, false."""
+    """Train on responses resampled by their scores, some of them several times; absent: on each
+    response once. verl: use_pf_ppo, false."""
 
     overlong_penalty: OverlongPenaltySpec | None = None
     """A penalty on overlong responses in training; absent: none. verl: overlong_buffer."""
 
     score_clip: ScoreClipSpec | None = None
-    """Limits of scores in training, before penalties; absent: none. TRL and OpenRLHF:
+    """Bounds for scores in training, before penalties; absent: none. TRL and OpenRLHF:
     reward_clip_range."""
 
     truncation_penalty: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    """What a response that ran into the limit of its length loses of its score; absent: nothing.
-    TRL: missing_eos_penalty."""
+    """Subtracted from the score of a truncated response; absent: nothing. TRL:
+    missing_eos_penalty."""
 
     spo: SpoSpec | None = None
     """Settings of type spo."""
@@ -404,56 +406,55 @@ class AlgorithmSpec(Section):
     """The surrogate objective."""
 
     rollout_correction: RolloutCorrectionSpec | None = None
-    """Correction for an engine whose numbers are not the trainer's; absent: none.
-    verl: algorithm.rollout_correction."""
+    """Correct for differences between the probabilities of engine and trainer; absent: no. verl:
+    algorithm.rollout_correction."""
 
     router_replay: Literal["none", "recompute", "rollout"] = "none"
-    """Experts that updates let each token go to. none: those that routers choose then; recompute:
-    those that they chose before the first update of the step (GSPO: arXiv:2507.18071); rollout:
-    those that the engine chose (R3: arXiv:2510.11370).
-    verl: actor.router_replay.mode: disabled, R2, R3."""
+    """Experts that updates use for each token (MoE). none: the routers' current choice; recompute:
+    their choice before the first update of the step (GSPO: arXiv:2507.18071); rollout: the engine's
+    choice (R3: arXiv:2510.11370). verl: actor.router_replay.mode: disabled, R2, R3."""
 
     router_balance_coefficient: Coefficient = 0.0
-    """Weight of the balance loss of a mixture's routers, a mean over rows, added up over layers
+    """Weight of the load-balancing loss of MoE routers, a mean over rows, summed over layers
     (DeepSeek-V2: arXiv:2405.04434). verl: moe_aux_loss_coeff, without effect unless
     moe_router_load_balancing_type is given too."""
 
     router_z_coefficient: Coefficient = 0.0
-    """Weight of the z-loss of a mixture's routers, which keeps their logits small, a mean over
-    rows, added up over layers (ST-MoE: arXiv:2202.08906). verl: moe_z_loss_coeff, 0."""
+    """Weight of the z-loss of MoE routers, which keeps their logits small, a mean over rows, summed
+    over layers (ST-MoE: arXiv:2202.08906). verl: moe_z_loss_coeff, 0."""
 
     router_bias_rate: Coefficient = 0.0
-    """By how much an update moves the bias by which routers choose an expert: up where it got fewer
-    tokens than the mean expert, down where it got more (DeepSeek-V3: arXiv:2412.19437, 0.001); 0:
-    the bias stays. verl: moe_router_bias_update_rate, with moe_router_enable_expert_bias."""
+    """Change of the bias of MoE routers per update: up for an expert with fewer tokens than the
+    mean, down for one with more (DeepSeek-V3: arXiv:2412.19437, 0.001); 0: the bias stays. verl:
+    moe_router_bias_update_rate, with moe_router_enable_expert_bias."""
 
     loss_aggregation: LossAggregation = "token_mean"
-    """How token losses become one number; every denominator is the whole mini-batch's.
-    verl: loss_agg_mode, token-mean."""
+    """How token losses become one loss; every denominator is that of the whole mini-batch. verl:
+    loss_agg_mode, token-mean."""
 
     loss_scale_tokens: Tokens | None = None
     """Divisor of sequence_mean_token_sum_norm; absent: data.maxResponseTokens.
     verl: loss_scale_factor, null (the padded length)."""
 
     entropy_coefficient: Coefficient = 0.0
-    """Weight of the entropy bonus, the first one with entropyControl. verl: entropy_coeff, 0."""
+    """Weight of the entropy bonus; with entropyControl the initial weight. verl:
+    entropy_coeff, 0."""
 
     entropy_control: EntropyControlSpec | None = None
-    """Adapt the weight of the entropy bonus to the entropy; absent: it stays."""
+    """Adapt the weight of the entropy bonus to the entropy; absent: it is constant."""
 
     high_entropy_share: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Share of the batch's trained tokens, those of the highest entropy, that have a policy loss
-    (Wang et al. 2025, arXiv:2506.01939: 0.2); 1: all."""
+    """Share of the batch's trained tokens with a policy loss: those of the highest entropy (Wang et
+    al. 2025, arXiv:2506.01939: 0.2); 1: all."""
 
     off_policy_threshold: Annotated[float, Field(gt=0, le=1_000)] | None = None
-    """Tokens of a negative advantage have no policy loss in responses that the policy finds less
-    likely than the sampler did, by more than this in nats a token (DeepSeek-V3.2,
-    arXiv:2512.02556); absent: all have one. TRL: off_policy_mask_threshold."""
+    """Mask tokens with a negative advantage in off-policy responses: those whose likelihood under
+    the policy is below the sampler's by more than this, in nats per token (DeepSeek-V3.2,
+    arXiv:2512.02556); absent: mask none. TRL: off_policy_mask_threshold."""
 
     mask_truncated: bool = False
-    """Whether responses that ran into the limit of their length are left out of the updates; their
-    scores count among those of their prompt all the same, but with online_dpo they are in no pair.
-    TRL: mask_truncated_completions."""
+    """Exclude truncated responses from updates. Their scores still count for their prompt, but with
+    online_dpo they are in no pair. TRL: mask_truncated_completions."""
 
     kl: KlSpec = KlSpec()
     """The KL penalty."""

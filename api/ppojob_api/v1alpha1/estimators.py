@@ -60,12 +60,12 @@ class GdpoSpec(Section):
     """Settings of `type: gdpo` (Liu et al. 2026, arXiv:2601.05242)."""
 
     reward_keys: Annotated[Items[RewardKey], Field(min_length=1, max_length=64)]
-    """The rewards that are compared one by one: names of numbers that reward functions give beside
+    """Rewards that are normalized separately: names of numbers that reward functions return beside
     the score; score is the score itself. verl: algorithm.gdpo_reward_keys."""
 
     reward_weights: Annotated[Items[Weight], Field(max_length=64)] = ()
-    """What each of them counts, in the same order; empty: 1 each.
-    verl: algorithm.gdpo_reward_weights."""
+    """Weight of each of them, in the same order; empty: 1 each. verl:
+    algorithm.gdpo_reward_weights."""
 
     normalize_by_std: bool = True
     """Divide each reward by the group's standard deviation.
@@ -76,23 +76,23 @@ class GigpoSpec(Section):
     """Settings of `type: gigpo` (Feng et al. 2025, arXiv:2505.10978)."""
 
     turn_weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """Weight of how a turn did among those that began from the same, beside how its response did in
-    its group. verl-agent: algorithm.gigpo.step_advantage_w, 1."""
+    """Weight of the comparison of turns from the same state, in addition to the comparison of
+    responses in a group. verl-agent: algorithm.gigpo.step_advantage_w, 1."""
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 0.95
     """Discount per turn; GiGPO: 0.95. verl-agent: algorithm.gamma, 1."""
 
     normalize_by_std: bool = True
-    """Divide both by the standard deviation of those that are compared.
-    verl-agent: algorithm.gigpo.mode, mean_norm, which is false; true is mean_std_norm."""
+    """Divide both comparisons by their standard deviation. verl-agent: algorithm.gigpo.mode,
+    mean_norm, which is false; true is mean_std_norm."""
 
 
 class SpoSpec(Section):
     """Settings of `type: spo` (Xu and Ding 2025, arXiv:2509.13232)."""
 
     decay: Annotated[float, Field(gt=0, le=1)] = 0.875
-    """What earlier scores of a prompt count beside those of a new visit; 1: as much.
-    SPO: 0.875 to 0.96, by the KL between visits. verl: trainer.spo.rho.value, 0.875."""
+    """Decay of earlier scores of a prompt at each new visit; 1: no decay. SPO: 0.875 to 0.96, by
+    the KL between visits. verl: trainer.spo.rho.value, 0.875."""
 
 
 class PpoSpec(Section):
@@ -102,20 +102,19 @@ class PpoSpec(Section):
     """Discount per token. verl: algorithm.gamma, 1."""
 
     lam: Annotated[float, Field(ge=0, le=1, alias="lambda")] = 1.0
-    """Decay of the sum of temporal differences: 0 trusts the critic, 1 the return.
-    verl: algorithm.lam, 1."""
+    """Lambda of GAE: 0 relies on the critic, 1 on the return. verl: algorithm.lam, 1."""
 
     critic_lambda: Annotated[float, Field(ge=0, le=1)] | None = None
-    """The lambda of the returns, which the critic learns, while `lambda` is that of the advantages;
-    absent: `lambda` (VC-PPO, arXiv:2503.01491, and VAPO, arXiv:2504.05118: 1)."""
+    """Lambda of the returns that the critic learns; absent: `lambda`, which is that of the
+    advantages (VC-PPO, arXiv:2503.01491, and VAPO, arXiv:2504.05118: 1)."""
 
     length_adaptive_alpha: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    """Advantages of a response of l trained tokens have the lambda 1 - 1 / (alpha l), at least 0,
-    which is larger for longer ones; absent: `lambda` (VAPO, arXiv:2504.05118: 0.05)."""
+    """Lambda of the advantages of a response of l trained tokens is 1 - 1 / (alpha l), at least 0,
+    so it is larger for longer responses; absent: `lambda` (VAPO, arXiv:2504.05118: 0.05)."""
 
     whiten_rewards: bool = False
-    """Scale the rewards of tokens to a standard deviation of 1 over the trained tokens of the step;
-    their mean stays. TRL: whiten_rewards, false."""
+    """Scale token rewards to a standard deviation of 1 over the trained tokens of the step; their
+    mean stays. TRL: whiten_rewards, false."""
 
 
 class ReinforcePlusPlusSpec(Section):
@@ -129,72 +128,71 @@ class PrimeSpec(Section):
     """Settings of `type: prime` (Cui et al. 2025, arXiv:2502.01456); its model is `spec.critic`."""
 
     beta: Annotated[float, Field(gt=0, le=1_000_000)] = 0.05
-    """What a token earns for each nat by which the process reward model finds it likelier than its
-    reference does; its loss has the same. verl: reward_model.model.beta_train, 0.05."""
+    """Reward of a token per nat of log-ratio between the process reward model and its reference;
+    its loss uses the same. verl: reward_model.model.beta_train, 0.05."""
 
     process_weight: Annotated[float, Field(gt=0, le=1_000_000)] = 5.0
-    """Weight of the rewards of tokens. verl: algorithm.reward_dpo_coef, 5."""
+    """Weight of the process rewards of tokens. verl: algorithm.reward_dpo_coef, 5."""
 
     outcome_weight: Annotated[float, Field(ge=0, le=1_000_000)] = 5.0
-    """Weight of the score of a response. verl: algorithm.reward_gt_coef, 5."""
+    """Weight of the outcome score of a response. verl: algorithm.reward_gt_coef, 5."""
 
     normalize: bool = True
-    """Divide the rewards of tokens by the largest of the step's sums of those still to come.
+    """Divide process rewards by the step's largest sum of the rewards from a token to the end.
     verl: reward_model.prime_norm, batch_norm."""
 
     update: Literal["before", "after"] = "before"
-    """When the process reward model learns the scores of a step: before it rewards the tokens, or
-    after. verl: reward_model.model.update, before."""
+    """When the process reward model learns the scores of a step: before or after it rewards the
+    tokens. verl: reward_model.model.update, before."""
 
 
 Words = Annotated[str, Field(min_length=1, max_length=65_536)]
 
 
 class RepromptSpec(Section):
-    """Prompts of a teacher that are made of what a group drew (SDPO: arXiv:2601.20802)."""
+    """Teacher prompts that contain successful responses of the group (SDPO: arXiv:2601.20802)."""
 
     min_score: Annotated[float, Field(ge=-1_000_000, le=1_000_000)] = 1.0
-    """The teacher of a row is shown the first other response of its group that scored as much.
+    """The teacher of a row reads the first other response of its group with at least this score.
     TRL: success_reward_threshold, 1."""
 
     feedback_key: Name | None = None
-    """Text that a reward function gives beside the score of a row, which its teacher is shown too;
+    """Text that a reward function returns for a row beside its score, which its teacher reads too;
     absent: none. TRL: include_environment_feedback."""
 
     template: Words = "{prompt}\n{solution}{feedback}\nNow solve the original question correctly.\n"
-    """What the last message of the prompt becomes, or a prompt that is text.
-    TRL: reprompt_template."""
+    """Replaces the last message of the prompt, or a prompt that is text. TRL: reprompt_template."""
 
     solution_template: Words = "\nA correct solution:\n\n{response}\n"
-    """{solution} of the template, where such a response is shown. TRL: solution_template."""
+    """{solution} of the template, if there is such a response. TRL: solution_template."""
 
     feedback_template: Words = "\nFeedback on your earlier attempt:\n\n{feedback}\n"
-    """{feedback} of the template, where there is some. TRL: feedback_template."""
+    """{feedback} of the template, if there is feedback. TRL: feedback_template."""
 
 
 class DistillationSpec(Section):
-    """Settings of `type: distillation`: what spec.reference says (GKD: arXiv:2306.13649)."""
+    """Settings of `type: distillation`: learning from spec.reference (GKD: arXiv:2306.13649)."""
 
     divergence: Literal["sampled_reverse_kl", "reverse_kl", "forward_kl", "jsd"] = (
         "sampled_reverse_kl"
     )
-    """What becomes small. sampled_reverse_kl: KL(policy, teacher) by policy gradient, of the tokens
-    that were drawn alone; the others are losses over the whole vocabulary: reverse_kl:
-    KL(policy, teacher); forward_kl: KL(teacher, policy); jsd: between both. verl:
-    distillation_loss.loss_mode, of which forward_kl_topk leaves unlikely tokens out."""
+    """The divergence to minimize. sampled_reverse_kl: KL(policy, teacher) by policy gradient, on
+    sampled tokens only. The others are losses over the whole vocabulary: reverse_kl: KL(policy,
+    teacher); forward_kl: KL(teacher, policy); jsd: between both. verl: distillation_loss.loss_mode,
+    of which forward_kl_topk leaves unlikely tokens out."""
 
     beta: Annotated[float, Field(ge=0, le=1)] = 0.5
-    """With jsd the teacher's share of the mixture that both are compared with, above 0 and below 1.
-    TRL: beta, 0.5, where 0 is forward_kl and 1 is reverse_kl."""
+    """With jsd, the teacher's share of the mixture, above 0 and below 1. TRL: beta, 0.5, where 0 is
+    forward_kl and 1 is reverse_kl."""
 
     max_token_loss: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
-    """Bound of what a single token costs: a divergence above it is cut, and gives no gradient; what
-    sampled_reverse_kl says of a token is kept between minus this and this. Absent: none.
-    verl: distillation_loss.loss_max_clamp."""
+    """Largest divergence of a token: a larger one is clipped and gives no gradient; with
+    sampled_reverse_kl the advantage is clipped to plus and minus this. Absent: no bound. verl:
+    distillation_loss.loss_max_clamp."""
 
     reprompt: RepromptSpec | None = None
-    """Make the teacher's prompts of the responses of a group that scored well; rows whose teacher
-    has nothing to be shown are not trained on. Absent: prompts are those of the data."""
+    """Build the teacher's prompts from good responses of the group; rows whose teacher has nothing
+    to read are not trained on. Absent: prompts are those of the data."""
 
 
 @dataclass(frozen=True, slots=True)

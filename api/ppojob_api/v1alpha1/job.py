@@ -50,7 +50,7 @@ class Metadata(Section):
     """Namespace."""
 
     uid: Annotated[str, Field(min_length=1, max_length=128)] | None = None
-    """Given by the cluster or by the runner, never by the author of a manifest."""
+    """Set by the cluster or the runner, never by the author of a manifest."""
 
     labels: Annotated[dict[str, str], Field(max_length=256)] = Field(default_factory=dict)
     """Labels."""
@@ -60,22 +60,22 @@ class Metadata(Section):
 
 
 class PPOJobSpec(Section):
-    """What to train, on what, how, and where."""
+    """What to train, on which data, how, and where."""
 
     seed: Seed = 0
-    """Seed of everything that is drawn. verl: data.seed and actor.data_loader_seed."""
+    """Seed of all random numbers. verl: data.seed and actor.data_loader_seed."""
 
     model: ModelSpec
-    """The policy before training."""
+    """The initial policy."""
 
     data: DataSpec
     """Prompts."""
 
     algorithm: AlgorithmSpec
-    """What is optimised."""
+    """The training objective."""
 
     optimizer: OptimizerSpec = OptimizerSpec()
-    """How it is optimised."""
+    """Optimizer and learning rate."""
 
     training: TrainingSpec = TrainingSpec()
     """How forward and backward are computed."""
@@ -84,41 +84,40 @@ class PPOJobSpec(Section):
     """How responses are generated."""
 
     agent: AgentSpec | None = None
-    """Rows of several turns, with tools; absent: each row is one response."""
+    """Multi-turn rollouts with tools or a user simulator; absent: each row is one response."""
 
     reference: ReferenceSpec | None = None
-    """Another model as the reference of the KL, or as the teacher, or several by data source;
-    absent: the policy as it was before training."""
+    """Another model as the reference of the KL or as the teacher, or several by data source;
+    absent: the policy before training."""
 
     critic: CriticSpec | None = None
-    """The model trained beside the policy: the value model of type ppo, the process reward model of
-    type prime; absent: the defaults when the algorithm has one."""
+    """The second trained model: the value model of type ppo, the process reward model of type
+    prime; absent: the defaults if the algorithm has one."""
 
     rewards: Annotated[Items[RewardSpec], Field(max_length=32)] = ()
-    """Reward functions; empty: the reward model alone where one is given, else each row's data
-    source chooses a scorer that is built in; with algorithm.type: distillation, nothing is scored.
-    """
+    """Reward functions. Empty: the reward model alone if there is one, else each row's data source
+    selects a built-in reward function; with algorithm.type: distillation nothing is scored."""
 
     reward_model: RewardModelSpec | None = None
     """A model that scores responses; its score is added to those of `rewards`."""
 
     judge: JudgeSpec | None = None
-    """A model that reward functions ask, and that the job serves."""
+    """A model for LLM-as-a-judge rewards, served by the job."""
 
     sandbox: SandboxSpec = SandboxSpec()
-    """Where the code of responses runs, for the scorers that run it."""
+    """Sandbox for generated code, used by the reward functions that run it."""
 
     roles: RolesSpec = RolesSpec()
-    """Pods."""
+    """Pods of each role."""
 
     pods: Annotated[Items[PodSettings], Field(max_length=16)] = ()
-    """What a platform asks of the pods; only a cluster reads it."""
+    """Platform settings of the pods; used on a cluster only."""
 
     scheduling: SchedulingSpec = SchedulingSpec()
-    """All pods or none, and who decides."""
+    """Gang scheduling and queues."""
 
     steps: StepsSpec
-    """How long."""
+    """Length of training, and validations."""
 
     checkpoint: CheckpointSpec = CheckpointSpec()
     """Checkpoints."""
@@ -130,17 +129,17 @@ class PPOJobSpec(Section):
     """Where metrics go besides metrics.jsonl. verl: trainer.logger."""
 
     profile: ProfileSpec | None = None
-    """What is traced; absent: nothing. No number depends on it."""
+    """Steps to trace; absent: none. It changes no number."""
 
     num_examine: Annotated[int, Field(ge=0, le=1_000)] = 0
-    """Samples shown of each step and validation, in the controller's log and by `ppojob run`.
-    verl: reward_manager num_examine."""
+    """Samples shown per step and validation, in the controller's log and by `ppojob run`. verl:
+    reward_manager num_examine."""
 
     timeouts: TimeoutsSpec = TimeoutsSpec()
-    """When silence counts as failure."""
+    """When a silent process counts as failed."""
 
     recovery: RecoverySpec = RecoverySpec()
-    """How hard to try when processes are lost."""
+    """How often lost processes are restarted."""
 
     @property
     def code_maps(self) -> list[tuple[str, str, ConfigMapSource]]:
@@ -265,7 +264,7 @@ class PPOJob(Section):
     """Name, namespace, labels."""
 
     spec: PPOJobSpec
-    """What to train, on what, how, and where."""
+    """What to train, on which data, how, and where."""
 
     status: PPOJobStatus | None = None
     """Written by the operator and the job's controller."""

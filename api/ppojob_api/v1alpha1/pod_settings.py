@@ -25,22 +25,22 @@ ImageName = Annotated[str, Field(min_length=1, max_length=1_024, pattern=r"^[^\s
 
 
 class Toleration(Section):
-    """A taint that the pods bear; as Kubernetes writes it."""
+    """A taint that the pods tolerate, as Kubernetes writes it."""
 
     key: LabelKey | None = None
-    """Of the taint; absent, with operator Exists alone: every taint."""
+    """Key of the taint; absent, only with operator Exists: every taint."""
 
     operator: Literal["Exists", "Equal"] = "Equal"
-    """How `value` is compared; Exists: it is not."""
+    """How `value` is compared; Exists: not at all."""
 
     value: LabelValue | None = None
-    """Of the taint; absent, which operator Exists asks for: the empty one."""
+    """Value of the taint; absent, as operator Exists requires: the empty value."""
 
     effect: Literal["NoSchedule", "PreferNoSchedule", "NoExecute"] | None = None
-    """Of the taint; absent: every effect."""
+    """Effect of the taint; absent: every effect."""
 
     toleration_seconds: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """How long a taint of effect NoExecute is borne, and of no other; absent: for ever."""
+    """How long a taint of effect NoExecute, and no other, is tolerated; absent: forever."""
 
 
 class TopologySpread(Section):
@@ -53,30 +53,30 @@ class TopologySpread(Section):
     """By how many pods two domains may differ."""
 
     when_unsatisfiable: Literal["DoNotSchedule", "ScheduleAnyway"] = "DoNotSchedule"
-    """Whether it is a must."""
+    """Whether the spread is required."""
 
 
 class SecretKey(Section):
     """A value in a Secret of the job's namespace."""
 
     name: ObjectName
-    """Of the Secret."""
+    """Name of the Secret."""
 
     key: DataKey
-    """In the Secret."""
+    """Key in the Secret."""
 
 
 class EnvironmentVariable(Section):
-    """An environment variable of the container; what is secret comes from a Secret alone."""
+    """An environment variable of the container; secret values must come from a Secret."""
 
     name: EnvironmentName
-    """Of the variable; none that begins with PPOJOB_."""
+    """Name of the variable; must not begin with PPOJOB_."""
 
     value: Annotated[str, Field(max_length=32_768)] | None = None
-    """Exactly one of value and secret."""
+    """The value; exactly one of value and secret."""
 
     secret: SecretKey | None = None
-    """Where the value is."""
+    """Secret with the value."""
 
 
 class PodVolume(Section):
@@ -92,10 +92,10 @@ class PodVolume(Section):
     """Secret."""
 
     mount_path: MountPath
-    """Absolute path in the container, where it hides nothing that a job needs."""
+    """Absolute path in the container; it must not hide anything that a job needs."""
 
     read_only: bool = True
-    """Whether the pods may not write to it."""
+    """Whether the volume is mounted read-only."""
 
     @property
     def folder(self) -> str:
@@ -104,14 +104,14 @@ class PodVolume(Section):
 
 
 class PodSettings(Section):
-    """What a platform asks of the pods of some roles, or of all; later items stand over earlier.
+    """Platform settings of the pods of some or all roles; later items override earlier ones.
 
-    Nothing of it changes what is trained, so it may change while the job runs: pods that are made
-    from then on have it.
+    They do not change what is trained, so they may change while the job runs: pods created from
+    then on have them.
     """
 
     roles: Annotated[Items[RoleName], Field(max_length=8)] = ()
-    """Roles whose pods these are; empty: all, the controller too."""
+    """Roles of the pods; empty: all, including the controller."""
 
     image: ImageName | None = None
     """Image of the container; absent: the operator's."""
@@ -120,17 +120,17 @@ class PodSettings(Section):
     """Secrets with registry credentials."""
 
     memory: Quantity | None = None
-    """Memory of a pod, asked for and not exceeded; absent: no limit."""
+    """Memory request and limit of a pod; absent: no limit."""
 
     shared_memory: Quantity | None = None
     """Size of /dev/shm; absent: 1Gi, with GPUs 8Gi."""
 
     gpu_resource: DeviceName | None = None
-    """Name under which GPUs are asked for; absent: the operator's, nvidia.com/gpu."""
+    """Resource name of GPUs; absent: the operator's, nvidia.com/gpu."""
 
     resources: Annotated[dict[str, Quantity], Field(max_length=16)] = Field(default_factory=dict)
-    """cpu, ephemeral-storage, and devices by DOMAIN/NAME; cpu is asked for, not capped, and a core
-    a thread by default."""
+    """cpu, ephemeral-storage, and devices by DOMAIN/NAME. cpu is a request without a limit, by
+    default one core per thread."""
 
     node_selector: Annotated[dict[str, LabelValue], Field(max_length=32)] = Field(
         default_factory=dict
@@ -138,7 +138,7 @@ class PodSettings(Section):
     """Labels that the node must have."""
 
     tolerations: Annotated[Items[Toleration], Field(max_length=16)] = ()
-    """Taints that the pods bear."""
+    """Taints that the pods tolerate."""
 
     affinity: Arguments = Field(default_factory=dict)
     """Affinity as Kubernetes writes it."""
@@ -159,7 +159,7 @@ class PodSettings(Section):
     """Volumes with models, data and the like."""
 
     pod_overrides: Arguments = Field(default_factory=dict)
-    """Anything else: a partial pod template, merged where an allow-list lets it."""
+    """Anything else: a partial pod template, merged as far as an allow-list permits."""
 
     def over(self, before: "PodSettings") -> "PodSettings":
         """These settings where they say something, else those before them.

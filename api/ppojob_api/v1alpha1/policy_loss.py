@@ -45,30 +45,30 @@ class DppoTvSpec(Section):
     """Settings of `type: dppo_tv` (Qi et al. 2026, arXiv:2602.04879), binary total variation."""
 
     divergence_low: ClipRange = 0.15
-    """With a negative advantage, a token is left alone once its probability fell by more.
-    verl: clip_ratio_low, in its example of this loss 0.15."""
+    """With a negative advantage, mask a token whose probability fell by more than this. verl:
+    clip_ratio_low, in its example of this loss 0.15."""
 
     divergence_high: ClipRange = 0.15
-    """With a positive advantage, a token is left alone once its probability rose by more.
-    verl: clip_ratio_high, in its example of this loss 0.15."""
+    """With a positive advantage, mask a token whose probability rose by more than this. verl:
+    clip_ratio_high, in its example of this loss 0.15."""
 
     ratio_limit: RatioLimit = 20.0
-    """Ratios above count as this. verl: clip_ratio_c, meant to be 20, in effect 3."""
+    """Larger ratios are clipped to this. verl: clip_ratio_c, meant to be 20, in effect 3."""
 
 
 class DppoKlSpec(Section):
     """Settings of `type: dppo_kl` (Qi et al. 2026, arXiv:2602.04879), binary KL divergence."""
 
     divergence_low: WideClipRange = 0.05
-    """With a negative advantage, a token is left alone once it fell and the KL is above.
+    """With a negative advantage, mask a token whose probability fell and whose KL is above this.
     verl: clip_ratio_low, in its example of this loss 0.05."""
 
     divergence_high: WideClipRange = 0.05
-    """With a positive advantage, a token is left alone once it rose and the KL is above.
+    """With a positive advantage, mask a token whose probability rose and whose KL is above this.
     verl: clip_ratio_high, in its example of this loss 0.05."""
 
     ratio_limit: RatioLimit = 20.0
-    """Ratios above count as this. verl: clip_ratio_c, meant to be 20, in effect 3."""
+    """Larger ratios are clipped to this. verl: clip_ratio_c, meant to be 20, in effect 3."""
 
 
 class GspoSpec(Section):
@@ -100,10 +100,10 @@ class ClipCovSpec(Section):
     """Share of the tokens that lose their gradient, at least one. verl: clip_cov_ratio, 0.0002."""
 
     covariance_low: Covariance = 1.0
-    """Only tokens of a higher covariance are drawn from. verl: clip_cov_lb, 1."""
+    """Only tokens with a higher covariance are candidates. verl: clip_cov_lb, 1."""
 
     covariance_high: Covariance = 5.0
-    """Only tokens of a lower covariance are drawn from. verl: clip_cov_ub, 5."""
+    """Only tokens with a lower covariance are candidates. verl: clip_cov_ub, 5."""
 
     clip_low: WideClipRange = 0.2
     """The ratio is clipped below at 1 - clipLow; 1 or more: not at all.
@@ -117,11 +117,11 @@ class KlCovSpec(Section):
     """Settings of `type: kl_cov` (Cui et al. 2025, arXiv:2505.22617)."""
 
     share: Share = 0.0002
-    """Share of the tokens that are held back, those of the highest covariance, at least one.
+    """Share of the tokens that get a KL penalty: those of the highest covariance, at least one.
     verl: kl_cov_ratio, 0.0002."""
 
     coefficient: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
-    """Weight of their distance to the old policy. The paper: 1. verl: ppo_kl_coef, 0.1."""
+    """Weight of that KL penalty to the old policy. The paper: 1. verl: ppo_kl_coef, 0.1."""
 
 
 class GeoMeanSpec(Section):
@@ -158,27 +158,27 @@ class VespoSpec(Section):
     """Settings of `type: vespo` (Shen et al. 2026, arXiv:2602.10693); defaults are TRL's."""
 
     k_positive: KernelNumber = 2.0
-    """With an advantage of at least 0, the power of the response's ratio in its weight."""
+    """With an advantage of at least 0, the exponent of the response's ratio in its weight."""
 
     lambda_positive: KernelNumber = 3.0
-    """Then, how fast the weight falls where the ratio grows."""
+    """With an advantage of at least 0, how fast the weight decays as the ratio grows."""
 
     k_negative: KernelNumber = 3.0
-    """With a negative advantage, the power of the response's ratio in its weight."""
+    """With a negative advantage, the exponent of the response's ratio in its weight."""
 
     lambda_negative: KernelNumber = 2.0
-    """Then, how fast the weight falls where the ratio grows."""
+    """With a negative advantage, how fast the weight decays as the ratio grows."""
 
 
 class PrimeRlSpec(Section):
-    """Settings of `type: prime_rl`, the default loss of prime-rl; so are its defaults."""
+    """Settings of `type: prime_rl`, prime-rl's default loss, with its defaults."""
 
     divergence_low: ClipRange = 0.2
-    """With a negative advantage, a token is left alone once its probability fell by more below the
+    """With a negative advantage, mask a token whose probability fell by more than this below the
     sampler's. prime-rl: dppo_mask_low."""
 
     divergence_high: ClipRange = 0.2
-    """With a positive advantage, a token is left alone once its probability rose by more above the
+    """With a positive advantage, mask a token whose probability rose by more than this above the
     sampler's. prime-rl: dppo_mask_high."""
 
     kl_coefficient: SquareWeight = 0.001
@@ -186,11 +186,11 @@ class PrimeRlSpec(Section):
 
 
 class IpoSpec(Section):
-    """Settings of `type: ipo`, the loss of that name of prime-rl; so are its defaults."""
+    """Settings of `type: ipo`, prime-rl's loss of that name, with its defaults."""
 
     divergence: ClipRange = 0.1
-    """A token is left alone once its probability moved by more away from the sampler's.
-    prime-rl: ipo_threshold."""
+    """Mask a token whose probability differs by more than this from the sampler's. prime-rl:
+    ipo_threshold."""
 
     kl_coefficient: SquareWeight = 0.001
     """Weight of the squared log-ratio to the sampler; 0: none. prime-rl: kl_tau."""
@@ -207,39 +207,38 @@ class TrajectoryBalanceSpec(Section):
     """Settings of `type: trajectory_balance` (TBA: Bartoldson et al. 2025, arXiv:2503.18929)."""
 
     beta: Beta = 0.012
-    """Weight of the KL to the reference. TBA's code: kl_coef, 0.012 at first."""
+    """Weight of the KL to the reference. TBA's code: kl_coef, initially 0.012."""
 
 
 class FlowrlSpec(Section):
     """Settings of `type: flowrl` (Zhu et al. 2025, arXiv:2509.15207)."""
 
     beta: Beta = 15.0
-    """Weight of the advantage beside the mean log-ratio of a token. FlowRL and its recipe: 15."""
+    """Weight of the advantage against the mean log-ratio of a token. FlowRL and its recipe: 15."""
 
     ratio_limit: RatioLimit = 10.0
-    """Ratios of whole responses, which weigh them, count as this above it. FlowRL's recipe: 10."""
+    """Upper bound of the ratios of whole responses, which weigh them. FlowRL's recipe: 10."""
 
 
 class BypassSpec(Section):
-    """Settings of `type: bypass`: the sampler's log-probabilities stand for the old policy's."""
+    """Settings of `type: bypass`: the sampler is the old policy."""
 
     form: Literal["clip", "reinforce"] = "clip"
-    """clip: the clipped loss, by clipLow, clipHigh and dualClip; reinforce: the policy gradient,
-    with the weights of rolloutCorrection.
-    verl: rollout_correction.loss_type, ppo_clip."""
+    """clip: the clipped loss, with clipLow, clipHigh and dualClip; reinforce: the policy gradient,
+    with the weights of rolloutCorrection. verl: rollout_correction.loss_type, ppo_clip."""
 
 
 class CustomSpec(Section):
-    """A function of one's own in a Python file, which runs in the ranks of actorRollout."""
+    """Your own function in a Python file; it runs in the ranks of actorRollout."""
 
     source: CodeSource
     """Where it comes from; one of path and configMap. verl: external_lib."""
 
     function: Name
-    """Its name there; docs/algorithms.md says what it gets and gives."""
+    """Its name in the file; docs/algorithms.md describes its arguments and result."""
 
     arguments: Arguments = Field(default_factory=dict)
-    """Keyword arguments of every call; null: left out."""
+    """Keyword arguments of every call; null values are omitted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,8 +313,8 @@ class PolicyLossSpec(Section):
     """The surrogate objective (Schulman et al. 2017, arXiv:1707.06347, equation 7)."""
 
     type: PolicyLossType = "clip"
-    """clip: the pessimistic minimum of the plain and the clipped ratio, verl's vanilla; the others
-    as in docs/algorithms.md. verl: loss_mode vanilla."""
+    """clip: the minimum of the plain and the clipped ratio, verl's vanilla; the others as in
+    docs/algorithms.md. verl: loss_mode vanilla."""
 
     clip_low: ClipRange = 0.2
     """The ratio is clipped below at 1 - clipLow. PPO and verl: 0.2."""
@@ -350,7 +349,7 @@ class PolicyLossSpec(Section):
     """Settings of type geo_mean."""
 
     dro: DroSpec | None = None
-    """Settings of type dro, which needs them."""
+    """Settings of type dro, which requires them."""
 
     cispo: CispoSpec | None = None
     """Settings of type cispo."""
@@ -424,44 +423,45 @@ Bound = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
 class RejectionSpec(Section):
-    """What is left out of the updates, by the distance of engine and trainer."""
+    """What updates exclude, by the divergence of engine and trainer."""
 
     mode: RejectionMode
-    """Which divergence (k1: log-ratio, k2: half its square, k3: r - 1 - log r), and whether tokens
-    are left out by their own or whole responses by its sum, mean or maximum.
-    verl: of rollout_rs one."""
+    """The divergence (k1: log-ratio, k2: half its square, k3: r - 1 - log r), and whether
+    it rejects single tokens, or whole responses by its sum, mean or maximum. verl: of
+    rollout_rs one."""
 
     low: Bound | None = None
-    """With k1, the least ratio of engine to trainer; absent: 1 / high. Not of seq_max_k1.
+    """With k1, the smallest ratio of engine to trainer; absent: 1 / high. Not with seq_max_k1.
     verl: of rollout_rs_threshold the first of a pair."""
 
     high: Bound
-    """With k1, the largest ratio of engine to trainer, of seq_max_k1 above 1; with k2 and k3, the
-    largest divergence. verl: of rollout_rs_threshold the only number, or the second of a pair."""
+    """With k1, the largest ratio of engine to trainer (with seq_max_k1 above 1); with k2
+    and k3, the largest divergence. verl: of rollout_rs_threshold the only number, or the
+    second of a pair."""
 
 
 class RolloutCorrectionSpec(Section):
     """Weights and rejection by the ratio of trainer to engine (https://richardli.xyz/rl-collapse).
 
-    The trainer's policy is that which the step begins with; with policyLoss.type bypass it is the
-    one in the update. An empty section measures the distance and changes nothing.
+    The trainer's policy is that of the beginning of the step; with policyLoss.type bypass it is
+    that in the update. An empty section only measures.
     """
 
     weights: Literal["none", "token", "sequence"] = "none"
-    """Whose ratio the loss of a token is multiplied by: its own, or that of the whole response.
-    verl: rollout_correction.rollout_is, null."""
+    """The ratio that multiplies the loss of a token: its own (token), or that of the whole response
+    (sequence). verl: rollout_correction.rollout_is, null."""
 
     weight_limit: Bound = 2.0
-    """Weights above count as this; with weightFloor as 0.
-    verl: rollout_correction.rollout_is_threshold, 2."""
+    """Larger weights are clipped to this; with weightFloor they become 0. verl:
+    rollout_correction.rollout_is_threshold, 2."""
 
     weight_floor: Bound | None = None
-    """Weights below count as 0, and so do those above weightLimit (IcePop, arXiv:2510.18855);
+    """Smaller weights become 0, and so do those above weightLimit (IcePop, arXiv:2510.18855);
     absent: no such bound. verl: of rollout_is_threshold the first of a pair."""
 
     normalize: bool = False
-    """Divide weights by their mean over the batch, with policyLoss.type bypass over a micro-batch.
+    """Divide weights by their mean over the batch; with policyLoss.type bypass over a micro-batch.
     verl: rollout_correction.rollout_is_batch_normalize, false."""
 
     rejection: Annotated[Items[RejectionSpec], Field(max_length=11)] = ()
-    """What is left out of the updates: a token stays if every entry keeps it."""
+    """What updates exclude: a token stays only if every entry keeps it."""

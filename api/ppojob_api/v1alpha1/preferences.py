@@ -65,30 +65,30 @@ PAIR_LOSSES: Final[Mapping[DpoLossType, PairLoss]] = {
 
 
 class DpoSpec(Section):
-    """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss of pairs.
+    """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss on pairs.
 
-    Those of `type: online_dpo` as well, whose pairs are drawn.
+    They apply to `type: online_dpo` too, whose pairs are generated.
     """
 
     beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
-    """How strongly the reference holds the policy: the rewards are so many times the logarithm of
-    their ratio; without a reference, so many times the logarithm of the policy itself, and with
-    orpo the weight of the odds. SimPO: 2 to 2.5. TRL: beta, 0.1."""
+    """Strength of the reference: rewards are beta times the log-ratio to it; without a reference,
+    beta times the policy's log-probability; with orpo, the weight of the odds. SimPO: 2 to 2.5.
+    TRL: beta, 0.1."""
 
     loss_type: DpoLossType = "sigmoid"
-    """sigmoid is DPO; cpo, simpo and orpo need no reference. All with their formulas and papers:
-    docs/algorithms.md. TRL: loss_type, sigmoid."""
+    """sigmoid is DPO; cpo, simpo and orpo need no reference. docs/recipes.md lists all, with their
+    papers. TRL: loss_type, sigmoid."""
 
     label_smoothing: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    """How likely a pair is the wrong way round: with sigmoid, cpo and simpo conservative DPO; 0 is
-    0.001 with exo_pair. TRL: label_smoothing, 0."""
+    """Probability that a pair is labelled the wrong way round: with sigmoid, cpo and simpo
+    conservative DPO; 0 is 0.001 with exo_pair. TRL: label_smoothing, 0."""
 
     target_margin: Annotated[float, Field(ge=0, le=1_000)] | None = None
-    """With simpo, by how much the chosen answer's reward is to be the larger one; absent: 0.5.
-    TRL: simpo_gamma, 0.5."""
+    """With simpo, the target margin between the rewards of the chosen and the rejected answer;
+    absent: 0.5. TRL: simpo_gamma, 0.5."""
 
     sft_weight: Coefficient | None = None
-    """Weight of the cross-entropy of the chosen answer, the mean over its tokens (RPO:
+    """Weight of the cross entropy of the chosen answer, the mean over its tokens (RPO:
     arXiv:2404.19733); absent: 1 with cpo and orpo, else 0. TRL: rpo_alpha, none; cpo_alpha, 1."""
 
     @property
@@ -103,26 +103,25 @@ class DpoSpec(Section):
 
 
 class KtoSpec(Section):
-    """Settings of `type: kto` (Ethayarajh et al. 2024, arXiv:2402.01306), of single answers."""
+    """Settings of `type: kto` (Ethayarajh et al. 2024, arXiv:2402.01306), for single answers."""
 
     beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
-    """How strongly the reference holds the policy: the rewards are so many times the logarithm of
-    their ratio. TRL: beta, 0.1."""
+    """Strength of the reference: rewards are beta times the log-ratio to it. TRL: beta, 0.1."""
 
     loss_type: Literal["kto", "apo_zero_unpaired"] = "kto"
-    """kto: what a reward is compared with is an estimate of the KL to the reference;
-    apo_zero_unpaired: it is 0, and nothing is estimated (arXiv:2408.06266). TRL: loss_type, kto."""
+    """kto: rewards are compared with an estimate of the KL to the reference; apo_zero_unpaired:
+    with 0 (arXiv:2408.06266). TRL: loss_type, kto."""
 
     desirable_weight: Coefficient = 1.0
-    """Weight of the losses of good answers. TRL: desirable_weight, 1."""
+    """Weight of the loss of good answers. TRL: desirable_weight, 1."""
 
     undesirable_weight: Coefficient = 1.0
-    """Weight of the losses of bad answers. TRL: undesirable_weight, 1."""
+    """Weight of the loss of bad answers. TRL: undesirable_weight, 1."""
 
 
 class RewardModelTrainingSpec(Section):
-    """Settings of `type: reward_model`: Bradley and Terry's loss of pairs (arXiv:2203.02155)."""
+    """Settings of `type: reward_model`: the Bradley-Terry loss on pairs (arXiv:2203.02155)."""
 
     centering: Coefficient = 0.0
-    """Weight of the square of the sum of a pair's rewards, which keeps them around 0
+    """Weight of the squared sum of a pair's rewards, which keeps rewards around 0
     (arXiv:2312.09244). TRL: center_rewards_coefficient, none."""

@@ -8,25 +8,25 @@ from ppojob_api.v1alpha1.section import Items, Name, Path, Section
 
 
 class TeacherSpec(Section):
-    """A reference of the rows of some data sources."""
+    """A reference for the rows of some data sources."""
 
     path: Path
-    """Folder, as reference.path."""
+    """Folder, like reference.path."""
 
     data_sources: Annotated[Items[Name], Field(min_length=1, max_length=64)]
-    """Whose rows it reads; see data.dataSourceKey."""
+    """Data sources of its rows; see data.dataSourceKey."""
 
 
 class ReferenceSpec(Section):
-    """The frozen models that the policy is compared with, where they are others."""
+    """The frozen models that the policy is compared with, if not its own initial weights."""
 
     path: Path | None = None
-    """Folder in Hugging Face form, of a model with the policy's tokens; it may be larger. Absent:
+    """Folder in Hugging Face form of a model with the policy's tokenizer; it may be larger. Absent:
     every row has one of the teachers. verl: actor_rollout_ref.ref.model.path."""
 
     teachers: Annotated[Items[TeacherSpec], Field(max_length=16)] = ()
-    """Others for the rows of some data sources, for a KL as well as for distillation.
-    verl: distillation.teacher_models."""
+    """Other models for the rows of some data sources, for a KL as well as for distillation. verl:
+    distillation.teacher_models."""
 
     @property
     def paths(self) -> tuple[str, ...]:

@@ -16,25 +16,26 @@ class KueueSpec(Section):
     """LocalQueue in the namespace of the job."""
 
     priority_class_name: ObjectName | None = None
-    """WorkloadPriorityClass: the order in the queue, and who is preempted; absent: priority 0."""
+    """WorkloadPriorityClass: the order in the queue, and preemption; absent: priority 0."""
 
 
 class VolcanoSpec(Section):
     """Settings of `type: volcano` (https://volcano.sh)."""
 
     queue: ObjectName = "default"
-    """Queue of the cluster."""
+    """Volcano queue of the cluster."""
 
     priority_class_name: ObjectName | None = None
     """PriorityClass of the gang; that of its pods is in spec.pods."""
 
 
 class SchedulingSpec(Section):
-    """Who decides that all pods of a job get their places together; a cluster reads it."""
+    """Gang scheduling: who places all pods of a job together; used on a cluster only."""
 
     type: SchedulingType = "none"
-    """none: pod by pod; kueue: pods are made when a queue admits the job; volcano: a PodGroup of
-    the scheduler of that name; workload: Kubernetes' own gang scheduling (1.36, alpha)."""
+    """none: pods are placed one by one; kueue: pods are created when a queue admits the job;
+    volcano: a PodGroup of Volcano's scheduler; workload: Kubernetes' own gang scheduling (1.36,
+    alpha)."""
 
     kueue: KueueSpec | None = None
     """Settings of type kueue; required there."""
@@ -43,5 +44,5 @@ class SchedulingSpec(Section):
     """Settings of type volcano; absent: the default queue."""
 
     start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """A job whose pods are placed in part alone gives them all back after this time, and tries
-    again after the same; absent: it waits, and holds what it has."""
+    """A job with only some of its pods placed releases them after this time, and tries again after
+    the same time; absent: it waits, and keeps what it has."""

@@ -121,13 +121,13 @@ def is_device(name: str) -> bool:
 
 
 class ConfigMapSource(Section):
-    """Code in a ConfigMap of the job's namespace, which the pods that run it alone mount."""
+    """Code in a ConfigMap of the job's namespace; only the pods that run it mount it."""
 
     name: ObjectName
     """Name of the ConfigMap."""
 
     key: Name
-    """Key that holds the Python file: reward.py. Its other keys are files beside it."""
+    """Key with the Python file: reward.py. The other keys are files in its folder."""
 
 
 class CodeSource(Section):

@@ -13,25 +13,25 @@ Word = Annotated[str, Field(max_length=316)]
 
 
 class Condition(Section):
-    """One condition in the form of Kubernetes' own."""
+    """One condition, in Kubernetes' form."""
 
     type: Word
-    """Name of the claim."""
+    """Type of the condition."""
 
     status: Literal["True", "False", "Unknown"]
-    """Whether it holds."""
+    """Whether it is true."""
 
     reason: Word
-    """CamelCase word for programs."""
+    """CamelCase reason for programs."""
 
     message: Text = ""
-    """Sentence for people."""
+    """Message for people."""
 
     last_transition_time: Word
     """When `status` last changed, RFC 3339."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """Generation the claim is about."""
+    """Generation that the condition is about."""
 
 
 class RoleStatus(Section):
@@ -47,44 +47,44 @@ class RoleStatus(Section):
     """Pods ready."""
 
     restarts: Annotated[int, Field(ge=0)] = 0
-    """Containers of the role that ended and were started again, disruptions aside."""
+    """Containers of the role that ended and were restarted, without disruptions."""
 
     ended: Annotated[int, Field(ge=0)] = 0
-    """Ends of containers of the pods that are there, as counted last; a replaced pod has none."""
+    """Ends of containers of the current pods, at the last count; a replaced pod has none."""
 
     losses: Annotated[int, Field(ge=0)] = 0
-    """How often the role was lost at `lossesStep`, disruptions aside: its spent budget."""
+    """Used failure budget: how often the role was lost at `lossesStep`, without disruptions."""
 
     losses_step: Annotated[int, Field(ge=0)] = 0
-    """Steps that were done when the role was lost last; another number begins a new count."""
+    """Completed steps when the role was last lost; another number starts a new count."""
 
 
 class FailureRecord(Section):
-    """How a container of the job ended; what is left of the evidence when the pod is gone."""
+    """How a container of the job ended; it stays when the pod is gone."""
 
     pod: Word
     """Pod."""
 
     uid: Word
-    """Of the pod."""
+    """Uid of the pod."""
 
     restart: Annotated[int, Field(ge=0)]
-    """The how manieth end of its container."""
+    """Number of this end of its container."""
 
     role: Word
     """Role of the pod."""
 
     kind: FailureKind
-    """What it is a sign of, and so what is done about it."""
+    """Class of the failure, which decides what the operator does."""
 
     reason: Word
-    """The kubelet's word, or the exit status."""
+    """The kubelet's reason, or the exit status."""
 
     message: Text = ""
-    """Sentence for people."""
+    """Message for people."""
 
     step: Annotated[int, Field(ge=0)] = 0
-    """Steps that were done when it happened."""
+    """Completed steps when it happened."""
 
     time: Word
     """When, RFC 3339."""
@@ -94,13 +94,13 @@ class TrainingStatus(Section):
     """Progress, written by the job's controller."""
 
     attempt: Annotated[int, Field(ge=0)] = 0
-    """The controller's attempt; never falls."""
+    """The controller's attempt; it never decreases."""
 
     step: Annotated[int, Field(ge=0)] = 0
-    """Steps done."""
+    """Completed steps."""
 
     total_steps: Annotated[int, Field(ge=0)] | None = None
-    """Steps to do."""
+    """Steps in total."""
 
     reward: float | None = None
     """Mean reward of the last step."""
@@ -109,10 +109,10 @@ class TrainingStatus(Section):
     """Loss of the last step, of supervised fine-tuning."""
 
     kl: float | None = None
-    """KL divergence of the last step, from the reference or else from the rollout policy."""
+    """KL of the last step: to the reference, or without one to the rollout policy."""
 
     entropy: float | None = None
-    """Mean entropy of the last step, in nats a token."""
+    """Mean entropy of the last step, in nats per token."""
 
     response_tokens: float | None = None
     """Mean length of a response in the last step."""
@@ -121,35 +121,35 @@ class TrainingStatus(Section):
     """Mean score of the last validation."""
 
     tokens_per_second: float | None = None
-    """Tokens trained a second."""
+    """Tokens trained per second."""
 
     eta: Word | None = None
     """Time to the last step, such as 1h30m."""
 
     stage: Word = ""
-    """Starting, Training, Recovering or Finishing; empty: the controller made way for another."""
+    """Starting, Training, Recovering or Finishing; empty: a newer controller has taken over."""
 
     last_checkpoint_step: Annotated[int, Field(ge=0)] | None = None
-    """Step a restart goes on from."""
+    """Step from which a restart resumes."""
 
 
 class PPOJobStatus(Section):
     """State of a job."""
 
     observed_generation: Annotated[int, Field(ge=0)] | None = None
-    """Generation that was reconciled last."""
+    """Generation that was last reconciled."""
 
     phase: Phase = "Pending"
-    """The state in one word."""
+    """Phase of the job."""
 
     reason: Word = ""
-    """Why it is not further, or how it ended: the reason of the condition that says so."""
+    """Why the job is not further, or how it ended: the reason of the most important condition."""
 
     message: Text = ""
-    """The same as a sentence."""
+    """The same as a message for people."""
 
     conditions: Annotated[Items[Condition], Field(max_length=32)] = ()
-    """The state in detail."""
+    """Conditions."""
 
     roles: Annotated[Items[RoleStatus], Field(max_length=8)] = ()
     """Pods by role."""
@@ -158,14 +158,14 @@ class PPOJobStatus(Section):
     """Restarts of all roles."""
 
     failures: Annotated[Items[FailureRecord], Field(max_length=8)] = ()
-    """The last ends of containers, the last of each role among them; the latest last."""
+    """The last ends of containers, including the last of each role; the newest is last."""
 
     image: Text = ""
-    """Image of the pods: that of the job, or the operator's when the pods were made. An upgraded
-    operator changes the image of no running job."""
+    """Image of the pods: that of the job, or the operator's when the pods were created. An upgraded
+    operator does not change the image of running jobs."""
 
     start_time: Word | None = None
-    """When the pods were made first, RFC 3339."""
+    """When the pods were first created, RFC 3339."""
 
     finish_time: Word | None = None
     """When the job ended, RFC 3339."""

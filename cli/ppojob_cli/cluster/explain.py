@@ -43,10 +43,10 @@ _SUPERVISOR_SECONDS: Final = 5.0
 def explain(
     connection: ClusterConnection, name: str, operator_namespace: str, operator_name: str
 ) -> None:
-    """Every reason why a job does not go on, and what to do about it.
+    """Show every reason why a job does not continue, and what to do.
 
-    The most important comes first. Looks at the job, its pods, their nodes, events, supervisors
-    and the operator's Lease, and says what it was not allowed to look at.
+    The most important reason comes first. It reads the job, its pods, their nodes, events,
+    supervisors and the operator's Lease, and says what it had no permission to read.
     """
     manifest = find_manifest(connection, name)
     job, hidden = as_job(manifest), list[str]()

@@ -24,7 +24,7 @@ _WATCH_SECONDS = 2.0
 
 @click.command()
 @on_cluster
-@click.option("--watch", is_flag=True, help="Until the job is over, or Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Watch until the job has ended, or Ctrl-C.")
 def status(connection: ClusterConnection, name: str, *, watch: bool) -> None:
     """Phase, progress, roles, conditions and last failures of a job."""
     job, console, shown = find_job(connection, name), Console(), None
@@ -46,9 +46,9 @@ def status(connection: ClusterConnection, name: str, *, watch: bool) -> None:
 
 @click.command()
 @on_cluster
-@click.option("--wait", is_flag=True, help="Until its pods are gone.")
+@click.option("--wait", is_flag=True, help="Wait until its pods are gone.")
 def suspend(connection: ClusterConnection, name: str, *, wait: bool) -> None:
-    """Let a job finish its step, write a checkpoint and give its pods back.
+    """Suspend a job after its step, with a checkpoint, and release its pods.
 
     With --wait the exit status is 3 if the job ends instead.
     """
@@ -57,9 +57,9 @@ def suspend(connection: ClusterConnection, name: str, *, wait: bool) -> None:
 
 @click.command()
 @on_cluster
-@click.option("--wait", is_flag=True, help="Until it makes steps again.")
+@click.option("--wait", is_flag=True, help="Wait until it trains again.")
 def resume(connection: ClusterConnection, name: str, *, wait: bool) -> None:
-    """Let a suspended job go on from its checkpoint, bit for bit.
+    """Resume a suspended job from its checkpoint, bit for bit.
 
     With --wait the exit status is 3 if the job fails.
     """

@@ -36,11 +36,13 @@ _TICK_SECONDS: Final = 0.1
 
 @click.command()
 @on_cluster
-@click.option("--role", metavar="ROLE", help="Of the pods of one role, such as actorRollout.")
-@click.option("-f", "--follow", is_flag=True, help="Go on as lines come, until the job is over.")
-@click.option("--since", metavar="TIME", help="Not older than 45s, 5m or 1h30m.")
-@click.option("--tail", type=click.IntRange(0), metavar="N", help="The last N lines of all.")
-@click.option("-p", "--previous", is_flag=True, help="Of the containers before the present ones.")
+@click.option("--role", metavar="ROLE", help="Only pods of one role, such as actorRollout.")
+@click.option("-f", "--follow", is_flag=True, help="Follow the logs until the job has ended.")
+@click.option("--since", metavar="TIME", help="Only lines newer than 45s, 5m or 1h30m.")
+@click.option(
+    "--tail", type=click.IntRange(0), metavar="N", help="Only the last N lines of all pods."
+)
+@click.option("-p", "--previous", is_flag=True, help="Logs of the previous containers.")
 def logs(
     connection: ClusterConnection,
     name: str,
@@ -53,8 +55,8 @@ def logs(
 ) -> None:
     """Logs of all pods of a job, merged by time.
 
-    Each line begins with the name of its pod. With --follow pods that come later are followed
-    too, also those that replace others. Times are those of the pods' nodes.
+    Each line begins with the name of its pod. With --follow it also follows new and replacement
+    pods. Times are those of the pods' nodes.
     """
     if follow and previous:
         raise InputError(

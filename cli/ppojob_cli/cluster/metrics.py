@@ -24,13 +24,13 @@ _SKIPPED_ENDINGS: Final = ("_bucket", "_created")
 
 @click.command()
 @on_cluster
-@click.option("--watch", is_flag=True, help="Again every 5 s, until Ctrl-C.")
-@click.option("--raw", is_flag=True, help="As the controller serves it, for programs.")
+@click.option("--watch", is_flag=True, help="Refresh every 5 s, until Ctrl-C.")
+@click.option("--raw", is_flag=True, help="Print the controller's raw output, for programs.")
 def metrics(connection: ClusterConnection, name: str, *, watch: bool, raw: bool) -> None:
     """Metrics of a job's last step, by name, and what they mean.
 
-    They are asked of the controller's pod, by the API server's way into pods: neither Prometheus
-    nor a port-forward is needed. Of histograms the count and the sum are shown.
+    They come from the controller's pod through the API server's pod proxy, so you need neither
+    Prometheus nor a port-forward. For histograms it shows count and sum.
     """
     while True:
         text = _scraped(connection, name)

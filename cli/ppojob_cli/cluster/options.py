@@ -20,9 +20,9 @@ P = ParamSpec("P")
 def cluster_options(command: C) -> C:
     """Give a command, or all of them, the options by which kubectl's own find a cluster."""
     for *names, metavar, text in (
-        ("--kubeconfig", "FILE", "Default: KUBECONFIG, ~/.kube/config."),
-        ("--context", "CONTEXT", "Of the kubeconfig; default: the current."),
-        ("-n", "--namespace", "NAMESPACE", "Of the job; default: kubectl's."),
+        ("--kubeconfig", "FILE", "Kubeconfig file; default: KUBECONFIG, ~/.kube/config."),
+        ("--context", "CONTEXT", "Context of the kubeconfig; default: the current one."),
+        ("-n", "--namespace", "NAMESPACE", "Namespace of the job; default: kubectl's."),
     ):
         command = click.option(*names, metavar=metavar, help=text)(command)
     return command

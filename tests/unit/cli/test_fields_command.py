@@ -37,7 +37,7 @@ def test_what_is_told_of_a_field() -> None:
     assert fields("spec.algorithm.epochs").output.splitlines() == [
         "spec.algorithm.epochs",
         "    an integer from 1 to 1000; default 1",
-        "    Passes over a step's experience.",
+        "    Passes over a step's rollouts.",
         "    verl: ppo_epochs, 1",
     ]
 

@@ -260,7 +260,7 @@ def test_a_failed_job_tells_how_it_failed_and_all_that_ended_before() -> None:
         "controller: pod sum-controller-0 ended 2 times, last 1 min 00 s ago at step 2: OOMKilled",
         "reward: pod sum-reward-0 ended 2 h 30 min ago at step 2: ExitStatus1",
     ]
-    assert others[0].remedy.startswith("transient: started again")
+    assert others[0].remedy.startswith("transient: restarted")
 
 
 def test_a_spec_that_is_newer_than_the_command_line_alone() -> None:
@@ -339,7 +339,7 @@ def test_an_explanation_is_numbered_and_escaped() -> None:
     what = seen(status(said, phase="Pending"), pods=(), hidden=("pods: forbidden",))
     lines = list(explanation(what))
     assert lines[:3] == ["sum: Pending: 1 thing to know", "", "1. GaveBack: red \\x1b[31m words"]
-    assert lines[3].startswith("   -> some pods found no place")
+    assert lines[3].startswith("   -> some pods were not placed")
     assert lines[-1] == "not looked at: pods: forbidden"
 
 
@@ -347,8 +347,8 @@ def test_every_word_has_a_remedy() -> None:
     assert set(tables()) == set(get_args(ConditionType)) - {"Complete"} | {"Found", "Ended"}
     assert all(tables().values())
     assert set(tables()["Ended"]) == set(get_args(FailureKind))
-    assert remedy("Ended", "disruption") == "another pod is made; not counted"
+    assert remedy("Ended", "disruption") == "a new pod is created; not counted"
     assert remedy("Admitted", "FlavorMissing") == remedy("Admitted", "PriorityClassMissing")
-    assert remedy("Failed", "NewerSpec").startswith("wait: the resource was upgraded")
+    assert remedy("Failed", "NewerSpec").startswith("wait: the CRD was upgraded")
     assert remedy("PodsReady", "Starting") != UNKNOWN
     assert remedy("Admitted", "OfALaterVersion") == UNKNOWN

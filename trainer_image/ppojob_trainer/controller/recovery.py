@@ -228,7 +228,7 @@ class Recovery:
         if change is not None:
             self.reporter.notice(
                 f"{change}: from here on numbers agree with the old layout's to rounding, "
-                'but for what docs/operations.md names at "Another layout"'
+                'but for what docs/operations.md names at "Changing the layout of a job"'
             )
         for path in self.store.changed_files(checkpoint):
             self.reporter.notice(

@@ -32,7 +32,7 @@ _BASE_UNITS: Final = {
     "share": ("ratio", 1.0),
 }
 CUSTOM_PREFIX: Final = "actor/custom/"
-"""Metrics of policy losses of one's own."""
+"""Metrics of custom policy losses."""
 
 _PLACEHOLDER = re.compile(r"<([a-z ]+)>")
 
@@ -118,34 +118,35 @@ def _rows(table: str) -> Iterator[Metric]:
 
 METRICS: Final = tuple(
     _rows("""
-training/global_step | steps | steps done, this one included
+training/global_step | steps | steps done, including this one
 training/epoch | epochs | pass over the data, from 0
-training/rollout_probs_diff_mean | probability | mean distance of trainer's and sampler's
+training/rollout_probs_diff_mean | probability | mean absolute difference of trainer's and sampler's
     probability of a token, before the updates
-rollout_corr/kl | nats a token | mean of the sampler's less the trainer's log-probability, before
+rollout_corr/kl | nats a token | mean of the sampler's minus the trainer's log-probability, before
     the updates
 rollout_corr/k3_kl | nats a token | mean of r - 1 - log r, r = trainer / engine
 rollout_corr/training_ppl | 1 | perplexity of the trainer, mean over responses
-rollout_corr/training_log_ppl | nats a token | its logarithm, likewise
+rollout_corr/training_log_ppl | nats a token | mean log-perplexity of the trainer over responses
 rollout_corr/rollout_ppl | 1 | perplexity of the engine, mean over responses
-rollout_corr/rollout_log_ppl | nats a token | its logarithm, likewise
-rollout_corr/log_ppl_diff | nats a token | mean of the trainer's less the engine's
+rollout_corr/rollout_log_ppl | nats a token | mean log-perplexity of the engine over responses
+rollout_corr/log_ppl_diff | nats a token | mean of the trainer's minus the engine's log-perplexity
 rollout_corr/log_ppl_abs_diff | nats a token | mean of its absolute value
-rollout_corr/log_ppl_diff_max | nats a token | largest of it
-rollout_corr/log_ppl_diff_min | nats a token | smallest of it
-rollout_corr/ppl_ratio | 1 | mean over responses of trainer's by engine's
-rollout_corr/chi2_token | 1 | mean of r² over tokens, less 1
-rollout_corr/chi2_seq | 1 | mean of r² over responses, r a product, less 1
-rollout_corr/rollout_is_mean | 1 | mean weight over tokens, before it is divided by
+rollout_corr/log_ppl_diff_max | nats a token | largest such difference
+rollout_corr/log_ppl_diff_min | nats a token | smallest such difference
+rollout_corr/ppl_ratio | 1 | mean over responses of the trainer's perplexity divided by the engine's
+rollout_corr/chi2_token | 1 | χ²: mean of r² over tokens, minus 1
+rollout_corr/chi2_seq | 1 | χ²: mean over responses of r², r the product over tokens, minus 1
+rollout_corr/rollout_is_mean | 1 | mean weight over tokens, before normalization
 rollout_corr/rollout_is_std | 1 | standard deviation of the weights
 rollout_corr/rollout_is_max | 1 | largest weight; with weights: sequence, largest ratio
 rollout_corr/rollout_is_min | 1 | smallest weight; with weights: sequence, smallest ratio
-rollout_corr/rollout_is_eff_sample_size | share | (mean weight)² by mean (weight²)
+rollout_corr/rollout_is_eff_sample_size | share | (mean weight)² divided by mean (weight²)
 rollout_corr/rollout_is_ratio_fraction_high | share | ratios above weightLimit
 rollout_corr/rollout_is_ratio_fraction_low | share | ratios below weightFloor, else below 1 /
     weightLimit
-rollout_corr/rollout_is_oob_ratio | share | tokens whose weight is 0, its ratio being out of bounds
-rollout_corr/rollout_is_batch_norm_factor | 1 | what weights were divided by
+rollout_corr/rollout_is_oob_ratio | share | tokens whose weight is 0, because the ratio is out of
+    bounds
+rollout_corr/rollout_is_batch_norm_factor | 1 | divisor of the weights (normalize)
 rollout_corr/rollout_is_seq_mean | 1 | mean over responses of their mean weight
 rollout_corr/rollout_is_seq_std | 1 | standard deviation of those
 rollout_corr/rollout_is_seq_max | 1 | largest of those
@@ -155,11 +156,12 @@ rollout_corr/rollout_is_seq_fraction_high | share | responses whose mean ratio i
 rollout_corr/rollout_is_seq_fraction_low | share | responses whose mean ratio is below the lower
     bound
 rollout_corr/rollout_rs_masked_fraction | share | trained tokens that are rejected
-rollout_corr/rollout_rs_seq_masked_fraction | share | responses that lose some tokens
+rollout_corr/rollout_rs_seq_masked_fraction | share | responses with rejected tokens
 rollout_corr/rollout_rs_<mode>_mean | nats | mean over tokens of the mode's divergence
-rollout_corr/rollout_rs_<mode>_std | nats | its standard deviation, cut off at the bounds
-rollout_corr/rollout_rs_<mode>_max | nats | largest of it, over what the mode judges
-rollout_corr/rollout_rs_<mode>_min | nats | smallest of it, likewise
+rollout_corr/rollout_rs_<mode>_std | nats | its standard deviation, clipped at the bounds
+rollout_corr/rollout_rs_<mode>_max | nats | its largest value, over tokens or responses, as the mode
+    judges
+rollout_corr/rollout_rs_<mode>_min | nats | its smallest value, likewise
 rollout_corr/rollout_rs_<mode>_fraction_high | share | share above the upper bound, likewise
 rollout_corr/rollout_rs_<mode>_fraction_low | share | share below the lower bound, likewise
 rollout_corr/rollout_rs_<mode>_seq_mean | nats | mean over responses of their mean divergence
@@ -167,192 +169,197 @@ rollout_corr/rollout_rs_<mode>_seq_std | nats | standard deviation of those
 rollout_corr/rollout_rs_<mode>_seq_max | nats | largest of those
 rollout_corr/rollout_rs_<mode>_seq_min | nats | smallest of those
 rollout_corr/rollout_rs_<mode>_seq_max_deviation | nats | largest absolute value of those
-rollout_corr/rollout_rs_<mode>_seq_fraction_high | share | responses of which that is above the
-    upper bound
-rollout_corr/rollout_rs_<mode>_seq_fraction_low | share | responses of which that is below the lower
-    bound
+rollout_corr/rollout_rs_<mode>_seq_fraction_high | share | responses whose mean divergence is above
+    the upper bound
+rollout_corr/rollout_rs_<mode>_seq_fraction_low | share | responses whose mean divergence is below
+    the lower bound
 rollout_corr/rollout_rs_<mode>_masked_fraction | share | trained tokens that the mode rejects
-rollout_corr/rollout_rs_<mode>_seq_masked_fraction | share | responses that lose some tokens by the
-    mode
+rollout_corr/rollout_rs_<mode>_seq_masked_fraction | share | responses with tokens that the mode
+    rejects
 training/zero_signal_groups | share | prompts whose samples all have the same advantage, 0
-async/staleness_mean | versions | by which weights that drew the rows are older than those that
-    train on them, with rollout.maxStaleness; a mean over tokens
-async/staleness_max | versions | likewise of the token whose weights are oldest; at most
-    rollout.maxStaleness
-async/partial_rows | share | rows whose tokens were drawn by weights of several versions
+async/staleness_mean | versions | mean staleness of tokens (rollout.maxStaleness): how much older
+    the weights that generated them are than those that train on them
+async/staleness_max | versions | largest staleness of a token; at most rollout.maxStaleness
+async/partial_rows | share | rows whose tokens were generated with several versions of the weights
 train/num_gen_batches | rounds | generation rounds of a step with dynamic sampling
-training/filter_groups/evicted_samples | prompts | prompts left out in which dynamicSampling finds
-    no signal
-training/filter_groups/discarded_surplus_samples | prompts | prompts with signal left out, the batch
-    being full
-training/filter_groups/wasted_share | share | of the prompts that were answered, those left out
-training/resampling/distinct_share | share | of the responses, those that resampling has drawn at
-    least once
-train/loss | 1 | loss of given answers: with sft cross-entropy of the trained tokens as
-    lossAggregation adds it up, else the mean loss of a pair, with kto of an answer
-train/kl | nats | with kto what log ratios to the reference are compared with: their mean over
-    prompts with the answers to others, at least 0
-train/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
-train/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
-train/router_max_violation | 1 | what a layer's fullest expert gets beyond the mean one, in shares
-    of that: 0 where experts get as much; mean over layers, with routerBiasRate
+training/filter_groups/evicted_samples | prompts | prompts dropped because dynamicSampling finds no
+    signal in them
+training/filter_groups/discarded_surplus_samples | prompts | prompts with signal that were dropped
+    because the batch is full
+training/filter_groups/wasted_share | share | dropped prompts, as a share of the answered ones
+training/resampling/distinct_share | share | responses that resampling selected at least once
+train/loss | 1 | loss on given answers: with sft the aggregated cross entropy of the trained tokens,
+    with kto the mean loss of an answer, else of a pair
+train/kl | nats | with kto the point z that log-ratios to the reference are compared with: their
+    mean over prompts paired with answers to other prompts, at least 0
+train/router_balance_loss | 1 | load-balancing loss of the routers per layer; 1 if all experts get
+    the same load
+train/router_z_loss | 1 | z-loss of the routers per layer: mean squared logsumexp of their logits
+train/router_max_violation | 1 | excess load of a layer's fullest expert, relative to the mean load:
+    0 if all are equal; mean over layers, with routerBiasRate
 train/rewards/chosen | reward | mean reward of the chosen, or good, answers: with dpo and kto beta
-    times what the loss compares (a log ratio to the reference), else what the reward model says
-train/rewards/rejected | reward | the same of the rejected, or bad, answers
-train/rewards/margins | reward | by how much the chosen are above the rejected
+    times the log-ratio that the loss compares, else the reward model's output
+train/rewards/rejected | reward | the same for the rejected, or bad, answers
+train/rewards/margins | reward | mean difference of the rewards of chosen and rejected answers
 train/rewards/accuracies | share | pairs whose chosen answer has the larger reward
-train/mtp_loss | nats a token | loss of the layer that predicts the token after the next (model.mtp)
-train/skipped | share | its optimizer steps left out, their gradient not finite
+train/mtp_loss | nats a token | loss of the multi-token prediction layer (model.mtp)
+train/skipped | share | skipped optimizer steps, because their gradient is not finite
 train/grad_norm | 1 | norm of its gradient before clipping
 train/lr | 1 | its learning rate in the last optimizer step
-train/loss_scale | 1 | what its loss was multiplied by, with autocast float16
-actor/loss | 1 | all terms of the loss; with online_dpo the mean loss of a pair of the step
-actor/rewards/chosen | reward | with online_dpo mean reward of the chosen responses: beta times what
-    its loss compares (a log ratio to the reference)
-actor/rewards/rejected | reward | the same of the rejected responses
-actor/rewards/margins | reward | by how much the chosen are above the rejected
+train/loss_scale | 1 | loss scale, with autocast float16
+actor/loss | 1 | sum of all loss terms; with online_dpo the mean loss of a pair of the step
+actor/rewards/chosen | reward | with online_dpo mean reward of the chosen responses: beta times the
+    log-ratio that the loss compares
+actor/rewards/rejected | reward | the same for the rejected responses
+actor/rewards/margins | reward | mean difference of the rewards of chosen and rejected responses
 actor/rewards/accuracies | share | pairs whose chosen response has the larger reward
 actor/pg_loss | 1 | policy term of the loss
-actor/sft_loss | nats | with algorithm.supervised cross-entropy of the demonstrations, a mean over
-    their trained tokens, of which uncertainTokens weighs each; supervised.coefficient times it is
-    in actor/loss, but with online_dpo
-actor/sft_coeff | 1 | weight of actor/sft_loss, where it changes from step to step
-actor/positive_loss | nats | with algorithm.positiveExamples cross-entropy of the responses that
-    scored well, a mean over their trained tokens, 0 in optimizer steps without any;
-    positiveExamples.coefficient times it is in actor/loss
+actor/sft_loss | nats | with algorithm.supervised cross entropy of the demonstrations, a mean over
+    their trained tokens, weighted with uncertainTokens; actor/loss includes supervised.coefficient
+    times it, except with online_dpo
+actor/sft_coeff | 1 | weight of actor/sft_loss, if it changes from step to step
+actor/positive_loss | nats | with algorithm.positiveExamples cross entropy of the right responses, a
+    mean over their trained tokens, 0 in optimizer steps without any; actor/loss includes
+    positiveExamples.coefficient times it
 actor/off_pg_loss | 1 | with algorithm.guidance mean policy loss of the computed tokens of given
-    responses; other metrics of tokens are of drawn ones then
-actor/off_ratio_mean | 1 | likewise p / (p + gamma), p their probability by the policy
-actor/off_policy_prob | share | likewise p
-actor/pg_clipfrac | share | computed tokens at which the loss's bound decides
-actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by what the loss has
-    instead
-actor/pg_covfrac | share | computed tokens that clip_cov or kl_cov holds back
-actor/log_z | nats | log Z of trajectory_balance, the mean over the responses of a prompt; or what
-    flowrl has learnt
-actor/custom/<value> | - | mean of what a policy loss of one's own says of each computed token
+    responses; other token metrics are then over generated responses
+actor/off_ratio_mean | 1 | with algorithm.guidance mean of p / (p + gamma), p the policy's
+    probability of such a token
+actor/off_policy_prob | share | with algorithm.guidance mean of p
+actor/pg_clipfrac | share | computed tokens at which the loss's bound is active
+actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by the loss's
+    equivalent
+actor/pg_covfrac | share | computed tokens selected by clip_cov or kl_cov
+actor/log_z | nats | log Z of trajectory_balance, the mean over the responses of a prompt; or the
+    learnt log Z of flowrl
+actor/custom/<value> | - | mean over computed tokens of a metric of a custom policy loss
 actor/ppo_kl | nats a token | mean of old minus new log-probability
 actor/entropy | nats a token | mean entropy before the updates
-actor/entropy_threshold | nats a token | entropy from which on tokens are trained
-actor/off_policy_frac | share | computed tokens that offPolicyThreshold leaves out
+actor/entropy_threshold | nats a token | entropy above which tokens are trained (highEntropyShare)
+actor/off_policy_frac | share | computed tokens that offPolicyThreshold masks
 actor/entropy_loss | nats | entropy as the loss aggregates it
-actor/router_balance_loss | 1 | balance loss of the routers, a layer: 1 where experts get as much
-actor/router_z_loss | 1 | mean squared logarithm of the sum of the routers' exponentials, a layer
-actor/router_max_violation | 1 | what a layer's fullest expert gets beyond the mean one, in shares
-    of that: 0 where experts get as much; mean over layers, with routerBiasRate
-actor/mtp_loss | nats a token | loss of the layer that predicts the token after the next (model.mtp)
-actor/kl_loss | nats a token | mean KL to the reference, where the loss holds it
-distillation/loss | nats a token | mean divergence from the teacher, before the updates where it is
-    of sampled tokens
-distillation/taught | share | responses whose teacher is shown another, or feedback, with
+actor/router_balance_loss | 1 | load-balancing loss of the routers per layer; 1 if all experts get
+    the same load
+actor/router_z_loss | 1 | z-loss of the routers per layer: mean squared logsumexp of their logits
+actor/router_max_violation | 1 | excess load of a layer's fullest expert, relative to the mean load:
+    0 if all are equal; mean over layers, with routerBiasRate
+actor/mtp_loss | nats a token | loss of the multi-token prediction layer (model.mtp)
+actor/kl_loss | nats a token | mean KL to the reference, if it is a loss term
+distillation/loss | nats a token | mean divergence from the teacher; on sampled tokens it is
+    measured before the updates
+distillation/taught | share | responses whose teacher reads another response or feedback, with
     distillation.reprompt
-actor/entropy_coeff | 1 | weight of the entropy bonus, where entropyControl leads it
+actor/entropy_coeff | 1 | weight of the entropy bonus, with entropyControl
 actor/kl_coef | 1 | coefficient of the KL term in the loss
-actor/reward_kl_penalty | nats a token | mean KL to the reference, taken off the reward
+actor/reward_kl_penalty | nats a token | mean KL to the reference, subtracted from the reward
 actor/reward_kl_penalty_coeff | 1 | its coefficient in this step
-actor/skipped | share | optimizer steps left out, their gradient not finite
+actor/skipped | share | skipped optimizer steps, because their gradient is not finite
 actor/grad_norm | 1 | norm of the gradient before clipping
 actor/lr | 1 | learning rate of the last optimizer step
-actor/loss_scale | 1 | what the loss was multiplied by, with autocast float16
-critic/score/* | reward | what the reward functions gave, a response
-on_off_metrics/on_score | reward | with algorithm.guidance mean score of the responses that were
-    drawn
-on_off_metrics/off_score | reward | likewise of those that were given
-on_off_metrics/on_response_length_mean | tokens | likewise length of those that were drawn
-on_off_metrics/off_response_length_mean | tokens | likewise of those that were given
-critic/rewards/* | reward | the same less penalties; with algorithm.certaintyReward what is learnt
-certainty_reward/* | nats | how sure the policy was of a response, a mean over its trained tokens,
-    or (type answer_probability) of the known answer behind it, a probability; before the
-    coefficient of algorithm.certaintyReward
-reward_extra/<value>/* | - | a number that reward functions gave beside the score, over the
+actor/loss_scale | 1 | loss scale, with autocast float16
+critic/score/* | reward | scores of responses by the reward functions
+on_off_metrics/on_score | reward | with algorithm.guidance mean score of the generated responses
+on_off_metrics/off_score | reward | with algorithm.guidance mean score of the given responses
+on_off_metrics/on_response_length_mean | tokens | with algorithm.guidance mean length of the
+    generated responses
+on_off_metrics/off_response_length_mean | tokens | with algorithm.guidance mean length of the given
+    responses
+critic/rewards/* | reward | scores minus penalties; with algorithm.certaintyReward the learnt reward
+certainty_reward/* | nats | the policy's certainty of a response, a mean over its trained tokens, or
+    (type answer_probability) the probability of the known answer behind it; before the coefficient
+    of algorithm.certaintyReward
+reward_extra/<value>/* | - | a number that reward functions return beside the score, over the
     responses that have it
 rewards/<function>/mean | reward | mean score of one of several functions, or of the reward model
-    beside them, before its weight
+    beside functions, before its weight
 critic/advantages/* | 1 | advantages, over trained tokens
-spo/p_hats | reward | with algorithm.type spo mean value of the prompts, as known before the step
-spo/Neff | responses | mean number of responses that these are known by
-critic/turns_compared | share | with algorithm.type gigpo turns that began from the same as another
-    of their group
+spo/p_hats | reward | with algorithm.type spo mean baseline of the prompts, before the step
+spo/Neff | responses | with algorithm.type spo mean effective number of responses behind these
+    baselines
+critic/turns_compared | share | with algorithm.type gigpo turns that began from the same state as
+    another turn of their group
 critic/returns/* | 1 | returns, over trained tokens
 critic/values/* | 1 | values before the update, over trained tokens
-critic/vf_explained_var | 1 | variance of returns that the values explain; 1 is all
-critic/vf_loss | 1 | loss of the values
+critic/vf_explained_var | 1 | explained variance: variance of returns that the values explain; 1 is
+    all
+critic/vf_loss | 1 | value loss
 critic/vf_clipfrac | share | trained tokens whose value was clipped
-critic/vpred_mean | 1 | mean of the values while they were trained
-critic/skipped | share | the critic's updates left out, their gradient not finite
+critic/vpred_mean | 1 | mean of the values in the updates
+critic/skipped | share | skipped updates of the critic, because their gradient is not finite
 critic/grad_norm | 1 | norm of the critic's gradient before clipping
 critic/lr | 1 | learning rate of the critic's last update
-critic/loss_scale | 1 | what its loss was multiplied by, with autocast float16
-reward_model/dpo_loss | nats | with type prime, cross entropy of the scores and what the process
-    reward model's rewards say of them
-reward_model/reward | reward | mean over responses of the sum of the rewards of tokens, as they are
-    compared
-reward_model/raw_reward | nats | mean over responses of the log ratio to the model as it began
-reward_model/dpo_acc | share | pairs of responses whose rewards are ordered as their scores, weighed
-    by the difference; 1/2 of prompts without any
-reward_model/dpo_acc_abs | share | responses that are right, with rewards above 0, or neither
-reward_model/skipped | share | its updates left out, their gradient not finite
+critic/loss_scale | 1 | its loss scale, with autocast float16
+reward_model/dpo_loss | nats | with type prime, cross entropy of the process reward model's
+    prediction of the scores
+reward_model/reward | reward | mean over responses of the sum of process rewards, as used in the
+    comparison
+reward_model/raw_reward | nats | mean over responses of the log-ratio to the model as it began
+reward_model/dpo_acc | share | pairs of responses whose rewards are ordered like their scores,
+    weighted by the difference; 1/2 for prompts without any
+reward_model/dpo_acc_abs | share | responses that are right with a reward above 0, or wrong with one
+    that is not
+reward_model/skipped | share | its skipped updates, because their gradient is not finite
 reward_model/grad_norm | 1 | norm of its gradient before clipping
 reward_model/lr | 1 | learning rate of its last update
-reward_model/loss_scale | 1 | what its loss was multiplied by, with autocast float16
-response_length/* | tokens | response lengths, the end token included
-response_length/clip_ratio | share | responses that a length limit ended
+reward_model/loss_scale | 1 | its loss scale, with autocast float16
+response_length/* | tokens | response lengths, including the end token
+response_length/clip_ratio | share | truncated responses
 response_length_non_aborted/* | tokens | lengths of responses that were not aborted
-response_length_non_aborted/clip_ratio | share | of those, ended by a length limit
+response_length_non_aborted/clip_ratio | share | truncated responses among them
 response/aborted_ratio | share | responses aborted or empty
-num_turns/* | turns | turns of a row: of the model, of what answers it, and the prompt
+num_turns/* | turns | turns of a row: of the model, of tools and users, and the prompt
 num_contexts/* | contexts | contexts that the model read in a row with a user
-tool_call_counts/* | calls | calls of tools in a row
-tool/failed_share | share | of calls and of users' answers, those that failed
-response/given_share | share | of response tokens, those that tools or users wrote
+tool_call_counts/* | calls | tool calls in a row
+tool/failed_share | share | failed calls and user answers
+response/given_share | share | response tokens that tools or users wrote
 prompt_length/* | tokens | prompt lengths
 prompt_length/clip_ratio | share | prompts as long as the limit
-global_seqlen/mean | tokens | mean tokens a data-parallel rank
-global_seqlen/max | tokens | most tokens of a rank, rows as they came
-global_seqlen/min | tokens | fewest tokens of a rank, rows as they came
+global_seqlen/mean | tokens | mean tokens per data-parallel rank
+global_seqlen/max | tokens | most tokens of a rank, before balancing
+global_seqlen/min | tokens | fewest tokens of a rank, before balancing
 global_seqlen/minmax_diff | tokens | difference of the two
-global_seqlen/balanced_max | tokens | most tokens of a rank as computed
-global_seqlen/balanced_min | tokens | fewest tokens of a rank as computed
+global_seqlen/balanced_max | tokens | most tokens of a rank, after balancing
+global_seqlen/balanced_min | tokens | fewest tokens of a rank, after balancing
 timing_s/step | s | the whole step | ppojob_step_duration_seconds histogram
 timing_s/unaccounted | s | time of the step that no stage accounts for |
     ppojob_step_unaccounted_seconds gauge
 timing_s/<stage> | s | a stage: gen, reward, old_log_prob, ref, adv, update_actor, testing and more;
-    save_checkpoint is the checkpoint of the step before, in the background its copy
-    | ppojob_stage_duration_seconds histogram
+    save_checkpoint is the checkpoint of the previous step (with checkpoint.background its copy) |
+    ppojob_stage_duration_seconds histogram
 timing_s/agent_loop/tool_calls/* | s | times of all calls of a row, during gen
-timing_per_token_ms/<stage> | ms | a stage's time a token: gen over response tokens, others over all
-    | ppojob_stage_token_seconds gauge
-perf/total_num_tokens | tokens | prompt and response tokens; a prompt counts once a response |
+timing_per_token_ms/<stage> | ms | time of a stage per token: gen per response token, others per
+    prompt and response token | ppojob_stage_token_seconds gauge
+perf/total_num_tokens | tokens | prompt and response tokens; a prompt counts once per response |
     ppojob_tokens_total counter
 perf/time_per_step | s | the whole step
-perf/throughput | tokens/s | tokens a second and device of the job (GPU, or rank of a model on the
+perf/throughput | tokens/s | tokens per second and device of the job (GPU, or rank of a model on the
     CPU)
-perf/kv_cache_usage | share | of vLLM's cache of keys and values, what rows hold; this and the next
-    four are means over engines and their steps
-perf/prefix_cache_hit_rate | share | tokens that vLLM finds in its cache where a row begins
-perf/preemptions_per_row | 1 | how often a row loses its place in vLLM's cache and is computed
-    again: well above 0 the cache is too small (rollout.kvCacheGib or gpuMemoryShare), or
-    rollout.maxSequences too large
-perf/rows_running | rows | rows that an engine computes at once
-perf/rows_waiting | rows | rows that wait for a place in an engine
-perf/draft_accept_rate | share | guesses of engines that were kept (rollout.drafts); verl:
+perf/kv_cache_usage | share | used share of vLLM's KV cache; this and the next four are means over
+    engines and their steps
+perf/prefix_cache_hit_rate | share | tokens at the beginning of rows that vLLM finds in its prefix
+    cache
+perf/preemptions_per_row | 1 | how often vLLM preempts a row and computes it again: well above 0 the
+    KV cache is too small (rollout.kvCacheGib or gpuMemoryShare), or rollout.maxSequences too large
+perf/rows_running | rows | rows that an engine computes at the same time
+perf/rows_waiting | rows | rows that wait in an engine's queue
+perf/draft_accept_rate | share | accepted guesses of speculative decoding (rollout.drafts); verl:
     rollout/spec_accept_rate
-perf/draft_accept_length | tokens | tokens that a pass of the model draws of a row, those behind its
-    end among them (rollout.drafts); verl: rollout/spec_accept_length
+perf/draft_accept_length | tokens | tokens per row and pass in speculative decoding, including those
+    past its end (rollout.drafts); verl: rollout/spec_accept_length
 perf/unaccounted_share | share | part of the step that no stage accounts for
-rpc/sent_bytes | bytes | sent by the controller with its work for others since the last step |
+rpc/sent_bytes | bytes | bytes that the controller sent in requests since the last step |
     ppojob_rpc_sent_bytes_total counter
-rpc/received_bytes | bytes | received by the controller in answers to it |
+rpc/received_bytes | bytes | bytes that the controller received in answers |
     ppojob_rpc_received_bytes_total counter
-val/loss | 1 | loss of the held-out answers: with sft cross-entropy, mean over trained tokens, else
-    the mean loss of a pair, with kto of an answer, by val/kl
-val/kl | nats | as in training, of held-out answers, promptsPerStep at a time
-val/rewards/chosen | reward | as in training, of held-out answers
-val/rewards/rejected | reward | as in training, of held-out answers
-val/rewards/margins | reward | as in training, of held-out pairs
-val/rewards/accuracies | share | as in training, of held-out pairs
-val-core/<data source>/acc/mean@<n> | share | mean of the function's acc, else of its score; mean@1
-    is always there
+val/loss | 1 | loss on the held-out answers: with sft the mean cross entropy of trained tokens, with
+    kto the mean loss of an answer (with val/kl), else of a pair
+val/kl | nats | like train/kl, on held-out answers, promptsPerStep at a time
+val/rewards/chosen | reward | like train/rewards/chosen, on held-out answers
+val/rewards/rejected | reward | like train/rewards/rejected, on held-out answers
+val/rewards/margins | reward | like train/rewards/margins, on held-out pairs
+val/rewards/accuracies | share | like train/rewards/accuracies, on held-out pairs
+val-core/<data source>/acc/mean@<n> | share | mean of the function's acc, or of its score if it has
+    none; mean@1 always exists
 val-core/<data source>/acc/best@<n>/<moment> | share | mean or std over bootstraps of the best acc
     of n
 val-core/<data source>/acc/maj@<n>/<moment> | share | mean or std over bootstraps of the acc of the
@@ -384,7 +391,7 @@ LAST_CHECKPOINT: Final = Series(
     "unix seconds of the last checkpoint; before the first, when the controller began",
 )
 CHECKPOINT_STEP: Final = Series(
-    "ppojob_checkpoint_step", "gauge", "step of the last checkpoint: a restart goes on from there"
+    "ppojob_checkpoint_step", "gauge", "step of the last checkpoint, from which a restart resumes"
 )
 CONTROLLER_SERIES: Final = (STEPS, LAST_PROGRESS, LAST_CHECKPOINT, CHECKPOINT_STEP)
 
@@ -392,16 +399,16 @@ _POD: Final = ("role", "index")
 _RANK: Final = ("role", "rank")
 POD_ATTEMPT: Final = Series("ppojob_pod_attempt", "gauge", "attempt of the role that it runs", _POD)
 POD_RESTARTS: Final = Series(
-    "ppojob_pod_restarts_total", "counter", "how often the pod's ranks were started again", _POD
+    "ppojob_pod_restarts_total", "counter", "restarts of the pod's ranks", _POD
 )
 RANK_READY: Final = Series(
-    "ppojob_rank_ready", "gauge", "1 where a rank answers, 0 where it starts, ended or hangs", _RANK
+    "ppojob_rank_ready", "gauge", "1 if a rank answers, 0 if it starts, has ended or hangs", _RANK
 )
 RANK_MEMORY: Final = Series(
-    "ppojob_rank_resident_memory_bytes", "gauge", "main memory that a rank holds", _RANK
+    "ppojob_rank_resident_memory_bytes", "gauge", "host memory of a rank", _RANK
 )
 RANK_CPU: Final = Series(
-    "ppojob_rank_cpu_seconds_total", "counter", "processor time of a rank, in this attempt", _RANK
+    "ppojob_rank_cpu_seconds_total", "counter", "CPU time of a rank, in this attempt", _RANK
 )
 POD_SERIES: Final = (POD_ATTEMPT, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CPU)
 
@@ -416,29 +423,31 @@ def render() -> str:
     prefixes = ", ".join(f"`{prefix}`" for prefix in UNREPEATABLE_PREFIXES)
     head = (
         "# Metrics\n\n"
-        "Made from `ppojob_trainer/metrics/names.py` by "
+        "This page lists every metric with its unit, meaning and Prometheus name. You need it "
+        "to read `metrics.jsonl`, a dashboard or a tracker. It is generated from "
+        "`ppojob_trainer/metrics/names.py` by "
         "`python -m ppojob_trainer.metrics.names > docs/metrics.md`.\n\n"
-        "One JSON object a step in `metrics.jsonl`, with `step` and `time` (unix seconds). NaN and "
-        "infinity are written as null. Two runs with one seed agree in every key but `time` and "
-        f"those that begin with {prefixes}.\n\n"
+        "`metrics.jsonl` has one JSON object per step, with `step` and `time` (unix seconds). NaN "
+        "and infinity are written as null. Two runs with one seed agree in every key except `time` "
+        f"and those that begin with {prefixes}.\n\n"
         "Means per token of an update are over the trained tokens of the prompts in that update. "
-        "`training.skipZeroGradientGroups` leaves out prompts whose samples all have the same "
-        "advantage. A mean over no token is null. `actor/entropy`, "
+        "`training.skipZeroGradientGroups` excludes prompts whose samples all have the same "
+        "advantage. A mean over no tokens is null. `actor/entropy`, "
         "`training/rollout_probs_diff_mean` and `rollout_corr/kl` are measured with the policy at "
         "the beginning of the step: over all trained tokens if the step computes old "
-        "log-probabilities in a pass of their own (several updates, KL in the reward, "
+        "log-probabilities in a separate pass (several updates, KL in the reward, "
         "`certaintyReward`, `highEntropyShare`, or `rolloutCorrection`; the first and the last not "
         "with `policyLoss.type: bypass`, `prime_rl` or `ipo`), else over the tokens of its "
         "updates. "
         "With these three, metrics of `rolloutCorrection` are those that are "
         "means over tokens, by the policy in the update, and rejected tokens count as 0 in "
         "`actor/ppo_kl`. With `rollout.topP`, `topK` or `minP` the sampler's "
-        "probabilities are normalised over the tokens that these keep, with `repetitionPenalty` "
+        "probabilities are normalised over the tokens that these keep; with `repetitionPenalty` "
         "they are those after it; the trainer's are over all tokens, without a penalty. The last "
-        "two metrics contain that difference as well.\n\n"
-        "The controller serves the same on port 7404 under `/metrics` for Prometheus, in base "
+        "two metrics include that difference too.\n\n"
+        "The controller serves them on port 7404 under `/metrics` for Prometheus, in base "
         f"units. Every series has the label `{JOB_LABEL}`, the job's name. Gauges keep the last "
-        "step's value; counters also count steps that are repeated after a loss.\n\n"
+        "step's value; counters also count repeated steps after a loss.\n\n"
         "| name | unit | meaning | Prometheus |\n| --- | --- | --- | --- |\n"
     )
     rows = "".join(
@@ -448,8 +457,8 @@ def render() -> str:
     return (
         head
         + rows
-        + _further("Of the controller, port 7404", CONTROLLER_SERIES)
-        + _further("Of every pod's supervisor, port 7403", POD_SERIES)
+        + _further("Metrics of the controller, port 7404", CONTROLLER_SERIES)
+        + _further("Metrics of every pod's supervisor, port 7403", POD_SERIES)
     )
 
 

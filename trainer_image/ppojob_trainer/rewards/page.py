@@ -6,38 +6,45 @@ import sys
 from ppojob_trainer.rewards.routing import SCORERS, Scorer
 
 _HEAD = """\
-# Rewards that are built in
+# Built-in reward functions
 
-Made from `ppojob_trainer/rewards/routing.py` by
+This page lists the built-in reward functions, their ground truths, data sources and arguments. Use
+it to choose one for your data; [data and rewards](data-and-rewards.md) describes custom reward
+functions and models as judges. It is generated from `ppojob_trainer/rewards/routing.py` by
 `python -m ppojob_trainer.rewards.page > docs/rewards.md`.
 
-Without `spec.rewards` and without a reward model the `data_source` of a row chooses its scorer. By
-name, as `rewards: [{function: gsm8k}]`, one of them scores every row. A name below is a data
-source; `aime*` is every one that begins so, `*countdown*` every one that holds the word. Ground
-truths of another form are told before anything starts. How to write a function of one's own, or ask
-a model for scores: [data and rewards](data-and-rewards.md).
+- Without `spec.rewards` and without a reward model, the `data_source` of a row selects its reward
+  function. In a data source, `aime*` is every name with that prefix, and `*countdown*` every name
+  with that word.
+- `rewards: [{function: gsm8k}]` scores every row with one of them, by name.
+- Ground truths of another form are reported before anything starts.
 
 | function | reads of a response | ground truth |
 | --- | --- | --- |
 """
 _BEHIND = """
-`code` gives the share of the tests that pass, `judge` the share of `best` that a model says,
-`http_score` what a service answers, and `majority_vote` 1 for
-[the answer of most responses](data-and-rewards.md#without-answers). Each of the others gives
-`score` to a right answer, `format_score` to another one and 0 where there is none, but
+| function | score |
+| --- | --- |
+| `code` | the share of passed tests |
+| `judge` | the model's number, as a share of `best` |
+| `http_score` | the answer of the service |
+| `majority_vote` | 1 for [the answer of most responses](data-and-rewards.md#without-answers) |
+| the others | `score` for a right answer, `format_score` for a wrong one, 0 without an answer |
+| `math_dapo` | as the others, but `wrong_score` for a wrong or missing answer |
+| `geometry3k` | `format_score` for the form, and the rest of 1 for the answer |
+| `search_r1_format` | by the arguments of Search-R1's `qa_em_format.py` |
 
-- `math_dapo` gives `wrong_score` for both,
-- `geometry3k` gives `format_score` for the form and the rest of 1 for the answer,
-- `search_r1_format` has the arguments of Search-R1's `qa_em_format.py`.
+`acc` of the others is 1 for a right answer, and `pred` is the answer that was read. The numbers are
+those of verl, TinyZero and Search-R1, except where the docstring of a function says otherwise.
 
-Their `acc` is 1 for a right answer, and their `pred` the answer that was read. The numbers are
-those of verl, TinyZero and Search-R1, but where the docstring of a scorer says otherwise. verl's
-`prime_math` evaluates a response as Python; its data sources go to `math_verify` here.
-Following of instructions (IFEval) is not built in; a function of one's own can score it.
+Limits:
 
-`math_verify` and `geometry3k` compute with what a response says. What is not found equal within
-5 s is wrong: such a score depends on the machine. `countdown` calculates in exact fractions and
-`multiply` compares integers; those that are left compare texts.
+- `math_verify` and `geometry3k` evaluate the expression in a response. An answer that is not found
+  equal within 5 s is wrong, so such a score depends on the machine.
+- `countdown` calculates in exact fractions and `multiply` compares integers. The others compare
+  texts.
+- verl's `prime_math` evaluates a response as Python. Its data sources go to `math_verify` here.
+- Instruction following (IFEval) is not built in; a custom function can score it.
 """
 _SHOWN_CHARACTERS = 20
 

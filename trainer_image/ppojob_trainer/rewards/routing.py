@@ -141,7 +141,7 @@ SCORERS: dict[str, Scorer] = {
     "http_score": Scorer(
         judge.http_score,
         judge.no_truth_needed,
-        "all of it, by a service of one's own",
+        "all of it, by your own service",
         takes_row=True,
         arguments_problem=judge.service_problem,
         seconds=http_calls.longest_seconds,

@@ -5,16 +5,17 @@ import sys
 from ppojob_trainer.agents.formats.table import FORMATS
 
 _HEAD = """\
-# Formats of calls
+# Tool-call formats
 
-Made from `ppojob_trainer/agents/formats/table.py` by
+This page lists the formats in which models write tool calls, for `spec.agent.format`. Choose the
+format that your model was trained with; the names are those of verl's `multi_turn.format`.
+[Agents](agents.md#tool-call-formats) describes how calls are parsed.
+
+Each row shows the same call, `add` with `a` 1 and `b` 2; that of `search_r1` is a search. The page
+is generated from `ppojob_trainer/agents/formats/table.py` by
 `python -m ppojob_trainer.agents.formats.page > docs/agent-formats.md`.
 
-How a model writes a call of a tool is part of what it has learnt; the names are verl's of
-`multi_turn.format`. Each form below is the same call, `add` with `a` 1 and `b` 2; that of
-`search_r1` is a search. [Agents](agents.md) says what becomes of calls.
-
-| format | a call | a turn ends also at |
+| format | a call | further ends of a turn |
 | --- | --- | --- |
 """
 
