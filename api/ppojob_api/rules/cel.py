@@ -1,8 +1,9 @@
 """CEL, as far as the rules speak it: an expression means the same here as in an API server.
 
 There are numbers, text, lists, `{}`, paths, `has`, comparison, logic, arithmetic of integers,
-`a ? b : c`, and the methods below; `dyn` does nothing, for here no value has a type beforehand. A field
-that is absent is an error unless `has` asked for it before, or it may be: `a.?b`. The language is described on https://cel.dev.
+`a ? b : c`, and the methods below; `dyn` does nothing, for here no value has a type beforehand. A
+field that is absent is an error unless `has` asked for it before, or it is read as `a.?b`. The
+language is described on https://cel.dev.
 """
 
 import operator
@@ -104,7 +105,9 @@ class Expression:
         else:
             node = self._plain(self._token)
             self._token = self._following()
-        while self._token and (self._token["macro"] or self._token["method"] or self._token["otherwise"]):
+        while self._token and (
+            self._token["macro"] or self._token["method"] or self._token["otherwise"]
+        ):
             node = self._called(node, self._token)
         return node
 

@@ -45,9 +45,7 @@ KeyPairs = Mapping[RoleName, tuple[str, str]]
 """Role -> public and secret key, each 40 letters of Z85."""
 
 
-def base_objects(
-    job: Job, config: PodConfig, *, is_short: bool = False
-) -> list[dict[str, Any]]:
+def base_objects(job: Job, config: PodConfig, *, is_short: bool = False) -> list[dict[str, Any]]:
     """What must be there before the first pod, Secrets aside.
 
     `is_short` says that some pods have a place, and others found none.

@@ -238,7 +238,7 @@ def as_given() -> dict[str, Any]:
 
 
 def test_a_default_that_is_written_in_an_item_is_no_edit() -> None:
-    assert FULL != as_given()
+    assert as_given() != FULL
     assert refusals_of(FULL, as_given()) == refusals_of(as_given(), FULL) == []
 
 
@@ -441,7 +441,10 @@ def test_no_default_beside_a_meaning_of_null() -> None:
 
 def test_kustomize_is_told_of_every_place_where_a_job_names_an_object() -> None:
     told = YAML(typ="safe").load(Path(__file__).parents[3] / "crds" / "kustomizeconfig.yaml")
-    fields = [*told["images"], *(one for kind in told["nameReference"] for one in kind["fieldSpecs"])]
+    fields = [
+        *told["images"],
+        *(one for kind in told["nameReference"] for one in kind["fieldSpecs"]),
+    ]
     named = re.compile(r"spec\..*(configMap|secret)(\.name)?|spec\..*claimName|spec\.pods\.image")
     places = {path for path in shape.all_paths() if named.fullmatch(path)}
     # Of a section that names it, the name is the place.
