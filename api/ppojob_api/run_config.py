@@ -124,8 +124,10 @@ class RunConfig(Section):
         return _canonical(self.as_written.model_dump(mode="json"))
 
     def to_short_json(self) -> bytes:
-        """The same without what is a default: so a program of before, which knows fewer fields,
-        reads what a newer one has written, and a run keeps the defaults that it began with.
+        """The same without what is a default.
+
+        So a program of before, which knows fewer fields, reads what a newer one has written, and
+        a run keeps the defaults that it began with.
         """
         return _canonical(self.as_written.model_dump(mode="json", exclude_defaults=True))
 
