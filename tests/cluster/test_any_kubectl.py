@@ -51,9 +51,10 @@ def apply_after_create(cluster: Cluster, jobs: Path, folder: Path) -> None:
 def apply_over_defaults(cluster: Cluster, jobs: Path, folder: Path) -> None:
     """What a definition of before has written out, also in items of lists, is no edit."""
     for path in jobs.iterdir():
-        read = PPOJob.model_validate(YAML(typ="safe").load(path))
-        written = read.model_dump(mode="json", by_alias=True, exclude_none=True)
-        (folder / path.name).write_text(to_yaml(written))
+        job = YAML(typ="safe").load(path)
+        spec = PPOJob.model_validate(job).spec
+        written = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        (folder / path.name).write_text(to_yaml({**job, "spec": written}))
     apply_after_create(cluster, folder, folder)
     cluster.kubectl("apply", f"--filename={jobs}")
 
