@@ -20,8 +20,8 @@ def row(model_type: str, family: Family) -> str:
 
 
 def seen(whole: str) -> str:
-    """Whether pictures of a whole are shown: whether there is a tower of it that sees."""
-    return "sounds" if whole in MODELS else "yes" if whole in TOWERS else "no"
+    """Whether a whole gets audio, or pictures: whether it has a tower for them."""
+    return "audio" if whole in MODELS else "yes" if whole in TOWERS else "no"
 
 
 def test_every_family_has_its_row() -> None:
