@@ -191,7 +191,8 @@ ROLE_RULES = (
         must: self.ranksPerReplica == self.gpusPerReplica
 
         $MODELS | parallelism.tensor | Conflict
-            so many ranks share each matrix product; a number that divides the ranks ${$OWN_RANKS}
+            so many ranks share each matrix product; a number that divides the ranks of the role,
+            replicas times ranksPerReplica ${$OWN_RANKS}
         must: $OWN_RANKS % self.parallelism.tensor == 0
 
         $MODELS | parallelism.sequence | Conflict

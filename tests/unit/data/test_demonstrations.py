@@ -384,7 +384,7 @@ def test_rows_of_which_nothing_is_learnt_are_left_out_and_counted(files: PromptF
     with opened(files, UNTRAINED, SHORT, UNTRAINED) as dataset:
         assert len(dataset) == 1
         (warning,) = dataset.warnings
-    assert ": got 2 of 3 rows: nothing of them is learnt, and " in warning
+    assert ": got 2 of 3 rows: no token of their answers is trained, and " in warning
 
 
 def test_long_answers_are_dropped_or_cut(files: PromptFiles) -> None:

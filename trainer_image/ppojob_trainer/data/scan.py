@@ -168,7 +168,10 @@ class Scan:
             self.warnings.add(DataProblem(self._where, dropped, why, "fine where it is meant"))
         if self.untrained:
             got = f"{self.untrained} of {counted(total, 'row')}"
-            why = "nothing of them is learnt, and they are left out"
+            why = "no token of their answers is trained"
+            if self.given in PAIRS:
+                why = "both answers are equal, or one has no trained token"
+            why += ", and they are left out"
             problem = DataProblem(self._where, got, why, "fine where other rows are left")
             (self.warnings if self.kept else self.errors).add(problem)
         if self.given == "kto" and self.kept:
