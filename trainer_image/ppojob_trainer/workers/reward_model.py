@@ -1,4 +1,4 @@
-"""The reward model: takes responses as text and answers what it thinks of them."""
+"""Reward model worker: receives response texts, and returns the model's scores."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,7 +25,7 @@ from ppojob_trainer.workers.text_inbox import TextInbox
 
 
 class RewardModelStages:
-    """Answers the stages of the reward model on one of its ranks."""
+    """Answers requests to the reward model on one of its ranks."""
 
     def __init__(
         self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, turns: DeviceTurns
@@ -33,7 +33,7 @@ class RewardModelStages:
         self._engine = engine
         self._resident = resident
         self._turns = turns
-        self._chat = chat  # the engine's tokenizer, which must be told when the run began
+        self._chat = chat  # the engine's tokenizer, which needs the time at which the run began
         self._inbox = TextInbox()
 
     def routes(self) -> list[Route]:
@@ -57,7 +57,7 @@ class RewardModelStages:
 def open_reward_model(
     spec: PPOJobSpec, world: World, turns: DeviceTurns
 ) -> Iterator[RewardModelStages]:
-    """Load the reward model; its tokenizer's helper ends with the block."""
+    """Load the reward model; its tokenizer's child process ends with the block."""
     model = spec.reward_model
     assert model is not None, "a job without a reward model has no such role"
     chat = ChatTokenizer(
@@ -78,7 +78,7 @@ def open_reward_model(
 def open_reward_model_worker(
     environment: PodEnvironment, rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[RewardModelStages]:
-    """The reward model in pods of its own; it lives as long as the block."""
+    """Open the reward model in pods of its own; it lives as long as the block."""
     with (
         open_role_world(environment, rank) as world,
         open_reward_model(environment.config.spec, world, DeviceTurns()) as stages,
