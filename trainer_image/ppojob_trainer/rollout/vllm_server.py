@@ -1,7 +1,7 @@
-"""vLLM's server of OpenAI's interface, for a judge of the job's own: `python -m` with its options.
+"""vLLM's OpenAI-compatible server for the job's own judge: `python -m` with its options.
 
-It tells vLLM what the engines of a job are told too. What vLLM refuses before it has begun to load
-is refused again however often it is asked: the exit status says so.
+It applies the same corrections as the job's engines (`told_vllm`). The exit status tells a refusal
+before loading, which would be repeated, from other failures.
 """
 
 import os
