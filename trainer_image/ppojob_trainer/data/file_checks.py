@@ -1,4 +1,4 @@
-"""Which files a job names, and what is wrong with one before its first row is read."""
+"""File checks: resolves the files that a job names, and checks each before its rows are read."""
 
 import glob
 import os
@@ -29,10 +29,10 @@ _WANTED = "a parquet or JSON-lines file, or a folder that ends in /"
 
 
 def _files_of(path: str, form: str) -> list[str] | DataProblem:
-    """The files that a path of the job means, in the order of their names.
+    """Return the files of a path of the job, sorted by name.
 
     It is a file, a pattern such as ``data/train-*.parquet``, or a folder that ends in ``/``, of
-    which the files are taken whose ending fits the format.
+    which the files are taken whose suffix fits the format.
     """
     if path.endswith("/") and os.path.isdir(path):
         try:
@@ -63,7 +63,7 @@ def open_files(
     given: GivenType | None = None,
     media: Collection[str] = (),
 ) -> Iterator[RowFile | DataProblem]:
-    """Open the files that an entry of a job means, or say why they cannot be used."""
+    """Open the files that an entry of a job names, or say why they cannot be used."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths

@@ -1,10 +1,10 @@
-"""What a chat template puts between two turns of the model, as tokens.
+"""Turn template: the tokens that a chat template puts between two turns of the model.
 
-A row of several turns is never rendered again. The model's tokens stay as they were drawn, since a
-text can be cut into tokens in more than one way, and templates rewrite earlier turns (they drop
-thoughts, trim spaces). After each turn, only what the template puts there is appended. It is taken
-from a made-up conversation in which an assistant has just spoken, or has just made calls: there
-templates only add at the end, while elsewhere many change what is before it.
+A row of several turns is never rendered again. The model's tokens stay as they were generated: a
+text can be tokenised in more than one way, and templates rewrite earlier turns (they drop thoughts,
+trim spaces). After each turn, only what the template puts there is appended. It is taken from a
+dummy conversation in which an assistant has just spoken, or has just made calls: there templates
+only append, while elsewhere many change earlier text.
 """
 
 import json
@@ -28,9 +28,9 @@ _Form = Callable[[str], str]
 _Kinds = str | list[str]
 
 SPOKEN, CALLED = "ppojobSpokenq", "ppojobCalledq"
-"""Words of the made-up assistant; a template whose text lacks them shows no such turn."""
+"""Words of the dummy assistant; a template whose text lacks them shows no such turn."""
 ASKED: _Message = {"role": "user", "content": "Hello."}
-"""A made-up message that a turn answers."""
+"""A dummy message that a turn answers."""
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _CACHED = 256
 
@@ -46,7 +46,7 @@ _FORMS: tuple[_Form, ...] = (
     _in_json,
     lambda body: _in_json(body.strip()),
 )
-"""What templates do with a message's text."""
+"""How templates transform a message's text."""
 
 
 @dataclass(frozen=True, slots=True)

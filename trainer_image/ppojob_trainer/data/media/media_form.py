@@ -1,6 +1,6 @@
-"""How a model takes what it is shown: which tokens stand for it, and where. Loads no torch.
+"""Media tokens: which tokens stand for a picture or sound in a prompt, and where. Loads no torch.
 
-transformers' own classes say it too, but load torch, and the controller must not.
+transformers' own classes define it too, but load torch, which the controller must not.
 """
 
 from abc import ABC, abstractmethod
@@ -28,26 +28,26 @@ class MediaForm(ABC):
 
     @property
     def told(self) -> Settings:
-        """What the model's processor tells that class beside its file."""
+        """Return arguments for the processor's class that its file lacks."""
         return {}
 
     @property
     def sees_ahead(self) -> bool:
-        """Whether tokens of a picture attend to those behind them in it."""
+        """Whether tokens of a picture attend to later tokens of the same picture."""
         return False
 
     @property
     def ahead_in_windows(self) -> bool:
-        """Whether they do in layers that see a window, and in no other."""
+        """Whether they do so only in sliding-window layers."""
         return False
 
     def rewritten(self, text: str) -> str:
-        """The text of a conversation with pictures, as a template writes it, for the tokenizer."""
+        """Rewrite a conversation with pictures from the template's form to the tokenizer's."""
         return text
 
     @abstractmethod
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
-        """The token of which there are features of a file, and all tokens that stand for it."""
+        """Return the feature token of a file, and all tokens that stand for it."""
 
     def positions(
         self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()

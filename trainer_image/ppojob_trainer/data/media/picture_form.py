@@ -1,6 +1,6 @@
-"""How a model takes pictures: how large it sees one, and which tokens stand for it. Loads no torch.
+"""Picture format of a model: sizes, and the tokens that stand for a picture. Loads no torch.
 
-transformers' own classes say it too, but load torch, and the controller must not.
+transformers' own classes define it too, but load torch, which the controller must not.
 """
 
 import io
@@ -20,7 +20,7 @@ from ppojob_trainer.data.media.videos import clip_of
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How large a picture is wanted, beside what the model's processor makes of it.
+    """The requested size of a picture, besides the resizing of the model's processor.
 
     Attributes:
         least: pixels to which a smaller one is enlarged; None for the processor's.
