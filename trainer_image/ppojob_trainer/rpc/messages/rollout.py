@@ -1,4 +1,4 @@
-"""Generating rows, and what the engine needs for it."""
+"""Messages of generation and weight sync."""
 
 from typing import Final
 
@@ -8,14 +8,14 @@ from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rows import BatchName
 
 OF_DATA: Final = -1
-"""In the place of the version of weights that drew tokens: they are learnt, and no weights did."""
+"""In place of a weights version: the data gave these tokens, and they are trained on."""
 
 
 class Interaction(msgspec.Struct, frozen=True, array_like=True):
-    """The simulated user of a row.
+    """The user simulator of a row.
 
     Attributes:
-        arguments: JSON object: what the row tells it.
+        arguments: JSON object: the row's arguments for it.
         prompt: JSON list of the messages that the model answers first.
     """
 

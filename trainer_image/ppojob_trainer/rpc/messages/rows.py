@@ -1,4 +1,4 @@
-"""Which rows there are, where they are, and where they go."""
+"""Messages about rows: their index, owners and transfers."""
 
 import msgspec
 

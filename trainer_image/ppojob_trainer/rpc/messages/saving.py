@@ -1,4 +1,4 @@
-"""What ranks write, and read again."""
+"""Messages of checkpoints."""
 
 import msgspec
 

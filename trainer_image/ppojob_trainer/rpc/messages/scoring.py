@@ -1,4 +1,4 @@
-"""Texts on their way to scorers, and scores on their way back."""
+"""Messages of scoring: texts for scorers, and scores."""
 
 import msgspec
 
