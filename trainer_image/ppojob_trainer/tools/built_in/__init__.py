@@ -1,4 +1,4 @@
-"""Tools and users that are built in, a file each."""
+"""Built-in tools and user simulators, one file each."""
 
 from typing import Final
 
@@ -15,4 +15,6 @@ TOOLS: Final[dict[str, BuiltIn]] = {
 }
 """By the name that a model calls them by; `well_known.BUILT_IN_TOOLS` is held to it by a test."""
 USERS: Final[dict[str, BuiltInUser]] = {"gsm8k": gsm8k_user.USER}
-"""The same of users, by the name that rows ask for them by (`well_known.BUILT_IN_INTERACTIONS`)."""
+"""The same of user simulators, by the name that rows select them by
+(`well_known.BUILT_IN_INTERACTIONS`).
+"""
