@@ -1,4 +1,4 @@
-"""The parent's side: start a bounded child, call it with a deadline, end it whatever it does."""
+"""Bounded process: the parent's side, which starts, calls and ends a child with limits."""
 
 import contextlib
 import logging

@@ -203,7 +203,7 @@ class HuggingFaceEngine:
         self._unusable = "closed"
 
     def _prefill(self, rows: list[_Row]) -> _Batch:
-        """Prefill the distinct prompts of `rows` once, left-padded, and copy their caches to rows."""
+        """Prefill the distinct prompts of `rows` once, left-padded, and copy caches to the rows."""
         for row in rows:
             self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
         keys = [(row.request.prompt, row.request.pictures, row.request.later) for row in rows]

@@ -69,9 +69,8 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     # The response ends with the first of these texts ("stop"); None for no text
     stop_texts: StopTexts | None = None
-    min_p: float = (
-        0.0  # Keep tokens of this share of the most likely one's probability; 0 keeps all
-    )
+    # Keep tokens of this share of the most likely one's probability; 0 keeps all
+    min_p: float = 0.0
     # Logits of tokens in prompt and response are divided by this where positive, else multiplied
     repetition_penalty: float = 1.0
 

@@ -1,10 +1,4 @@
-"""Processes of a fork server (`ppojob_trainer.fork_server`), as whoever orders them sees them.
-
-One connection is one process. A supervisor, or the runner, sends an order with two or three
-descriptors: standard output, standard error, and the heartbeat pipe of what has one. The server
-answers with the process id, and a descriptor of the process, once it has forked, and with
-the exit status at the end. It kills it when the connection closes.
-"""
+"""Client of the fork server (`ppojob_trainer.fork_server`): forked processes for a supervisor."""
 
 import contextlib
 import hashlib
