@@ -123,9 +123,17 @@ class RunConfig(Section):
         """Canonical JSON: sorted keys, no spaces, ASCII; equal configurations give equal bytes."""
         return _canonical(self.as_written.model_dump(mode="json"))
 
+    def to_short_json(self) -> bytes:
+        """The same without what is a default.
+
+        So a program of before, which knows fewer fields, reads what a newer one has written, and
+        a run keeps the defaults that it began with.
+        """
+        return _canonical(self.as_written.model_dump(mode="json", exclude_defaults=True))
+
     @classmethod
     def from_json(cls, data: bytes | str) -> "RunConfig":
-        """Read what `to_json` wrote.
+        """Read what `to_json`, or `to_short_json`, wrote.
 
         Raises:
             ValueError: It is not a run configuration of this version.

@@ -39,7 +39,7 @@ from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models import kinds
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.config_changes import can_be_stretched, config_changes
-from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder, check_use
+from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
 from ppojob_trainer.models.memory import GIB, least_cache
 from ppojob_trainer.models.problems import ModelReason
@@ -228,7 +228,7 @@ def _check_data(
 
 
 def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight) -> None:
-    """Judge a value model's folder; the policy's is judged by itself, and may be none of a critic.
+    """Judge a value model's folder; the policy's, which will do, is judged by itself.
 
     It reads the policy's rows: the same tokens, and as many.
     """
@@ -236,7 +236,6 @@ def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found:
     if critic is None or critic.path is None or spec.algorithm.estimator.critic != "value":
         return
     if critic.path == spec.model.path:
-        found.add(check_use(Path(critic.path), kinds.CRITIC))
         return
     report = _check_reader(spec, Path(critic.path), kinds.CRITIC, found)
     rows = report.vocabulary

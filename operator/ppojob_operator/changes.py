@@ -61,7 +61,7 @@ def changes(here: ReconcileContext, defaults: Settings) -> Waves:
     config_name = config_map_name(here.job, config)
     around = [
         action
-        for wanted in base_objects(here.job, config)
+        for wanted in base_objects(here.job, config, is_short=_is_short(here))
         if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
         for action in _object_actions(here, wanted)
     ]
@@ -89,6 +89,12 @@ def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) 
     roles = (config.run.topology.role(role) for role in here.wanted)
     rendered = stateful_sets(here.job, config, roles, defaults, here.admission.placements)
     return [action for wanted in rendered for action in _object_actions(here, wanted)]
+
+
+def _is_short(here: ReconcileContext) -> bool:
+    """Whether some pods have a place, and others found none."""
+    pods = here.observed.pods
+    return any(pod.unschedulable for pod in pods) and any(pod.node for pod in pods)
 
 
 def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
@@ -181,18 +187,23 @@ def _object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[
     child = here.observed.children.get((kind, wanted["metadata"]["name"]))
     if child is None:
         yield Create(wanted)
-    elif kind == "PersistentVolumeClaim" and not child.is_deleting:
-        # Its user may let it grow; what an earlier job has left is refused when it is made.
-        if not child.owner_uid and not is_of(here.job, child.manifest["metadata"]):
-            yield Create(wanted)
-    elif child.is_deleting or child.owner_uid != here.job.uid:
-        # It is on its way out; its deletion wakes us.
+    elif _is_left(here, child):
+        # It goes by nobody's hand but a person's, who is told of it: it is refused when it is made.
+        yield Create(wanted)
+    elif child.is_deleting or child.owner_uid != here.job.uid or kind == "PersistentVolumeClaim":
+        # It is on its way out, and its deletion wakes us; or its user may let it grow.
         return
     else:
         if kind == "StatefulSet" and _is_kept(child, wanted):
             wanted = _as_first_made(child, wanted)
         if not covers(child.manifest, wanted) and child.settled_digest != digest(wanted):
             yield Apply(wanted, child.uid)
+
+
+def _is_left(here: ReconcileContext, child: Child) -> bool:
+    """Whether an earlier job has left it, as a claim that outlives it or by `--cascade=orphan`."""
+    is_owned = child.is_deleting or bool(child.owner_uid)
+    return not is_owned and not is_of(here.job, child.manifest["metadata"])
 
 
 def _is_kept(child: Child, wanted: Manifest) -> bool:

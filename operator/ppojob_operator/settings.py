@@ -22,6 +22,8 @@ class Settings:
     Attributes:
         trainer_image: image of a job's pods where the job names none.
         image_pull_policy: for that image.
+        image_pull_secrets: Secrets of the job's namespace that have the credentials for that image,
+            separated by commas.
         namespace: where the operator itself runs, and keeps its Lease.
         lease: name of that Lease; replicas that serve the same namespaces share one.
         identity: name of this replica.
@@ -42,6 +44,7 @@ class Settings:
 
     trainer_image: str = "ppojob-trainer:latest"
     image_pull_policy: str = "IfNotPresent"
+    image_pull_secrets: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     namespace: str = "default"
     lease: str = "ppojob-operator"
     identity: str = "ppojob-operator"

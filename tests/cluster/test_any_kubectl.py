@@ -18,9 +18,11 @@ from chart_programs import helm_on
 from click.testing import CliRunner
 from cluster_access import REPOSITORY, Cluster
 from every_field import every_field
+from ruamel.yaml import YAML
 
 from ppojob_api.manifest import to_yaml
 from ppojob_api.run_config import RunConfig, resolve
+from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
 from ppojob_operator.reading import read_job
 
@@ -43,6 +45,17 @@ def create(cluster: Cluster, jobs: Path, folder: Path) -> None:
 
 def apply_after_create(cluster: Cluster, jobs: Path, folder: Path) -> None:
     create(cluster, jobs, folder)
+    cluster.kubectl("apply", f"--filename={jobs}")
+
+
+def apply_over_defaults(cluster: Cluster, jobs: Path, folder: Path) -> None:
+    """What a definition of before has written out, also in items of lists, is no edit."""
+    for path in jobs.iterdir():
+        job = YAML(typ="safe").load(path)
+        spec = PPOJob.model_validate(job).spec
+        written = spec.model_dump(mode="json", by_alias=True, exclude_none=True)
+        (folder / path.name).write_text(to_yaml({**job, "spec": written}))
+    apply_after_create(cluster, folder, folder)
     cluster.kubectl("apply", f"--filename={jobs}")
 
 
@@ -76,6 +89,7 @@ WAYS: dict[str, Callable[[Cluster, Path, Path], None]] = {
     "apply": apply_twice,
     "create": create,
     "apply after create": apply_after_create,
+    "apply over defaults": apply_over_defaults,
     "apply --server-side": apply_on_the_server,
     "helm": helm_install,
     "edit": edit,
@@ -145,6 +159,51 @@ def test_the_cluster_has_the_jobs_of_the_plans(
             update={"namespace": planned.namespace, "uid": planned.uid}
         )
         assert own.digest() == hashlib.sha256(plan).hexdigest(), name
+
+
+def test_kustomize_renames_what_a_job_names(cluster: Cluster, tmp_path: Path) -> None:
+    source = {"configMap": {"name": "score", "file": "score.py"}}
+    job = given(every_field()[0])
+    job["spec"] |= {
+        "rewards": [{"function": "score", "source": source}],
+        "checkpoint": {"volume": {"claimName": "runs"}},
+        "pods": [
+            {
+                "image": "registry.example/trainer:1",
+                "env": [{"name": "KEY", "secret": {"name": "keys", "key": "key"}}],
+                "volumes": [{"claimName": "runs", "mountPath": "/data"}],
+            }
+        ],
+    }
+    claim = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "runs"}}
+    (tmp_path / "score.py").touch()
+    shutil.copy(REPOSITORY / "crds" / "kustomizeconfig.yaml", tmp_path)
+    for name, content in (
+        ("job.yaml", job),
+        ("claim.yaml", claim),
+        (
+            "kustomization.yaml",
+            {
+                "resources": ["job.yaml", "claim.yaml"],
+                "configurations": ["kustomizeconfig.yaml"],
+                "namePrefix": "mine-",
+                "configMapGenerator": [{"name": "score", "files": ["score.py"]}],
+                "secretGenerator": [{"name": "keys", "literals": ["key=a"]}],
+                "images": [{"name": "registry.example/trainer", "newTag": "2"}],
+            },
+        ),
+    ):
+        (tmp_path / name).write_text(to_yaml(content))
+    listed = YAML(typ="safe").load_all(cluster.kubectl("kustomize", str(tmp_path)))
+    made = {one["kind"]: one for one in listed}
+    names = {kind: one["metadata"]["name"] for kind, one in made.items()}
+    assert names["PPOJob"] == "mine-every-field"
+    spec, (pods,) = made["PPOJob"]["spec"], made["PPOJob"]["spec"]["pods"]
+    assert pods["image"] == "registry.example/trainer:2"
+    assert pods["env"][0]["secret"]["name"] == names["Secret"] != "mine-keys"
+    assert spec["rewards"][0]["source"]["configMap"]["name"] == names["ConfigMap"] != "mine-score"
+    claims = spec["checkpoint"]["volume"]["claimName"], pods["volumes"][0]["claimName"]
+    assert claims == (names["PersistentVolumeClaim"],) * 2
 
 
 @pytest.mark.parametrize("way", ["apply", "create", "apply --server-side"])

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from cluster_access import Cluster, eventually
 from cluster_jobs import claim, job, says, wait_for_pods
+from gangs_on_cluster import nodes
 from operator_replica import Operator
+from pod_blows import evict
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
@@ -68,6 +70,23 @@ def test_who_denies_pods_is_told(cluster, operator) -> None:
     cluster.kubectl("delete", "resourcequota", "small")
     cluster.kubectl("delete", "ppojob", "denied")
     eventually(lambda: not children(cluster, "denied"))
+
+
+def test_a_drain_that_leaves_no_place_takes_every_pod(cluster, operator) -> None:
+    # As on a node that is cordoned, but for the pods of other tests.
+    (node,) = (one["metadata"]["name"] for one in cluster.get("nodes")["items"])
+    place = cluster.namespace
+    cluster.kubectl("label", "node", node, f"{place}=here")
+    small = {"image": "localhost/none:1", "resources": {"cpu": "10m"}}
+    pods = [{**small, "nodeSelector": {place: "here"}}]
+    cluster.apply(*claim(cluster, "drained"), job("drained", "drained", pods=pods))
+    eventually(lambda: nodes(cluster, "drained") == [node] * 4)
+    cluster.kubectl("label", "node", node, f"{place}-")
+    for pod in ("controller-0", "actor-rollout-0", "reward-0", "reward-1"):
+        evict(cluster, f"drained-{pod}")
+    says(cluster, "drained", "Unschedulable")
+    cluster.kubectl("delete", "ppojob", "drained")
+    eventually(lambda: not children(cluster, "drained"))
 
 
 def test_a_claim_that_is_made_outlives_its_job(cluster, operator) -> None:

@@ -96,7 +96,7 @@ def tasks(folder: Path, device: str) -> dict[str, Callable[[], Any]]:
     named["behaviour"] = partial(facts.behaviour, folder / "tied", "bfloat16")
     if device == "cuda":
         named["asleep"] = partial(asleep, folder)
-    for family in (name for name, family in FAMILIES.items() if family.is_in_vllm):
+    for family in FAMILIES:
         named[family] = partial(difference, family, folder / family, device)
     return named
 

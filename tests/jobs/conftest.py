@@ -15,11 +15,11 @@ import run_folders
 import run_server
 import tiny_jobs
 from job_runs import Run
-from made_once import made_once
+from made_once import kept_once, made_once
 from refused_jobs import RefusedJob
 
 from ppojob_api import contract
-from ppojob_cli.local_pods import LocalPods, start_fork_servers
+from ppojob_cli.local_pods import LocalPods
 
 
 @pytest.fixture(scope="session")
@@ -40,21 +40,18 @@ def classifier(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 @pytest.fixture(scope="session")
 def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Forks the ranks of all jobs and `ppojob` itself, so that libraries are loaded once a session.
+    """Forks the ranks of all jobs and `ppojob` itself: libraries are loaded once for all workers.
 
     A job that is started in another environment than the tests' has servers of its own.
     """
-    folder = tmp_path_factory.mktemp("forks")
-    place, log = folder / "server", folder / "log"
-    servers = start_fork_servers(place, log, tiny_jobs.environment(), vllm=True)
-    servers.append(run_server.start(folder / "runs", tiny_jobs.environment()))
-    with pytest.MonkeyPatch.context() as patch:
+    keeper = Path(tiny_jobs.__file__).with_name("server_keeper.py")
+    with (
+        kept_once(tmp_path_factory, "forks", keeper, tiny_jobs.environment()) as folder,
+        pytest.MonkeyPatch.context() as patch,
+    ):
         patch.setenv(contract.ENV_FORK_SERVER, str(folder / "server"))
         patch.setenv(run_server.FOLDER, str(folder / "runs"))
         yield
-    for server in servers:
-        server.kill()
-        server.wait()
 
 
 @pytest.fixture(scope="session")

@@ -57,7 +57,7 @@ def test_a_controller_that_takes_over_completes_what_was_begun(
     points = ("controller.step.computed@3=kill", "controller.step.recorded@4=kill")
     run_through(tiny_job(**SECTIONS), output, *points)
     assert run_folders.rewinds(output) == 1
-    assert saved(output) == list(range(1, 25))
+    assert saved(output) == list(range(1, 13))
     assert run_folders.result(output) == undisturbed
 
 

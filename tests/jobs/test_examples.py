@@ -5,8 +5,6 @@ with an engine that starts at once; `make bench-long` runs them on the real one,
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,6 +13,7 @@ import tiny_jobs
 import torch
 from made_once import made_once
 from safetensors.torch import load_file
+from tiny_jobs import ppojob
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,18 +47,6 @@ GSM8K = [
 """Rows as GSM8K has them."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.vllm, pytest.mark.timeout(900)]
-
-
-def ppojob(folder: Path, *arguments: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "ppojob_cli", *arguments],
-        cwd=folder,
-        env=tiny_jobs.environment(),
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.fixture(scope="module")

@@ -6,8 +6,6 @@ Also where its run folder is lost half-way, and goes on from a copy.
 import functools
 import http.server
 import shutil
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,16 +44,6 @@ def of_urls(url: str) -> dict[str, object]:
     }
 
 
-def run(manifest: Path, output: Path, steps: int) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ppojob_cli", "run", str(manifest), "--output", str(output)]
-    return subprocess.run(
-        [*command, "--set", f"spec.steps.total={steps}"],
-        capture_output=True,
-        text=True,
-        env=tiny_jobs.environment(),
-    )
-
-
 def test_the_same_bits_no_second_look_and_a_lost_folder(server, alone, tiny_folder, tmp_path):
     expected = run_folders.result(alone(steps=STEPS))
     url = f"http://127.0.0.1:{server.server_port}"
@@ -65,16 +53,15 @@ def test_the_same_bits_no_second_look_and_a_lost_folder(server, alone, tiny_fold
         tmp_path, tiny_folder, steps=STEPS, checkpoint=checkpoint, **of_urls(url)
     )
     output = tmp_path / "runs" / "tiny"
-    first = run(manifest, output, 2)
-    assert first.returncode == 0, first.stderr
-    assert f"{url}/model: fetched" in first.stderr
+    command = ("run", manifest, "--output", output)
+    first = tiny_jobs.ppojob(tmp_path, *command, "--set", "spec.steps.total=2")
+    assert f"{url}/model: fetched" in first
     assert f"path: {url}/model" in (output / "job.yaml").read_text()
     server.shutdown()
     server.server_close()
     shutil.rmtree(output)
-    second = run(manifest, output, 4)
-    assert second.returncode == 0, second.stderr
-    assert "goes on from the copy of step 2" in second.stderr
+    second = tiny_jobs.ppojob(tmp_path, *command)
+    assert "goes on from the copy of step 2" in second
     found = run_folders.result(output)
     # Rows of before are not copied; nothing goes on from them.
     assert found == {key: value for key, value in expected.items() if key in found}

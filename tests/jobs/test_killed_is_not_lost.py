@@ -8,8 +8,6 @@ be bit-equal to what an undisturbed one leaves.
 import os
 import shutil
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import job_points
@@ -178,9 +176,7 @@ def killed_behind_a_checkpoint(
     folder = tmp_path_factory.mktemp("killed")
     job = tiny_jobs.write_manifest(folder, tiny_folder, recovery=RECOVERY)
     armed = arm(folder / "once", ["rpc.update.answer.before"], "kill_group", 11)
-    command = [sys.executable, "-m", "ppojob_cli", "run", job, "--output", folder / "run"]
-    done = subprocess.run(command, capture_output=True, env=tiny_jobs.environment(**armed))
-    assert done.returncode == 3
+    tiny_jobs.ppojob(folder, "run", job, "--output", folder / "run", status=3, **armed)
     run_folders.wait_until_gone(folder / "run")
     return folder / "run"
 
@@ -214,7 +210,7 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undi
         pid = run_folders.rank_pids(output, role).get(kind)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)
-    run.wait_for_step(6)
+    run.wait_for_step(5)
     os.kill(run_folders.fork_server_of(output), signal.SIGKILL)
     assert run.wait() == 0, run.logs()
     assert "no use of the fork server: it has ended" in run.logs()
@@ -226,8 +222,9 @@ def test_a_job_that_loses_a_supervisor_ends_and_goes_on_when_told(
     killed, start, tiny_job, output: Path, undisturbed
 ):
     """Nobody is left to start one again; what forks them is lost with all of them."""
-    run = start(tiny_job(), output, PPOJOB_FORK_SERVER="")
-    run.wait_for_step(3)
+    own = {"PPOJOB_FORK_SERVER": ""} if killed == "supervisor-server" else {}
+    run = start(tiny_job(), output, **own)
+    run.wait_for_step(2)
     pids = run_folders.processes_of(output)
     os.kill(next(pid for pid, line in pids.items() if f" {killed} " in line), signal.SIGKILL)
     assert run.wait() == 3

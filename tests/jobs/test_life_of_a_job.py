@@ -47,14 +47,14 @@ def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, out
     run_folders.wait_until_gone(output)
     assert run_folders.result(output) == undisturbed, "two runs of one seed are equal"
     assert not (output / "logs" / "fork-server.log").exists(), "it used those of the session"
-    assert [record["step"] for record in run_folders.metrics(output)] == list(range(25))
+    assert [record["step"] for record in run_folders.metrics(output)] == list(range(13))
     for name in ("job.yaml", "export/config.json", "export/tokenizer.json", "checkpoints/latest"):
         assert (output / name).exists(), name
     summary = json.loads((output / "summary.json").read_text())
-    assert (summary["phase"], summary["steps"]) == ("Succeeded", 24)
+    assert (summary["phase"], summary["steps"]) == ("Succeeded", 12)
     assert set(summary["validation"]["first"]) == {"val-core/tiny/acc/mean@1"}
     log = (output / "logs" / "tiny-controller-0.log").read_text()
-    for sample in ("--- step 24, row 0: score ", "--- validation 24, row 0: score "):
+    for sample in ("--- step 12, row 0: score ", "--- validation 12, row 0: score "):
         assert log.count(sample) == 1
         assert sum(line.startswith(sample) for line in first.lines) == 1
     written = (output / "metrics.jsonl").read_bytes()
@@ -75,7 +75,7 @@ def test_ctrl_c_checkpoints_and_the_same_command_goes_on(
 ):
     job, parts = tiny_job(), tmp_path / "parts"
     run = start(job, parts)
-    run.wait_for_step(3)
+    run.wait_for_step(2)
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
     run_folders.wait_until_gone(parts)

@@ -1,4 +1,4 @@
-"""Jobs of GPT-2 and GPT-NeoX, killed and calm: by the names of their files, in both engines."""
+"""Jobs of GPT-2 and GPT-NeoX, killed and calm: by the names of their files, by vLLM."""
 
 from pathlib import Path
 
@@ -9,27 +9,22 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(900)]
-
-KILL = "checkpoint.shard.write.middle@4=kill"
+pytestmark = [pytest.mark.processes, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize(
-    ("family", "rollout", "ranks", "kill"),
+    ("family", "ranks", "kill"),
     [
-        pytest.param(
-            *("gpt2", {"engine": "vllm", "kvCacheGib": 0.1}, {}, KILL), marks=pytest.mark.vllm
-        ),
+        ("gpt2", {}, "checkpoint.shard.write.middle@4=kill"),
         (
             "gpt_neox",
-            {"engine": "huggingface"},
             {"ranksPerReplica": 2, "parallelism": {"tensor": 2}},
             "rpc.update.answer.before@2=kill",
         ),
     ],
 )
 def test_a_killed_job_ends_as_an_undisturbed_one(
-    run_twice, tiny_folder_of, tmp_path: Path, family: str, rollout, ranks, kill: str
+    run_twice, tiny_folder_of, tmp_path: Path, family: str, ranks, kill: str
 ):
     folder = tiny_folder_of(0.0, family)
     job = {
@@ -37,7 +32,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
         "steps": {"total": 2},
         "timeouts": {"livenessSeconds": 120},
         "recovery": {"restartsWithoutProgress": 100},
-        "rollout": {"dtype": "float32", "maxSequences": 16, **rollout},
+        "rollout": {"engine": "vllm", "dtype": "float32", "maxSequences": 16, "kvCacheGib": 0.1},
         "roles": {"actorRollout": ranks},
         "checkpoint": {"every": 1},
     }

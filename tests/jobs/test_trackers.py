@@ -39,9 +39,9 @@ def test_they_hold_a_run_that_was_killed(
     environment = {"HOME": str(tmp_path)} | job_points.armed(
         once,
         "controller.step.recorded@3=kill",
-        "metrics.fsync.after@6=kill",
-        "rpc.update.answer.before@25=kill",
-        "controller.step.journaled@15=kill_group",
+        "metrics.fsync.after@3=kill",
+        "rpc.update.answer.before@13=kill",
+        "controller.step.journaled@5=kill_group",
     )
     assert start(job, output, **environment).wait() == 3
     run_folders.wait_until_gone(output)
@@ -74,5 +74,5 @@ def test_one_that_hangs_changes_nothing(start, tiny_job, output: Path, undisturb
     assert run_folders.result(output) == undisturbed
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     assert log.count("WARNING") == 1, log
-    assert "wandb: not finished: it took 0 of 25 steps; all are in metrics.jsonl" in log
+    assert "wandb: not finished: it took 0 of 13 steps; all are in metrics.jsonl" in log
     run_folders.wait_until_gone(output)

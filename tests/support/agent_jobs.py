@@ -1,8 +1,6 @@
 """Tiny jobs whose rows are conversations: one that calls a tool by chance, one that searches."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -81,8 +79,7 @@ def make_searching_folder(folder: Path) -> Path:
     lines = [{"id": str(n), "contents": f'"T"\ntown {n}'} for n in range(40)]
     corpus = folder / "corpus.jsonl"
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    command = [sys.executable, "-m", "ppojob_cli", "index", corpus, "--output", folder / "index"]
-    subprocess.run(command, check=True, capture_output=True)
+    tiny_jobs.ppojob(folder, "index", corpus, "--output", folder / "index")
     return folder
 
 

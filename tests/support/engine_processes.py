@@ -4,6 +4,7 @@ Run as a script this loads another one, and forks a process for each of its comm
 imported once for all of them.
 """
 
+import gc
 import importlib
 import json
 import multiprocessing
@@ -43,7 +44,10 @@ def _run(script: str, line: list[str], parent: int) -> None:
 
 def main(script: str, lines: list[list[str]]) -> None:
     sys.path.insert(0, str(Path(script).parent))
+    gc.disable()  # while half a million objects are loaded that stay
     importlib.import_module(Path(script).stem)
+    gc.freeze()
+    gc.enable()
     forks = multiprocessing.get_context("fork")
     processes = [forks.Process(target=_run, args=(script, line, os.getpid())) for line in lines]
     for process in processes:

@@ -71,6 +71,7 @@ from transformers import (
 )
 
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.kinds import TOKENS
 from ppojob_trainer.models.mimo import MiMoForCausalLM
 from ppojob_trainer.models.vision_language import LANGUAGE_MODELS
 
@@ -308,6 +309,8 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},
     ),
 }
+OTHER_HEADS = {("gpt2", TOKENS), ("gpt_neox", TOKENS)}
+"""Whose class in transformers has a head of another name."""
 MIXTURE_MODELS = {
     **{name: model for name, model in FAMILY_MODELS.items() if FAMILIES[name].mixture},
     "gemma4_text": (

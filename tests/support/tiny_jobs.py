@@ -1,5 +1,6 @@
 """Tiny jobs: a model, its tokenizer, data and a reward function, made in a second."""
 
+import contextlib
 import json
 import os
 import random
@@ -32,7 +33,7 @@ PPO = {
 """Sections of a job with a critic and a reference."""
 OWN_PODS = {"reference": {"colocateWith": "none"}, "critic": {"colocateWith": "none"}}
 """`spec.roles` of such a job in which every role has pods of its own."""
-_AT_FIRST = {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+_AT_FIRST = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 MODELS = Path(__file__).with_name("tiny_models.py")
 
 
@@ -57,7 +58,7 @@ def make_manifest(folder: Path, **changes: object) -> dict[str, object]:
         "training": {"autocast": "none"},
         "rollout": {"engine": "huggingface", "dtype": "float32"},
         "rewards": [{"function": "letters", "source": {"path": str(folder / "reward.py")}}],
-        "steps": {"total": 24, "validateEvery": 12},
+        "steps": {"total": 12, "validateEvery": 6},
         "checkpoint": {"every": 2},
         "timeouts": {"livenessSeconds": 30},
     }
@@ -128,7 +129,8 @@ def environment(**changes: str) -> dict[str, str]:
     """What a run is started with: variables of ours as they are, all others as they were at first.
 
     A library that a test loads may set some (Inductor: TORCHINDUCTOR_CACHE_DIR), and pytest sets
-    the name of the test. A job in another environment than the first one has servers of its own.
+    the names of the test and of its worker. A job in another environment than the first one has
+    servers of its own.
     """
     ours = {name: value for name, value in os.environ.items() if name.startswith("PPOJOB_")}
     return {**_AT_FIRST, **ours, **changes}
@@ -140,12 +142,18 @@ def reward_at(path: Path, source: str, **settings: object) -> list[dict[str, obj
     return [{"function": path.stem, "source": {"path": str(path)}, **settings}]
 
 
+def ppojob(folder: Path, *arguments: str | Path, status: int = 0, **changes: str) -> str:
+    """Run a command of `ppojob` in a folder to its end, which is good; answers what it says."""
+    with tempfile.TemporaryFile() as said, contextlib.chdir(folder):
+        found = run_server.run(arguments, environment(**changes), said).wait()
+        said.seek(0)
+        text = said.read().decode()
+    assert found == status, text
+    return text
+
+
 def run_alone(manifest: Path) -> Path:
     """Run a job that nobody disturbs; answers its run folder, which is made beside the manifest."""
     output = manifest.parent / "run"
-    with tempfile.TemporaryFile() as said:
-        called = ["run", manifest, "--output", output]
-        status = run_server.run(called, environment(), said).wait()
-        said.seek(0)
-        assert status == 0, said.read().decode()
+    ppojob(manifest.parent, "run", manifest, "--output", output)
     return output

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
-from family_models import FAMILY_MODELS
+from family_models import FAMILY_MODELS, MIXTURE_MODELS
 from mtp_models import save_mtp_model
 from seeing_models import ToldGemma4ForConditionalGeneration, save_seeing_model
 from tiny_models import (
@@ -69,7 +70,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import (
     named_full_tensors,
 )
-from ppojob_trainer.parallel.boxes import whole
+from ppojob_trainer.parallel.boxes import laid_as, whole
 from ppojob_trainer.parallel.collectives import (
     shared_within,
 )
@@ -179,16 +180,27 @@ CASES = {
         tiles=7,
         lora=LoraSpec(rank=3, weight_decomposed=True),
     ),
+    "adapters_of_several_with_lengths": Case(
+        (0, 1, 1, 1, 0), 40, "phi3", lora=LoraSpec(rank=3, weight_decomposed=True)
+    ),
+    "adapters_of_halves": Case(
+        (0, 1, 0, 1, 0), 40, "granitemoeshared", lora=LoraSpec(rank=8, experts=True)
+    ),
+    "adapters_of_latents": Case((0, 1, 0, 1, 0), 40, "deepseek_v3", lora=LoraSpec(rank=3)),
+    "experts_beside_blocks": Case(
+        (0, 0, 0, 0, 1), 40, "experts_beside", recompute=True, routers=ROUTERS
+    ),
+    "a_biased_head": Case((0, 1, 0, 1, 0), 40, "phi", optimizer=SGD),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(
         (1, 1, 1, 1, 1),
-        model="untied",
+        model="phi3",
         recompute=True,
-        lora=LoraSpec(rank=2, target_modules=("q_proj", "down_proj")),  # fewer rows than ranks
+        lora=LoraSpec(rank=2, target_modules=("qkv_proj", "down_proj")),  # fewer rows than ranks
     ),
     "shared_keys_recomputed": Case((1, 1, 1, 1, 1), model="gemma4_text", recompute=True),
     "adapters_of_told_layers": Case((0, 1, 0, 1, 0), model="gemma4_text", lora=LoraSpec(rank=2)),
-    "muon": Case((0, 1, 0, 1, 0), budget=40, model="biased", optimizer=MUON),
+    "muon": Case((0, 1, 0, 1, 0), budget=40, model="phi3", optimizer=MUON),
     "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=MUON, lora=LoraSpec(rank=3)),
     "low_moments": Case((0, 1, 0, 1, 0), budget=40, optimizer=LOW_MOMENTS),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
@@ -277,6 +289,8 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "gemma2": (Gemma2ForCausalLM, {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True}),
     "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
     "untied": (LlamaForCausalLM, {}),
+    "phi": FAMILY_MODELS["phi"],
+    "experts_beside": MIXTURE_MODELS["gemma4_text"],
     "biased": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
@@ -286,6 +300,13 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
 }
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
 CRITIC_LORA = LoraSpec(rank=3)
+VALUE_MODELS: Mapping[str, dict[str, Any]] = {
+    "value_model": {},
+    "value_model_of_adapters": {"lora": CRITIC_LORA},
+    "value_model_of_states": {"model_name": "granitemoehybrid"},
+    "value_model_of_experts": {"model_name": "ernie4_5_moe"},
+}
+"""Critics: what `run_value_model` is told of each."""
 VALUE_GOAL = ValueObjective(value_clip=0.5, aggregation=Aggregation("token_mean"))
 NO_TOOLS = "{% if messages[0].role == 'tool' %}{{ raise_exception('no tools') }}{% endif %}"
 
@@ -512,7 +533,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         supervised = Supervised(given, SupervisedObjective(0.4, uncertain_tokens=True), HEAD, 0.6)
     torch.manual_seed(coordinate)
     engine.update(rows, goal, heads, supervised)
-    trained = {n: p.grad for n, p in model.named_parameters() if p.requires_grad}
+    trained = {n: laid_as(p, p.grad) for n, p in model.named_parameters() if p.requires_grad}
     gradients = {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
     results |= of_all_stages(world, gradients)
     stats = step_statistics([engine.update(rows, goal, heads, supervised)])

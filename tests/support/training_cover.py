@@ -74,6 +74,11 @@ _CASES = {
             "adapters_of_experts",
             "adapters_of_stacks",
             "adapters_of_told_layers",
+            "adapters_of_several_with_lengths",
+            "adapters_of_halves",
+            "adapters_of_latents",
+            "experts_beside_blocks",
+            "a_biased_head",
         ),
         *("pictures_behind_layers", "pictures_of_glm", "pictures_in_squares"),
         "pictures_of_told_layers",
@@ -113,6 +118,8 @@ _SCENARIOS = {
     "kept_whole_adapters": ("2",),
     "value_model": (*OF_ONE_KIND, "s2t2"),
     "value_model_of_adapters": (*OF_ONE_KIND, "2x1"),
+    "value_model_of_states": ("s2", "p3"),
+    "value_model_of_experts": ("2", "t2"),
     "heads": ("2", "2x1", "s2", "t2", "s2t2"),
 }
 """Scenarios that not every layout of the cover is tried with."""
@@ -124,6 +131,7 @@ _ONLY = {
     "kept_whole_adapters": BY_SHARDS,
     "collectives": ("3",),
     "offloaded_nf4": ("2", "3"),
+    "value_model_of_states": tuple(one for one in WORLDS if LAYOUTS[one].tensor == 1),
 }
 """Scenarios that say nothing of other layouts."""
 _READ_ELSEWHERE = ("1", "s2t2", "2p2")
@@ -203,6 +211,4 @@ def _is_refused(layout: str, case: Case) -> bool:
         return True
     if model.endswith("with_mtp"):
         return dims.sequence * dims.tensor * dims.pipeline > 1
-    if dims.pipeline > 2 and model == "seeing_3":  # whose pictures come behind three layers
-        return True
-    return dims.tensor > 1 and family is not None and bool(family.uncut)
+    return dims.pipeline > 2 and model == "seeing_3"  # whose pictures come behind three layers

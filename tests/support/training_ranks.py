@@ -10,6 +10,7 @@ forked: PyTorch is imported once for all of them.
 
 import faulthandler
 import functools
+import gc
 import multiprocessing
 import socket
 import sys
@@ -121,6 +122,7 @@ def run_world(results: Path, dims: ParallelDims, work: Work, kind: str = "cpu") 
     results.mkdir(exist_ok=True)
     with socket.create_server(("127.0.1.1", 0)) as server:
         port = server.getsockname()[1]
+    gc.freeze()
     forks = multiprocessing.get_context("fork")
     leave = forks.Barrier(dims.size)
     # The last rank first: whoever comes early waits for rank 0.

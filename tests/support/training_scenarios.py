@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from training_cases import (
     CASES,
-    CRITIC_LORA,
     DIVERGENCES,
     VALUE_GOAL,
+    VALUE_MODELS,
     Case,
     load,
     make_engine,
@@ -219,7 +219,7 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000, "adapters": adapters}
     target = folder / f"export-of-{name_of(world.dims)}" if world.rank == 0 else None
     options["told"] = partial(told_by_holders, model)
-    export_model(target, every_tensor(model), model_folder=folder / "untied", **options)
+    export_model(target, every_tensor(model), model_folder=folder / case.model, **options)
     # Its files have other names for the weights, those of a tower that learns among them.
     seeing = load(CASES["pictures_behind_layers"], folder, world)
     if target is not None:
@@ -229,9 +229,11 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     return {}
 
 
-def run_value_model(folder: Path, world: World, lora: LoraSpec | None = None) -> dict[str, Tensor]:
+def run_value_model(
+    folder: Path, world: World, model_name: str = "tied", lora: LoraSpec | None = None
+) -> dict[str, Tensor]:
     """A critic as it begins, and what it is behind two updates."""
-    model = load_model(folder / "tied", world=world, lora=lora, seed=3, kind=CRITIC)
+    model = load_model(folder / model_name, world=world, lora=lora, seed=3, kind=CRITIC)
     beginning = {f"model/{name}": tensor.clone() for name, tensor in named_full_tensors(model)}
     rows = valued_rows()
     mine = rows.select(rows_of_rank(CASES["even"].owners, world.rank, world.dims))
@@ -437,8 +439,7 @@ SCENARIOS: dict[str, Callable[[Path, World], dict[str, Tensor]]] = {
     "kept_whole": partial(run_kept_whole, name="dropout_recomputed"),
     "kept_whole_adapters": partial(run_kept_whole, name="adapters"),
     "export": run_export,
-    "value_model": run_value_model,
-    "value_model_of_adapters": partial(run_value_model, lora=CRITIC_LORA),
+    **{name: partial(run_value_model, **own) for name, own in VALUE_MODELS.items()},
     "memory": run_memory,
     "memory_of_passes": run_memory_of_passes,
     "exchange": run_exchange,

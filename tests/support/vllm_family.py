@@ -20,13 +20,17 @@ from typing import Literal
 import torch
 from engine_phase import close_quickly
 from family_models import FAMILY_MODELS, MIXTURE_MODELS, is_half_in_vllm
-from padded_reference import token_logprobs
+from padded_reference import gradients, token_logprobs
 from tiny_models import draw_corrections, make_model, write_model
 from transformers import PreTrainedModel
 from whole_models import save_whole
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
 from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.engine.attention import use_packed_attention
+from ppojob_trainer.engine.forward_engine import packed_pass
+from ppojob_trainer.engine.fused_logprobs import LogprobSettings
+from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES, WHOLES
 from ppojob_trainer.models.load import load_model
@@ -36,6 +40,7 @@ from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
+from ppojob_trainer.rows.experience import Experience
 
 SIZES = {
     "vocab_size": 128,
@@ -80,6 +85,11 @@ PARTLY_ROTATED = {**INTERLEAVED, "partial_rotary_factor": 0.5}
 HALF_ROTATED = {**SECTIONS, "mrope_section": [2, 3, 3], "partial_rotary_factor": 0.5}
 STATES = {"head_dim": 2 * HALF, "linear_key_head_dim": 64, "linear_value_head_dim": 64}
 OPTIONS = {
+    "cwm": {"head_dim": 2 * HALF, "bos_token_id": 1},
+    "smollm3": {"sliding_window": WINDOW},
+    "youtu": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
+    "seed_oss": {"head_dim": 2 * HALF},
+    "hunyuan_v1_dense": {"head_dim": 2 * HALF},
     "glm4_moe_lite": {"kv_lora_rank": 512, "qk_rope_head_dim": 64},
     "gpt_oss": {"head_dim": 2 * HALF, "num_key_value_heads": 2},
     "mistral": {"rope_parameters": LLAMA3},
@@ -143,9 +153,15 @@ MODELS = {
 
 TOLD = ("gemma4_text of 26B",)
 """Mixtures whose engine tells the experts too, which are those of transformers."""
-ADAPTED = ("phi3", "glm4", "glm4v", "opt")
+ADAPTED = ("phi3", "glm4", "glm4v", "opt", "gpt_neox", "phi")
 """Families with adapters beside the weights here: of matrices that are several in one, and of
 layers that transformers has another name for."""
+
+OF_TRANSFORMERS = (
+    *("arcee", "cwm", "gpt_neox", "hunyuan_v1_dense", "olmo2", "olmo3", "phi", "seed_oss"),
+    *("smollm3", "starcoder2", "youtu"),
+)
+"""Families that vLLM makes of transformers' classes, by which a trainer computes beside it."""
 
 
 def difference(family: str, folder: Path, device: Literal["cpu", "cuda"] = "cpu") -> float:
@@ -167,6 +183,7 @@ def _compared(
     rollout = rollout.model_copy(update=changes)
     lora = LoraSpec(rank=8, alpha=8) if family in ADAPTED else None
     tells = family in TOLD
+    alone = _trained(folder) if family in OF_TRANSFORMERS else []
     engine = VllmEngine(rollout, folder, device=device, lora=lora, tells_experts=tells)
     if lora is not None:
         rename_modules(model, FAMILIES[model.config.model_type])
@@ -179,6 +196,7 @@ def _compared(
     split_experts(sent)
     tensors = named_full_tensors(sent, merges=False)
     engine.load_weights(1, chain(tensors, named_full_adapters(sent)))
+    assert not alone or all(map(torch.equal, _trained(folder), alone))
     prompts = [tuple(torch.randint(3, 128, (length,)).tolist()) for length in (5, ANSWER)]
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=ANSWER)
     for number, prompt in enumerate(prompts):
@@ -201,6 +219,23 @@ def _compared(
     engine.close()
     found = torch.cat(differences)
     return float(found.mean() if is_half else found.max())
+
+
+def _trained(folder: Path) -> list[torch.Tensor]:
+    """What the trainer computes of the model of a folder: log-probabilities and gradients."""
+    model = load_model(folder).requires_grad_()
+    use_packed_attention(model)
+    responses = torch.arange(9, 9 + WINDOW)
+    rows = Experience(
+        prompts=[torch.arange(3, 3 + WINDOW)],
+        row_groups=torch.zeros(2, dtype=torch.int64),
+        response_tokens=responses,
+        lengths=torch.tensor([5, len(responses) - 5]),
+        mask=torch.ones_like(responses, dtype=torch.bool),
+        rollout_logprobs=torch.zeros(len(responses)),
+    )
+    logprobs, *_ = packed_pass(model, PolicyHead(LogprobSettings()), rows).outputs
+    return [logprobs, *gradients(model, logprobs.sum()).values()]
 
 
 @contextmanager

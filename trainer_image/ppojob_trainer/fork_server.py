@@ -38,6 +38,7 @@ _OF_RANKS = (
     "ppojob_trainer.workers.main",
     "ppojob_trainer.workers.actor_rollout",
     "ppojob_trainer.controller.main",
+    "ppojob_trainer.rollout.huggingface_engine",
 )
 _OF_VLLM = ("ppojob_trainer.rollout.vllm_engine", "vllm.v1.worker.cpu_worker")
 """The latter an engine would load as it starts, in each fork."""
@@ -165,13 +166,14 @@ def serve(name: str) -> str:
     nothing = os.open(os.devnull, os.O_RDWR)
     os.dup2(nothing, 0)
     os.close(nothing)
+    gc.disable()  # among what is loaded there is no garbage worth a second of looking for it
     for module in LOADED[name]:
         importlib.import_module(module)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
         raise ConfigError(f"{name}: got {threads} threads: processes are started by themselves")
-    # What is loaded stays: no collection looks at it again, in no fork.
-    gc.collect()
+    # What is loaded stays: no collection looks at it, in no fork.
     gc.freeze()
+    gc.enable()
     server = os.getpid()
     order, descriptors = _Server(listener).next_fork()
     _become(server, order, descriptors)

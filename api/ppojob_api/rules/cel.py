@@ -1,8 +1,9 @@
 """CEL, as far as the rules speak it: an expression means the same here as in an API server.
 
-There are numbers, text, lists of words, paths, `has`, comparison, logic, arithmetic of integers,
-`a ? b : c`, and the methods below. A field that is absent is an error unless `has` asked for it
-before. The language is described on https://cel.dev.
+There are numbers, text, lists, `{}`, paths, `has`, comparison, logic, arithmetic of integers,
+`a ? b : c`, and the methods below; `dyn` does nothing, for here no value has a type beforehand. A
+field that is absent is an error unless `has` asked for it before, or it is read as `a.?b`. The
+language is described on https://cel.dev.
 """
 
 import operator
@@ -18,12 +19,14 @@ Node = Callable[[Scope], Any]
 _TOKEN: Final = re.compile(
     r"\s*(?:(?P<number>-?[0-9]+(\.[0-9]+)?)"
     r"|r?'(?P<text>[^']*)'"
-    r"|\[(?P<words>[^]]*)\]"
+    r"|\[(?P<words>(\s*'[^']*',?)*)\]"
+    r"|(?P<empty>\{\})"
     r"|has\((?P<has>[\w.]+)\)"
-    r"|\.(?P<macro>all|exists_one)\((?P<item>\w+),"
+    r"|\.(?P<macro>all|exists_one|map)\((?P<item>\w+),"
+    r"|\.(?P<otherwise>orValue)\("
     r"|\.(?P<method>\w+)\((r?'(?P<argument>[^']*)')?\)"
-    r"|(?P<sign>&&|\|\||[=!<>]=|[-+*/%<>!?:()]|in\b)"
-    r"|(?P<path>\w+(\.\w+\b(?!\())*))\s*"
+    r"|(?P<sign>&&|\|\||[=!<>]=|[-+*/%<>!?:(),[\]]|in\b)"
+    r"|(?P<path>\w+(\.\??\w+\b(?!\())*))\s*"
 )
 
 
@@ -42,7 +45,7 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         self.paths: set[str] = set()
-        self._text, self._end = text, 0
+        self._text, self._end = re.sub(r"\bdyn\((\w+)\)", r"\1", text).replace("dyn(", "("), 0
         self._bad_items: dict[Node, Node] = {}
         self._token = self._following()
         self.value = self._read()
@@ -95,14 +98,25 @@ class Expression:
         if self._take("("):
             node = self._read()
             self._expect(")")
+        elif self._take("["):
+            node = self._list()
         elif self._token is None:
             raise self._unreadable()
         else:
             node = self._plain(self._token)
             self._token = self._following()
-        while self._token and (self._token["macro"] or self._token["method"]):
+        while self._token and (
+            self._token["macro"] or self._token["method"] or self._token["otherwise"]
+        ):
             node = self._called(node, self._token)
         return node
+
+    def _list(self) -> Node:
+        items = [self._read()]
+        while self._take(","):
+            items.append(self._read())
+        self._expect("]")
+        return lambda scope: [item(scope) for item in items]
 
     def _plain(self, token: re.Match[str]) -> Node:
         if (number := token["number"]) is not None:
@@ -111,15 +125,17 @@ class Expression:
             return _constant(token["text"])
         if token["words"] is not None:
             return _constant(re.findall("'([^']*)'", token["words"]))
+        if token["empty"] is not None:
+            return _constant({})
         if token["path"] in {"true", "false"}:
             return _constant(token["path"] == "true")
         path = token["has"] or token["path"]
         if path is None:
             raise self._unreadable()
-        # CEL writes the field `in`, a word of its own, as `__in__`.
-        variable, *keys = path.replace("__in__", "in").split(".")
+        # A field whose name is a word of CEL's own, such as `in`, is written as `__in__`.
+        variable, *keys = re.sub(r"__(\w+?)__", r"\1", path).split(".")
         if variable == "self":
-            self.paths.add(".".join(keys))
+            self.paths.add(".".join(keys).replace("?", ""))
         if token["has"] is None:
             return lambda scope: _member(scope[variable], keys)
         return lambda scope: keys[-1] in _member(scope[variable], keys[:-1])
@@ -129,8 +145,14 @@ class Expression:
         if token["method"] is not None:
             method, argument = _METHODS[token["method"]], token["argument"]
             return lambda scope: method(target(scope), *([argument] if argument else []))
+        if token["otherwise"]:
+            default = self._read()
+            self._expect(")")
+            return lambda scope: default(scope) if target(scope) is None else target(scope)
         item, condition = token["item"], self._read()
         self._expect(")")
+        if token["macro"] == "map":
+            return lambda scope: [condition({**scope, item: one}) for one in target(scope)]
 
         def bad(scope: Scope) -> list[tuple[int, Any]]:
             items = enumerate(target(scope))
@@ -155,7 +177,7 @@ def _constant(value: object) -> Node:
 
 def _member(value: Any, keys: list[str]) -> Any:
     for key in keys:
-        value = value[key]
+        value = value.get(key[1:]) if key.startswith("?") else value[key]
     return value
 
 

@@ -4,17 +4,19 @@ What decides the weights never changes. The layout may, as for `ppojob run`, but
 that are there: pods of two layouts do not go together.
 """
 
+import json
 from typing import Final
 
 from ppojob_api.rules.rule import Rule, rules, words
 from ppojob_api.run_config import LAYOUT, TRAJECTORY_SECTIONS
-from ppojob_api.shape import members
+from ppojob_api.shape import Member, Shape, members
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ENDLESS
 
 _SECTIONS = members(PPOJobSpec)
 _FIXED = [name for name in TRAJECTORY_SECTIONS if name not in {*LAYOUT, "roles"}]
-_OPTIONAL = [name for name in _FIXED if _SECTIONS[name].shape.optional]
+_WORDS_OF_CEL: Final = {"in", "function"}
+"""Fields whose names CEL has for itself."""
 
 _NEEDS_LENGTH = (
     f"!(self.optimizer.schedule in {words(ENDLESS)}) && !has(self.optimizer.decaySteps)"
@@ -61,6 +63,50 @@ def _as_it_was(section: str, *, layout: bool) -> str:
     )
 
 
+def _unchanged(shape: Shape, path: str) -> str:
+    """CEL for "what stands at a path of `self` is as it was".
+
+    In items of lists no default is written (ADR 4), but its author may have done so, or an API
+    server with a definition of before: there an absent field is as if it had its default.
+    """
+    if not _has_defaults_in_items(shape):
+        return f"self{path} == oldSelf{path}"
+    return " == ".join(_compared(shape, f"{job}{path}") for job in ("self", "oldSelf"))
+
+
+def _compared(shape: Shape, value: str) -> str:
+    """CEL for a list of what is compared: its cost is known, unlike that of what may be absent."""
+    if shape.kind == "list":
+        assert shape.item is not None
+        return f"{value}.map(x, {_compared(shape.item, 'x')})"
+    assert shape.model is not None
+    fields = members(shape.model).items()
+    return f"[{', '.join(f'dyn({_field(value, *one)})' for one in fields)}]"
+
+
+def _field(section: str, name: str, member: Member) -> str:
+    step = f"__{name}__" if name in _WORDS_OF_CEL else name
+    if _has_defaults_in_items(member.shape):
+        return _compared(member.shape, f"{section}.{step}")
+    # An API server writes the defaults of a section, and none of an item.
+    if member.required or (section != "x" and member.default is not None):
+        return f"{section}.{step}"
+    if member.default is None:
+        return f"{section}.?{step}"
+    default = json.dumps(member.default).replace('"', "'")
+    return f"{f'dyn({section})' if default == '{}' else section}.?{step}.orValue({default})"
+
+
+def _has_defaults_in_items(shape: Shape) -> bool:
+    inner = shape.model or (shape.item.model if shape.item is not None else None)
+    if inner is None:
+        return False
+    fields = members(inner).values()
+    if shape.model is None:
+        return any(one.default is not None for one in fields)
+    return any(_has_defaults_in_items(one.shape) for one in fields)
+
+
 def _rules_of_part(section: str) -> tuple[Rule, ...]:
     """A section of which some is layout; who changes the rest is told of that alone."""
     fixed, layout = (_as_it_was(section, layout=one) for one in (False, True))
@@ -85,17 +131,30 @@ def _rules_of_part(section: str) -> tuple[Rule, ...]:
     )
 
 
+def _rules_of_whole(section: str) -> tuple[Rule, ...]:
+    """A section that decides the weights; a rule within one that may be absent goes with it."""
+    shape = _SECTIONS[section].shape
+    place, unchanged = f"spec.{section} |", _unchanged(shape, "")
+    if shape.optional:
+        place, unchanged = f"spec | {section}", _unchanged(shape, f".{section}")
+        unchanged = f"has(self.$NAME) == has(oldSelf.$NAME) && (!has(self.$NAME) || {unchanged})"
+    return rules(
+        """
+        $PLACE | Conflict
+            spec.$NAME decides the weights and $OTHER_NAME
+        must: $UNCHANGED
+        """,
+        NAME=section,
+        PLACE=place,
+        UNCHANGED=unchanged.replace("$NAME", section),
+        each=[_MACROS],
+    )
+
+
 EDIT_RULES = (
+    *(rule for section in _FIXED for rule in _rules_of_whole(section)),
     *rules(
         """
-        $ALWAYS_THERE | | Conflict
-            $SECTION decides the weights and $OTHER_NAME
-        must: self == oldSelf
-
-        spec | $OPTIONAL | Conflict
-            spec.$FIELD decides the weights and $OTHER_NAME
-        must: $SAME_IF_ANY
-
         spec | steps.total steps.epochs | Conflict
             spec.$FIELD decides the weights with a schedule that falls without decaySteps or a
             warmupRatio and $OTHER_NAME
@@ -119,9 +178,6 @@ EDIT_RULES = (
             $FIELD $WHILE_SUSPENDED
         must: $SAME || $IS_SUSPENDED
         """,
-        ALWAYS_THERE=" ".join(f"spec.{name}" for name in _FIXED if name not in _OPTIONAL),
-        # A rule within a section that may be absent goes with it, so the spec has those.
-        OPTIONAL=" ".join(_OPTIONAL),
         NEEDS_LENGTH=_NEEDS_LENGTH,
         CRITIC_NEEDS_LENGTH=_NEEDS_LENGTH.replace("self.", "self.critic."),
         each=[_MACROS],

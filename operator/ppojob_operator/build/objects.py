@@ -45,8 +45,11 @@ KeyPairs = Mapping[RoleName, tuple[str, str]]
 """Role -> public and secret key, each 40 letters of Z85."""
 
 
-def base_objects(job: Job, config: PodConfig) -> list[dict[str, Any]]:
-    """What must be there before the first pod, Secrets aside."""
+def base_objects(job: Job, config: PodConfig, *, is_short: bool = False) -> list[dict[str, Any]]:
+    """What must be there before the first pod, Secrets aside.
+
+    `is_short` says that some pods have a place, and others found none.
+    """
     roles = [role.role for role in config.run.topology.with_own_pods]
     volume = config.run.spec.checkpoint.volume
     return [
@@ -55,7 +58,7 @@ def base_objects(job: Job, config: PodConfig) -> list[dict[str, Any]]:
         _service_account(job),
         _role(job),
         *protection.network_policies(job, roles, config.run.spec.agent),
-        protection.disruption_budget(job),
+        protection.disruption_budget(job, is_short=is_short),
         *(_service(job, role) for role in roles),
     ]
 

@@ -52,7 +52,7 @@ class PodConfig:
     """What the pods of a job run.
 
     Attributes:
-        text: the run configuration as canonical JSON.
+        text: the run configuration as canonical JSON, without defaults.
         digest: SHA-256 of it.
         layout: SHA-256 of the layout that it has.
         settings: of the pods.
@@ -67,7 +67,8 @@ class PodConfig:
     @classmethod
     def of(cls, run: RunConfig, layout: bytes, settings: tuple[PodSettings, ...]) -> "PodConfig":
         """Write out a run configuration; `layout` is canonical JSON."""
-        text = run.to_json()
+        # Edited, a job may have pods of an older program than this operator.
+        text = run.to_short_json()
         digest, layout_digest = (hashlib.sha256(one).hexdigest() for one in (text, layout))
         return cls(run, text.decode("ascii"), digest, layout_digest, settings)
 
@@ -102,6 +103,9 @@ def pod_template(
     if is_controller:
         spec["serviceAccountName"] = controller_name(job)
     spec |= _placement(job, role.role, settings)
+    if settings.image is None and defaults.image_pull_secrets:
+        names = dict.fromkeys((*settings.image_pull_secrets, *defaults.image_pull_secrets))
+        spec["imagePullSecrets"] = [{"name": name} for name in names]
     metadata = {
         "labels": labels(job, role.role),
         "annotations": {

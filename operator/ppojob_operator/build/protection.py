@@ -113,17 +113,18 @@ def _allowed(rule: EgressSpec) -> dict[str, Any]:
     return allowed
 
 
-def disruption_budget(job: Job) -> dict[str, Any]:
+def disruption_budget(job: Job, *, is_short: bool) -> dict[str, Any]:
     """Whoever drains nodes takes one pod of the job at a time, and waits until it is back.
 
-    A pod that is not ready may always go: else a job that never starts would hold up its nodes.
+    A pod that is not ready may always go: else a job that never starts would hold up its nodes. Nor
+    does one hold them up that is short of a place for what was taken: it cannot go on without.
     """
     return manifest(
         "PodDisruptionBudget",
         job,
         f"{job.name}-pods",
         spec={
-            "maxUnavailable": 1,
+            "maxUnavailable": "100%" if is_short else 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": selector(job)},
         },

@@ -4,11 +4,13 @@ import copy
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jsonschema
 import pytest
 from bad_specs import GOOD_JOB
+from ruamel.yaml import YAML
 
 from ppojob_api import crd, run_config, shape, validation
 from ppojob_api.rules import RULES, Rule, cel
@@ -91,6 +93,7 @@ def test_no_rule_reads_what_has_no_form() -> None:
     for path, node in NODES.items():
         for rule in node.get("x-kubernetes-validations", []):
             looked_into = re.sub(r"\bself(\.[\w.]+) == oldSelf\1\b", "", rule["rule"])
+            looked_into = re.sub(r"\bdyn\(self\.\w+\)", "", looked_into)
             for read in re.findall(r"(?<!has\()\bself((?:\.\w+)+)", looked_into):
                 names = read.split(".")
                 places = [path + ".".join(names[:end]) for end in range(1, len(names) + 1)]
@@ -176,12 +179,16 @@ NEVER: list[tuple[dict[str, Any], dict[str, Any], set[str]]] = [
 
 def refusals(before: dict[str, Any], after: dict[str, Any], **old: Any) -> list[Rule]:
     """The rules by which an API server refuses an edit; `old` is what else the job has."""
-    was, now = (
-        PPOJob.model_validate({**GOOD_JOB, "spec": GOOD_JOB["spec"] | spec, **old}).model_dump(
-            mode="json", exclude_none=True
-        )
-        for spec in (before, after)
-    )
+    return refusals_of(*(filled_in(spec, **old) for spec in (before, after)))
+
+
+def filled_in(spec: dict[str, Any], **more: Any) -> dict[str, Any]:
+    """A job with every default, also within items of lists."""
+    job = PPOJob.model_validate({**GOOD_JOB, "spec": GOOD_JOB["spec"] | spec, **more})
+    return job.model_dump(mode="json", exclude_none=True)
+
+
+def refusals_of(was: dict[str, Any], now: dict[str, Any]) -> list[Rule]:
     found = []
     for rule in (rule for rule in RULES if rule.is_of_edits):
         scope = {"self": now, "oldSelf": was}
@@ -203,6 +210,64 @@ def test_edits_that_would_change_a_run_are_refused(
     before: dict[str, Any], after: dict[str, Any], refused: set[str]
 ) -> None:
     assert refused_of(before, after) == refused
+
+
+IN_LISTS: dict[str, Any] = {
+    "data": {
+        name: [{"path": "/data/a.parquet"}, {"path": "/data/b.parquet"}]
+        for name in ("train", "validation", "demonstrations")
+    },
+    "agent": {
+        "tools": [{"name": "find", "source": {"path": "/data/find.py"}}],
+        "mcpServers": [{"name": "wiki", "url": "http://wiki"}],
+        "egress": [{"cidr": "10.1.0.0/16"}],
+        "interactions": [{"name": "user", "source": {"path": "/data/user.py"}}],
+    },
+    "rewards": [{"function": "exact"}, {"function": "letters"}],
+}
+
+
+FULL = filled_in(IN_LISTS)
+"""As API servers had a job whose definition of the resource wrote defaults into items, too."""
+
+
+def as_given() -> dict[str, Any]:
+    """The same job as they have it now."""
+    lists = {"spec": GOOD_JOB["spec"] | IN_LISTS}
+    return {**FULL, "spec": with_lists_of(lists, FULL)["spec"]}
+
+
+def test_a_default_that_is_written_in_an_item_is_no_edit() -> None:
+    assert as_given() != FULL
+    assert refusals_of(FULL, as_given()) == refusals_of(as_given(), FULL) == []
+
+
+PLACES = [("rewards",), *((part, name) for part in ("data", "agent") for name in IN_LISTS[part])]
+
+
+@pytest.mark.parametrize("place", PLACES, ids=".".join)
+def test_any_other_value_in_an_item_is_an_edit(place: tuple[str, ...]) -> None:
+    listed = shape.at(("spec", *place))
+    assert listed is not None
+    assert listed.item is not None
+    assert listed.item.model is not None
+    for was, now in ((FULL, as_given()), (as_given(), FULL)):
+        for name in shape.members(listed.item.model):
+            edited = copy.deepcopy(now)
+            list_at(edited, place)[0][name] = "another"
+            assert len(refusals_of(was, edited)) == 1, name
+            assert len(refusals_of(edited, was)) == 1, name
+        longer = copy.deepcopy(now)
+        list_at(longer, place).append(list_at(now, place)[0])
+        assert len(refusals_of(was, longer)) == 1
+
+
+def list_at(job: dict[str, Any], place: tuple[str, ...]) -> list[dict[str, Any]]:
+    found = job["spec"]
+    for name in place:
+        found = found[name]
+    assert isinstance(found, list)
+    return found
 
 
 SUSPENDED = {"lifecycle": {"suspend": True}}
@@ -292,7 +357,7 @@ def test_defaults_are_the_models() -> None:
 def with_lists_of(given: Any, filled: Any) -> Any:
     """What is filled in, with the lists as they were given."""
     if not isinstance(filled, dict) or not isinstance(given, dict):
-        return given if isinstance(filled, list) else filled
+        return given if isinstance(filled, list) and given is not None else filled
     return {key: with_lists_of(given.get(key), value) for key, value in filled.items()}
 
 
@@ -372,3 +437,16 @@ def test_no_default_beside_a_meaning_of_null() -> None:
             assert not (member.shape.optional and member.default is not None), f"{model} {name}"
             inner = member.shape.item or member.shape
             models += [inner.model] if inner.model else []
+
+
+def test_kustomize_is_told_of_every_place_where_a_job_names_an_object() -> None:
+    told = YAML(typ="safe").load(Path(__file__).parents[3] / "crds" / "kustomizeconfig.yaml")
+    fields = [
+        *told["images"],
+        *(one for kind in told["nameReference"] for one in kind["fieldSpecs"]),
+    ]
+    named = re.compile(r"spec\..*(configMap|secret)(\.name)?|spec\..*claimName|spec\.pods\.image")
+    places = {path for path in shape.all_paths() if named.fullmatch(path)}
+    # Of a section that names it, the name is the place.
+    leaves = {one for one in places if f"{one}.name" not in places}
+    assert {one["path"].replace("/", ".") for one in fields} == leaves

@@ -202,6 +202,7 @@ def test_any_layout_resolves_to_itself(spec: dict[str, Any]) -> None:
     assert serious(config.job()) == []
     assert resolve(config.job()).to_json() == config.to_json()
     assert RunConfig.from_json(config.to_json()) == config
+    assert RunConfig.from_json(config.to_short_json()) == config
 
 
 def test_canonical_json_is_ascii_sorted_and_dense() -> None:

@@ -1,9 +1,13 @@
 """A critic is the engine under a value head and a value objective."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from padded_reference import assert_gradients, padded_logits
-from tiny_models import TWO_LAYERS, make_model
+from tiny_models import TWO_LAYERS, make_model, write_model
+from torch.nn import functional as F
 from transformers import (
     LlamaForTokenClassification,
     PreTrainedModel,
@@ -13,11 +17,16 @@ from transformers import (
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, LossAggregation
 from ppojob_api.v1alpha1.training import CriticSpec, OptimizerSpec, TrainingSpec
+from ppojob_trainer.engine.attention import use_packed_attention
+from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.head import ValueHead
 from ppojob_trainer.engine.objective import Aggregation, Denominators
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.engine.value_objective import ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
+from ppojob_trainer.models.families import FAMILIES as TABLE
+from ppojob_trainer.models.kinds import CRITIC
+from ppojob_trainer.models.load import load_model
 
 FAMILIES = {
     "llama": LlamaForTokenClassification,
@@ -52,6 +61,44 @@ def test_values_equal_the_padded_forward(make_rows, family, share):
     (got,) = build(model, micro_batch_tokens=20, share_prompts=share).predict(rows)
     assert not got.requires_grad
     torch.testing.assert_close(got, padded_values(model, rows).detach(), rtol=0, atol=1e-5)
+
+
+class Literal:
+    """The decoder of a model of transformers, and a product for each label."""
+
+    def __init__(self, model: PreTrainedModel, weight: torch.Tensor) -> None:
+        self.decoder, self.weight = model.base_model, weight
+        self.set_attn_implementation = model.set_attn_implementation
+
+    def __call__(self, **inputs: object) -> SimpleNamespace:
+        states = self.decoder(**inputs).last_hidden_state
+        return SimpleNamespace(logits=F.linear(states, self.weight) + 0.25)
+
+
+@pytest.mark.parametrize("family", [one for one in FAMILY_MODELS if not TABLE[one].sees_pictures])
+def test_a_critic_of_any_family_is_its_decoder_and_a_product(tmp_path, make_rows, family):
+    """Of the folder of a policy; products of experts are none of float64."""
+    kind, own = FAMILY_MODELS[family]
+    tied = "tie_word_embeddings" not in TABLE[family].only
+    sizes = {"vocab_size": 97, **TWO_LAYERS, **own, "tie_word_embeddings": tied}
+    dtype = torch.float32 if TABLE[family].mixture else torch.float64
+    plain, rows = make_model(kind, **sizes).to(dtype), make_rows()
+    write_model(tmp_path, plain)
+    critic = load_model(tmp_path, dtype, kind=CRITIC)
+    weight = 0.1 * torch.randn(critic.score.weight.shape, dtype=dtype)
+    with torch.no_grad():
+        critic.score.weight.copy_(weight)
+        critic.score.bias.fill_(0.25)
+    use_packed_attention(critic)
+    got = packed_pass(critic, ValueHead(), rows).outputs[0]
+    expected = padded_values(Literal(plain, weight), rows)
+    assert expected.std() > 0.1
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    (ours,), (theirs,) = (
+        torch.autograd.grad(values.square().sum(), model.get_input_embeddings().weight)
+        for values, model in ((got, critic), (expected, plain))
+    )
+    assert (ours - theirs).norm() < 1e-4 * theirs.norm()
 
 
 def test_a_value_does_not_know_its_own_token(make_rows):

@@ -2,21 +2,31 @@
 
 from pathlib import Path
 
+from family_models import OTHER_HEADS
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as BY_TEXTS,
+)
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES as BY_TOKENS,
+)
+
 from ppojob_trainer.data.media.sound_form import MODELS
-from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS, WHOLES, Family
+from ppojob_trainer.models.families import FAMILIES, WHOLES, Family
+from ppojob_trainer.models.kinds import TEXTS, TOKENS
 from ppojob_trainer.models.towers import TOWERS
 
 PAGE = Path(__file__).parents[3] / "docs" / "models.md"
 
 
 def row(model_type: str, family: Family) -> str:
-    uses = {"critic": TOKENS, "reward model": TEXTS}
-    also = [use for use, end in uses.items() if end in family.classifiers]
-    engines = "vLLM, huggingface" if family.is_in_vllm else "huggingface"
-    cut = "no: " + family.uncut if family.uncut else "yes"
-    if family.mixture and family.mixture.uncut:
-        cut += f"; of mixtures no: {family.mixture.uncut}"
-    return f"| `{model_type}` | {family.models} | {', '.join(also)} | {engines} | {cut} |"
+    heads = {"critic": (TOKENS, BY_TOKENS), "reward model": (TEXTS, BY_TEXTS)}
+    theirs = [
+        use
+        for use, (end, known) in heads.items()
+        if model_type in known and (model_type, end) not in OTHER_HEADS
+        if end == TOKENS or not family.sees_pictures  # of which there are no reward models
+    ]
+    return f"| `{model_type}` | {family.models} | {', '.join(theirs)} |"
 
 
 def seen(whole: str) -> str:

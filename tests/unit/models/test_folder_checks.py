@@ -17,7 +17,6 @@ from refused_jobs import edit
 from safetensors.torch import load_file, save_file
 from tiny_models import TWO_LAYERS, make_model, write_model
 from transformers import (
-    AutoModelForTokenClassification,
     GraniteMoeHybridConfig,
     GraniteMoeHybridForCausalLM,
     Lfm2Config,
@@ -26,16 +25,10 @@ from transformers import (
     LlamaForSequenceClassification,
     LlamaForTokenClassification,
 )
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES as TEXTS_BY_TYPE,
-)
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES as TOKENS_BY_TYPE,
-)
 
 from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.models.architectures import read_sizes
-from ppojob_trainer.models.families import FAMILIES, TEXTS, TOKENS
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_config, check_model_folder, context_tokens
 from ppojob_trainer.models.kinds import CRITIC, POLICY, REWARD, ModelKind
 from ppojob_trainer.models.mixtures import mixture_in, required_sizes
@@ -154,24 +147,6 @@ def test_granite_as_the_hub_has_it(layers, experts, states, tmp_path: Path) -> N
     assert (sizes.states and set(sizes.states.layers)) == states
     assert padded_lengths(model, [3, 70]) == ([64, 128] if states else [3, 70])
     assert bool(state_bytes(model.config, torch.float32)) == bool(states)
-
-
-def test_classifiers_are_those_that_transformers_has() -> None:
-    """But for what sees pictures, of which we have the one and tried none of the other.
-
-    The class for tokens of GPT-2 and GPT-NeoX has a head of another name.
-    """
-    for family in ("gpt2", "gpt_neox"):
-        config = FAMILY_MODELS[family][0].config_class()
-        with torch.device("meta"):
-            heads = AutoModelForTokenClassification.from_config(config)._modules
-        assert "classifier" in heads
-        assert "score" not in heads
-    for name, family in FAMILIES.items():
-        for end, found in ((TOKENS, TOKENS_BY_TYPE), (TEXTS, TEXTS_BY_TYPE)):
-            has_one = end == TOKENS if family.sees_pictures else name in found
-            has_one &= (name, end) not in {("gpt2", TOKENS), ("gpt_neox", TOKENS)}
-            assert (end in family.classifiers) == has_one, name
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_jobs
 import torch
+from family_models import FAMILY_MODELS
 from mtp_models import save_mtp_model
 from safetensors.torch import load_file, save_file
 from tiny_models import SIZES, save_model
@@ -31,6 +32,7 @@ from ppojob_trainer.models.memory import (
     offloads,
 )
 
+HYBRID = {**SIZES, **FAMILY_MODELS["qwen3_5_text"][1]}
 POLICY, CRITIC, REWARD = 1000, 500, 300
 
 
@@ -285,6 +287,17 @@ def test_ranks_of_a_layout_hold_parts_of_the_policy(tmp_path, layout, each):
     pods = {"ranksPerReplica": 4, "parallelism": layout}
     found = held(config_of(tmp_path, roles={"actorRollout": pods}), "actorRollout")
     assert found == {"policy": each * POLICY, "rollout engine": 4 * POLICY}
+
+
+def test_tensor_ranks_hold_layers_with_states_whole(tmp_path):
+    model = save_model(tmp_path / "model", FAMILY_MODELS["qwen3_5_text"][0], **HYBRID)
+    named = {name: one.numel() for name, one in model.named_parameters()}
+    own = sum(size for name, size in named.items() if ".linear_attn." in name)
+    assert 0 < own < sum(named.values()) - named[HEAD]
+    pods = {"ranksPerReplica": 2, "parallelism": {"tensor": 2}}
+    config = config_of(tmp_path, roles={"actorRollout": pods})
+    found = held_by_rank(config, "actorRollout", count_parameters(config))
+    assert found["policy"] == 16 * (sum(named.values()) - named[HEAD] + own) // 2
 
 
 def test_a_job_that_only_validates_holds_engines_alone(tmp_path):

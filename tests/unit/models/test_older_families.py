@@ -22,7 +22,6 @@ from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.folder_checks import check_model_folder, context_tokens
-from ppojob_trainer.models.kinds import SCORER
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_in, adapters_of
@@ -179,7 +178,6 @@ def test_layouts_engines_and_four_bits_that_gpt2_does_not_take(tmp_path: Path):
     found = {one.where for one in check_layouts(resolve(load_job(manifest)).spec)}
     assert found == {
         "spec.rollout.adapters",
-        "spec.roles.actorRollout.parallelism.tensor",
         "spec.roles.actorRollout.parallelism.pipeline",
     }
     lora = LoraSpec(
@@ -191,18 +189,3 @@ def test_layouts_engines_and_four_bits_that_gpt2_does_not_take(tmp_path: Path):
         "spec.model.lora.weightDecomposed",
         "spec.model.lora.targetModules[1]",
     }
-
-
-def test_a_reward_model_of_gpt2_has_a_class_of_its_own(tmp_path: Path):
-    saved(tmp_path / "model", "gpt2")
-    model, export = load_model(tmp_path / "model", kind=SCORER), tmp_path / "export"
-    export_model(
-        export,
-        hf_named_tensors(model),
-        model_folder=tmp_path / "model",
-        dtype=torch.float32,
-        kind=SCORER,
-    )
-    told = json.loads((export / "config.json").read_text())
-    assert told["architectures"] == ["GPT2ForSequenceClassification"]
-    assert not check_model_folder(export, SCORER).errors

@@ -4,9 +4,11 @@ import json
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS, OTHER_HEADS
 from refused_jobs import edit
-from tiny_models import save_model
+from tiny_models import TWO_LAYERS, save_model
 from transformers import (
+    AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
@@ -15,9 +17,12 @@ from transformers import (
 )
 
 from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.kinds import CRITIC, REWARD
+from ppojob_trainer.models.folder_checks import check_model_folder
+from ppojob_trainer.models.kinds import CRITIC, REWARD, SCORER, TEXTS, TOKENS
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.scoring_models import class_of
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 
 
@@ -57,7 +62,6 @@ def test_a_value_model_comes_back_and_loads_in_transformers(tmp_path):
         assert torch.equal(theirs[name], tensor), name
     config = json.loads((tmp_path / "critic" / "config.json").read_text())
     assert config["architectures"] == ["LlamaForTokenClassification"]
-    assert config["classifier_dropout"] == 0.0
 
 
 def test_a_reward_model_gives_its_head(tmp_path):
@@ -85,9 +89,55 @@ def test_beside_adapters_the_head_is_trained_whole_and_in_float32(tmp_path, dtyp
         assert found.requires_grad == (name in head)
 
 
-def test_dropout_on_the_head_is_off(tmp_path):
-    save(tmp_path, LlamaForTokenClassification, num_labels=1, classifier_dropout=0.5)
-    assert load_model(tmp_path, kind=CRITIC).train().dropout.p == 0.0
+THEIRS = {TOKENS: AutoModelForTokenClassification, TEXTS: AutoModelForSequenceClassification}
+
+
+def shapes(model: PreTrainedModel) -> list[tuple[str, torch.Size]]:
+    """Of all weights, in the model's own order."""
+    return [(name, weight.shape) for name, weight in model.named_parameters()]
+
+
+@pytest.mark.parametrize("end", THEIRS)
+@pytest.mark.parametrize("family", FAMILY_MODELS)
+def test_a_class_has_the_weights_of_transformers_own(family, end):
+    """In their order; where transformers has none, those of the decoder and a head like others'."""
+    kind, own = FAMILY_MODELS[family]
+    config = kind.config_class(**{**TWO_LAYERS, **own})
+    with torch.device("meta"):
+        found = shapes(class_of(config, end)._from_config(config))
+        decoder = kind._from_config(config).base_model
+        has_one = type(config) in THEIRS[end]._model_mapping and (family, end) not in OTHER_HEADS
+        expected = shapes(THEIRS[end].from_config(config)) if has_one else None
+    prefix, width = kind.base_model_prefix, config.hidden_size
+    head = [("score.weight", (1, width)), *([("score.bias", (1,))] if end == TOKENS else [])]
+    assert found == [*((f"{prefix}.{name}", shape) for name, shape in shapes(decoder)), *head]
+    assert expected in (None, found)
+
+
+@pytest.mark.parametrize(
+    ("family", "kind", "use"),
+    [
+        *(("gpt2", CRITIC, CRITIC), ("gpt2", SCORER, REWARD), ("nemotron_h", SCORER, REWARD)),
+        *(("granitemoehybrid", CRITIC, CRITIC), ("lfm2_moe", SCORER, SCORER)),
+    ],
+)
+def test_an_export_is_read_back(tmp_path, family, kind, use):
+    """Also where transformers has no such class, by the names of files."""
+    model_class, own = FAMILY_MODELS[family]
+    save_model(tmp_path / "model", model_class, **{**TWO_LAYERS, **own})
+    model = load_model(tmp_path / "model", kind=kind)
+    with torch.no_grad():
+        model.score.weight.normal_()
+    export, named = tmp_path / "export", tensors(model)
+    folder = {"model_folder": tmp_path / "model", "dtype": torch.float32, "kind": kind}
+    export_model(export, hf_named_tensors(model), **folder)
+    report, again = check_model_folder(export, use), tensors(load_model(export, kind=use))
+    assert (report.errors, report.warnings) == ([], [])
+    assert again.keys() == named.keys()
+    assert all(torch.equal(again[name], tensor) for name, tensor in named.items())
+    config = json.loads((export / "config.json").read_text())
+    assert config["architectures"] == [type(model).__name__]
+    assert config["id2label"] == {"0": "LABEL_0"}
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -142,7 +142,7 @@ def test_what_is_not_made_of_such_a_model_is_refused(tmp_path: Path) -> None:
     save_seeing_model(tmp_path)
     assert not check_model_folder(tmp_path, CRITIC).errors
     (no_scorer,) = check_model_folder(tmp_path, SCORER).errors
-    assert no_scorer.where == f"{tmp_path}/config.json:model_type"
+    assert no_scorer.where == f"{tmp_path}/config.json:vision_config"
     edit(tmp_path / "config.json", {"text_config": {"hidden_size": "wide"}})
     report = check_model_folder(tmp_path)
     assert f"{tmp_path}/config.json:hidden_size" in [one.where for one in report.errors]

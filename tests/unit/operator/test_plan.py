@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from operator_bench import up
-from operator_jobs import NOW, SETTINGS, job_manifest, make_job, observed
+from operator_jobs import CHILDREN, NOW, SETTINGS, job_manifest, make_job, observed
 from operator_plans import (
     READY,
     UP,
@@ -26,7 +26,17 @@ from ppojob_api.v1alpha1.status import PPOJobStatus, TrainingStatus
 from ppojob_operator.conditions import from_rfc3339
 from ppojob_operator.plan import cluster_problems, plan
 from ppojob_operator.reading import read_job
-from ppojob_operator.state import ControllerReport, DeletePod, Manifest, Node, Observed, Plan, Pod
+from ppojob_operator.state import (
+    Apply,
+    ControllerReport,
+    Create,
+    DeletePod,
+    Manifest,
+    Node,
+    Observed,
+    Plan,
+    Pod,
+)
 
 
 def test_a_new_job_gets_its_objects_before_its_pods() -> None:
@@ -156,6 +166,19 @@ def test_pods_on_a_silent_node_are_given_up_in_time() -> None:
     assert actions(late, DeletePod) == [DeletePod("sum-reward-1", "uid-sum-reward-1", force=True)]
 
 
+def test_a_job_that_is_short_of_a_place_holds_up_no_drain() -> None:
+    rest = all_pods(is_ready=True, node="a")[1:]
+    waits = pod("sum-actor-rollout-0", unschedulable="1 node is unschedulable")
+    placed = observed(pods=(pod("sum-actor-rollout-0", node="b"), *rest))
+    assert actions(look(make_job(), placed), Apply) == []
+    (budget,) = actions(look(make_job(), observed(pods=(waits, *rest))), Apply)
+    assert budget.manifest["kind"] == "PodDisruptionBudget"
+    assert budget.manifest["spec"]["maxUnavailable"] == "100%"
+    # A job that has no place at all has nothing to be drained.
+    nowhere = all_pods(unschedulable="0 nodes are available")
+    assert actions(look(make_job(), observed(pods=nowhere)), Apply) == []
+
+
 def test_the_image_of_a_running_job_stays_when_the_operators_changes() -> None:
     job = make_job(status_of(make_job()))
     upgraded = dataclasses.replace(SETTINGS, trainer_image="trainer:2")
@@ -188,6 +211,19 @@ def after(
 def said(status: PPOJobStatus, name: Any) -> tuple[str, str]:
     found = claim(status, name)
     return found.status, found.reason
+
+
+def test_what_an_earlier_job_has_left_is_not_waited_for() -> None:
+    # By `kubectl delete --cascade=orphan`: made again, it is refused with words.
+    head = {"labels": {"ppojob.dev/job-uid": "of an earlier job"}}
+    left = {
+        key: dataclasses.replace(child, owner_uid="", manifest={**child.manifest, "metadata": head})
+        for key, child in CHILDREN.items()
+    }
+    planned = look(make_job(), Observed(children=left))
+    assert {one.manifest["kind"] for one in actions(planned, Create)} == {kind for kind, _ in left}
+    going = {key: dataclasses.replace(child, is_deleting=True) for key, child in left.items()}
+    assert actions(look(make_job(), Observed(children=going)), Create) == []
 
 
 def test_conditions_follow_what_the_controller_says() -> None:

@@ -1,15 +1,18 @@
 """What a newer operator, which gives a job fewer roles, leaves to those that run it as it was."""
 
 import dataclasses
+import json
 from typing import Any
 
 import pytest
 from operator_jobs import CHILDREN, NO_STATUS, children_of, make_job
 from operator_plans import actions, claim, deleted, look, pod, status_after, status_of
 
+from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import ANNOTATION_CONFIG_DIGEST
 from ppojob_operator.build.metadata import digest
+from ppojob_operator.reconcile_context import pod_config
 from ppojob_operator.state import Apply, Child, ChildKind, ControllerReport, Job, Observed, Pod
 
 OLD = "of-before"
@@ -130,3 +133,11 @@ def test_a_webhook_that_keeps_it_stopped_is_not_fought(reward: Child) -> None:
 @pytest.mark.parametrize("replicas", [1, 2, 3])
 def test_another_number_of_pods_is_the_older_operators_business(replicas, reward) -> None:
     assert upgraded(scaled(reward, replicas)) == []
+
+
+def test_pods_of_before_are_told_of_no_field_that_a_job_does_not_set() -> None:
+    """Edited, it has the image that its pods began with, which refuses fields that came later."""
+    edited = make_job(steps={"total": 9})
+    config = pod_config(edited, edited.manifest)
+    assert RunConfig.from_json(config.text) == config.run
+    assert json.loads(config.text)["spec"].keys().isdisjoint({"training", "optimizer", "sandbox"})

@@ -3,6 +3,7 @@
 That the golden pods pass Pod Security `restricted` is for the API server to say: tests/cluster.
 """
 
+import dataclasses
 import os
 import re
 from pathlib import Path
@@ -167,6 +168,20 @@ def test_the_claim_of_the_run_folder_is_mounted_a_second_time_from_one_volume() 
     mounts = {one["mountPath"]: one for one in spec["containers"][0]["volumeMounts"]}
     assert mounts["/data"] == {"name": "run", "mountPath": "/data", "readOnly": True}
     assert "readOnly" not in mounts["/ppojob/run"]
+
+
+def test_the_credentials_of_the_operator_are_for_its_own_image() -> None:
+    defaults = dataclasses.replace(DEFAULTS, image_pull_secrets=("mirror",))
+
+    def secrets(settings: dict[str, Any]) -> Any:
+        job = make_job(pods=[settings])
+        config = pod_config(job, job.manifest)
+        role = config.run.topology.role("controller")
+        return pod_template(job, config, role, defaults)["spec"].get("imagePullSecrets")
+
+    assert secrets({}) == [{"name": "mirror"}]
+    assert secrets({"imagePullSecrets": ["own"]}) == [{"name": "own"}, {"name": "mirror"}]
+    assert secrets({"image": "other:1"}) is None
 
 
 def test_the_pull_policy_of_the_operator_is_for_its_own_image() -> None:

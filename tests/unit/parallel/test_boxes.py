@@ -10,10 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+from torch.distributed.tensor.placement_types import _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from ppojob_trainer.engine.optimizer import clip_gradients
-from ppojob_trainer.parallel.boxes import Box, box_of, is_first_holder
+from ppojob_trainer.parallel.boxes import Box, Pieces, box_of, is_first_holder
 from ppojob_trainer.parallel.world import World
 
 
@@ -79,6 +80,33 @@ def test_the_boxes_of_first_holders_cover_a_tensor_once(
             if is_first_holder(tensor):
                 counts[box_of(tensor).slices] += 1
     assert torch.equal(counts, torch.ones(shape))
+
+
+@pytest.mark.parametrize("placement", [Shard(0), Shard(1)], ids=str)
+def test_ranks_have_a_part_of_each_piece(placement: Shard) -> None:
+    """Two shards of two tensor ranks, of a tensor of 4, 2 and 2 rows, or columns."""
+    pieces = Pieces(placement.dim, (4, 2, 2), 2)
+    values = torch.arange(40).view(8, 5) if placement.dim == 0 else torch.arange(40).view(5, 8)
+    counts, first = torch.zeros(values.shape), set[int]()
+    for rank in range(4):
+        with pretended(rank, 4):
+            mesh = init_device_mesh("cpu", (2, 2))
+            by_shards = _StridedShard(0, split_factor=2) if placement.dim == 0 else Shard(0)
+            tensor = DTensor.from_local(
+                torch.empty(0), mesh, (by_shards, placement), run_check=False,
+                shape=values.shape, stride=values.stride(),
+            )  # fmt: skip
+            tensor.pieces = pieces
+            box = box_of(tensor)
+            part = box.of(values)
+            assert part.shape == box.local_shape
+            for plain, own in box.plain():
+                counts[plain.slices] += 1
+                assert torch.equal(part[own], values[plain.slices])
+            if rank % 2 == 0:  # the first of the tensor ranks
+                first |= set((part // 5 if placement.dim == 0 else part % 8).flatten().tolist())
+    assert torch.equal(counts, torch.ones(values.shape))
+    assert first == {0, 1, 4, 6}
 
 
 @pytest.mark.parametrize(("rank", "norm"), [(0, 5.0), (1, 3.0)])

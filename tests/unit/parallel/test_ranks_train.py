@@ -24,6 +24,7 @@ from training_cases import (
     CASES,
     FAMILIES,
     LAYOUTS,
+    VALUE_MODELS,
     VOCABULARY,
     rows_of_rank,
     rows_of_step,
@@ -373,22 +374,20 @@ def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout):
     assert files(f"export-of-{layout}-seeing") == files("export-of-1-seeing")
 
 
-VALUE_MODELS = {"value_model": None, "value_model_of_adapters": training_cases.CRITIC_LORA}
-
-
 def value_models(cover: Cover) -> list[tuple[str, str]]:
     return [(name, layout) for name in VALUE_MODELS for layout in cover.layouts_of(name)]
 
 
 @functools.cache
 def critic_alone(folder: Path, name: str) -> dict[str, Tensor]:
-    return training_scenarios.run_value_model(folder, World.alone(), VALUE_MODELS[name])
+    return training_scenarios.run_value_model(folder, World.alone(), **VALUE_MODELS[name])
 
 
 @pytest.mark.parametrize(("name", "layout"), tried(value_models))
 def test_a_new_value_head_is_the_same_under_any_layout(folder, name, layout):
     """Also beside adapters, which begin as nothing."""
-    expected = dict(hf_named_tensors(load_model(folder / "tied", kind=CRITIC)))
+    model_name = VALUE_MODELS[name].get("model_name", "tied")
+    expected = dict(hf_named_tensors(load_model(folder / model_name, kind=CRITIC)))
     assert expected["model.embed_tokens.weight"].shape[0] == VOCABULARY
     assert_equal(under(results(folder, layout, name, 1), "model/"), expected)
 
@@ -402,7 +401,7 @@ def test_a_critic_is_updated_as_by_one_rank(folder, name, layout):
     trained = under(found, "trained/")
     assert trained.keys() == under(expected, "trained/").keys()
     assert {"score.weight", "score.bias"} <= trained.keys()
-    assert ("model.norm.weight" in trained) == (VALUE_MODELS[name] is None)
+    assert ("model.norm.weight" in trained) == ("lora" not in VALUE_MODELS[name])
 
 
 @pytest.mark.parametrize("layout", WORLDS)

@@ -19,6 +19,7 @@ def config_of(family: str) -> PreTrainedConfig:
         ("deepseek_v2", {"topk_method": "greedy", "n_group": 1, "topk_group": 1}),
         ("minimax_m2", {"use_routing_bias": True, "scoring_func": "sigmoid"}),
         ("cohere2", {"sliding_window": 3}),
+        ("youtu", {"model_type": "deepseek_v3", "architectures": None}),
         (
             "ministral3",
             {"llama_4_scaling": {"original_max_position_embeddings": 8, "beta": 0.3}},
@@ -29,6 +30,12 @@ def config_of(family: str) -> PreTrainedConfig:
 def test_a_server_is_told_what_engines_are(family: str, told: dict[str, object]) -> None:
     served = told_vllm.served(config_of(family))
     assert {name: getattr(served, name) for name in told} == told
+
+
+def test_angles_of_hunyuan_are_of_a_longer_base() -> None:
+    served = told_vllm.served(config_of("hunyuan_v1_dense"))
+    assert served.rope_parameters["rope_type"] == "default"
+    assert served.rope_parameters["rope_theta"] == 1e4 * 50.0 ** (8 / 6)
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,7 @@ from ppojob_trainer.models.adapter_names import (
     peft_shape,
 )
 from ppojob_trainer.models.config_files import folder_has_tower
-from ppojob_trainer.models.families import TEXTS, TOKENS
-from ppojob_trainer.models.kinds import ModelKind
+from ppojob_trainer.models.kinds import TEXTS, TOKENS, ModelKind
 from ppojob_trainer.models.lora import Adapter, in_peft_form
 from ppojob_trainer.parallel.boxes import Join
 

@@ -29,11 +29,10 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import layers_name
-from ppojob_trainer.models.families import CLASSIFIERS
-from ppojob_trainer.models.kinds import POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
+from ppojob_trainer.models.kinds import CLASSIFIERS, POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
 from ppojob_trainer.models.lora import Adapter
 from ppojob_trainer.models.quantised import without_quantised
-from ppojob_trainer.parallel.boxes import Join
+from ppojob_trainer.parallel.boxes import Join, detached
 
 EXPORT_POINT: Final = durable.point("export", *durable.RENAME_ACTS)
 CLEAR_POINT: Final = durable.point("export.clear", *durable.REMOVE_ACTS)
@@ -267,7 +266,7 @@ def _merging(adapters: Mapping[str, Adapter]) -> Join:
     def merged(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if name not in adapters:
             return join(name, tensor, dtype)
-        return adapters[name].merged(tensor.detach().to(dtype)).to(dtype)
+        return adapters[name].merged(detached(tensor, dtype)).to(dtype)
 
     return merged
 

@@ -15,6 +15,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -27,7 +28,7 @@ from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.files import CHUNK_BYTES, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.mixtures import stays_float32
-from ppojob_trainer.parallel.boxes import Box, Join, whole
+from ppojob_trainer.parallel.boxes import Box, Join, detached, whole
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
@@ -54,7 +55,7 @@ _DTYPE_NAMES: Final = {
 
 def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The `Join` of a tensor that is stored as it is: its parts, converted before they are sent."""
-    return whole(tensor.detach().to(dtype))
+    return whole(detached(tensor, dtype))
 
 
 def write_tensors(
@@ -116,7 +117,7 @@ def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A mapped tensor of a file, and the box that says which part of a tensor it is."""
+    """A mapped tensor of a file, or some of it, and the plain box that says what part it is."""
 
     entry: FileEntry
     box: Box
@@ -151,12 +152,15 @@ def read_parts(
     parts = {}
     for name, found in pieces.items():
         box = Box.whole(found[0].box.shape) if wanted is None else wanted[name]
-        needed = _needed(found, box, f"{folder.name}: {name}")
-        for piece in needed:
+        needed = {
+            plain: _needed(found, plain, f"{folder.name}: {name}") for plain, _ in box.plain()
+        }
+        for piece in chain.from_iterable(needed.values()):
             if piece.entry.path not in verified:
                 check_content(folder, piece.entry)
                 verified.add(piece.entry.path)
-        parts[name] = _join(needed, box)
+        joined = {plain: _join(own, plain) for plain, own in needed.items()}
+        parts[name] = box.joined(joined.__getitem__)
     return parts
 
 
@@ -169,7 +173,8 @@ def _pieces(folder: Path, entry: FileEntry) -> Iterable[tuple[str, _Piece]]:
             raise DamagedCheckpoint(
                 name, f"got {key} of shape {tuple(tensor.shape)}: its box is {box}"
             )
-        yield key, _Piece(entry, box, tensor)
+        for plain, own in box.plain():
+            yield key, _Piece(entry, plain, tensor[own])
 
 
 def _read_boxes(path: Path, name: str) -> dict[str, Box]:

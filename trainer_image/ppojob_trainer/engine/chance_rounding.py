@@ -28,6 +28,11 @@ def round_into(target: Tensor, values: Tensor, box: Box, what: str) -> None:
 
     Both are the part `box` of a tensor; `what` names the tensor and the time.
     """
+    for plain, own in box.plain():
+        _round_plain(target[own], values[own], plain, what)
+
+
+def _round_plain(target: Tensor, values: Tensor, box: Box, what: str) -> None:
     key = int.from_bytes(hashlib.sha256(what.encode()).digest()[:4], "little")
     if not box.shape:
         box, target, values = Box((1,), (0,), (1,)), target[None], values[None]

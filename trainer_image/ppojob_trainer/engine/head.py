@@ -14,6 +14,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.fused_logprobs import Entropy, LogprobSettings, fused_logprobs
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.boxes import local_part
+from ppojob_trainer.parallel.vocabulary import with_column
 
 TokenOutputs = tuple[Tensor, ...]
 """The outputs of a head: one or more tensors (tokens,), float32."""
@@ -40,15 +41,14 @@ class Head(Protocol):
 def read_by_output_layer(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor]:
     """Hidden states and a weight whose products are what the output layer says of the states.
 
-    A bias is a column of the weight, for a feature that is 1 everywhere; Phi's is the only one, and
-    its layer is not cut over tensor ranks.
+    A bias, as Phi's, is a column of the weight, for a feature that is 1 everywhere.
     """
     layer = model.get_output_embeddings()
     weight, bias = layer.weight, getattr(layer, "bias", None)
     if bias is None:
         return hidden, weight
     hidden = torch.cat([hidden, hidden.new_ones(len(hidden), 1)], dim=1)
-    return hidden, torch.cat([local_part(weight), local_part(bias)[:, None]], dim=1)
+    return hidden, with_column(weight, bias)
 
 
 class LastStates(NamedTuple):

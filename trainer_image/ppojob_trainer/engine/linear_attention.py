@@ -30,6 +30,7 @@ from transformers import PreTrainedModel
 from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layer_kinds import STATE, layer_kinds
+from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import SequenceRanks
 
 CHUNK: Final = 64
@@ -241,15 +242,14 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     """
     parts, gate, by, at = _projected(net, states)
     wide = torch.promote_types(states.dtype, torch.float32)
-    rate = F.softplus(at.to(wide) + net.dt_bias.to(wide))
-    decay, weight = -net.A_log.to(wide).exp() * rate, by.to(wide).sigmoid()
+    rate = F.softplus(at.to(wide) + local_part(net.dt_bias).to(wide))
+    decay, weight = -local_part(net.A_log).to(wide).exp() * rate, by.to(wide).sigmoid()
     sizes = HeadSizes(
         net.num_k_heads // ranks.size, net.num_v_heads // ranks.size, net.head_k_dim, net.head_v_dim
     )
     widths = [net.key_dim, net.key_dim, net.value_dim]
-    filters = [
-        part.chunk(ranks.size)[ranks.number] for part in net.conv1d.weight[:, 0].split(widths)
-    ]
+    weights = torch.split(local_part(net.conv1d.weight)[:, 0], widths)
+    filters = [part.chunk(ranks.size)[ranks.number] for part in weights]
     mixed, plan = torch.cat(ranks.dealt(*parts), dim=-1), plans.chunks(net.conv_kernel_size - 1)
     dealt = torch.cat(filters), *ranks.dealt(decay, weight)
     read = ranks.to_tokens(computed_again(mix_rows, mixed, *dealt, sizes, plan))

@@ -75,12 +75,13 @@ class Muon(torch.optim.Optimizer):
     def _turn(self, parameter: nn.Parameter, rate: float, decay: float, momentum: float) -> None:
         gradient, state = parameter.grad, self.state[parameter]
         assert gradient is not None, "others are left alone"
+        mine = local_part(gradient)
         if BUFFER not in state:
-            state[BUFFER] = torch.zeros_like(parameter)
-        mine, buffer = local_part(gradient), local_part(state[BUFFER])
+            state[BUFFER] = cut_like(parameter, torch.zeros_like(mine))
+        buffer = local_part(state[BUFFER])
         buffer.lerp_(mine, 1.0 - momentum)
         update = orthogonal(whole(cut_like(parameter, mine.lerp(buffer, momentum))))
         scale = 0.2 * math.sqrt(max(parameter.shape))
         weights = local_part(parameter)
         weights.mul_(1.0 - rate * decay)
-        weights.add_(update[box_of(parameter).slices].to(weights.dtype), alpha=-rate * scale)
+        weights.add_(box_of(parameter).of(update).to(weights.dtype), alpha=-rate * scale)

@@ -1,6 +1,7 @@
 """Optimizers, their learning rate as a function of the step, and their state as named tensors."""
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -11,7 +12,14 @@ from torch import Tensor, nn
 from ppojob_api.v1alpha1.training import OptimizerSpec
 from ppojob_trainer.engine.chance_rounding import round_into
 from ppojob_trainer.engine.muon import BUFFER, Muon
-from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, is_first_holder, local_part
+from ppojob_trainer.parallel.boxes import (
+    Box,
+    box_of,
+    cut_like,
+    is_first_holder,
+    laid_as,
+    local_part,
+)
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import decoder_layers
 from ppojob_trainer.parallel.offload import HostMemory
@@ -79,17 +87,63 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
     parameters = list(trained_parameters(model).values())
     shared: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.type == "sgd":
-        return torch.optim.SGD(parameters, momentum=spec.momentum, foreach=True, **shared)
+        return _Sgd(parameters, momentum=spec.momentum, foreach=True, **shared)
     matrices = matrices_of(model) if spec.type == "muon" else set()
     others = [one for one in parameters if one not in matrices]
     adamw = None
     if others:
-        adamw = torch.optim.AdamW(others, betas=spec.betas, eps=spec.epsilon, fused=True, **shared)
+        adamw = _AdamW(others, betas=spec.betas, eps=spec.epsilon, fused=True, **shared)
     if spec.type == "adamw":
         assert adamw is not None, "something is trained"
         return adamw
     turned = (one for one in parameters if one in matrices)
     return Muon(turned, adamw, momentum=spec.momentum, **shared)
+
+
+class _ByParts(torch.optim.Optimizer):
+    """Steps by what this rank holds of each weight, gradient and moment; each element for itself.
+
+    Of a list of tensors that are cut PyTorch first finds out how to compute with them, which takes
+    tenths of a second for each list that a process has not had before.
+    """
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:  # type: ignore[override]
+        """One step by the gradients that are there."""
+        kept, groups = self.state, [(group, group["params"]) for group in self.param_groups]
+        parts = {
+            weight: local_part(weight).detach()
+            for _, weights in groups
+            for weight in weights
+            if weight.grad is not None
+        }
+        self.state = defaultdict(dict)
+        try:
+            for weight, part in parts.items():
+                part.grad = local_part(weight.grad)
+                if weight in kept:
+                    self.state[part] = {key: local_part(one) for key, one in kept[weight].items()}
+            for group, weights in groups:
+                group["params"] = [parts[weight] for weight in weights if weight in parts]
+            super().step()
+            for weight, part in parts.items():
+                if part in self.state and weight not in kept:
+                    kept[weight] = {
+                        key: one if key == COUNT else cut_like(weight, one)
+                        for key, one in self.state[part].items()
+                    }
+        finally:
+            self.state = kept
+            for group, weights in groups:
+                group["params"] = weights
+
+
+class _AdamW(_ByParts, torch.optim.AdamW):
+    """AdamW."""
+
+
+class _Sgd(_ByParts, torch.optim.SGD):
+    """Gradient descent."""
 
 
 def divide_gradients(parameters: Iterable[Tensor], divisor: float) -> None:
@@ -195,7 +249,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     """
     names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": state[key]
+        f"{names[parameter]}/{key}": laid_as(parameter, state[key])
         for parameter, state in optimizer.state.items()
         for key in (*OF_ADAMW, BUFFER)
         if key in state

@@ -67,7 +67,7 @@ class RouterLoads:
             # The mean may be no number of the machine; so many times both are integers.
             signs = (loads.sum() - loads * len(loads)).sign().view(bias.shape)
             own = local_part(bias.detach())
-            own.add_(signs[box_of(bias).slices].to(own), alpha=rate)
+            own.add_(box_of(bias).of(signs).to(own), alpha=rate)
 
     def _over_ranks(self) -> Tensor:
         """(layers, E) int64 in host memory; tensor ranks have the same tokens."""

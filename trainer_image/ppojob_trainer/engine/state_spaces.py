@@ -39,6 +39,8 @@ from ppojob_trainer.engine.linear_attention import (
     of_chunks,
 )
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.state_nets import layers_with_states
+from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 Compute = Callable[[Any, Tensor, HasChunks, SequenceRanks], Tensor]
@@ -188,8 +190,8 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
         [net.intermediate_size, *widths, net.num_heads], dim=-1
     )
     wide = torch.promote_types(states.dtype, torch.float32)
-    step = F.softplus(rate.to(wide) + net.dt_bias.to(wide))
-    decay = -net.A_log.to(wide).exp() * step
+    step = F.softplus(rate.to(wide) + local_part(net.dt_bias).to(wide))
+    decay = -local_part(net.A_log).to(wide).exp() * step
     copies = lcm(net.n_groups, ranks.size) // net.n_groups
 
     def shares(values: Tensor, *of_groups: Tensor) -> list[Tensor]:  # (..., heads or groups * n)
@@ -202,7 +204,9 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
         return run.mT if weight.ndim > 1 else run
 
     weights = HeadWeights(
-        own(net.conv1d.weight[:, 0]), own(net.conv1d.bias), ranks.own_heads(net.D).clone()
+        own(local_part(net.conv1d.weight)[:, 0]),
+        own(local_part(net.conv1d.bias)),
+        ranks.own_heads(local_part(net.D)).clone(),
     )
     sizes = HeadSizes(
         net.n_groups * copies // ranks.size,
@@ -221,17 +225,13 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
 
 def use_packed_states(model: PreTrainedModel) -> None:
     """Let the layers of a model that keep a state go over packed rows, if it has such."""
-    base: Any = model.base_model
     kind = FAMILIES[model.config.model_type].recurrence
     if kind is None:
         return
-    compute = _COMPUTE[kind.rule]
-    for layer in base.layers:
-        net: nn.Module | None = getattr(layer, kind.net, None)
-        if net is not None and any(isinstance(one, nn.Conv1d) for one in net.children()):
-            net.forward = partial(_forward, net, compute)
-            if kind.rule == "convolution":
-                layer.register_forward_pre_hook(partial(_tell, net), with_kwargs=True)
+    for layer, net in layers_with_states(model):
+        net.forward = partial(_forward, net, _COMPUTE[kind.rule])
+        if kind.rule == "convolution":
+            layer.register_forward_pre_hook(partial(_tell, net), with_kwargs=True)
 
 
 def _tell(net: Any, _layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:

@@ -327,10 +327,11 @@ class TrainEngine(ForwardEngine):
 
     def _clear_gradients(self) -> None:
         """Zero gradients in place: fresh memory of that size costs more than the pass over it."""
-        for parameter in self.model.parameters():
-            if parameter.requires_grad and parameter.grad is None:
+        trained = [one for one in self.model.parameters() if one.requires_grad]
+        for parameter in trained:
+            if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        self._optimizer.zero_grad(set_to_none=False)
+        torch._foreach_zero_([local_part(one.grad) for one in trained if one.grad is not None])
 
     def _step(self, area: str, measured: PassStatistics, routers: Routers | None) -> PassStatistics:
         """Clip, check, and step; every rank on its part of the weights, all or none."""

@@ -122,11 +122,6 @@ class Sizes:
         return FAMILIES[self.model_type].mixture if self.experts else None
 
     @property
-    def uncut(self) -> str:
-        """Why blocks cannot be cut over tensor ranks; empty where they can."""
-        return FAMILIES[self.model_type].uncut or (self.mixture.uncut if self.mixture else "")
-
-    @property
     def takes_nf4(self) -> bool:
         """Whether matrices may be kept in four bits beside adapters."""
         return self.mixture is None and not self.in_first

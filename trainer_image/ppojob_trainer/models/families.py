@@ -39,9 +39,6 @@ EXPERT_BIAS: Final = "expert_bias"
 """What LFM2 calls it."""
 BIAS_MODULE: Final = "moe_statics"
 """Of ERNIE, where files have that bias, in one row."""
-TOKENS: Final = "ForTokenClassification"
-TEXTS: Final = "ForSequenceClassification"
-CLASSIFIERS: Final = (TOKENS, TEXTS)
 
 
 LANGUAGE_PART: Final = "language_model"
@@ -81,7 +78,6 @@ class Mixture:
         norms: of a layer, that only those with experts have.
         has_scales: whether routers norm and scale what they read, and weigh each expert by a number
             of its own (Gemma 4).
-        uncut: why such layers cannot be cut over tensor ranks, where plain ones can.
     """
 
     block: str = "mlp"
@@ -103,7 +99,6 @@ class Mixture:
     enabled_by: str = ""
     norms: tuple[str, ...] = ()
     has_scales: bool = False
-    uncut: str = ""
 
     @property
     def is_in_first(self) -> bool:
@@ -181,6 +176,7 @@ class Family:
         attention: the name of attention in a layer.
         attention_out: the name in it of its matrix on the way back.
         attention_in: the name in it of the one matrix of query, key and value, of models with such.
+        counts: numbers of attention's module that say how many heads it has.
         is_untold: whether a layer's code hands attention no keywords of the pass.
         has_one_block: whether a layer is attention, or a layer with a state, or a feed-forward
             block, of which there are plain ones and mixtures.
@@ -203,19 +199,15 @@ class Family:
         modules: the same of modules around the layers.
         file_names: parts of the names that files have for weights, and what stands for them here,
             where transformers' modules have other names.
-        uncut: why blocks cannot be cut over tensor ranks; empty where they can.
         mixture: of models whose feed-forward blocks are mixtures of experts.
         sees_pictures: whether the model of a folder is a language model with a vision tower beside
             it, of which the first alone is trained; see `config_files` and `vision_language`.
         part: of those, what transformers calls the language model within the whole; empty where it
             is that itself, with towers beside its decoder.
-        is_in_vllm: whether vLLM has a model of its own of it. Others it makes of transformers'
-            classes, which it changes for the whole process, and so for the trainer.
         told_vllm: what vLLM reads of config.json where transformers takes it for granted.
         logit_divisor: key of what the output layer's products are divided by, if anything.
         logit_multiplier: key of what they are multiplied by.
         logit_cap: key of the soft cap that they come under, if any.
-        classifiers: the ends of the names of transformers' classes with a head of one number.
     """
 
     models: str
@@ -242,6 +234,7 @@ class Family:
     attention: str = "self_attn"
     attention_out: str = "o_proj"
     attention_in: str = "qkv_proj"
+    counts: tuple[str, ...] = ()
     is_untold: bool = False
     has_one_block: bool = False
     has_gates: bool = False
@@ -259,16 +252,13 @@ class Family:
     whole_modules: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
     file_names: Mapping[str, str] = field(default_factory=dict)
-    uncut: str = ""
     mixture: Mixture | None = None
     sees_pictures: bool = False
     part: str = LANGUAGE_PART
-    is_in_vllm: bool = True
     told_vllm: Mapping[str, Json] = field(default_factory=dict)
     logit_divisor: str = ""
     logit_multiplier: str = ""
     logit_cap: str = ""
-    classifiers: tuple[str, ...] = CLASSIFIERS
 
     @property
     def plain_out(self) -> str:
@@ -323,8 +313,6 @@ _LFM2: Final = Family(
     ),
     modules={"embedding_norm": "norm", "pos_emb": "rotary_emb"},
     file_names={".embedding_norm.": ".norm."},
-    uncut="layers of short convolutions are whole",
-    classifiers=(),
 )
 _INFINITY: Final[Json] = {"__float__": "Infinity"}
 """As transformers 5 writes it."""
@@ -335,16 +323,12 @@ _QWEN3_VL: Final = Family(
     ropes=(None, "default", "mrope"),
     head_norm="each head",
     sees_pictures=True,
-    classifiers=(TOKENS,),
 )
 _OLMO2: Final = Family(
     "OLMo 2",
     norms=(),
     late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     head_norm="all heads",
-    uncut="queries and keys are normalised over all heads",
-    is_in_vllm=False,
-    classifiers=(TEXTS,),
 )
 _GEMMA: Final = Family(
     "Gemma",
@@ -393,10 +377,8 @@ _GEMMA4: Final = Family(
             *("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
         ),
         has_scales=True,
-        uncut="gate and up of experts are of one matrix",
     ),
     logit_cap=_GEMMA2.logit_cap,
-    classifiers=(),
 )
 _WITH_SHARED: Final = Mixture(
     shared="shared_expert",
@@ -429,7 +411,6 @@ _DEEPSEEK3: Final = Family(
     },
     biases={},
     has_latents=True,
-    uncut="keys of all heads have a part in common",
     told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
 )
@@ -440,7 +421,6 @@ _QWEN2_VL: Final = Family(
     biases={},
     always_biased=_QUERIES,
     sees_pictures=True,
-    classifiers=(TOKENS,),
 )
 _GLM4: Final = Family(
     "GLM-4-0414, GLM-Z1",
@@ -448,7 +428,6 @@ _GLM4: Final = Family(
     biases={"attention_bias": _QUERIES},
     fused=("gate_up_proj",),
     late_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
-    uncut="gate and up are of one matrix",
 )
 _GLM4_MOE: Final = Family(
     "GLM-4.5, 4.6",
@@ -458,7 +437,6 @@ _GLM4_MOE: Final = Family(
     head_norm="each head",
     head_norm_key="use_qk_norm",
     mixture=_CORRECTED,
-    classifiers=(),
 )
 _QWEN3_5: Final = Family(
     "Qwen3.5 (text)",
@@ -472,19 +450,16 @@ _QWEN3_5: Final = Family(
     head_norm="each head",
     has_gates=True,
     recurrence=_DELTA_NETWORKS,
-    uncut="layers of linear attention are whole",
-    classifiers=(TEXTS,),
 )
 _QWEN3_5_SEEING: Final = replace(
     _QWEN3_5,
     models="Qwen3.5",
     ropes=(None, "default", "mrope"),
     sees_pictures=True,
-    classifiers=(TOKENS,),
 )
 _QWEN3_5_MOE: Final = replace(
     _QWEN3_5,
-    models="Qwen3.5 mixtures of experts (text)",
+    models="Qwen3.5 MoE (text)",
     defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
     only={
         **_QWEN3_5.only,
@@ -493,7 +468,6 @@ _QWEN3_5_MOE: Final = replace(
         "norm_topk_prob": (True, None),
     },
     mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True),
-    classifiers=(),
 )
 _GRANITE_SHARED: Final = FeedForward(
     "shared_intermediate_size",
@@ -502,7 +476,7 @@ _GRANITE_SHARED: Final = FeedForward(
     is_beside=True,
 )
 _GRANITE_MOE: Final = Family(
-    "Granite 3 mixtures of experts, PowerMoE",
+    "Granite 3 MoE, PowerMoE",
     defaults={"num_local_experts": 8},
     only={"hidden_act": ("silu",)},
     file_names={
@@ -518,9 +492,7 @@ _GRANITE_MOE: Final = Family(
         is_out_first=True,
         chooses_first=True,
     ),
-    uncut="gate and up of experts are of one matrix",
     logit_divisor="logits_scaling",
-    classifiers=(),
 )
 _COHERE: Final = Family(
     "Command R, Aya 23, Aya Expanse",
@@ -530,7 +502,6 @@ _COHERE: Final = Family(
     norms=("input_layernorm",),
     has_layer_norms=True,
     logit_multiplier="logit_scale",
-    classifiers=(),
 )
 _QWEN2: Final = Family(
     "Qwen2, Qwen2.5",
@@ -551,22 +522,18 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "num_key_value_heads": 8},
         has_windows=True,
         biases=_FEED_FORWARD,
-        is_in_vllm=False,
-        classifiers=(),
     ),
     "arcee": Family(
         "AFM-4.5B",
         only={"hidden_act": ("relu2",)},
         biases={**_ATTENTION, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")},
         feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
-        is_in_vllm=False,
     ),
     "qwen2": _QWEN2,
     "mimo": replace(
         _QWEN2,
         models="MiMo-7B",
         told_vllm={"architectures": ["Qwen2ForCausalLM"]},
-        classifiers=(),
     ),
     "qwen3": Family(
         "Qwen3",
@@ -574,14 +541,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="each head",
     ),
     "qwen3_moe": Family(
-        "Qwen3 mixtures of experts",
+        "Qwen3 MoE",
         defaults={"num_key_value_heads": 4},
         only=_EXPERTS_EVERYWHERE,
         head_norm="each head",
         mixture=Mixture(),
     ),
     "qwen2_moe": Family(
-        "Qwen1.5-MoE, Qwen2 mixtures of experts",
+        "Qwen1.5-MoE, Qwen2 MoE",
         defaults={"num_key_value_heads": 16},
         only={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
         biases={},
@@ -606,9 +573,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         biases={},
         head_norm="all heads",
-        uncut="queries and keys are normalised over all heads",
         mixture=Mixture(inner="intermediate_size"),
-        classifiers=(),
     ),
     "deepseek_v2": replace(
         _DEEPSEEK3,
@@ -628,7 +593,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"n_group": 1, "topk_group": 1},
         },
         mixture=replace(_CORRECTED, scoring="softmax", correction=""),
-        classifiers=(TEXTS,),
     ),
     "deepseek_v3": _DEEPSEEK3,
     "glm4_moe_lite": replace(
@@ -643,17 +607,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         only={**_DEEPSEEK3.only, "first_k_dense_replace": (None, 1)},
         told_vllm={"first_k_dense_replace": 1},
-        classifiers=(),
     ),
     "youtu": replace(
         _DEEPSEEK3,
         models="Youtu-LLM",
         defaults={**_LATENT, "tie_word_embeddings": True},
         only={"attention_bias": (False,), "rope_interleave": (True,)},
-        is_in_vllm=False,
-        told_vllm={},
+        told_vllm={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
-        classifiers=(),
     ),
     "glm4_moe": _GLM4_MOE,
     "minimax_m2": Family(
@@ -669,7 +630,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         biases={},
         head_norm="all heads",
-        uncut="queries and keys are normalised over all heads",
         told_vllm={"use_routing_bias": True, "scoring_func": "sigmoid"},
         mixture=Mixture(
             "block_sparse_moe",
@@ -678,7 +638,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             scoring="sigmoid",
             correction=CORRECTION,
         ),
-        classifiers=(),
     ),
     "gpt_oss": Family(
         "gpt-oss",
@@ -719,13 +678,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ropes=(None, "default", "longrope"),
         biases={},
         fused=("qkv_proj", "gate_up_proj"),
-        uncut="query, key and value are of one matrix",
+        counts=("config.num_attention_heads", "num_key_value_heads"),
     ),
     "smollm3": Family(
         "SmolLM3",
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
         biases={**_ATTENTION, **_FEED_FORWARD},
-        is_in_vllm=False,
     ),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True, has_ropes_by_layer=True),
@@ -733,15 +691,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Granite 3",
         biases={**_ATTENTION, **_FEED_FORWARD},
         logit_divisor="logits_scaling",
-        classifiers=(),
     ),
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": replace(
         _GRANITE_MOE,
-        models="Granite 3 mixtures with a shared expert",
+        models="Granite 3 MoE with a shared expert",
         defaults={"num_local_experts": 8, "shared_intermediate_size": 0},
         feed_forward=_GRANITE_SHARED,
-        uncut="gate and up are of one matrix",
     ),
     "granitemoehybrid": Family(
         "Granite 4",
@@ -775,10 +731,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ),
         feed_forward=_GRANITE_SHARED,
         file_names=_GRANITE_MOE.file_names,
-        uncut="gate and up are of one matrix",
         mixture=_GRANITE_MOE.mixture,
         logit_divisor="logits_scaling",
-        classifiers=(),
     ),
     "nemotron_h": Family(
         "Nemotron-H, Nemotron Nano 2 and 3",
@@ -829,7 +783,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "backbone.norm_f.": "model.norm.",
             "backbone.": "model.",
         },
-        uncut="Mamba-2 layers are whole",
         mixture=Mixture(
             "mixer",
             ("up_proj", "down_proj"),
@@ -838,7 +791,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             scoring="sigmoid",
             correction=f"gate.{CORRECTION}",
         ),
-        classifiers=(),
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -848,7 +800,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_GEMMA2.defaults, "vocab_size": 262_208, "num_attention_heads": 8},
         has_ropes_by_layer=True,
         head_norm="each head",
-        classifiers=(TEXTS,),
     ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(
@@ -868,7 +819,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_out_bias": ("self_attn.o_proj",),
             **_FEED_FORWARD,
         },
-        is_in_vllm=False,
     ),
     "exaone4": Family(
         "EXAONE 4",
@@ -888,12 +838,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         learnt=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
         fixed=("mlp.act_fn.beta", "mlp.act_fn.eps"),
         bare=("mlp.act_fn.beta", "mlp.act_fn.eps"),
-        classifiers=(TOKENS,),
     ),
     "lfm2": _LFM2,
     "lfm2_moe": replace(
         _LFM2,
-        models="LFM2 mixtures of experts",
+        models="LFM2 MoE",
         defaults={
             **{"num_key_value_heads": 8, "tie_word_embeddings": True},
             **{"conv_L_cache": 3, "num_dense_layers": 2},
@@ -913,7 +862,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"head_dim": 128, "num_key_value_heads": 2, "tie_word_embeddings": True},
         only={"use_bias": (False,)},
         biases={},
-        classifiers=(),
     ),
     "hunyuan_v1_dense": Family(
         "Hunyuan of 0.5B, 1.8B, 4B and 7B",
@@ -921,8 +869,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ropes=(*_FIXED_ROPES, "dynamic"),
         head_norm="each head",
         head_norms=("query_layernorm", "key_layernorm"),
-        is_in_vllm=False,
-        classifiers=(TEXTS,),
     ),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -937,10 +883,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={**_ATTENTION, **_FEED_FORWARD},
         late_norms=("post_norm1", "post_norm2"),
         logit_multiplier="logits_scaling",
-        classifiers=(),
     ),
     "ernie4_5_moe": Family(
-        "ERNIE 4.5 mixtures of experts",
+        "ERNIE 4.5 MoE",
         defaults={
             "num_key_value_heads": 4,
             "tie_word_embeddings": True,
@@ -955,7 +900,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             dense_first="moe_layer_start_index",
             correction=f"{BIAS_MODULE}.{CORRECTION}",
         ),
-        classifiers=(),
     ),
     "gpt_neox": Family(
         "Pythia, GPT-NeoX",
@@ -981,8 +925,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "gpt_neox.final_layer_norm.": "model.norm.",
             "embed_out.": "lm_head.",
         },
-        is_in_vllm=False,
-        classifiers=(TEXTS,),
     ),
     "gpt2": Family(
         "GPT-2, DistilGPT-2",
@@ -1022,11 +964,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "transformer.wpe.": "model.wpe.",
             "transformer.ln_f.": "model.norm.",
         },
-        uncut="query, key and value are of one matrix",
-        classifiers=(TEXTS,),
+        counts=("split_size",),
     ),
     "opt": Family(
-        "OPT but for 350M",
+        "OPT, except 350M",
         defaults={
             **{"max_position_embeddings": 2048, "ffn_dim": 3072, "tie_word_embeddings": True},
             "enable_bias": True,
@@ -1054,8 +995,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "model.decoder.embed_positions.": "model.embed_positions.",
             "model.decoder.final_layer_norm.": "model.norm.",
         },
-        uncut="its attention counts all heads",
-        classifiers=(TEXTS,),
+        counts=("num_heads",),
     ),
     "phi": Family(
         "Phi-1, Phi-1.5, Phi-2",
@@ -1071,8 +1011,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         dropouts=("attention_dropout", "resid_pdrop", "embd_pdrop"),
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
-        uncut="the output layer has a bias",
-        is_in_vllm=False,
     ),
     "starcoder2": Family(
         "StarCoder2",
@@ -1085,7 +1023,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_norm_biases=True,
         feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
         dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
-        is_in_vllm=False,
     ),
     "stablelm": Family(
         "StableLM 3B, StableLM 2, StableLM Zephyr",
@@ -1096,7 +1033,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_norm_biases=True,
         is_untold=True,
         dropouts=("attention_dropout", "hidden_dropout"),
-        uncut="its attention counts all heads",
+        counts=("num_heads", "num_key_value_heads"),
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
@@ -1106,10 +1043,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(
         _QWEN3_VL,
-        models="Qwen3-VL mixtures of experts",
+        models="Qwen3-VL MoE",
         defaults={"num_key_value_heads": 16},
         only=_EXPERTS_EVERYWHERE,
-        uncut="gate and up of experts are of one matrix",
         mixture=Mixture(is_stacked=True),
     ),
     "qwen3_omni_moe_thinker": replace(
@@ -1129,7 +1065,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={},
         always_biased=_QUERIES,
         sees_pictures=True,
-        classifiers=(TOKENS,),
     ),
     "glm4v_moe": replace(
         _GLM4_MOE,
@@ -1140,17 +1075,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         head_norm="none",
         head_norm_key="",
         sees_pictures=True,
-        classifiers=(TOKENS,),
     ),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5": _QWEN3_5_SEEING,
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "qwen3_5_moe": replace(
         _QWEN3_5_MOE,
-        models="Qwen3.5 mixtures of experts",
+        models="Qwen3.5 MoE",
         ropes=_QWEN3_5_SEEING.ropes,
         sees_pictures=True,
-        classifiers=(TOKENS,),
     ),
     "qwen3_next": replace(
         _QWEN3_5,
@@ -1159,7 +1092,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={**_QWEN3_5.only, **_EXPERTS_EVERYWHERE},
         fused=("in_proj_qkvz",),
         mixture=_WITH_SHARED,
-        classifiers=CLASSIFIERS,
     ),
 }
 """By `model_type` of config.json."""

@@ -30,8 +30,8 @@ from ppojob_trainer.models.config_files import (
     read_config,
     with_usual_keys,
 )
-from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, WHOLES, Family
-from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, ModelKind, label_count
+from ppojob_trainer.models.families import FAMILIES, WHOLES, Family
+from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, TEXTS, ModelKind, label_count
 from ppojob_trainer.models.layer_kinds import KINDS, layer_kinds
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
@@ -237,7 +237,7 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
         )
     yield from _check_class(config, path, kind)
     if family is not None:
-        yield from _check_made(family, config, path, kind)
+        yield from _check_tower(config, path, kind)
         yield from _check_family(family, config, path)
         if mixture := mixture_in(config):
             yield from check_mixture(mixture, config, path)
@@ -282,27 +282,12 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
             yield _unsupported(f"{path}:id2label", got, "a score is one number", kind.wanted)
 
 
-def check_use(folder: Path, kind: ModelKind) -> Iterator[Problem]:
-    """What keeps a folder that is judged as another kind of model from being this one too."""
-    path = folder / "config.json"
-    config = read_config(path)
-    if not isinstance(config, Problem) and config.get("model_type") in FAMILIES:
-        yield from _check_made(FAMILIES[str(config["model_type"])], config, path, kind)
-
-
-def _check_made(
-    family: Family, config: Mapping[str, Json], path: Path, kind: ModelKind
-) -> Iterator[Problem]:
-    """A kind of model that there is not of the family, or of a part of another model."""
-    if kind.made_as == TEXTS and has_tower(config) and not family.sees_pictures:
+def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Iterator[Problem]:
+    """What a model that scores texts would leave out."""
+    if kind.made_as == TEXTS and has_tower(config):
         why = f"{kind.where} asks for a model ...{TEXTS}, of which nobody would read the tower"
-        allowed = f"the language model alone, a folder of {config['model_type']}"
+        allowed = "a language model without one"
         yield _unsupported(f"{path}:{TOWER_SECTION}", "a vision tower", why, allowed)
-    if kind.made_as in CLASSIFIERS and kind.made_as not in family.classifiers:
-        able = [name for name, other in FAMILIES.items() if kind.made_as in other.classifiers]
-        got = shown(config["model_type"])
-        why = f"{kind.where} asks for a model ...{kind.made_as}, which is not made of it here"
-        yield _unsupported(f"{path}:model_type", got, why, f"one of {', '.join(able)}")
 
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:

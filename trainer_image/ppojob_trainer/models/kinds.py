@@ -6,8 +6,12 @@ from typing import Final
 
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import HEAD, Shape, Sizes
-from ppojob_trainer.models.families import CLASSIFIERS, FAMILIES, TEXTS, TOKENS
+from ppojob_trainer.models.families import FAMILIES
 
+TOKENS: Final = "ForTokenClassification"
+TEXTS: Final = "ForSequenceClassification"
+CLASSIFIERS: Final = (TOKENS, TEXTS)
+"""Ends of the names of classes with a head of one number, of tokens with a bias."""
 SCORE_WEIGHT: Final = "score.weight"
 SCORE_BIAS: Final = "score.bias"
 HEAD_BIAS: Final = "lm_head.bias"
@@ -29,7 +33,7 @@ class ModelKind:
         classes: parts of the names of the classes that config.json may name.
         why: what is wrong with other classes.
         wanted: which model is allowed, for people.
-        made_as: end of the name of transformers' class that computes it.
+        made_as: end of the name of the class that computes it, which transformers may not have.
         head: tensors that must be there beside the backbone's.
         optional: tensors that may be there, and then have these shapes.
         may_lack: those of them that are made where they are not.

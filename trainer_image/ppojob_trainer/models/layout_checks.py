@@ -30,8 +30,8 @@ NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"}
 DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})
 """Types of models of which vLLM has no key head on several ranks of an engine."""
 
-PLAIN_IN_VLLM: Final = frozenset({"gpt2", "stablelm"})
-"""Types of models whose class in vLLM takes no adapters."""
+PLAIN_IN_VLLM: Final = frozenset({"gpt2", "stablelm", "youtu"})
+"""Types of models whose class in vLLM takes no adapters, or computes without some of them."""
 
 OWN_HEADS: Final = frozenset(
     {
@@ -86,8 +86,6 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             f"so many ranks share {heads} query heads, {' or '.join(map(str, keys))} key heads and "
             f"{sizes.inner} inner features of {folder}"
         )
-        if sizes.uncut:
-            why, most = f"{sizes.uncut} in {folder}, a model of {sizes.model_type}", 1
         if sizes.experts:
             most = gcd(most, sizes.inner // ALIGNED)
         where = f"spec.roles.{host}.parallelism"
@@ -285,11 +283,10 @@ def _is_untied_there(sizes: Sizes) -> bool:
 
 def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     model = f"model of {sizes.model_type}"
-    if not FAMILIES[sizes.model_type].is_in_vllm:
-        why = "of its own, and would change transformers' for the trainer too"
-        yield _not_vllm(f"vLLM has no {model} {why}")
     if _is_untied_there(sizes):
         yield _not_vllm(f"vLLM {_TIES} in a {model} without tie_word_embeddings")
+    if sizes.is_tied and FAMILIES[sizes.model_type].has_head_bias:
+        yield _not_vllm(f"vLLM has no bias of an output layer that is the embedding of a {model}")
     if sizes.latents and sizes.latents.cached != VLLM_LATENT:
         yield _not_vllm(
             f"vLLM has no kernel for latents of {sizes.latents.cached} numbers a token",

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Set
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,12 +11,7 @@ import torch
 import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
-from transformers import (
-    AutoModelForCausalLM,
-    AutoModelForSequenceClassification,
-    AutoModelForTokenClassification,
-    PreTrainedModel,
-)
+from transformers import PreTrainedModel
 
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.training import LoraSpec
@@ -34,9 +29,9 @@ from ppojob_trainer.models.config_files import (
     read_config,
 )
 from ppojob_trainer.models.experts import experts_of, split_experts
-from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS, FAMILIES, TEXTS, TOKENS
+from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS, FAMILIES
 from ppojob_trainer.models.folder_checks import check_changed_config
-from ppojob_trainer.models.kinds import POLICY, REWARD, ModelKind
+from ppojob_trainer.models.kinds import POLICY, REWARD, TEXTS, ModelKind
 from ppojob_trainer.models.log_partition import (
     add_log_partition,
     draw_log_partition,
@@ -47,13 +42,14 @@ from ppojob_trainer.models.mixtures import stays_float32
 from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
 from ppojob_trainer.models.nf4 import is_scales, matrices_of, quantised, scales_of
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
+from ppojob_trainer.models.scoring_models import class_of
 from ppojob_trainer.models.stored_tensors import read_part, read_tensor
 from ppojob_trainer.models.tensor_plans import styles_of
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.models.weights import Weights
-from ppojob_trainer.parallel.boxes import box_of, cut_like, local_part
+from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, laid_as, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
@@ -61,12 +57,6 @@ from ppojob_trainer.parallel.pipeline import PipelineRanks
 from ppojob_trainer.parallel.world import World
 
 _NOTHING: Final[Mapping[str, Json]] = {}
-_CLASSES: Final[Mapping[str, tuple[Any, Mapping[str, object]]]] = {
-    POLICY.made_as: (AutoModelForCausalLM, {}),
-    TEXTS: (AutoModelForSequenceClassification, {"num_labels": 1}),
-    TOKENS: (AutoModelForTokenClassification, {"num_labels": 1, "classifier_dropout": 0.0}),
-}
-"""What computes a kind of model, and what is changed of its configuration."""
 _KEYS: Final = {f"^{re.escape(theirs)}": own for theirs, own in WHOLE_NAMES.items()}
 _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     ".bias",
@@ -100,8 +90,8 @@ def load_model(
 
     A policy is a causal language model. A reward model is a sequence classifier with one label,
     whose logit scores a text; only one that is trained has gradients. A critic is a token
-    classifier with one label, as in verl: one number a token, so that an export loads there and in
-    transformers (`AutoModelForTokenClassification`), which have none that sees pictures.
+    classifier with one label, as in verl: one number a token. Of families that transformers has
+    such a class of, an export loads there too (`AutoModelForTokenClassification`).
 
     Where one that is trained lacks its head `score`, it gets one of zeros (Ziegler et al.,
     arXiv:1909.08593, in its code): the first values are 0, the first advantages those of the
@@ -199,7 +189,7 @@ def _load(
     *,
     with_tower: bool,
 ) -> tuple[PreTrainedModel, Set[str]]:
-    """Load a model of one of transformers' AutoModel... classes; adapters have no values yet.
+    """Load a model of a kind; adapters have no values yet.
 
     Returns:
         The model in evaluation mode, and those of the weights that its folder need not hold and
@@ -210,17 +200,15 @@ def _load(
     lora = beside.lora
     if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
         raise ConfigError(map(str, problems))
-    auto_class, changes = _CLASSES[kind.made_as]
     try:
         config = language_config(folder, with_tower=with_tower)
         change(config, dict.fromkeys(FAMILIES[config.model_type].dropouts, 0.0))
         change(config, overrides)
-        for name, value in changes.items():
-            setattr(config, name, value)
-        options = {"config": config, "dtype": dtype, "trust_remote_code": False}
+        model_class = class_of(config, kind.made_as)
+        options = {"config": config, "dtype": dtype}
         is_whole = world.size == 1 and read_weights(folder).form is None
         load = _load_whole if is_whole else _load_sharded
-        model, missing = load(auto_class, folder, world, beside, options)
+        model, missing = load(model_class, folder, world, beside, options)
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
@@ -256,12 +244,12 @@ def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) 
 
 
 def _load_whole(
-    auto_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
+    model_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
     """As `_load_sharded`, for a world of one, of weights that are not quantised."""
     try:
         with unheard_loading():
-            model, info = auto_class.from_pretrained(
+            model, info = model_class.from_pretrained(
                 folder,
                 use_safetensors=True,
                 ignore_mismatched_sizes=True,
@@ -317,12 +305,12 @@ def unheard_loading() -> Iterator[None]:
 
 
 def _load_sharded(
-    auto_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
+    model_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
     """Build a model without weights, cut it, and read this rank's part of each weight.
 
     So no rank ever holds all of it, unless it is alone: of a folder whose weights are quantised.
-    `options` are those of the AutoModel.
+    `options` are those of its class.
 
     Returns:
         The model, and the names of weights, of any stage, that the folder does not hold: those
@@ -332,7 +320,7 @@ def _load_sharded(
         ValueError: a weight has another shape, or a file cannot be read.
     """
     with torch.device("meta"):
-        model = auto_class.from_config(**options)
+        model = model_class._from_config(**options)
     beside.add_to(model, options["dtype"], world.device)
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
     styles = styles_of(model) if world.dims.tensor > 1 else {}
@@ -362,7 +350,7 @@ def _own_parts(
         box = box_of(parameter)
         if name in matrices:  # ranks have rows of it
             shape = matrices[name].shape
-            box = replace(box, shape=shape, stop=(box.stop[0], shape[1]))
+            box = Box(shape, box.start, (box.stop[0], shape[1]), box.pieces)
         part = torch.zeros(box.local_shape)
         if name in weights.files:
             part = read_part(weights, name, box)
@@ -374,7 +362,8 @@ def _own_parts(
             made = dict(zip((name, scales_of(name)), quantised(rounded), strict=True))
         for one, values in made.items():
             own = cut_like(parameters[one], _own(values))
-            state[one] = nn.Parameter(own, requires_grad=values.is_floating_point())
+            is_trained = values.is_floating_point()
+            state[one] = laid_as(own, nn.Parameter(own, requires_grad=is_trained))
     for name, buffer in model.named_buffers():
         if name.startswith(TOWER) and name in weights.files:  # bounds of Gemma 4's, which are whole
             state[name] = read_tensor(weights, name).view_as(buffer).to(device, buffer.dtype)

@@ -49,7 +49,7 @@ from ppojob_trainer.models.experts import (
 from ppojob_trainer.models.in_first import InFirstLinear
 from ppojob_trainer.models.mixtures import STACKS
 from ppojob_trainer.models.nf4 import Nf4Linear, dequantised, quantise_layers
-from ppojob_trainer.parallel.boxes import local_part, whole
+from ppojob_trainer.parallel.boxes import detached, local_part, whole
 from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.tensor_styles import TensorLayer, summed
 
@@ -297,7 +297,7 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     for at, layer in model.named_modules():
         if not isinstance(layer, LoraLinear | LoraMatrix | LoraStacks):
             continue
-        own = {f"{at}.{name}": one.detach() for name, one in layer.named_parameters(recurse=False)}
+        own = {f"{at}.{name}": detached(one) for name, one in layer.named_parameters(recurse=False)}
         weights = 2 if isinstance(layer, LoraLinear) else 3
         found |= adapters_in(own, layer.lora, in_first=weights if _is_in_first(layer) else 0)
     return found

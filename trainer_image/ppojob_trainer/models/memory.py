@@ -75,6 +75,16 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     return found
 
 
+def _held_whole(folder: str) -> int:
+    """Weights of a model's layers that keep states, which every tensor rank has."""
+    sizes = sizes_of(folder)
+    if sizes is None or sizes.states is None:
+        return 0
+    nets = tuple(f"layers.{layer}.{sizes.states.kind.net}." for layer in sizes.states.layers)
+    tensors = read_weights(Path(folder)).tensors.items()
+    return sum(one.size for name, one in tensors if any(net in name for net in nets))
+
+
 def _count_of(folder: str) -> int:
     sizes = sizes_of(folder)
     layers = None if sizes is None else sizes.layers
@@ -182,7 +192,13 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return engine
-    part = _cut_over(pods.parallelism, spec, leaves=leaves)
+    layout = pods.parallelism
+    part = _cut_over(layout, spec, leaves=leaves)
+    # Tensor ranks hold some layers whole: as if the model were so much larger.
+    parameters = {
+        name: count + (layout.tensor - 1) * _held_whole(name) if layout.tensor > 1 else count
+        for name, count in parameters.items()
+    }
     actor, lora = spec.roles.actor_rollout, spec.model.lora
     found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:

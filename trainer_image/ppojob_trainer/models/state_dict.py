@@ -11,7 +11,7 @@ from ppojob_trainer.models.lora import Adapter, adapters_of
 from ppojob_trainer.models.mtp_layers import is_of_mtp_layer
 from ppojob_trainer.models.nf4 import is_scales, matrices_of
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
-from ppojob_trainer.parallel.boxes import Join, local_part, whole
+from ppojob_trainer.parallel.boxes import Join, detached, local_part, whole
 
 
 def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -28,7 +28,7 @@ def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         if name in matrices:
             yield name, matrices[name].outline
         elif not is_adapter(name) and not is_log_partition(name) and not is_scales(name):
-            yield name, parameter.detach()
+            yield name, detached(parameter)
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -39,7 +39,7 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
     """
     has_all = not adapters_of(model)
     named = model.named_parameters()
-    return {name: weight.detach() for name, weight in named if has_all or weight.requires_grad}
+    return {name: detached(weight) for name, weight in named if has_all or weight.requires_grad}
 
 
 def every_tensor(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

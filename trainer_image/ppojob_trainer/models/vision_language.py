@@ -13,7 +13,6 @@ from torch import nn
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
-    AutoModelForTokenClassification,
     Glm4Config,
     Glm4MoeConfig,
     PreTrainedConfig,
@@ -86,29 +85,13 @@ class _WithTower:
         self.post_init()  # type: ignore[attr-defined]
 
 
-class _ValueModel:
-    """A decoder with a number of each token, as transformers' token classifiers are.
-
-    transformers has none that sees pictures.
-    """
-
-    decoder: ClassVar[Any]
-    _keys_to_ignore_on_load_unexpected: ClassVar = [rf"^{TOWER}", r"^lm_head"]
-
-    def __init__(self, config: Any) -> None:
-        super().__init__(config)  # type: ignore[call-arg]
-        self.model = self.decoder(config)
-        self.score = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()  # type: ignore[attr-defined]
-
-
 def _language_model(
     model_type: str,
     decoder: Any,
     text_config: type[PreTrainedConfig],
     **fields: bool | int,
 ) -> Any:
-    """The class of a language model, which transformers is told of, as of its value model.
+    """The class of a language model, which transformers is told of.
 
     Args:
         model_type: of the folders that have it.
@@ -122,9 +105,7 @@ def _language_model(
     config = type(f"{name}LanguageConfig", (decoder.config_class,), own)
     parts = {"config_class": config, "decoder": decoder, "text_config": text_config}
     model = type(f"{name}ForCausalLM", (_LanguageModel, *decoder.__bases__), parts)
-    values = type(f"{name}ForTokenClassification", (_ValueModel, *decoder.__bases__), parts)
     AutoModelForCausalLM.register(config, model, exist_ok=True)
-    AutoModelForTokenClassification.register(config, values, exist_ok=True)
     return model
 
 

@@ -1,18 +1,20 @@
 """Boxes: which part of a tensor a rank or a file holds, in any number of dimensions.
 
 A weight that is cut by FSDP is a run of its first dimension, one that is cut by tensor parallelism
-too may be a run of its second. Checkpoints, loading and the optimizer speak of boxes alone, so that
-any layout reads what another one wrote.
+too may be a run of its second. Of a weight that is several matrices, one behind another, a tensor
+rank has a part of each. Checkpoints, loading and the optimizer speak of boxes alone, so that any
+layout reads what another one wrote.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
+import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -22,17 +24,41 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 Join = Callable[[str, Tensor, torch.dtype], Tensor]
 """Puts a named tensor together, in the type that it is stored in; a collective where it is cut."""
 
+Made = TypeVar("Made", bound=Tensor)
 At: TypeAlias = tuple[int, ...]
 """A number for each dimension: coordinates of a rank in a mesh, or a shape."""
 
 
 @dataclass(frozen=True, slots=True)
-class Box:
+class Pieces:
+    """Of a tensor that is several, one behind another, of each of which every rank has a part.
+
+    Ranks hold it in another order than files: first what the first rank has of each piece.
+    """
+
+    dimension: int  # along which they lie
+    sizes: tuple[int, ...]  # of the pieces there; the ranks divide each
+    ranks: int
+
+    def runs(self) -> Iterator[tuple[int, int, int]]:
+        """Where a run begins in the order of ranks, where in the tensor, and how long it is."""
+        place = 0
+        for rank in range(self.ranks):
+            first = 0
+            for size in self.sizes:
+                length = size // self.ranks
+                yield place, first + rank * length, length
+                place, first = place + length, first + size
+
+
+class Box(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of a tensor: a range of indices in each of its dimensions."""
 
     shape: tuple[int, ...]  # of the whole tensor; () for a scalar
     start: tuple[int, ...]  # (dimensions,) the first index of each range
     stop: tuple[int, ...]  # (dimensions,) the index behind the last
+    pieces: Pieces | None = None
+    """Indices count in the order of ranks; absent: as in the tensor, and the box is plain."""
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:
@@ -51,11 +77,36 @@ class Box:
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What cuts the part out of the whole tensor."""
+        """What cuts the part of a plain box out of the whole tensor."""
         return tuple(map(slice, self.start, self.stop))
 
+    def plain(self) -> list[tuple[Box, tuple[slice, ...]]]:
+        """The plain boxes that it is made of, each with what cuts it out of this part."""
+        every = (slice(None),) * len(self.shape)
+        if self.pieces is None:
+            return [(self, every)]
+        found, at = [], self.pieces.dimension
+        for place, origin, length in self.pieces.runs():
+            first, last = max(self.start[at], place), min(self.stop[at], place + length)
+            if first < last:
+                by = origin - place
+                start = (*self.start[:at], first + by, *self.start[at + 1 :])
+                stop = (*self.stop[:at], last + by, *self.stop[at + 1 :])
+                own = slice(first - self.start[at], last - self.start[at])
+                found.append((Box(self.shape, start, stop), (*every[:at], own)))
+        return found or [(Box(self.shape, self.start, self.stop), every)]  # of nothing
+
+    def joined(self, part: Callable[[Box], Tensor]) -> Tensor:
+        """This part, out of those of the plain boxes that it is made of."""
+        parts = [part(box) for box, _ in self.plain()]
+        return torch.cat(parts, self.pieces.dimension) if self.pieces else parts[0]
+
+    def of(self, values: Tensor) -> Tensor:
+        """This part of a whole tensor."""
+        return self.joined(lambda box: values[box.slices])
+
     def intersect(self, other: Box) -> Box | None:
-        """What both hold of a tensor; None where that is nothing."""
+        """What two plain ones hold of a tensor; None where that is nothing."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         is_empty = any(low >= high for low, high in zip(start, stop, strict=True))
@@ -81,7 +132,9 @@ def box_of(tensor: Tensor) -> Box:
 def _box_at(tensor: DTensor, coordinate: Sequence[int]) -> Box:
     """What the rank at a coordinate of the mesh holds."""
     shape, mesh = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
-    return _cut_box(shape, mesh, tensor.placements, tuple(coordinate))
+    box = _cut_box(shape, mesh, tensor.placements, tuple(coordinate))
+    pieces = getattr(tensor, "pieces", None)
+    return Box(box.shape, box.start, box.stop, pieces) if pieces else box
 
 
 @cache  # of a large dimension torch writes all indices down
@@ -130,7 +183,8 @@ def whole(tensor: Tensor) -> Tensor:
         return local
     result = local.new_empty(tensor.shape)
     for at, part in parts.items():
-        result[_box_at(tensor, at).slices] = part
+        for box, own in _box_at(tensor, at).plain():
+            result[box.slices] = part[own]
     return result
 
 
@@ -161,7 +215,7 @@ def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
     """
     if not isinstance(tensor, DTensor):
         return part
-    return DTensor.from_local(
+    cut = DTensor.from_local(
         part,
         tensor.device_mesh,
         tensor.placements,
@@ -169,3 +223,17 @@ def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
         shape=tensor.shape,
         stride=tensor.stride(),
     )
+    return laid_as(tensor, cut)
+
+
+def laid_as(tensor: Tensor, made: Made) -> Made:
+    """What torch made of a tensor, which is cut alike but has forgotten its pieces."""
+    if (pieces := getattr(tensor, "pieces", None)) is not None:
+        of_made: Any = made
+        of_made.pieces = pieces
+    return made
+
+
+def detached(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A tensor without what its gradient needs, in another type where one is given."""
+    return laid_as(tensor, tensor.detach().to(dtype or tensor.dtype))

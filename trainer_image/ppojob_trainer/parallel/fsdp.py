@@ -23,7 +23,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import Shard, distribute_tensor
 
-from ppojob_trainer.parallel.boxes import box_of, local_part
+from ppojob_trainer.parallel.boxes import Pieces, box_of, local_part
 from ppojob_trainer.parallel.dims import HOLDERS, Dimension
 from ppojob_trainer.parallel.tensor_styles import Style, cut_layers
 from ppojob_trainer.parallel.world import World
@@ -42,7 +42,7 @@ _MESH: Final[Mapping[str, tuple[Dimension, ...]]] = {
 def fill(tensor: Tensor, values: Tensor) -> None:
     """Copy this rank's part of `values`, the same on every rank, into a tensor of a model."""
     with torch.no_grad():
-        local_part(tensor).copy_(values[box_of(tensor).slices])
+        local_part(tensor).copy_(box_of(tensor).of(values))
 
 
 def shard_model(
@@ -56,10 +56,11 @@ def shard_model(
     modules', are stacks of all of them.
     """
     groups = {name: world.along(*of) for name, of in _MESH.items()}
+    pieces: dict[str, Pieces] = {}
     mesh = _mesh(world, groups)
     if world.dims.tensor > 1:
         *data, tensor = mesh.mesh_dim_names or ()
-        cut_layers(model, styles, mesh[tensor])
+        pieces = cut_layers(model, styles, mesh[tensor])
         mesh = mesh[tuple(data)]
     held = (layer for layer in decoder_layers(model) if any(True for _ in layer.parameters()))
     meshes = dict.fromkeys((*held, model), mesh)
@@ -70,6 +71,9 @@ def shard_model(
         # Without the first, gloo is asked for a multiplication that it does not know.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    for name, own in pieces.items():
+        parameters[name].pieces = own
     setattr(model, _ROOT_METHOD, MethodType(lambda _, compute: compute(), model))
     register_fsdp_forward_method(model, _ROOT_METHOD)
 

@@ -29,7 +29,7 @@ from torch.distributed.tensor import (
 )
 from torch.nn import functional
 
-from ppojob_trainer.parallel.boxes import box_of
+from ppojob_trainer.parallel.boxes import Pieces, box_of
 
 Cut = Literal["rows", "columns", "depths", "summands"]
 """What a rank has of a parameter: some of its first, second or third dimension, or all of it and a
@@ -47,10 +47,20 @@ _PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a layer of a model is cut, and what is summed over the ranks around it."""
+    """How a layer of a model is cut, and what is summed over the ranks around it.
+
+    Attributes:
+        layer: what it becomes.
+        cuts: what a rank has of its parameters, by their names.
+        shares: of those that are several, one behind another where they are cut, how long these
+            are to each other.
+        counts: numbers of the module, or of its `config.`, of which a rank has its share.
+    """
 
     layer: type[TensorLayer]
-    cuts: Mapping[str, Cut] = field(default_factory=dict)  # by names of its parameters
+    cuts: Mapping[str, Cut] = field(default_factory=dict)
+    shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    counts: tuple[str, ...] = ()
 
 
 class TensorLayer(nn.Module):
@@ -91,6 +101,35 @@ class BeforeRows(TensorLayer):
         return output
 
 
+class OfStates(TensorLayer):
+    """A module whose matrices, cut by rows, read states with no norm between."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """As `BeforeRows` does behind it; states come first, or under their name."""
+        if inputs:
+            inputs = (_SumOfGradients.apply(inputs[0], self.ranks), *inputs[1:])  # type: ignore[no-untyped-call]
+        else:
+            states = _SumOfGradients.apply(options["hidden_states"], self.ranks)  # type: ignore[no-untyped-call]
+            options = {**options, "hidden_states": states}
+        return self._compute(*inputs, **options)
+
+
+class OverAllHeads(TensorLayer):
+    """An RMSNorm over the heads of all ranks, of which each has as many, and so its weight."""
+
+    variance_epsilon: float
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """What the layer's own class says takes the mean of squares of a rank's heads for all."""
+        own = input.float().square().mean(-1, keepdim=True)
+        total = _Sum.apply(own, self.ranks)  # type: ignore[no-untyped-call]
+        mean = _SumOfGradients.apply(total, self.ranks) / self.ranks.size()  # type: ignore[no-untyped-call]
+        said: Tensor = self._compute(input)
+        ratio = ((own + self.variance_epsilon) / (mean + self.variance_epsilon)).sqrt()
+        output: Tensor = (said * ratio).to(said.dtype)
+        return output
+
+
 class Columns(TensorLayer):
     """A linear layer that is cut by columns."""
 
@@ -104,12 +143,21 @@ class Columns(TensorLayer):
 class Summands(TensorLayer):
     """A module whose own layers leave each rank a summand of what it says."""
 
-    def forward(self, *inputs: Tensor) -> Any:
+    def forward(self, *inputs: Any, **options: Any) -> Any:
         """All ranks give it the same. What else it says is whole."""
-        said = super(TensorLayer, self).forward(*inputs)
+        said = self._compute(*inputs, **options)
         summand, *others = said if isinstance(said, tuple) else (said,)
         output = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
         return (output, *others) if others else output
+
+
+class OfSummands(TensorLayer):
+    """A layer that is whole, and of whose inputs each rank has a summand."""
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """They are summed in front of it."""
+        output: Tensor = self._compute(_Sum.apply(input, self.ranks))  # type: ignore[no-untyped-call]
+        return output
 
 
 class Stacks(TensorLayer):
@@ -141,25 +189,61 @@ class Vocabulary(TensorLayer):
         return output if scale is None else output * scale.to(output.dtype)
 
 
-def cut_layers(model: nn.Module, styles: Mapping[str, Style], ranks: DeviceMesh) -> None:
-    """Cut the layers of a model, which may be on the meta device, each by its style.
+def cut_layers(
+    model: nn.Module, styles: Mapping[str, Style], ranks: DeviceMesh
+) -> dict[str, Pieces]:
+    """Cut the layers of a model, which is on the meta device, each by its style.
 
     Styles are by names of modules; those without one stay as they are. A parameter that two of them
     share stays shared.
+
+    Returns:
+        Of which pieces parameters are, by name, where they are of several.
     """
     cut: dict[nn.Parameter, nn.Parameter] = {}
+    pieces: dict[str, Pieces] = {}
     for name, layer in model.named_modules():
         if name not in styles:
             continue
+        style = styles[name]
         for key, parameter in dict(layer.named_parameters(recurse=False)).items():
+            placement = _PLACEMENTS.get(style.cuts.get(key), Replicate())
             if parameter not in cut:
-                placement = _PLACEMENTS.get(styles[name].cuts.get(key), Replicate())
                 part = distribute_tensor(parameter.detach(), ranks, [placement], src_data_rank=None)
                 cut[parameter] = nn.Parameter(part, requires_grad=parameter.requires_grad)
             setattr(layer, key, cut[parameter])
-        kind = styles[name].layer
+            if (shares := style.shares.get(key)) and isinstance(placement, Shard):
+                one = parameter.shape[placement.dim] // sum(shares)
+                sizes = tuple(one * share for share in shares)
+                pieces[f"{name}.{key}"] = Pieces(placement.dim, sizes, ranks.size())
+        for count in style.counts:
+            _share(layer, count, ranks.size())
+        kind = style.layer
         layer.__class__ = type(f"{kind.__name__}{type(layer).__name__}", (kind, type(layer)), {})
-        layer.style, layer.ranks = styles[name], ranks
+        layer.style, layer.ranks = style, ranks
+    return pieces
+
+
+class _Seen:
+    """A configuration as a module sees it that has its share of a number of it."""
+
+    def __init__(self, config: Any, name: str, share: int) -> None:
+        self._config = config
+        setattr(self, name, share)
+
+    def __getattr__(self, name: str) -> Any:
+        """Everything else, as it is by then."""
+        return getattr(self._config, name)
+
+
+def _share(module: Any, count: str, ranks: int) -> None:
+    """Let a number of a module, or of its configuration, be that of a rank."""
+    holder, _, name = count.rpartition(".")
+    if holder:
+        config = getattr(module, holder)
+        setattr(module, holder, _Seen(config, name, getattr(config, name) // ranks))
+    else:
+        setattr(module, name, getattr(module, name) // ranks)
 
 
 class _Sum(torch.autograd.Function):

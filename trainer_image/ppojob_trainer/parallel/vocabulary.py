@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
-from ppojob_trainer.parallel.boxes import box_of
+from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.tensor_styles import summed
 
 
@@ -40,3 +40,19 @@ class VocabularyRun:
     def summed(self, values: Tensor) -> Tensor:
         """(...) of each rank to their sum."""
         return values if self.ranks is None else summed(values, self.ranks)
+
+
+def with_column(weight: Tensor, column: Tensor) -> Tensor:
+    """An output layer's matrix (V, h) with a column (V,) more, both cut by rows or not."""
+    both = torch.cat([local_part(weight), local_part(column)[:, None]], dim=1)
+    if not isinstance(weight, DTensor):
+        return both
+    rows, columns = weight.shape[0], both.shape[1]
+    return DTensor.from_local(
+        both,
+        weight.device_mesh,
+        weight.placements,
+        run_check=False,
+        shape=torch.Size((rows, columns)),
+        stride=(columns, 1),
+    )

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
+from transformers.conversion_mapping import get_checkpoint_conversion_mapping
 from transformers.models.gemma3.modeling_gemma3 import create_masks_for_vision_model
 from transformers.models.gemma4.modeling_gemma4 import (
     create_masks_for_vision_model as create_masks_of_windows,
@@ -33,6 +34,9 @@ from ppojob_trainer.rollout.protocol import (
     not_a_number,
 )
 from ppojob_trainer.rollout.sampling import draw, penalised, processed_logprobs
+
+# The 600 patterns of names that transformers writes anew: made before ranks are forked.
+get_checkpoint_conversion_mapping("")
 
 
 @dataclass(slots=True)

@@ -45,13 +45,23 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
         config.llama_4_scaling = {"original_max_position_embeddings": positions, "beta": beta}
     if ropes.get("rope_type") == "dynamic":
         # Rows within the trained length are not scaled; vLLM would scale all of them.
-        config.rope_parameters = {**ropes, "rope_type": "default"}
+        config.rope_parameters = {**ropes, **_base(config), "rope_type": "default"}
     if config.model_type == "cohere2" and config.sliding_window:
         # vLLM's windows are one token longer.
         config.sliding_window -= 1
+    if config.model_type == "gpt_neox":  # of which transformers reads no such key
+        config.num_key_value_heads = config.num_attention_heads
     if config.model_type == "lfm2":  # whose widths it has under keys of the hub alone
         config.block_dim = config.conv_dim = config.hidden_size
     return config
+
+
+def _base(config: PreTrainedConfig) -> dict[str, float]:
+    """Return the RoPE base of unscaled dynamic RoPE, if it differs: Hunyuan's."""
+    if not (alpha := config.rope_parameters.get("alpha")):
+        return {}
+    width = config.head_dim
+    return {"rope_theta": config.rope_parameters["rope_theta"] * alpha ** (width / (width - 2))}
 
 
 def served(config: PreTrainedConfig) -> PreTrainedConfig:

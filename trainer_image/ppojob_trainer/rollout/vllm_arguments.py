@@ -10,6 +10,7 @@ import torch.distributed as dist
 import vllm
 from transformers import PreTrainedConfig
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.model_executor.models.transformers import base
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
 from vllm.v1.executor.uniproc_executor import ExecutorWithExternalLauncher
@@ -30,6 +31,7 @@ from ppojob_trainer.rollout.checkpoint_names import (
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.protocol import DTYPES, SamplingParams
 from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
+from ppojob_trainer.rollout.vllm_transformers import OwnClasses
 
 # The smallest block of vLLM's fast CPU attention: a prompt is shared by whole blocks only.
 _CPU_BLOCK_TOKENS = 32
@@ -189,6 +191,8 @@ def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
 # Message queue by which one rank of an engine would direct the others: unused here, and between
 # pods it would listen at an address that vLLM guesses.
 MessageQueue.create_from_process_group = lambda *group_and_sizes: None
+# Or it would change the trainer's classes.
+base.AutoModel = OwnClasses
 
 
 class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]

@@ -4,23 +4,28 @@ It applies the same corrections as the job's engines (`told_vllm`). The exit sta
 before loading, which would be repeated, from other failures.
 """
 
+import gc
 import os
 import sys
 
-import uvloop
-from vllm.entrypoints.launchers.api_server.entry import run_server
-from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
-from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
-from vllm.platforms import current_platform
-from vllm.utils.argparse_utils import FlexibleArgumentParser
-
 from ppojob_api import contract
-from ppojob_trainer.models.vision_language import language_config
-from ppojob_trainer.rollout import told_vllm
 
 
 def main() -> None:
     """Serve until it is ended."""
+    gc.disable()  # among what is loaded there is no garbage worth seconds of looking for it
+    import uvloop
+    from vllm.entrypoints.launchers.api_server.entry import run_server
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.entrypoints.serve.utils.api_utils import cli_env_setup
+    from vllm.platforms import current_platform
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from ppojob_trainer.models.vision_language import language_config
+    from ppojob_trainer.rollout import told_vllm
+
+    gc.freeze()
+    gc.enable()
     cli_env_setup()
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()
     validate_parsed_serve_args(args)

@@ -179,11 +179,13 @@ def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: 
 
 def _set_adapters(model: Any, lora: LoraSpec, layers: str, tensors: Mapping[str, Tensor]) -> None:
     """Replace the adapters in memory; vLLM itself would read them from a folder."""
+    mapper = getattr(model, "hf_to_vllm_mapper", None)
     made = LoRAModel.from_lora_tensors(
         ADAPTERS.lora_int_id,
         {peft_name(name, lora, layers=layers): tensor for name, tensor in tensors.items()},
         PEFTHelper(lora.rank, lora.alpha, [], use_rslora=lora.rank_stabilized),
         device="cpu",
+        weights_mapper=mapper and mapper.get_rename_mapper(),
     )
     model.lora_manager.remove_adapter(made.id)
     model.lora_manager.add_adapter(made)

@@ -1,6 +1,7 @@
 """`ppojob_trainer rank`: the process of one rank in one attempt."""
 
 import faulthandler
+import gc
 import logging
 import os
 import pkgutil
@@ -45,7 +46,10 @@ def run_rank() -> int:
         environment = read_pod_environment().located()
         rank = read_rank_environment()
         keys = read_key_ring(environment.keys, environment.role)
+        gc.disable()  # among what is loaded there is no garbage worth a second of looking for it
         open_worker = pkgutil.resolve_name(f"{__package__}.{_WORKERS[environment.role]}")
+        gc.freeze()
+        gc.enable()
         with open_worker(environment, rank, keys) as worker:
             port = contract.PORT_FIRST_RANK + rank.local_rank
             server = RpcServer(environment.address, port, keys, worker.routes(), rank.attempt)
