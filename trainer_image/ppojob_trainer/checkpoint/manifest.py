@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from ppojob_trainer.data.seen_rows import Seen
+from ppojob_trainer.data.score_history import RowHistory
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -84,7 +84,7 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     roles: tuple[RoleState, ...]
     entropy_coefficient: float | None = None
     prompt_values: dict[str, tuple[float, float]] = {}
-    rows_seen: dict[str, Seen] = {}
+    rows_seen: dict[str, RowHistory] = {}
     sampler_state: str = "null"
     demonstrations: DataCursor | None = None
 

@@ -21,10 +21,15 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
-from ppojob_trainer.controller.one_round import Draw, OneRound, Rows
+from ppojob_trainer.controller.lookahead import (
+    InterleavedSource,
+    Lookahead,
+    PrefetchedSource,
+    Prefetcher,
+)
+from ppojob_trainer.controller.rollout_round import Draw, RolloutRound, Rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
-from ppojob_trainer.controller.steps_ahead import DrawnAhead, LaterSteps, StepsAhead, StepsBeside
+from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.metrics.timer import StepTimer
@@ -55,8 +60,8 @@ class DynamicSampling:
     algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
     drops: bool
-    ahead: DrawnAhead | None = None
-    beside: StepsBeside | None = None
+    ahead: Prefetcher | None = None
+    beside: InterleavedSource | None = None
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Generate, score and record rounds until the batch is full, or no round is left."""
@@ -85,7 +90,7 @@ class DynamicSampling:
         metrics = sampling_metrics(signals, size)
         if self.ahead is not None:
             later = self.ahead.later
-            following = later.drawn_from(step + 1, later.order.place)
+            following = later.batches_from(step + 1, later.order.place)
             if following:
                 self.ahead.begin(step + 1, step - 1, following, timer)
         if (drawing := self.ahead or self.beside) is not None:
@@ -103,8 +108,8 @@ class DynamicSampling:
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
         if self.beside is not None:
             later = self.beside.later
-            batch.number = later.rounds_read
-            following = later.rounds_behind(self._rounds_left(later.total_steps, step, number))
+            batch.number = later.rounds_begun
+            following = later.next_rounds(self._rounds_left(later.total_steps, step, number))
             self.beside.generate(step, (batch, None), following, timer)
         elif self.ahead is None or number:
             self.stages.generate(batch, step, timer=timer)
@@ -123,7 +128,7 @@ class DynamicSampling:
         return (total_steps - step + 1) * self.settings.max_rounds - number - 1
 
 
-BatchSource: TypeAlias = OneRound | StepsAhead | StepsBeside | DynamicSampling
+BatchSource: TypeAlias = RolloutRound | PrefetchedSource | InterleavedSource | DynamicSampling
 
 
 def batch_source(
@@ -135,9 +140,9 @@ def batch_source(
 ) -> BatchSource:
     """Select the batch source of a job; a replayed job prefetches nothing."""
     algorithm, sampling = spec.algorithm, spec.algorithm.dynamic_sampling
-    one_round = OneRound(stages, algorithm)
-    later = LaterSteps(
-        one_round,
+    rollout_round = RolloutRound(stages, algorithm)
+    later = Lookahead(
+        rollout_round,
         size=algorithm.draw[1],
         steps=spec.rollout.max_staleness,
         total_steps=total_steps,
@@ -148,14 +153,14 @@ def batch_source(
     draws_later = later.steps > 0 and spec.rollout.replay is None
     ahead, beside = None, None
     if draws_later and isinstance(stages.engines, StandaloneEngines):
-        ahead = DrawnAhead(later, stages.engines)
+        ahead = Prefetcher(later, stages.engines)
     elif draws_later:
-        beside = StepsBeside(later)
+        beside = InterleavedSource(later)
     if sampling is not None:
         return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, ahead, beside)
     if ahead is not None:
-        return StepsAhead(ahead)
-    return beside or one_round
+        return PrefetchedSource(ahead)
+    return beside or rollout_round
 
 
 def has_signal(

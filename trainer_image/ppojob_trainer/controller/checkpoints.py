@@ -24,7 +24,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
-from ppojob_trainer.controller.position import Position, without_tables
+from ppojob_trainer.controller.journal_state import JournalState, without_tables
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint, RoleLost, StorageError
 from ppojob_trainer.rpc.client import Pending
@@ -82,7 +82,7 @@ class BestCheckpoint:
 
 
 @dataclass
-class _UnderWay:
+class _InFlight:
     """A background checkpoint that ranks still write; its `files` so far are on disk."""
 
     pending: PendingCheckpoint
@@ -117,7 +117,7 @@ class Checkpoints:
     write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
     copies: Copies | None = None
     _failures: int = 0
-    _begun: _UnderWay | None = None
+    _begun: _InFlight | None = None
     _left: tuple[int, int] | None = None  # rewinds, and the step that the job resumed from
 
     @property
@@ -174,7 +174,7 @@ class Checkpoints:
             self.journal.append(
                 CheckpointBegun(time=time.time(), progress=told, files=tuple(files))
             )
-            self._begun = _UnderWay(pending, progress, files, rewinds)
+            self._begun = _InFlight(pending, progress, files, rewinds)
         except StorageError:
             self._failures += 1
             self.roles.barrier(self.roles.saved, progress.step, f"save_shards/{self._failures}")
@@ -229,15 +229,15 @@ class Checkpoints:
         self.journal.append(CheckpointLeft(time=time.time(), step=step))
         self._left = self.roles.rewinds, step
 
-    def take_over(self, position: Position) -> None:
+    def take_over(self, position: JournalState) -> None:
         """Take over an earlier controller's background checkpoint, whose ranks are alive."""
         rewinds = self.roles.rewinds
         self._left = None if position.left is None else (rewinds, position.left)
         if (begun := position.begun) is not None:
             pending = self.store.begin(begun.progress.step, rewinds=rewinds)
-            self._begun = _UnderWay(pending, begun.progress, list(begun.files), rewinds)
+            self._begun = _InFlight(pending, begun.progress, list(begun.files), rewinds)
 
-    def _current(self) -> _UnderWay | None:
+    def _current(self) -> _InFlight | None:
         """Return the background checkpoint, after giving up one from before a rewind."""
         if self._begun is not None and self._begun.rewinds != self.roles.rewinds:
             self._give_up()
@@ -249,11 +249,11 @@ class Checkpoints:
             self._begun.asked = None
         self._begun = None
 
-    def _ask(self, one: _UnderWay) -> Pending[Written]:
+    def _ask(self, one: _InFlight) -> Pending[Written]:
         question = AskWritten(self._place(one.pending))
         return self.roles.begin_asking(self.roles.saved, SHARDS_WRITTEN, question)
 
-    def _written(self, one: _UnderWay) -> list[FileEntry]:
+    def _written(self, one: _InFlight) -> list[FileEntry]:
         """Wait until each rank has written its files or was refused; return the files."""
         limit = self.roles.caller.default_deadline_seconds
         deadline = time.monotonic() + limit

@@ -12,8 +12,8 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import SupervisedSchedule
 from ppojob_trainer.checkpoint.manifest import DataCursor
 from ppojob_trainer.controller.batch import Batch, spread
-from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.rollout_round import Draw, Rows
 from ppojob_trainer.controller.step_plan import Updates
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.media.pictures import packed_later

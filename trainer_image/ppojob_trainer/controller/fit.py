@@ -28,11 +28,11 @@ from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
 from ppojob_trainer.algorithms.prompt_values import Belief
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
-from ppojob_trainer.controller import known_values
+from ppojob_trainer.controller import value_tracking
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
-from ppojob_trainer.controller.position import changes, without_tables
+from ppojob_trainer.controller.journal_state import changes, without_tables
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -403,7 +403,7 @@ class Loop:
         if (spo := self.spec.algorithm.spo) is None:
             return progress.prompt_values
         beliefs = progress.prompt_values
-        return known_values.after_step(result.batch.prompts, beliefs, result.visits, spo.decay)
+        return value_tracking.after_step(result.batch.prompts, beliefs, result.visits, spo.decay)
 
     def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Write metrics first, then the journal: each journaled step has its metrics line."""

@@ -26,7 +26,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import UNREAD, Progress
 from ppojob_trainer.checkpoint.store import Checkpoint, CheckpointStore, Refusal
-from ppojob_trainer.controller.position import Position, read_position
+from ppojob_trainer.controller.journal_state import JournalState, read_journal_state
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
@@ -66,10 +66,10 @@ class Recovery:
     _restarts: int = 0
     _has_state: bool = False  # whether the stateful ranks hold the state at the journal's end
 
-    def begin_attempt(self) -> Position:
+    def begin_attempt(self) -> JournalState:
         """Become the controller: a new attempt that fences off any earlier one."""
         stateful = frozenset(group.name for group in self.roles.stateful)
-        position = read_position(self.journal.read(), stateful)
+        position = read_journal_state(self.journal.read(), stateful)
         self.tape.read()
         attempt = position.controller_attempt + 1
         self.roles.caller.attempt = attempt
@@ -83,7 +83,7 @@ class Recovery:
             group.attempt = position.role_attempts.get(group.name, 0)
         return position
 
-    def resume(self, position: Position) -> Progress:
+    def resume(self, position: JournalState) -> Progress:
         """Return the state to resume from, with all roles serving.
 
         Raises:

@@ -13,8 +13,8 @@ import msgspec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.rollout_progress import RolloutProgressPoll
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
-from ppojob_trainer.controller.rows_drawn import RowsDrawnQuestion
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
@@ -101,7 +101,7 @@ class RolloutStages:
     ) -> list[Generated]:
         """Have the engines generate rows, and wait."""
         one_of_each = self.engines.group.ranks[:: self.engines.tensor]
-        drawn = RowsDrawnQuestion(self.roles.caller, one_of_each, self.tell_drawn)
+        drawn = RolloutProgressPoll(self.roles.caller, one_of_each, self.tell_drawn)
         asked = self.generation(batch, step, greedy, ahead)
         with drawn.asked() as ask_drawn:
             return self.roles.ask(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)

@@ -18,7 +18,7 @@ from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.row_sampler import RowSampler
-from ppojob_trainer.data.seen_rows import after_step, columns
+from ppojob_trainer.data.score_history import after_step, columns
 from ppojob_trainer.rewards.records import DROPPED
 
 

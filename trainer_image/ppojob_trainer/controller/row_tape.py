@@ -31,7 +31,7 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, Rewo
 from ppojob_trainer.checkpoint.store import folder_name
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
-from ppojob_trainer.rows.row_files import ROWS_POINT, has_given, read_verdicts
+from ppojob_trainer.rows.row_files import ROWS_POINT, has_given, read_row_metadata
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.rpc.messages.scoring import RowScore
 
@@ -300,7 +300,7 @@ class RowTape:
         for entry in entries:
             check_content(folder, entry)
         try:
-            found = read_verdicts(folder / entry.path for entry in entries)
+            found = read_row_metadata(folder / entry.path for entry in entries)
         except (OSError, pa.ArrowException) as error:
             raise DamagedCheckpoint(folder.name, f"cannot be read: {error}") from error
         batch.lengths, batch.truncated = found.lengths, found.truncated

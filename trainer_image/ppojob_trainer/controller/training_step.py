@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.algorithms.prompt_values import Belief, value
-from ppojob_trainer.controller import known_values
+from ppojob_trainer.controller import value_tracking
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
-from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
-from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.reprompting import TAUGHT, Reprompting
 from ppojob_trainer.controller.role_channels import RoleChannels
+from ppojob_trainer.controller.rollout_round import Draw, Rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.controller.step_plan import ForwardPass, Updates
 from ppojob_trainer.data.order import epoch_order
 from ppojob_trainer.json_value import plain_text
@@ -149,7 +149,7 @@ class TrainingStep:
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
                 known = self._known(batch, beliefs)
-                statistics |= known_values.metrics(known)
+                statistics |= value_tracking.metrics(known)
                 advantaged = self._advantages(
                     batch, greedy, step, coefficients.kl, left_out, outcomes, known, untaught or ()
                 )
@@ -285,7 +285,7 @@ class TrainingStep:
         """Return (prompts,) the tracked value of each; empty if no estimator reads it."""
         if (spo := self.spec.algorithm.spo) is None:
             return []
-        return known_values.known_of(batch.prompts, beliefs, spo.decay)
+        return value_tracking.tracked_values(batch.prompts, beliefs, spo.decay)
 
     def _positives(self, batch: Batch) -> list[int]:
         """Return the rows that scored well; empty if no loss reads it."""

@@ -22,6 +22,7 @@ from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
+from ppojob_trainer.controller.lookahead import PrefetchedSource
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.prompts import Datasets, open_datasets
 from ppojob_trainer.controller.records import Records
@@ -34,7 +35,6 @@ from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.controller.step_plan import passes_of, updates_of
-from ppojob_trainer.controller.steps_ahead import StepsAhead
 from ppojob_trainer.controller.training_step import TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
@@ -85,7 +85,7 @@ def build_loop(
     training = _training_step(spec, stages, hosts, channels, source, datasets.demonstrations)
     checkpoints = _checkpoints(config, roles, store, journal, records, shown, reporter)
     roles.meanwhile = checkpoints.look
-    if isinstance(source, (StepsAhead, DynamicSampling)) and source.ahead is not None:
+    if isinstance(source, (PrefetchedSource, DynamicSampling)) and source.ahead is not None:
         checkpoints.write_ahead = source.ahead.save
     return Loop(
         spec=spec,

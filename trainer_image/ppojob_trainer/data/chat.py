@@ -24,7 +24,7 @@ Tools = Sequence[Mapping[str, Json]]
 """Tool schemas, in OpenAI's form, as a template gets them in its variable ``tools``."""
 
 
-class Told(NamedTuple):
+class TemplateInputs(NamedTuple):
     """What a template gets besides the messages: variables, and tool schemas."""
 
     variables: Mapping[str, Json]
@@ -209,14 +209,14 @@ class ChatTokenizer(Closeable):
     def encode_prompts(
         self,
         prompts: Sequence[str | Messages],
-        told: Sequence[Told] | None = None,
+        told: Sequence[TemplateInputs] | None = None,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise prompts of both kinds: text as it is, messages by `encode_chats`.
 
         Each shows the template what it is ``told``, (prompts,); without that, the constructor's
         tools.
         """
-        told = [Told({}, self.tools)] * len(prompts) if told is None else told
+        told = [TemplateInputs({}, self.tools)] * len(prompts) if told is None else told
         rendered: dict[int, str | BadChatTemplate] = {}
         alike: dict[object, dict[int, Messages]] = {}
         for at, prompt in enumerate(prompts):

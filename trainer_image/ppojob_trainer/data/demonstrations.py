@@ -14,7 +14,7 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools
 from ppojob_trainer.data.columns import (
     EXTRA_COLUMN,
     as_prompt,
@@ -171,7 +171,7 @@ class Demonstrations:
         prompt: Prompt,
         ids: list[int],
         answers: Sequence[Sequence[Message]],
-        told: Told,
+        told: TemplateInputs,
         later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
         """Return the ids of the prompt, and those of each answer by author.
@@ -190,7 +190,11 @@ class Demonstrations:
         return learnt(answer, limit)
 
     def _answer(
-        self, prompt: Prompt, messages: Sequence[Message], told: Told, later: Sequence[bytes]
+        self,
+        prompt: Prompt,
+        messages: Sequence[Message],
+        told: TemplateInputs,
+        later: Sequence[bytes],
     ) -> list[AnswerPart]:
         if isinstance(prompt, str):
             (said,) = messages

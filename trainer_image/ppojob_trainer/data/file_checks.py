@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.columns import allowed_columns, read_columns, required_columns
+from ppojob_trainer.data.custom_rows import CustomRows
 from ppojob_trainer.data.formats import ParquetRows, RowFile, open_json
-from ppojob_trainer.data.made_rows import MadeRows
 from ppojob_trainer.data.problems import DataProblem
 
 _LISTED_COLUMNS = 20
@@ -98,7 +98,7 @@ def open_row_file(
         return _unreadable(path, _told(error))
     form, name = file.format if file else "auto", path.lower()
     if file and (form == "python" or (form == "auto" and name.endswith(_PROGRAM_ENDING))):
-        return MadeRows.open(path, file.function or "rows", file.arguments or {})
+        return CustomRows.open(path, file.function or "rows", file.arguments or {})
     if form == "jsonl" or (form == "auto" and name.endswith(_JSON_ENDINGS)):
         return open_json(path)
     try:

@@ -10,7 +10,7 @@ from typing import Final
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer, Told, up_to_padding
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, up_to_padding
 from ppojob_trainer.data.columns import as_prompt, cell_of, conversation
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
@@ -175,7 +175,7 @@ class ScoredAnswers:
         prompt: Prompt,
         ids: list[int],
         answers: Sequence[Sequence[Message]],
-        _told: Told,
+        _told: TemplateInputs,
         _later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
         """The prompt of the row, out of the ids of the prompt, and what follows in each answer.

@@ -11,7 +11,7 @@ from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import row_checks
-from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools, tool_name
 from ppojob_trainer.data.columns import read_row
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
@@ -59,7 +59,7 @@ class _Candidate:
     difficulty: float
     answers: Sequence[Sequence[Message]]
     later: Sequence[bytes]
-    told: Told
+    told: TemplateInputs
     entry: int
     number: int
     path: str
@@ -296,12 +296,12 @@ class Scan:
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
         return replace(row, pictures=pictures.packed(files)), behind
 
-    def _told(self, cells: Row, row: PromptRow) -> Told:
+    def _told(self, cells: Row, row: PromptRow) -> TemplateInputs:
         """Return the chat template's inputs besides the row's messages."""
         variables = self._columns.variables(cells)
         if self.given is not None:
-            return Told(variables, self._columns.tools(cells))
-        return Told(variables, row_checks.shown_tools(row.extra_info, self._tools(row)))
+            return TemplateInputs(variables, self._columns.tools(cells))
+        return TemplateInputs(variables, row_checks.shown_tools(row.extra_info, self._tools(row)))
 
     def _take(self, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
         told = [candidate.told for candidate in candidates]

@@ -22,7 +22,12 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import language_part, text_config, unquantised
-from ppojob_trainer.rollout import told_vllm, vllm_ahead, vllm_drafts, vllm_pictures
+from ppojob_trainer.rollout import (
+    engine_corrections,
+    vllm_bidirectional,
+    vllm_drafts,
+    vllm_pictures,
+)
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
     key_value_bytes_per_token,
@@ -96,7 +101,7 @@ def engine_args(
     if tells_experts:
         # A step is recorded before the next one (`vllm_experts`).
         common["async_scheduling"] = False
-    if (operations := told_vllm.operations(config)) is not None:
+    if (operations := engine_corrections.operations(config)) is not None:
         given = common.get("compilation_config", {})
         common["compilation_config"] = {"custom_ops": operations, **given}
     if rollout.drafts is not None:
@@ -217,8 +222,8 @@ def model_config(
     """
     sees, config = form is not None, unquantised(config)
     part = language_part(config) if sees else text_config(config)
-    told = {} if sees else told_vllm.settings(part)
-    changed = told_vllm.corrected(change(part, {**told, **changes}))
+    told = {} if sees else engine_corrections.settings(part)
+    changed = engine_corrections.corrected(change(part, {**told, **changes}))
     kind = None if form is None else _seeing(changed, form)
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None
@@ -238,9 +243,11 @@ def _seeing(part: PreTrainedConfig, form: MediaForm) -> type | None:
     """What computes a language model that is shown pictures; None of no known model."""
     if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
         return kind
-    names: Any = told_vllm.settings(part).get("architectures") or part.architectures or [""]
+    names: Any = (
+        engine_corrections.settings(part).get("architectures") or part.architectures or [""]
+    )
     known = vllm.ModelRegistry.models.get(names[0])
-    given = vllm_ahead.SeeingAhead if form.sees_ahead else vllm_pictures.Seeing
+    given = vllm_bidirectional.BidirectionalPictures if form.sees_ahead else vllm_pictures.Seeing
     if known is None:
         return None
     told = getattr(part, "hidden_size_per_layer_input", 0)

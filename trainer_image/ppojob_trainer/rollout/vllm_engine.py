@@ -84,8 +84,8 @@ with process_state_kept(), garbage_kept():
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from ppojob_trainer.rollout import (
-        vllm_ahead,
         vllm_arguments,
+        vllm_bidirectional,
         vllm_counts,
         vllm_drafts,
         vllm_experts,
@@ -200,7 +200,7 @@ class VllmEngine:
         """Attach the trainer's vision tower to the model."""
         self._engine.apply_model(partial(give_tower, folder=folder, dtype=dtype, device=device))
         if self._pictures is not None and self._pictures.sees_ahead:
-            self._engine.apply_model(vllm_ahead.see_ahead)
+            self._engine.apply_model(vllm_bidirectional.make_bidirectional)
 
     @property
     def policy_version(self) -> int:

@@ -109,7 +109,7 @@ def move_rows(
     return _moved(link, index, _Route.of(plan, link.member), experience, columns)
 
 
-def hand_on(
+def broadcast_rows(
     link: Link,
     index: BatchIndex,
     positions: Sequence[int],

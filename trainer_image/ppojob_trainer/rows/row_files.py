@@ -102,7 +102,7 @@ _TOKENS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
+class RowMetadata:
     """The metadata of recorded rows, in row order; (rows,) each.
 
     `lengths` are of responses, `values` and `figures` are JSON; the latter are empty for
@@ -176,7 +176,7 @@ def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
         durable.raise_storage_error(path, "write", error)
 
 
-def read_verdicts(parts: Iterable[Path]) -> Verdicts:
+def read_row_metadata(parts: Iterable[Path]) -> RowMetadata:
     """Read all rows of a step without their tokens.
 
     Raises:
@@ -184,7 +184,7 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
     """
     columns = _read(parts, _VERDICT).to_pydict()
     scores = columns["score"]
-    return Verdicts(
+    return RowMetadata(
         lengths=columns["response_tokens"],
         truncated=columns["truncated"],
         scores=scores,

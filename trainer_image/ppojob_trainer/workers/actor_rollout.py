@@ -69,7 +69,7 @@ from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
 from ppojob_trainer.workers.answer_probability import answered
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.device_turns import DeviceTurns
+from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.estimation import add_advantages
 from ppojob_trainer.workers.generation import (
     TRAIN,
@@ -78,7 +78,6 @@ from ppojob_trainer.workers.generation import (
     generated,
     open_generation,
 )
-from ppojob_trainer.workers.handover import MadeRows, take_rows
 from ppojob_trainer.workers.model_stages import ModelStages, open_stages
 from ppojob_trainer.workers.rank_start import OWNER, open_role_world
 from ppojob_trainer.workers.reprompting import reprompt
@@ -91,7 +90,8 @@ from ppojob_trainer.workers.row_store import (
     rows_table,
     trajectories,
 )
-from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.row_transfer import GeneratedRows, receive_rows
+from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 from ppojob_trainer.workers.trained_models import Policy, open_policy
 
 
@@ -118,7 +118,7 @@ class ActorRolloutWorker:
             *(self.reward_model.routes() if self.reward_model else ()),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
-            Route(methods.ROWS_DRAWN, self.generation.drawing.tell),
+            Route(methods.ROWS_DRAWN, self.generation.progress.tell),
             Route(methods.LOAD_ROWS, self._load_rows),
             Route(methods.DEMONSTRATE, self._demonstrate),
             Route(methods.MEASURE_LOSS, self._measure_loss),
@@ -175,7 +175,7 @@ class ActorRolloutWorker:
         """Receive rows that another role generated."""
         channels = self.stages.channels
         link, owners = channels.link(request.role), channels.owners(request.role)
-        arrived = take_rows(link, request, self.rank, makers_from=owners)
+        arrived = receive_rows(link, request, self.rank, makers_from=owners)
         for batch, rows in zip(request.batches, arrived, strict=True):
             own = self._own(batch.purpose, rows, rows.trajectories)
             self._keep(batch.purpose, batch.round, own)
@@ -219,7 +219,9 @@ class ActorRolloutWorker:
         has_rewards = spec.algorithm.type == "kto" or spec.data.margin_key is not None
         return demonstrated_rows(request.first, request.rows, has_rewards=has_rewards)
 
-    def _own(self, purpose: str, request: LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
+    def _own(
+        self, purpose: str, request: LoadRows | GeneratedRows, rows: list[Trajectory]
+    ) -> OwnedRows:
         spec, mixture = self.generation.spec, None
         has_turns = spec.agent is not None and spec.agent.tool_rewards == "add"
         if spec.algorithm.router_replay == "rollout" and purpose == TRAIN and self.policy:
@@ -327,12 +329,12 @@ def open_actor_rollout_worker(
         world = stack.enter_context(open_role_world(environment, rank))
         generation = stack.enter_context(open_generation(environment, world, keys))
         policy, weights = _open_weights(config, world)
-        turns, reward_model = DeviceTurns(generation.engine.sleep), None
+        turns, reward_model = DeviceSharing(generation.engine.sleep), None
         if "rewardModel" in config.topology.living_in(environment.role):
             reward_model = stack.enter_context(open_reward_model(config.spec, world, turns))
         generates = config.topology.generating.role == OWNER
         has_several = generates and config.spec.phases_of_rows > 1
-        under_way = RowsUnderWay(generation) if has_several else None
+        under_way = RowsInFlight(generation) if has_several else None
         yield ActorRolloutWorker(
             rank=rank.rank,
             run_folder=environment.run_folder,

@@ -16,8 +16,8 @@ from ppojob_trainer.rows.assignment import assign, assign_kinds, group_costs
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import (
     TransferPlan,
+    broadcast_rows,
     gather_columns,
-    hand_on,
     move_rows,
     own_tokens,
     return_columns,
@@ -167,7 +167,7 @@ class BatchRows:
         """Return the rows that this rank's coordinate computes, by a plan for its leader."""
         moved = move_rows(self.link, index, plan, held, columns)
         positions = plan.needed_by(self.dims.leader_of(self.link.member))
-        staged = hand_on(self.within, index, positions, moved, columns)
+        staged = broadcast_rows(self.within, index, positions, moved, columns)
         staged.teachers = list(index.select(positions).teachers)
         return staged
 

@@ -47,7 +47,7 @@ from ppojob_trainer.rpc.messages.rollout import (
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.tools.schemas import tool_schemas
-from ppojob_trainer.workers.handover import MadeRows
+from ppojob_trainer.workers.row_transfer import GeneratedRows
 
 TRAIN = "train"
 GREEDY = "greedy"
@@ -111,7 +111,7 @@ class Row:
 
 
 @dataclass
-class Drawing:
+class GenerationProgress:
     """Counts the finished rows of a generation phase; the controller polls it meanwhile."""
 
     asked: int = 0
@@ -142,19 +142,19 @@ class Generation:
     world: World  # the role's world; it knows which ranks share an engine
     # for conversations; None if each row is one response
     turns: Turns | None = None
-    drawing: Drawing = field(default_factory=Drawing)
+    progress: GenerationProgress = field(default_factory=GenerationProgress)
 
-    def run(self, batches: list[Generate]) -> list[MadeRows]:
+    def run(self, batches: list[Generate]) -> list[GeneratedRows]:
         """Run one generation phase; return the rows of each batch that this rank keeps."""
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
         asked = [number for number, one in enumerate(episodes) if not one.state.is_over]
 
         def count(_: int, ended: int) -> bool:
-            self.drawing.ended = ended
+            self.progress.ended = ended
             return False
 
-        with self.drawing.of(len(asked)):
+        with self.progress.of(len(asked)):
             own_rows, own = [rows[one] for one in asked], [episodes[one] for one in asked]
             self.drive(batches[0].step, own_rows, own, count)
         drawn = iter(episodes)
@@ -162,7 +162,7 @@ class Generation:
         for batch in batches:
             of_batch = itertools.islice(drawn, len(batch.prompts) * batch.samples)
             whole = [episode.trajectory for episode in of_batch]
-            of_engine = MadeRows(batch.first, batch.prompts, batch.samples, whole)
+            of_engine = GeneratedRows(batch.first, batch.prompts, batch.samples, whole)
             made.append(of_engine.within(batch.kept))
         return made
 
@@ -284,7 +284,7 @@ def batches_of(request: Generate) -> list[Generate]:
     return [request, greedy] if request.greedy else [request]
 
 
-def generated(made: list[MadeRows], counts: dict[str, int] | None = None) -> Generated:
+def generated(made: list[GeneratedRows], counts: dict[str, int] | None = None) -> Generated:
     """Build the controller's answer: metadata of the batches, and engine counters."""
     first, *greedy = (
         Generated(

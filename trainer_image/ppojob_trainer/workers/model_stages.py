@@ -21,7 +21,7 @@ from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.device_turns import DeviceTurns
+from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.process_reward_model import (
     CRITIC_REFERENCE,
     CriticReference,
@@ -31,7 +31,7 @@ from ppojob_trainer.workers.process_reward_model import (
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
 from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference, Teachers
 from ppojob_trainer.workers.row_channels import RowChannels
-from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 from ppojob_trainer.workers.state_writer import StateOf, StateWriter, Write, writes_of
 from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
 
@@ -51,9 +51,9 @@ class ModelStages:
     # the reference, if it follows the policy; one of the frozen ones
     following: FollowingReference | None = None
     # alternation of these models, and of the rollout engine if one is here
-    turns: DeviceTurns = field(default_factory=DeviceTurns)
+    turns: DeviceSharing = field(default_factory=DeviceSharing)
     # rows of later steps, if the engine here generates some of them beside those of a step
-    under_way: RowsUnderWay | None = None
+    under_way: RowsInFlight | None = None
     # writes their shards of checkpoints
     state: StateWriter = field(init=False)
     _models: StateOf = field(init=False)
@@ -151,8 +151,8 @@ def open_stages(
     environment: PodEnvironment,
     world: World,
     policy: Policy | None = None,
-    turns: DeviceTurns | None = None,
-    under_way: RowsUnderWay | None = None,
+    turns: DeviceSharing | None = None,
+    under_way: RowsInFlight | None = None,
 ) -> ModelStages:
     """Load the reference and the critic hosted here, beside the policy or without it."""
     spec = environment.config.spec
@@ -186,7 +186,7 @@ def open_stages(
         frozen=frozen,
         trained=trained,
         following=following,
-        turns=turns or DeviceTurns(),
+        turns=turns or DeviceSharing(),
         under_way=under_way,
     )
 

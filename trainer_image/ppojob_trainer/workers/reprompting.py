@@ -8,7 +8,7 @@ import torch
 
 from ppojob_api.v1alpha1.estimators import RepromptSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.data.chat import ChatTokenizer, Told
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs
 from ppojob_trainer.data.prompt_store import Prompt
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.rows.experience import Experience
@@ -60,7 +60,7 @@ def _first_that_fits(
     found: dict[int, list[int]] = {}
     while left:
         asked = {row: prompt for row, options in left.items() if (prompt := next(options, None))}
-        told = [Told(spec.data.apply_chat_template_kwargs, ())] * len(asked)
+        told = [TemplateInputs(spec.data.apply_chat_template_kwargs, ())] * len(asked)
         encoded = chat.encode_prompts([*asked.values()], told)
         for row, tokens in zip(asked, encoded, strict=True):
             if isinstance(tokens, BadChatTemplate):

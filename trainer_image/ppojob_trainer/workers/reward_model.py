@@ -18,7 +18,7 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.scoring import ModelScored, ScoreByModel
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE_BY_MODEL
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.workers.device_turns import DeviceTurns
+from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.learner import resident_weights
 from ppojob_trainer.workers.rank_start import open_role_world
 from ppojob_trainer.workers.text_inbox import TextInbox
@@ -28,7 +28,7 @@ class RewardModelStages:
     """Answers requests to the reward model on one of its ranks."""
 
     def __init__(
-        self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, turns: DeviceTurns
+        self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, turns: DeviceSharing
     ) -> None:
         self._engine = engine
         self._resident = resident
@@ -55,7 +55,7 @@ class RewardModelStages:
 
 @contextmanager
 def open_reward_model(
-    spec: PPOJobSpec, world: World, turns: DeviceTurns
+    spec: PPOJobSpec, world: World, turns: DeviceSharing
 ) -> Iterator[RewardModelStages]:
     """Load the reward model; its tokenizer's child process ends with the block."""
     model = spec.reward_model
@@ -81,6 +81,6 @@ def open_reward_model_worker(
     """Open the reward model in pods of its own; it lives as long as the block."""
     with (
         open_role_world(environment, rank) as world,
-        open_reward_model(environment.config.spec, world, DeviceTurns()) as stages,
+        open_reward_model(environment.config.spec, world, DeviceSharing()) as stages,
     ):
         yield stages

@@ -32,10 +32,10 @@ from ppojob_trainer.workers.generation import (
     generated,
     open_generation,
 )
-from ppojob_trainer.workers.handover import MadeRows, give_rows
 from ppojob_trainer.workers.rank_start import OWNER, open_channels, open_role_world
 from ppojob_trainer.workers.row_channels import RowChannels
-from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.row_transfer import GeneratedRows, send_rows
+from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 from ppojob_trainer.workers.state_writer import StateWriter, Write
 
 
@@ -46,10 +46,10 @@ class RolloutWorker:
     run_folder: Path  # base folder of relative paths in requests
     generation: Generation
     channels: RowChannels
-    under_way: RowsUnderWay | None  # rows of a job with a lookahead of several steps
+    under_way: RowsInFlight | None  # rows of a job with a lookahead of several steps
     state: StateWriter = field(init=False)  # writes their shards of checkpoints
     _has_weights: bool = False  # whether the engine has received weights
-    _made: dict[tuple[int, str, int], MadeRows] = field(default_factory=dict)
+    _made: dict[tuple[int, str, int], GeneratedRows] = field(default_factory=dict)
     """Rows by step, purpose and generation round: of this step and the last, like answers."""
 
     def __post_init__(self) -> None:
@@ -62,7 +62,7 @@ class RolloutWorker:
             *self.state.routes(),
             Route(methods.BRING_WEIGHTS, self._take_weights),
             Route(methods.GENERATE, self._generate),
-            Route(methods.ROWS_DRAWN, self.generation.drawing.tell),
+            Route(methods.ROWS_DRAWN, self.generation.progress.tell),
             Route(methods.HAND_OVER, self._hand_over),
             Route(methods.RESTORE, self._restore),
         ]
@@ -110,7 +110,7 @@ class RolloutWorker:
 
     def _hand_over(self, request: HandOver) -> Nothing:
         made = [self._made[of.step, of.purpose, of.round] for of in request.batches]
-        give_rows(self.channels.link(request.role), request, made)
+        send_rows(self.channels.link(request.role), request, made)
         return Nothing()
 
     def _restore(self, request: Restore) -> Nothing:
@@ -138,5 +138,5 @@ def open_rollout_worker(
             environment.run_folder,
             generation,
             open_channels(environment, world),
-            RowsUnderWay(generation) if generation.spec.phases_of_rows > 1 else None,
+            RowsInFlight(generation) if generation.spec.phases_of_rows > 1 else None,
         )

@@ -2,12 +2,12 @@
 
 from typing import Final
 
-from ppojob_trainer.tools.built_in import calculator, gsm8k_user, handed_in, python, search, zoom
+from ppojob_trainer.tools.built_in import answer_tools, calculator, gsm8k_user, python, search, zoom
 from ppojob_trainer.tools.built_in.tool import BuiltIn, BuiltInUser
 
 TOOLS: Final[dict[str, BuiltIn]] = {
-    "calc_geo3k_reward": handed_in.GEO3K,
-    "calc_gsm8k_reward": handed_in.GSM8K,
+    "calc_geo3k_reward": answer_tools.GEO3K,
+    "calc_gsm8k_reward": answer_tools.GSM8K,
     "calculator": calculator.TOOL,
     "image_zoom_in_tool": zoom.TOOL,
     "python": python.TOOL,

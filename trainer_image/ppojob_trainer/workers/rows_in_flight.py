@@ -30,7 +30,7 @@ from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.rpc.messages.rollout import Generate
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.generation import Generation, Row, batches_of
-from ppojob_trainer.workers.handover import MadeRows
+from ppojob_trainer.workers.row_transfer import GeneratedRows
 from ppojob_trainer.workers.state_writer import Write
 
 UNDER_WAY_POINT: Final = durable.point("rows.under_way", *durable.FILE_ACTS)
@@ -45,7 +45,7 @@ _FOLDER: Final = "rollout"
 
 
 @dataclass
-class RowsUnderWay:
+class RowsInFlight:
     """The rows that were begun, with their progress; a request names the rows that it needs."""
 
     generation: Generation
@@ -54,7 +54,7 @@ class RowsUnderWay:
     _begun: tuple[int, int, dict[RowKey, RowState]] | None = None
     """The step whose rounds are generated, and the state after the last phase before it."""
 
-    def draw(self, request: Generate) -> list[MadeRows]:
+    def draw(self, request: Generate) -> list[GeneratedRows]:
         """Run one phase; return the rows of each batch of the request's step that this rank keeps.
 
         Rows of the batches after it stay here, as far as they were generated. A phase that finished
@@ -74,7 +74,7 @@ class RowsUnderWay:
         episodes = {key: self._episode(row, key) for key, row in rows.items()}
         wanted = [one.state for key, one in episodes.items() if key[0] == request.step]
         if request.step != self._last or not all(state.is_over for state in wanted):
-            with self.generation.drawing.of(len(wanted)):
+            with self.generation.progress.of(len(wanted)):
                 self._phase(of_step, rows, episodes, wanted)
         # Only now: a phase that fails keeps nothing.
         self._rows = {key: episode.state for key, episode in episodes.items()}
@@ -82,7 +82,7 @@ class RowsUnderWay:
         made = []
         for batch in own:
             drawn = [episodes[_key(row)].trajectory for row in self.generation.rows(batch)]
-            whole = MadeRows(batch.first, batch.prompts, batch.samples, drawn)
+            whole = GeneratedRows(batch.first, batch.prompts, batch.samples, drawn)
             made.append(whole.within(batch.kept))
         return made
 
@@ -101,7 +101,7 @@ class RowsUnderWay:
         def is_enough(steps: int, _: int) -> bool:
             if not longest:
                 ended = sum(state.is_over for state in wanted)
-                self.generation.drawing.ended = ended
+                self.generation.progress.ended = ended
                 if ended < len(wanted):
                     return False
                 delay = turns.delay if turns else 0

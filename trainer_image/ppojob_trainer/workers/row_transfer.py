@@ -18,7 +18,7 @@ Run = tuple[int, int]
 """Positions `[first, last)` of prompts in their batch."""
 
 
-class MadeRows(msgspec.Struct, frozen=True, array_like=True):
+class GeneratedRows(msgspec.Struct, frozen=True, array_like=True):
     """Generated rows of a range of prompts, prompt-major."""
 
     first: int  # position in the batch of the first prompt
@@ -26,18 +26,18 @@ class MadeRows(msgspec.Struct, frozen=True, array_like=True):
     samples: int
     trajectories: list[Trajectory]
 
-    def within(self, run: Run) -> MadeRows:
+    def within(self, run: Run) -> GeneratedRows:
         """Return the rows of prompts within a range, which overlaps this one or is empty."""
         first = max(self.first, run[0])
         begin, end = first - self.first, min(run[1] - self.first, len(self.prompts))
         rows = slice(begin * self.samples, end * self.samples)
-        return MadeRows(first, self.prompts[begin:end], self.samples, self.trajectories[rows])
+        return GeneratedRows(first, self.prompts[begin:end], self.samples, self.trajectories[rows])
 
 
-_DECODER = msgspec.msgpack.Decoder(list[MadeRows])
+_DECODER = msgspec.msgpack.Decoder(list[GeneratedRows])
 
 
-def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
+def send_rows(link: Link, request: HandOver, made: Sequence[GeneratedRows]) -> None:
     """Send the rows of this rank to their owners.
 
     The link's members are the owners, followed by the generating ranks. The rows are by batch, as
@@ -55,7 +55,9 @@ def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
     exchange_messages(link, outgoing, ())
 
 
-def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> list[MadeRows]:
+def receive_rows(
+    link: Link, request: HandOver, owner: int, makers_from: int
+) -> list[GeneratedRows]:
     """Receive the rows that this rank owns from now on, maybe none, by batch as in the request.
 
     The first generating rank is the member `makers_from`.
@@ -68,13 +70,13 @@ def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> li
         makers_from + maker for maker, run in enumerate(request.makers) if _overlap(run, mine)
     ]
     if not senders:
-        return [MadeRows(mine[0], [], 1, []) for _ in request.batches]
+        return [GeneratedRows(mine[0], [], 1, []) for _ in request.batches]
     arrived = exchange_messages(link, {}, senders)
     parts = [_DECODER.decode(arrived[sender]) for sender in senders]
     return [_joined(batch) for batch in zip(*parts, strict=True)]
 
 
-def _joined(parts: Sequence[MadeRows]) -> MadeRows:
+def _joined(parts: Sequence[GeneratedRows]) -> GeneratedRows:
     """Join consecutive ranges."""
     return msgspec.structs.replace(
         parts[0],

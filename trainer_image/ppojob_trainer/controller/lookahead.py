@@ -16,7 +16,7 @@ import msgspec
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.one_round import Draw, OneRound, Rows
+from ppojob_trainer.controller.rollout_round import Draw, RolloutRound, Rows
 from ppojob_trainer.controller.rollout_stages import Drawn
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER
 from ppojob_trainer.data.dataset import PromptDataset
@@ -28,7 +28,7 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 
 @dataclass(frozen=True)
-class LaterSteps:
+class Lookahead:
     """The next steps, whose rows may be generated before the current one has trained.
 
     Attributes:
@@ -39,7 +39,7 @@ class LaterSteps:
         order: of the prompts, from which those of a step are drawn once it begins.
     """
 
-    one_round: OneRound
+    rollout_round: RolloutRound
     size: int
     steps: int
     total_steps: int
@@ -47,34 +47,34 @@ class LaterSteps:
     dataset: PromptDataset
     order: PromptOrder
 
-    def drawn_from(self, step: int, place: Place) -> list[Drawn]:
+    def batches_from(self, step: int, place: Place) -> list[Drawn]:
         """Return the batches of a step at a place in the prompt order, and of later steps."""
         steps = min(self.steps, self.total_steps - step + 1)
         if self.passes is not None and self.order.passes_read(place, self.size) >= self.passes:
             return []
         batches = self.order.batches_behind(place, self.size, steps)
-        return [self.one_round.batches(self.dataset.rows(rows)) for rows in batches]
+        return [self.rollout_round.batches(self.dataset.rows(rows)) for rows in batches]
 
-    def rounds_behind(self, most: int) -> list[Drawn]:
+    def next_rounds(self, most: int) -> list[Drawn]:
         """Return the next rounds, as many as the lookahead generates beside one, at most `most`.
 
         They are numbered, since which step uses them is not known.
         """
-        place, first = self.order.place, self.rounds_read + 1
+        place, first = self.order.place, self.rounds_begun + 1
         batches = self.order.batches_behind(place, self.size, min(self.steps, most))
-        drawn = (self.one_round.batches(self.dataset.rows(rows))[0] for rows in batches)
+        drawn = (self.rollout_round.batches(self.dataset.rows(rows))[0] for rows in batches)
         return [(replace(batch, number=number), None) for number, batch in enumerate(drawn, first)]
 
     @property
-    def rounds_read(self) -> int:
+    def rounds_begun(self) -> int:
         """Return how many rounds were begun in the run."""
         return self.order.batches_read(self.order.place, self.size)
 
-    def drawn_with(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Drawn, list[Drawn]]:
+    def batches_with(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Drawn, list[Drawn]]:
         """Return the batches of a step that begins now, and of later ones."""
         with timer("data"):
-            drawn = self.one_round.batches(draw(self.size))
-            return drawn, self.drawn_from(step + 1, self.order.place)
+            drawn = self.rollout_round.batches(draw(self.size))
+            return drawn, self.batches_from(step + 1, self.order.place)
 
     def staleness(self, batch: Batch, step: int) -> dict[str, float]:
         """Return the staleness metrics of a step's rows.
@@ -94,7 +94,7 @@ class LaterSteps:
 
 
 @dataclass(frozen=True)
-class DrawnAhead:
+class Prefetcher:
     """Prefetch by engines in pods of their own: later steps are generated while one trains.
 
     They work in phases, one per step: the rows of the next step to their end, and those of the
@@ -105,12 +105,12 @@ class DrawnAhead:
     without rows: that of a run which ended there. The last step prefetches nothing.
     """
 
-    later: LaterSteps
+    later: Lookahead
     engines: StandaloneEngines
 
     def wait(self, step: int, drawn: Drawn, beside: Sequence[Drawn], timer: StepTimer) -> None:
         """Wait for the rows of a step; `beside` are those of later steps generated with them."""
-        stages, (batch, greedy) = self.later.one_round.stages, drawn
+        stages, (batch, greedy) = self.later.rollout_round.stages, drawn
         is_first = step == stages.tape.began + 1
         if is_first and self._is_lost(batch, step):
             self.begin(step, step - 1, [drawn, *beside], timer)
@@ -123,7 +123,7 @@ class DrawnAhead:
         Rows on disk are generated again if others are generated beside them: how far those get in a
         phase depends on the whole batch.
         """
-        stages, (batch, greedy) = self.later.one_round.stages, drawn[0]
+        stages, (batch, greedy) = self.later.rollout_round.stages, drawn[0]
         if self.later.steps == 1 and stages.tape.is_replayed(batch, step):
             return
         with timer("update_weights"):
@@ -140,8 +140,8 @@ class DrawnAhead:
         Raises:
             RoleLost, StorageError: as whatever else is written.
         """
-        stages, step = self.later.one_round.stages, progress.step + 1
-        following = self.later.drawn_from(step, progress.data.place)
+        stages, step = self.later.rollout_round.stages, progress.step + 1
+        following = self.later.batches_from(step, progress.data.place)
         if not following:
             return []
         batch, greedy = following[0]
@@ -159,16 +159,16 @@ class DrawnAhead:
 
     def _is_lost(self, batch: Batch, step: int) -> bool:
         """Whether a step's rows are recorded, but not those that were generated beside them."""
-        tape = self.later.one_round.stages.tape
+        tape = self.later.rollout_round.stages.tape
         is_there = tape.is_replayed(batch, step) and not tape.is_ahead(batch, step)
         return self.later.steps > 1 and is_there
 
 
 @dataclass(frozen=True)
-class StepsAhead:
+class PrefetchedSource:
     """Batch source with prefetch: rows of the next steps are generated while a step trains."""
 
-    ahead: DrawnAhead
+    ahead: Prefetcher
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Wait for the rows of a step, and begin those of the next one.
@@ -177,7 +177,7 @@ class StepsAhead:
             JobFailed: a token's weights are older than the job allows.
         """
         ahead, later = self.ahead, self.ahead.later
-        drawn, following = later.drawn_with(step, draw, timer)
+        drawn, following = later.batches_with(step, draw, timer)
         ahead.wait(step, drawn, following[: later.steps - 1], timer)
         if following:
             ahead.begin(step + 1, step - 1, following, timer)
@@ -185,13 +185,13 @@ class StepsAhead:
 
 
 @dataclass(frozen=True)
-class StepsBeside:
+class InterleavedSource:
     """Batch source of engines that alternate with training, with lookahead beside a step's rows.
 
     Unfinished rows continue in the next step; these ranks save them as their state.
     """
 
-    later: LaterSteps
+    later: Lookahead
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Generate the rows of a step to their end.
@@ -199,7 +199,7 @@ class StepsBeside:
         Raises:
             JobFailed: a token's weights are older than the job allows.
         """
-        drawn, following = self.later.drawn_with(step, draw, timer)
+        drawn, following = self.later.batches_with(step, draw, timer)
         self.generate(step, drawn, following, timer)
         return Rows(*drawn, metrics=self.later.staleness(drawn[0], step))
 
@@ -211,7 +211,7 @@ class StepsBeside:
         Rows on disk are generated again if others are generated beside them: how far those get in a
         phase depends on the whole batch.
         """
-        stages, (batch, greedy) = self.later.one_round.stages, drawn
+        stages, (batch, greedy) = self.later.rollout_round.stages, drawn
         if following and stages.tape.is_replayed(batch, step):
             with timer("gen"):
                 stages.ask(batch, step, greedy, following)

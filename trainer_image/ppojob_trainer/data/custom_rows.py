@@ -40,7 +40,7 @@ class RowsMade(msgspec.Struct, frozen=True):
     allowed: str = ""
 
 
-class MadeRows(RowFile):
+class CustomRows(RowFile):
     """The rows of a Python file, produced in a child process while they are read."""
 
     def __init__(self, path: str, child: BoundedProcess) -> None:
@@ -51,9 +51,9 @@ class MadeRows(RowFile):
     @classmethod
     def open(
         cls, path: str, function: str, arguments: Mapping[str, Json]
-    ) -> "MadeRows | DataProblem":
+    ) -> "CustomRows | DataProblem":
         """Import a file and call its function, or class, or say why that cannot be done."""
-        child = BoundedProcess("ppojob_trainer.data.made_rows_child", memory_bytes=None, log=_log)
+        child = BoundedProcess("ppojob_trainer.data.custom_rows_child", memory_bytes=None, log=_log)
         made = cls(path, child)
         answer = made._ask(MakeRows(path, function, msgspec.json.encode(arguments)))
         if not answer.got:

@@ -32,7 +32,7 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class OneRound:
+class RolloutRound:
     """Takes the step's prompts from the data and generates; the step does the scoring."""
 
     stages: RolloutStages

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 
-class NewLines:
+class LineFollower:
     """Follows a file that is appended to, and truncated on a rewind.
 
     Attributes:

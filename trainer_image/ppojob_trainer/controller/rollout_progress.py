@@ -12,7 +12,7 @@ from ppojob_trainer.rpc.wire import Nothing
 
 
 @dataclass
-class RowsDrawnQuestion:
+class RolloutProgressPoll:
     """Polls engines and reports the sum; a slow answer delays nothing.
 
     Attributes:

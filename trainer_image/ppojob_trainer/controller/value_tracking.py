@@ -7,7 +7,7 @@ from ppojob_trainer.algorithms.prompt_values import Belief, after_visits, first_
 from ppojob_trainer.data.prompt_store import PromptRow
 
 
-def known_of(
+def tracked_values(
     prompts: Sequence[PromptRow], beliefs: Mapping[str, Belief], decay: float
 ) -> list[Belief]:
     """Return (prompts,) the tracked value of each; an unused prompt starts from its data row."""
@@ -22,7 +22,7 @@ def after_step(
     decay: float,
 ) -> dict[str, Belief]:
     """Update the tracked values of all prompts after a step has used some."""
-    known = known_of(prompts, beliefs, decay)
+    known = tracked_values(prompts, beliefs, decay)
     drawn = {prompt.asks: own for prompt, own in zip(prompts, known, strict=True)}
     return {**beliefs, **after_visits(drawn, visits, decay=decay)}
 

@@ -12,7 +12,7 @@ import msgspec
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import load_function, raised
-from ppojob_trainer.data.made_rows import MakeRows, RowsMade
+from ppojob_trainer.data.custom_rows import MakeRows, RowsMade
 from ppojob_trainer.errors import Wrong
 
 _MODULE = "ppojob_rows"

@@ -7,7 +7,7 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Seen(NamedTuple):
+class RowHistory(NamedTuple):
     """The score history of a row.
 
     Attributes:
@@ -26,14 +26,14 @@ class Seen(NamedTuple):
 
 
 def after_step(
-    seen: Mapping[str, Seen], step: int, drawn: Iterable[tuple[int, Sequence[float]]]
-) -> dict[str, Seen]:
+    seen: Mapping[str, RowHistory], step: int, drawn: Iterable[tuple[int, Sequence[float]]]
+) -> dict[str, RowHistory]:
     """Return the histories after a step; `drawn` are its rows with their responses' scores."""
     found = dict(seen)
     for row, scores in drawn:
-        known = found.get(str(row), Seen())
+        known = found.get(str(row), RowHistory())
         total = sum(scores)
-        found[str(row)] = Seen(
+        found[str(row)] = RowHistory(
             draws=known.draws + 1,
             last_step=step,
             responses=known.responses + len(scores),
@@ -44,7 +44,7 @@ def after_step(
 
 
 def columns(
-    seen: Mapping[str, Seen], first: npt.NDArray[np.float64]
+    seen: Mapping[str, RowHistory], first: npt.NDArray[np.float64]
 ) -> dict[str, npt.NDArray[np.float64]]:
     """Return (rows,) each number of all rows by its name; NaN for missing scores.
 

@@ -1,4 +1,4 @@
-"""Resume point of a controller: a pure function of the journal."""
+"""Journal state: how far a job has come, as a pure function of its journal."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _TABLES: Final = ("prompt_values", "rows_seen")
 
 
 @dataclass(frozen=True)
-class Position:
+class JournalState:
     """The state at the journal's end.
 
     Attributes:
@@ -46,7 +46,7 @@ class Position:
     left: int | None = None
 
 
-def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
+def read_journal_state(events: Iterable[Event], stateful: frozenset[str]) -> JournalState:
     """Fold the journal.
 
     `stateful` are the roles whose new attempt holds no state until the job has rewound.
@@ -78,7 +78,7 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
     if progress is not None:
         progress = _with_tables(progress, events)
     found = controller_attempt, role_attempts, progress, rewinds, unvalidated
-    return Position(*found, *_unsaved(events))
+    return JournalState(*found, *_unsaved(events))
 
 
 def changes(before: Progress, after: Progress) -> Progress:

@@ -8,7 +8,7 @@ import torch
 from ppojob_trainer.parallel.offload import Resident
 
 
-class DeviceTurns:
+class DeviceSharing:
     """Moves a rank's engine and models off the device in turn, as far as they are to be offloaded.
 
     A model that keeps working stays on the device: the updates of a step load it once.

@@ -30,7 +30,7 @@ class _Runs(NamedTuple):
     blocks: Tensor  # (runs, b) int32, cache blocks of its row
 
 
-class SeeingAhead(Seeing):
+class BidirectionalPictures(Seeing):
     """A language model whose tokens of one picture attend to each other."""
 
     marked: Tensor | None = None
@@ -54,7 +54,7 @@ class SeeingAhead(Seeing):
 class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
     """Attention of one layer of such a model."""
 
-    model: SeeingAhead
+    model: BidirectionalPictures
 
     def forward(
         self,
@@ -110,8 +110,8 @@ class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
         return said
 
 
-def see_ahead(model: nn.Module) -> None:
-    """Enable bidirectional attention within pictures in the layers of a `SeeingAhead` model."""
+def make_bidirectional(model: nn.Module) -> None:
+    """Enable bidirectional attention within pictures in the layers of a model."""
     tower = tower_of(model)
     in_windows = tower is not None and tower.form.ahead_in_windows
     for layer in model.modules():
