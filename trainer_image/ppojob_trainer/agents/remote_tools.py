@@ -30,10 +30,10 @@ class RemoteTools:
     `retrievers`, the ranks of these roles, there is at least one.
 
     Attributes:
-        step: of the phase; rows of later ones may be drawn in it.
+        step: of the phase, which may also generate rows of later steps.
         rows: (rows,) batch and number in it of each row of the phase.
         prompts: (rows,) what each row answers; it says what its tools are made with, and which.
-        attempt: of the engines: calls of rows that are drawn anew are other calls.
+        attempt: of the engines: calls of regenerated rows are other calls.
         world: this rank's. Of ranks that share an engine the first makes the calls and tells the
             others: what does not say the same twice would have them draw different tokens.
     """

@@ -94,7 +94,7 @@ class Mixture:
     """Of each source the pass that was asked for last."""
 
     def drawn(self, epoch: int, begin: int) -> list[int]:
-        """The batch that begins at a place of an epoch, which is as long as all rows together."""
+        """Return the batch at a place of an epoch, which is as long as all rows together."""
         in_epoch = begin // self.batch
         number = epoch * self._batches + in_epoch
         parts = [
@@ -256,6 +256,6 @@ class PromptOrder:
         return epoch * (self._num_rows // size) + cursor // size
 
     def passes_read(self, place: Place, size: int) -> int:
-        """How many epochs are over at a place where batches of a size are drawn."""
+        """Return how many epochs are finished at a place, for batches of a size."""
         epoch, cursor = place
         return epoch + (cursor + size > self._num_rows)

@@ -48,12 +48,12 @@ class PromptRow:
         extra_info: other data of the row, for its reward and its tools.
         agent: who answers in it; empty where rows are no conversations.
         answers: what the policy learns to answer, of two the better one first; or responses that
-            are given beside those that it draws; empty where there are none.
+            are given beside its own samples; empty without any.
         pictures: those of the prompt and clips of videos, as `pictures.packed` has them.
         teacher_prompt: what the reference reads in its place, as the file has it; None where it
             reads the prompt. It is not kept.
         teacher_token_ids: its tokens, cut as those of the prompt.
-        known_scores: of responses that were drawn beforehand; empty where nothing tells them.
+        known_scores: scores of earlier responses; empty without any.
     """
 
     index: int

@@ -346,7 +346,7 @@ class Scan:
 
     @property
     def _asked(self) -> _Asked:
-        """What rows have beside their prompts."""
+        """Return the contents of rows besides their prompts."""
         media = [one.column for one in self._media]
         return {"has_agents": self.agents is not None, "media": media}
 

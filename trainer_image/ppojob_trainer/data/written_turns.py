@@ -47,7 +47,7 @@ def check_calls(message: Mapping[str, Json], place: str) -> None:
 
 
 def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Tools) -> list[int]:
-    """Tokens of a turn, its end token included, as the policy would draw them.
+    """Return the tokens of a turn, its end token included, as the policy would generate them.
 
     Raises:
         BadChatTemplate: the template refuses the turn, hides a part of it, or begins it with

@@ -107,7 +107,7 @@ def judge(
         "max_tokens": max_tokens,
         "temperature": temperature,
     }
-    if is_own:  # a drawn answer hangs on what is asked, and on no order of arrival
+    if is_own:  # the sampled answer depends on the request, and not on the order of arrival
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
         body["seed"] = int.from_bytes(digest[:4])
     said = _asked(url, body, key_variable, retries, attempt_seconds)

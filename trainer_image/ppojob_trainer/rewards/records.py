@@ -26,7 +26,7 @@ class RewardItem:
         response: decoded text, without the prompt.
         ground_truth: ``reward_model.ground_truth`` of the row.
         response_tokens: the end token included.
-        finish_reason: ``stop``, or ``length`` where the response ran into the limit.
+        finish_reason: ``stop``, or ``length`` if the response reached the limit.
         prompt: number of the prompt that it answers.
     """
 

@@ -30,7 +30,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class Function(msgspec.Struct, frozen=True):
-    """What children need of a ``RewardSpec``, whose model takes long to load."""
+    """The part of a ``RewardSpec`` that children need; its model loads slowly."""
 
     function: str
     source: Source | None

@@ -240,7 +240,7 @@ def model_config(
 
 
 def _seeing(part: PreTrainedConfig, form: MediaForm) -> type | None:
-    """What computes a language model that is shown pictures; None of no known model."""
+    """Return the class for a language model with pictures; None for an unknown model."""
     if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
         return kind
     names: Any = (

@@ -42,7 +42,7 @@ class Experience:
     # (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None  # (tokens,) float32, log pi_ref(a_t|s_t)
-    # (tokens,) float32, of the policy before the update; None where nobody asks
+    # (tokens,) float32, of the policy before the update; None if unused
     entropies: Tensor | None = None
     # (tokens,) float32, squared probabilities of the policy before the update, summed up over
     # the vocabulary; None likewise
@@ -70,7 +70,7 @@ class Experience:
     returns: Tensor | None = None  # (tokens,) float32, R_t
     # (tokens,) bool, what of the mask the updates train on; None for all of it
     update_mask: Tensor | None = None
-    # (tokens,) bool, at every token whether its row scored well; None where nobody asks
+    # (tokens,) bool, at every token whether its row scored well; None if unused
     positives: Tensor | None = None
     # (tokens, layers, k) int16, experts that each token goes to as the input of every layer, where
     # passes are to take these; None where their routers choose

@@ -210,7 +210,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(told)
 
-    do_GET = do_POST  # told what is served here, in place of a status that clients try again on
+    do_GET = do_POST  # an error for the program, instead of a status that clients retry on
 
     def log_message(self, *_: object) -> None:
         """Say nothing of requests."""

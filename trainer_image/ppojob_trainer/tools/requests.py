@@ -136,7 +136,7 @@ def completion(number: int, model: Json, message: Message, drawn: Drawn) -> Mess
 
 
 def _named(messages: list[Message]) -> list[Message]:
-    """The same messages; each answer of a tool with the name of the call that it answers."""
+    """Return the same messages; each tool answer with the name of its call."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):

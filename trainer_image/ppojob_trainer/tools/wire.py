@@ -117,7 +117,7 @@ class ServerCode(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a tool or a user comes from, as ``ToolSource`` and ``UserSource`` say it."""
+    """The source of a tool or a user simulator, as in ``ToolSource`` and ``UserSource``."""
 
     file: str | None = None
     function: str | None = None
@@ -128,7 +128,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class ToolCode(msgspec.Struct, frozen=True):
-    """What children need of a ``ToolSpec``."""
+    """The part of a ``ToolSpec`` that children need."""
 
     name: str
     source: Source | None
@@ -139,7 +139,7 @@ class ToolCode(msgspec.Struct, frozen=True):
 
 
 class UserCode(msgspec.Struct, frozen=True):
-    """What children need of an ``InteractionSpec``."""
+    """The part of an ``InteractionSpec`` that children need."""
 
     name: str
     source: Source | None
@@ -148,7 +148,7 @@ class UserCode(msgspec.Struct, frozen=True):
 
 
 class AgentCode(msgspec.Struct, frozen=True):
-    """What children need of an ``AgentSpec``, whose model takes long to load."""
+    """The part of an ``AgentSpec`` that children need; its model loads slowly."""
 
     tools: list[ToolCode]
     interactions: list[UserCode]
@@ -207,7 +207,7 @@ class DescribeTools(msgspec.Struct, frozen=True, tag=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a function, or a server of its tool, says of it.
+    """A tool's description, from a function or an MCP server.
 
     Attributes:
         function: its name in the file, or at the server.

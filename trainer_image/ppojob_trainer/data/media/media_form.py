@@ -16,11 +16,11 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MediaForm(ABC):
-    """How a model takes pictures, or sounds: each is a file, as `data.pictures` has them.
+    """Token format of a model's pictures or sounds; each is a file of `data.pictures`.
 
     Attributes:
-        token: what stands for one in text, and then as often as the tower gives features.
-        processor: what the name of transformers' class for it begins with.
+        token: placeholder token in text, expanded to one per feature of the tower.
+        processor: prefix of the name of transformers' processor class.
     """
 
     token: int
@@ -52,7 +52,7 @@ class MediaForm(ABC):
     def positions(
         self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Rows of positions of the tokens of a text: one, or time, height and width.
+        """Return the positions of a text's tokens: one row, or time, height and width.
 
         Pictures are those of `places`.
         """
@@ -60,7 +60,7 @@ class MediaForm(ABC):
         return [list(range(len(ids)))]
 
     def marks(self, pictures: bytes) -> list[tuple[int, list[int]]]:
-        """Of each token that a template writes for what is seen: it, and all in its place."""
+        """Return for each placeholder token of a template: it, and its expansion."""
         found: list[tuple[int, list[int]]] = []
         for file in unpacked(pictures):
             clip = clip_of(file)
@@ -72,7 +72,7 @@ class MediaForm(ABC):
         return found
 
     def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
-        """A prompt with all tokens of each picture in place of the one that stands for it."""
+        """Return a prompt with each placeholder expanded to all tokens of its picture."""
         if not pictures:
             return list(ids)
         marks = self.marks(pictures)

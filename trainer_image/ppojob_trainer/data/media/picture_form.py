@@ -35,21 +35,21 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PictureForm(MediaForm):
-    """How a model takes pictures."""
+    """Picture format of a model."""
 
     @property
     def video(self) -> VideoForm | None:
-        """How the model takes videos; None where it sees none."""
+        """Return the model's video format; None if it takes no videos."""
         return None
 
     @property
     def sound(self) -> SoundForm | None:
-        """How the model takes sounds; None where it hears none."""
+        """Return the model's sound format; None if it takes no sounds."""
         return None
 
     @abstractmethod
     def sides_of(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels of what the model sees of a picture of these sides."""
+        """Return width and height in pixels at which the model sees a picture of these sides."""
 
     @abstractmethod
     def limited(self, wanted: Wanted) -> Self:
@@ -57,7 +57,7 @@ class PictureForm(MediaForm):
 
     @abstractmethod
     def written(self, width: int, height: int) -> list[int]:
-        """The tokens of a picture of which the model sees so many pixels."""
+        """Return the tokens of a picture of the seen size."""
 
     def sides(self, picture: bytes) -> tuple[int, int]:
         """Width and height in pixels of what the model sees of a picture, or of a clip's frames."""
@@ -101,7 +101,7 @@ class OwnSizes(PictureForm):
 
 
 def sound_form_of(form: MediaForm | None) -> SoundForm | None:
-    """How a model takes sounds, by how it takes what it is shown; None where it hears none."""
+    """Return the sound format of a media format; None without sounds."""
     if isinstance(form, PictureForm):
         return form.sound
     return form if isinstance(form, SoundForm) else None
