@@ -135,7 +135,7 @@ class BatchRows:
         return self.index.tokens_by_part(self.index.owners, self.link.size)
 
     def tokens_computed(self) -> list[int]:
-        """Return (data-parallel coordinates,) the tokens that each computes, over all rows."""
+        """Return (data-parallel coordinates,) the tokens each computes, all rows as one batch."""
         index = self.index.cut(self.costs.parts(self.index, self.dims))
         assigned = self.costs.assigned(index, self.dims)
         return index.tokens_by_part(assigned, self.dims.data_size)
