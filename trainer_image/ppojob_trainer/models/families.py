@@ -1,8 +1,8 @@
-"""The families of models that can be trained: a row says what tells each from llama.
+"""Model families that can be trained: a table whose rows say how each differs from Llama.
 
-Whatever knows of families asks this table. The packed forward pass is held against that of
-transformers for each of them; another one may differ in ways that no error would tell (windows,
-multipliers, caps), so it is refused by its name. A new family is a row here, and a model in
+All code that depends on the family reads this table. Tests compare the packed forward pass of each
+with transformers'. Another family could differ without any error (windows, multipliers, softcaps),
+so unknown ones are refused by name. A new family is a row here, and a model in
 `tests/support/family_models.py`.
 """
 
@@ -34,50 +34,50 @@ _DELTA_NETWORK_SIZES: Final[Mapping[str, Json]] = {
     "full_attention_interval": 4,
 }
 CORRECTION: Final = "e_score_correction_bias"
-"""The bias by which routers choose; float32 in whatever type the weights are."""
+"""A router's selection bias (e_score_correction_bias); float32 whatever the weights' dtype."""
 EXPERT_BIAS: Final = "expert_bias"
-"""What LFM2 calls it."""
+"""LFM2's name of it."""
 BIAS_MODULE: Final = "moe_statics"
-"""Of ERNIE, where files have that bias, in one row."""
+"""ERNIE's, whose files have it as a matrix of one row."""
 
 
 LANGUAGE_PART: Final = "language_model"
-"""What transformers calls the language model within most larger ones."""
+"""transformers' name of the language model within most multimodal models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What tells blocks that are mixtures of experts from Qwen3's, whose fields are defaults here.
+    """MoE blocks of a family; the defaults are Qwen3's.
 
     Attributes:
-        block: the name of a feed-forward block in files; empty where router and experts are the
-            layer's own.
-        matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`, or where
-            they are two `down(relu(up x)²)`.
-        inner: key of the width within an expert.
-        shared: the name in a block of the expert that every token goes to, if there is one.
-        shared_inner: keys whose product is the width within that.
-        may_share_none: whether the last of them may be 0, of models without such an expert.
-        shared_gate: the name of the layer that says how much it counts, if it has one.
-        dense_first: key of how many layers, the first ones, have a plain block of the width
-            `intermediate_size`.
-        router: the name in a block of what chooses experts.
-        is_stacked: whether files have one matrix of all experts for gates and inner layers,
-            `gate_up_proj` (e, h, 2 i), and one for the way back, `down_proj` (e, i, h).
-        is_out_first: whether those are (e, 2 i, h) and (e, h, i), as transformers has them.
-        is_clamped: whether routers and experts add biases, and experts say
-            `(up + 1) * gate * sigmoid(1.702 gate)` of gates up to 7 and inner layers from -7 to 7,
-            which lie by turns in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
-        scoring: what routers make of their products, and weigh experts by.
-        chooses_first: whether routers take a softmax of the chosen products alone, and say the
-            experts before the weights and the products.
-        correction: the name in a block of a bias with which routers choose and that no gradient
-            trains, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
-        floor: what routers add to the sum that they divide the weights of chosen experts by.
-        enabled_by: key that says whether layers have experts; without one they do.
-        norms: of a layer, that only those with experts have.
-        has_scales: whether routers norm and scale what they read, and weigh each expert by a number
-            of its own (Gemma 4).
+        block: the name of a feed-forward block in files; empty where router and experts belong to
+            the
+            layer itself.
+        matrices: of an expert, by their names in files: gate, up and down of a SwiGLU, or two of
+            `down(relu(up x)²)`.
+        inner: key of an expert's intermediate width.
+        shared: the shared expert's name in a block, if there is one.
+        shared_inner: keys whose product is the shared expert's intermediate width.
+        may_share_none: whether the last of them may be 0, of models without a shared expert.
+        shared_gate: the name of the layer that gates the shared expert, if there is one.
+        dense_first: key of the number of first layers that are dense, of width `intermediate_size`.
+        router: the router's name in a block.
+        is_stacked: whether files stack all experts in `gate_up_proj` (e, h, 2 i) and `down_proj`
+            (e, i, h).
+        is_out_first: whether those are (e, 2 i, h) and (e, h, i), as in transformers.
+        is_clamped: whether routers and experts have biases, and experts compute
+            `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within -7 and 7,
+            interleaved in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
+        scoring: function from router logits to scores.
+        chooses_first: whether routers apply the softmax to the top-k logits only, and return the
+            experts before weights and logits.
+        correction: the name in a block of the selection bias that is added to scores for top-k only
+            and gets no gradient, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
+        floor: epsilon of the sum by which routers normalize the weights of chosen experts.
+        enabled_by: key that says whether layers have experts; empty: they do.
+        norms: norms that only layers with experts have.
+        has_scales: whether routers normalize and scale their input, and each expert has an output
+            scale (Gemma 4).
     """
 
     block: str = "mlp"
@@ -102,25 +102,24 @@ class Mixture:
 
     @property
     def is_in_first(self) -> bool:
-        """Whether files have stacks of matrices with their inputs in front of their outputs."""
+        """Whether files store expert stacks (in, out)."""
         return self.is_stacked and not self.is_out_first
 
     def within(self, name: str) -> str:
-        """The name in a layer of what has a name in a block."""
+        """Return the name in a layer of something named in a block."""
         return f"{self.block}.{name}" if self.block else name
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """Layers that keep a state of fixed size in place of keys and values.
+    """Recurrent layers: a state of fixed size in place of a KV cache.
 
     Attributes:
-        net: the name of such a layer in a decoder layer.
+        net: the name of such a mixer in a decoder layer.
         sizes: keys of config.json: heads of queries and keys, heads of values, widths of a key and
-            of a value, inputs of the convolution at a token; of convolutions the last one alone.
-        rule: how a token changes a state: as in gated delta networks (arXiv:2412.06464), as in
-            Mamba-2 (arXiv:2405.21060), or not at all: of a short convolution the state is what it
-            sees of the tokens before one (LFM2: arXiv:2511.23404).
+            of a value, convolution taps; short convolutions have the last one only.
+        rule: the recurrence: gated delta network (arXiv:2412.06464), Mamba-2 (arXiv:2405.21060), or
+            short convolution, whose state is its last inputs (LFM2: arXiv:2511.23404).
     """
 
     net: str
@@ -130,13 +129,13 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """The plain feed-forward blocks of a family.
+    """Dense feed-forward blocks of a family.
 
     Attributes:
-        inner: key of the width within one.
-        into: its matrices by their names in a layer, with the widths that each makes.
-        out: its matrix on the way back.
-        is_beside: whether layers of a mixture have one beside their experts.
+        inner: key of the intermediate width.
+        into: its up-projections by their names in a layer, with the multiples of that width.
+        out: its down-projection.
+        is_beside: whether MoE layers have one beside their experts.
     """
 
     inner: str
@@ -147,67 +146,65 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What tells the models of a `model_type` from llama's, whose fields are the defaults here.
+    """Differences of a `model_type` from Llama; the defaults of the fields are Llama's.
 
     Attributes:
         models: such models, for people.
-        defaults: what transformers takes for keys that config.json does not have.
-        only: the values of keys that are computed here; of an absent key the first is meant.
-        has_windows: whether layers may see a window of the row alone, in transformers and in vLLM.
-        has_turns: whether every second layer has one, from the first on, as vLLM takes for granted.
-        ropes: the types of rotary positions that are.
-        has_ropes_by_layer: whether each kind of layer has rotary positions of its own.
-        biases: linear layers of a block that have biases where config.json says true to a key.
-        always_biased: those that have one in any case.
-        fused: linear layers that are of one matrix: query, key and value, or gate and up; all
-            that a gated delta network is made of, in two matrices.
-        norms: of a block, of what goes into its matrices.
-        late_norms: of what comes out of them.
+        defaults: transformers' defaults for keys that config.json does not have.
+        only: the supported values of keys; an absent key means the first.
+        has_windows: whether layers may have a sliding window, in transformers and in vLLM.
+        has_turns: whether every second layer has one, starting with the first, as vLLM assumes.
+        ropes: the supported RoPE types.
+        has_ropes_by_layer: whether each layer type has RoPE settings of its own.
+        biases: linear layers of a block that have biases where a key of config.json is true.
+        always_biased: those that always have one.
+        fused: fused linear layers: qkv, gate_up, and the two input projections of a gated delta
+            network.
+        norms: of a block, pre-norms.
+        late_norms: of a block, post-norms.
         centred_norms: whether norms multiply by 1 + weight.
-        has_layer_norms: whether they take the mean off (arXiv:1607.06450), without a bias.
-        has_norm_biases: whether such norms have a bias too, and so the last one.
+        has_layer_norms: whether they are LayerNorms (arXiv:1607.06450), without a bias.
+        has_norm_biases: whether such norms, the final one too, have a bias.
         has_head_bias: whether the output layer has one.
-        head_norm: what queries and keys are normalised over, if at all.
-        head_norms: the names of the layers that do it.
-        head_norm_key: key that says whether they are; without one they are.
-        has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
-            arXiv:2405.04434, section 2.1).
-        has_sinks: whether each head has a key whose score is learnt and whose value is 0.
+        head_norm: QK-norm: over each head, over all heads, or none.
+        head_norms: the names of the QK-norm layers.
+        head_norm_key: key that switches QK-norm on; empty: always on.
+        has_latents: whether attention is MLA (DeepSeek-V2: arXiv:2405.04434, section 2.1).
+        has_sinks: whether each head has a learnt attention sink.
         attention: the name of attention in a layer.
-        attention_out: the name in it of its matrix on the way back.
-        attention_in: the name in it of the one matrix of query, key and value, of models with such.
-        counts: numbers of attention's module that say how many heads it has.
-        is_untold: whether a layer's code hands attention no keywords of the pass.
-        has_one_block: whether a layer is attention, or a layer with a state, or a feed-forward
-            block, of which there are plain ones and mixtures.
-        has_gates: whether queries come with a gate of what attention says, as wide as they are
+        attention_out: the name in it of the output projection.
+        attention_in: the name in it of the fused qkv projection, of models with such.
+        counts: attributes of transformers' attention module that hold numbers of heads.
+        is_untold: whether a layer's transformers code drops the keyword arguments of the pass.
+        has_one_block: whether a layer is one block: attention, recurrent, dense or MoE
+            feed-forward.
+        has_gates: whether attention outputs are gated, with gates projected beside the queries
             (arXiv:2505.06708).
-        recurrence: of models some of whose layers keep a state.
-        feed_forward: of models whose blocks are others than llama's.
-        learnt: numbers of a layer that are trained, each a tensor of one.
-        fixed: numbers of a layer that files hold and nobody trains.
-        bare: those of them that files hold without a dimension.
-        has_layers_apart: whether layers differ from each other; see `layers_apart`.
-        keys: keys that all other models have, and those of config.json for the same.
-        dropouts: keys of dropouts that are off, whatever config.json says, but for a job's.
-        positions: the name of an embedding of positions, of models that learn them, and how many
-            rows it has in front of the first one's.
-        is_in_first: whether files have matrices with their inputs in front of their outputs.
-        inner: the module that has the layers, where it is one within the base model.
-        whole_modules: modules of a whole model that transformers has other names for, and those
-            that all other models have.
+        recurrence: of hybrids, their recurrent layers.
+        feed_forward: of models whose dense blocks are not Llama's.
+        learnt: trained scalars of a layer, each a tensor of one element.
+        fixed: scalars of a layer that files hold and nobody trains.
+        bare: those of them that are 0-dimensional in files.
+        has_layers_apart: whether layers have different sizes; see the module of
+            `read_layers_apart`.
+        keys: usual keys of other models, and those of config.json for the same.
+        dropouts: keys of dropouts that are off, whatever config.json says, except by the job.
+        positions: the name of a learned position embedding, and its offset in rows.
+        is_in_first: whether files store matrices (in, out), as transformers' Conv1D.
+        inner: the module that has the layers, where it is nested in the base model.
+        whole_modules: transformers' names of modules of a whole model, and the common ones.
         modules: the same of modules around the layers.
-        file_names: parts of the names that files have for weights, and what stands for them here,
-            where transformers' modules have other names.
-        mixture: of models whose feed-forward blocks are mixtures of experts.
-        sees_pictures: whether the model of a folder is a language model with a vision tower beside
-            it, of which the first alone is trained; see `config_files` and `vision_language`.
-        part: of those, what transformers calls the language model within the whole; empty where it
-            is that itself, with towers beside its decoder.
-        told_vllm: what vLLM reads of config.json where transformers takes it for granted.
-        logit_divisor: key of what the output layer's products are divided by, if anything.
-        logit_multiplier: key of what they are multiplied by.
-        logit_cap: key of the soft cap that they come under, if any.
+        file_names: parts of weight names in files, and their replacements here, where transformers
+            names the modules otherwise.
+        mixture: of MoE models.
+        sees_pictures: whether a folder is a multimodal model, of which only the language model is
+            trained by default; see `config_files` and `vision_language`.
+        part: of those, transformers' name of the language model within the whole; empty where the
+            whole is one, with towers beside its decoder.
+        told_vllm: config values that vLLM needs and transformers assumes.
+        logit_divisor: key of the divisor of logits, if any.
+        logit_multiplier: key of the multiplier of logits, if any.
+        logit_cap: key of the logit softcap, if any.
     """
 
     models: str
@@ -262,18 +259,18 @@ class Family:
 
     @property
     def plain_out(self) -> str:
-        """The matrix on the way back of a plain feed-forward block, by its name in a layer."""
+        """The down-projection of a dense feed-forward block, by its name in a layer."""
         return self.feed_forward.out if self.feed_forward else "mlp.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A model of which the language model is a part.
+    """A multimodal model of which the language model is a part.
 
     Attributes:
         models: such models, for people.
-        text: type of the language model where config.json does not say it.
-        part: what transformers calls the language model within the whole.
+        text: model type of the language model if config.json does not say it.
+        part: transformers' name of the language model within the whole.
     """
 
     models: str
@@ -714,7 +711,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
-            "mamba_n_groups": (1,),  # vLLM has a norm of each
+            "mamba_n_groups": (1,),  # vLLM uses one norm for each
             "mamba_conv_bias": (True,),
             "mamba_proj_bias": (False,),
             "time_step_limit": _NO_STEP_LIMITS,
@@ -1106,7 +1103,7 @@ WHOLES: Final[Mapping[str, Whole]] = {
     "qwen2_audio": Whole("Qwen2-Audio", "qwen2"),
     "internvl": Whole("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
 }
-"""Models whose language model, in a section of config.json, is of one of `FAMILIES`.
+"""Multimodal models whose language model, a section of config.json, is of one of `FAMILIES`.
 
-By the `model_type` of the whole. Which of them see pictures `data.picture_forms` says.
+By the `model_type` of the whole. `data.picture_forms` says which of them take images.
 """

@@ -1,8 +1,8 @@
-"""Layers that differ from each other, as those of Gemma 4 do: what config.json says of each.
+"""Per-layer sizes of models whose layers differ, as Gemma 4's, from config.json.
 
-Those that see whole rows have heads of their own number and width. The last layers attend to keys
-and values of earlier ones (Brandon et al. 2024, arXiv:2405.12981). Each layer may be told of a
-token by an embedding of its own. Loads no torch.
+Full-attention layers have their own number and width of heads. The last layers share keys and
+values with earlier ones (cross-layer attention: Brandon et al. 2024, arXiv:2405.12981). Layers may
+get per-layer embeddings. Does not import torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,13 +18,13 @@ _FULL_HEAD: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Sizes of the attention of a layer.
+    """Attention sizes of a layer.
 
     Attributes:
         key_heads: key and value heads.
         head_size: width of a head.
-        has_keys: whether keys and values are its own; else they are an earlier layer's.
-        has_values: whether values have a matrix of their own; else they are made of the keys'.
+        has_keys: whether it projects its own keys and values; else it uses an earlier layer's.
+        has_values: whether values have their own projection; else they are made from the keys'.
     """
 
     key_heads: int
@@ -39,9 +39,9 @@ class LayersApart:
 
     Attributes:
         attention: of each layer.
-        inner_of_sharing: width within feed-forward blocks of layers without keys of their own.
-        told: width of what each layer is told of a token; 0 where it is told nothing.
-        told_vocabulary: rows of the embeddings that say it.
+        inner_of_sharing: feed-forward width of layers without keys of their own.
+        told: width of per-layer embeddings; 0 without any.
+        told_vocabulary: rows of the table of per-layer embeddings.
     """
 
     attention: tuple[Attention, ...]
@@ -51,11 +51,11 @@ class LayersApart:
 
     @property
     def shares_keys(self) -> bool:
-        """Whether layers attend to keys and values of others."""
+        """Whether some layers share keys and values of others."""
         return not all(one.has_keys for one in self.attention)
 
     def linear_layers(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Those of each layer that take what it is told."""
+        """Return the linear layers of each decoder layer that read its per-layer embedding."""
         if not self.told:
             return {}
         return {
@@ -64,7 +64,7 @@ class LayersApart:
         }
 
     def of_model(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Tensors in front of the layers, which say what each is told."""
+        """Return the tensors outside the layers that make per-layer embeddings."""
         if self.told:
             width = len(self.attention) * self.told
             yield "model.embed_tokens_per_layer.weight", (self.told_vocabulary, width)
@@ -73,7 +73,7 @@ class LayersApart:
 
 
 def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int) -> LayersApart:
-    """Read them as transformers does; `usual` is the attention of layers that see a window."""
+    """Read them with transformers' defaults; `usual` is the attention of sliding-window layers."""
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers:
         kinds = [_FULL if (layer + 1) % _PERIOD == 0 else None for layer in range(layers)]
@@ -83,7 +83,7 @@ def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int)
     if is_joint:
         of_full["num_key_value_heads"] = config.get("num_global_key_value_heads")
     own: dict[int, Json] = {layer: of_full for layer in range(layers) if sees_all[layer]}
-    if isinstance(each := config.get("per_layer_config"), dict):  # what transformers 5 writes
+    if isinstance(each := config.get("per_layer_config"), dict):  # transformers 5's form
         own = {int(layer): of_it for layer, of_it in each.items() if layer.isdecimal()}
     first_sharing = layers - _count(config, "num_kv_shared_layers")
     attention = tuple(
@@ -105,7 +105,7 @@ def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int)
 
 
 def _count(section: Mapping[str, Json] | Json, key: str) -> int:
-    """A number of a section, if it has one; else 0, and shapes of tensors will differ."""
+    """Return a number of a section, 0 if absent: shape checks will report that."""
     value = section.get(key) if isinstance(section, Mapping) else None
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count and isinstance(value, int) else 0

@@ -1,7 +1,7 @@
-"""Which layers of a model are cut over tensor ranks, and how.
+"""Tensor-parallel plans: which modules are column-parallel, row-parallel or replicated.
 
 `*` stands for the number of a decoder layer. transformers has such plans as well
-(`base_model_tp_plan`), without what is summed around the layers; a test compares the two.
+(`base_model_tp_plan`), without the all-reduces around the layers; a test compares the two.
 """
 
 import re
@@ -48,16 +48,16 @@ WHOLE: Final = Style(TensorLayer)
 BEFORE_ROWS: Final = Style(BeforeRows)
 OF_STATES: Final = Style(OfStates)
 IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
-"""Weights that all heads share, of which each rank has some."""
+"""Weights shared by all heads, sharded over the ranks."""
 OVER_ALL_HEADS: Final = Style(OverAllHeads, {"weight": "rows"})
 _EVEN: Final = (1, 1)
-"""Gate and up, of one matrix."""
+"""Fused gate_up."""
 
 COLUMNS_ALONE: Final = Style(TensorLayer, _COLUMNS)
-"""Of matrices whose outputs are summed by a module around them."""
+"""Row-parallel matrices whose partial sums an enclosing module reduces."""
 SUMMANDS: Final = Style(Summands)
 WEIGHS_SUMMANDS: Final = Style(TensorLayer, dict.fromkeys(("weight", "bias", A, B, M), "summands"))
-"""Whole on every rank, which has a summand of what it weighs."""
+"""Replicated; its output weighs a partial sum."""
 
 STACKS: Final = Style(
     Stacks,
@@ -68,7 +68,7 @@ STACKS: Final = Style(
         **{f"down_proj_{A}": "depths", f"down_proj_{B}": "summands"},
     },
 )
-"""Of which gates and inner layers lie by turns."""
+"""Whose gate and up rows are interleaved."""
 _GATES_FIRST: Final = {"gate_up_proj": _EVEN, f"gate_up_proj_{B}": _EVEN}
 STACKS_IN_FIRST: Final = replace(STACKS, shares=_GATES_FIRST)
 STACKS_OUT_FIRST: Final = replace(
@@ -78,7 +78,7 @@ STACKS_OUT_FIRST: Final = replace(
 _PLAN: Final = {
     "model.embed_tokens": VOCABULARY,
     "model.norm": WHOLE,
-    "lm_head": ROWS,  # never called: log-probabilities are made of its parts, see `fused_logprobs`
+    "lm_head": ROWS,  # never called: log-probabilities read its shards, see `fused_logprobs`
     "score": WHOLE,
     **{f"{LOG_PARTITION}.{name}": WHOLE for name in ("inner.*", "norms.*", "output")},
 }
@@ -98,7 +98,7 @@ _LAYERS_APART: Final = {
 
 
 def plan_of(family: Family) -> dict[str, Style]:
-    """The styles of a family's modules that have parameters of their own, or are summed as one."""
+    """Return the styles of a family's modules with parameters, or with a joint all-reduce."""
     mixture = family.mixture
     plan = _PLAN | _attention(family)
     plan |= _mixture(mixture) if mixture else {}
@@ -106,7 +106,7 @@ def plan_of(family: Family) -> dict[str, Style]:
         plan |= _feed_forward(family)
     if family.positions:
         plan[f"model.{family.positions[0]}"] = WHOLE
-    if mixture and (mixture.dense_first or family.has_one_block):  # summed as mixtures are
+    if mixture and (mixture.dense_first or family.has_one_block):  # all-reduced like MoE blocks
         plan |= _feed_forward(family) | {f"model.layers.*.{family.plain_out}": COLUMNS_ALONE}
     if mixture and family.has_one_block:
         plan[f"model.layers.*.{family.attention}.{family.attention_out}"] = COLUMNS_ALONE
@@ -127,7 +127,7 @@ def plan_of(family: Family) -> dict[str, Style]:
 
 
 def _attention(family: Family) -> dict[str, Style]:
-    """The styles of attention's matrices; see `styles_of` where they are one."""
+    """Return the styles of attention's matrices; see `styles_of` for the fused one."""
     at = f"model.layers.*.{family.attention}"
     if family.has_latents:
         plan = dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj"), ROWS) | {"o_proj": COLUMNS}
@@ -140,7 +140,7 @@ def _attention(family: Family) -> dict[str, Style]:
 
 
 def _feed_forward(family: Family) -> dict[str, Style]:
-    """The styles of plain blocks."""
+    """Return the styles of dense feed-forward blocks."""
     if "gate_up_proj" in family.fused:
         return {
             "model.layers.*.mlp.gate_up_proj": _of_several(ROWS, _EVEN),
@@ -157,13 +157,13 @@ def _feed_forward(family: Family) -> dict[str, Style]:
 
 
 def _of_several(style: Style, shares: tuple[int, ...]) -> Style:
-    """The style of a layer whose outputs are those of several, one behind another."""
+    """Return the style of a fused layer, whose outputs are concatenated parts."""
     cut = (name for name, own in style.cuts.items() if own != "summands")
     return replace(style, shares=dict.fromkeys(cut, shares))
 
 
 def _numbers(family: Family) -> dict[str, Style]:
-    """The styles of modules with numbers of their own: each rank has some of what they are for."""
+    """Return the styles of modules with per-head or per-channel parameters, sharded alike."""
     cuts: dict[str, dict[str, Cut]] = {}
     for name in (*family.learnt, *family.fixed):
         owner, _, number = f"model.layers.*.{name}".rpartition(".")
@@ -174,7 +174,7 @@ def _numbers(family: Family) -> dict[str, Style]:
 
 
 def _mixture(mixture: Mixture) -> dict[str, Style]:
-    """The styles of a block, which is summed over the ranks once, with all of its experts."""
+    """Return the styles of an MoE block, which has one all-reduce for all of its experts."""
     if not mixture.block:
         return _mixture_of_layers(mixture)
     block = f"model.layers.*.{mixture.block}"
@@ -198,7 +198,7 @@ def _mixture(mixture: Mixture) -> dict[str, Style]:
 
 
 def _mixture_of_layers(mixture: Mixture) -> dict[str, Style]:
-    """The styles of experts that are the layer's own, as their router and their norms are."""
+    """Return the styles of experts that belong to the layer itself, with router and norms."""
     before, beside, behind = mixture.norms
     plan = {
         "experts": STACKS_OUT_FIRST,
@@ -210,14 +210,14 @@ def _mixture_of_layers(mixture: Mixture) -> dict[str, Style]:
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:
-    """The style of each module of a model that has parameters of its own, or is in its plan.
+    """Return the style of each module of a model with parameters, or in its plan.
 
-    Experts that ranks share have none.
+    Expert-parallel experts have none.
     """
     config: Any = model.config
     family = FAMILIES[config.model_type]
     plan = plan_of(family)
-    if "qkv_proj" in family.fused and family.counts:  # heads of other models lie one by one
+    if "qkv_proj" in family.fused and family.counts:  # other models' heads are contiguous
         key = "num_key_value_heads"
         heads, keys = config.num_attention_heads, getattr(config, family.keys.get(key, key))
         at = f"model.layers.*.{family.attention}.{family.attention_in}"
@@ -230,7 +230,7 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
     for name, module in model.named_modules():
         if module in whole:
             continue
-        if module in alike or name.startswith(TOWER):  # which are whole on each of them
+        if module in alike or name.startswith(TOWER):  # which are replicated
             found[name] = WHOLE
             continue
         place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
@@ -240,10 +240,7 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
 
 
 def _computed_alike(model: nn.Module) -> set[nn.Module]:
-    """What all ranks compute: layers that keep states, with the norms in front of them.
-
-    Such modules that have parameters.
-    """
+    """Yield the replicated modules with parameters: recurrent layers and the norms before them."""
     config: Any = model.config
     norm, *_ = (*FAMILIES[config.model_type].norms, "")
     return {
