@@ -62,7 +62,7 @@ def write_adapters(
     config = {
         "base_model_name_or_path": str(base),
         "bias": "none",
-        "fan_in_fan_out": any(one.is_in_first for one in adapters.values() if one.a.ndim == 2),
+        "fan_in_fan_out": any(one.is_transposed for one in adapters.values() if one.a.ndim == 2),
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,

@@ -63,7 +63,7 @@ class Beside:
         model_type, sees = str(config.get("model_type")), has_tower(config)
         layers = layer_count(model_folder)
         weights = read_weights(model_folder)
-        bare = FAMILIES[model_type].bare if model_type in FAMILIES else ()
+        bare = FAMILIES[model_type].zero_dim_scalars if model_type in FAMILIES else ()
         if weights.problems:
             _refuse_without(
                 weights.problems,

@@ -141,7 +141,7 @@ def _adapters(tensors: Mapping[str, torch.Tensor], model: ModelSpec) -> dict[str
     if model.lora is None:
         return {}
     sizes = sizes_of(model.path)
-    return adapters_in(tensors, model.lora, in_first=sizes.in_first if sizes else 0)
+    return adapters_in(tensors, model.lora, transposed_dims=sizes.transposed_dims if sizes else 0)
 
 
 def _policy(settings: Mapping[str, Json], checkpoint: Path) -> _Source:

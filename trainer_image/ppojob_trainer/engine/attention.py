@@ -158,7 +158,7 @@ class AttentionPlans:
             options = {"tile_scores": GPU_TILE_SCORES, **options}
         self._options = options
         self._spans = spans
-        self._see_ahead = any(span.wholes for span in spans)
+        self._is_bidirectional = any(span.bidirectional for span in spans)
         self._ahead_in_windows = ahead_in_windows
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
@@ -166,20 +166,20 @@ class AttentionPlans:
         self._chunks: dict[int, ChunkPlan] = {}
         self._neighbours: dict[int, Tensor] = {}
 
-    def see_ahead(self, window: int | None) -> bool:
+    def is_bidirectional(self, window: int | None) -> bool:
         """Return whether layers with this window have bidirectional spans, as images have."""
-        return self._see_ahead and not (self._ahead_in_windows and window is None)
+        return self._is_bidirectional and not (self._ahead_in_windows and window is None)
 
     def of(self, window: int | None, heads: int, key_heads: int) -> AttentionPlan:
         """Return the plan of a sliding window; a window longer than every row masks nothing."""
-        ahead = self.see_ahead(window)
+        ahead = self.is_bidirectional(window)
         if window is not None and window >= self._longest:
             window = None
         kind = window, heads, key_heads, ahead
         if kind not in self._made:
             spans = self._spans
-            if self._see_ahead and not ahead:
-                spans = [replace(span, wholes=()) for span in spans]
+            if self._is_bidirectional and not ahead:
+                spans = [replace(span, bidirectional=()) for span in spans]
             made = plan_attention(
                 spans, window=window, heads=heads, key_heads=key_heads, **self._options
             )
@@ -241,7 +241,7 @@ def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int
         dim=2,
     )
     for row, span in enumerate(spans):
-        for first, end in span.wholes:
+        for first, end in span.bidirectional:
             run = slice(first - span.start, end - span.start)
             seen[row, run, len(before) :][:, run] = True
     if window is not None:
@@ -423,7 +423,9 @@ def attend_packed(
     with torch.autocast(query.device.type, enabled=False):
         queries, keys, values = sequence_ranks.to_heads(*packed)
         is_plain = (
-            softcap is None and s_aux is None and not attention_plans.see_ahead(sliding_window)
+            softcap is None
+            and s_aux is None
+            and not attention_plans.is_bidirectional(sliding_window)
         )
         if has_kernel(queries) and dropout == 0.0 and is_plain:
             rows = attention_plans.rows
@@ -448,7 +450,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     # The vision tower uses its own attention, within each image.
     model.base_model.set_attn_implementation(PACKED_ATTENTION)
     use_packed_states(model)
-    if FAMILIES[model.config.model_type].is_untold:
+    if FAMILIES[model.config.model_type].drops_attention_kwargs:
         for layer in model.base_model.layers:
             if hasattr(layer, "self_attn"):  # at this pipeline stage
                 layer.register_forward_pre_hook(_tell_attention, with_kwargs=True)

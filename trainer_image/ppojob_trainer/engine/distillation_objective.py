@@ -17,7 +17,7 @@ from ppojob_trainer.engine.objective import (
     Aggregation,
     Denominators,
     LossParts,
-    OfTokens,
+    TokenObjective,
     token_sums,
 )
 from ppojob_trainer.engine.policy_objective import SAMPLING_STATISTICS, sampling_diagnostics
@@ -25,7 +25,7 @@ from ppojob_trainer.rows.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
-class DistillationObjective(OfTokens):
+class DistillationObjective(TokenObjective):
     """The distillation loss of an update, over the outputs of a `HeadWithKl`."""
 
     aggregation: Aggregation

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
-from ppojob_trainer.engine.feed_forward_tiles import use_tiles
 from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import (
     Head,
@@ -26,15 +25,16 @@ from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.engine.routers import Routers
+from ppojob_trainer.engine.tiled_mlp import use_tiles
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.gemma import told_of_tokens
+from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.mtp_layers import states_for_mtp
-from ppojob_trainer.models.pipeline_stages import WHOLE, HandsOn, PipelineStage, stage_of
+from ppojob_trainer.models.pipeline_stages import WHOLE, PassThrough, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
-from ppojob_trainer.parallel.fsdp import as_forward, keep_whole, release
+from ppojob_trainer.parallel.fsdp import as_forward, keep_unsharded, release
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
@@ -89,7 +89,7 @@ class ForwardEngine:
         use_fused_norms(model)
         use_tiles(model, training.mlp_tile_tokens)
         if not training.reshard_after_forward:
-            keep_whole(model)
+            keep_unsharded(model)
 
     def predict(
         self, experience: Experience, head: Head | None = None, *, records: bool = False
@@ -118,7 +118,9 @@ class ForwardEngine:
         if record is not None:
             record.keep(self._stage, self.model.device)
         self.release()
-        return self._stage.ranks.told_by_last(outputs, experience.num_tokens, self.model.device)
+        return self._stage.ranks.broadcast_from_last(
+            outputs, experience.num_tokens, self.model.device
+        )
 
     def last_states(self, rows: Experience) -> LastStates:
         """Return the head's inputs for a micro-batch, without gradient; a collective of all ranks.
@@ -349,11 +351,11 @@ def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) 
     """Embed this rank's tokens with image features; each sequence rank encodes all images."""
     ids, places = own.input_ids[None], own.picture_places
     embeddings = tower.within(model.get_input_embeddings()(ids))
-    told = told_of_tokens(model, ids, places)
+    told = per_layer_inputs(model, ids, places)
     if places is None:
         return {"inputs_embeds": embeddings, **told}
     given = tower.shown(embeddings, places, own.pictures, own.picture_rows)
-    held = sum(not isinstance(layer, HandsOn) for layer in model.base_model.layers)
+    held = sum(not isinstance(layer, PassThrough) for layer in model.base_model.layers)
     assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"
     return {**given, **told}
 

@@ -24,14 +24,14 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive packed tokens with causal attention, bidirectional within each of `wholes`."""
+    """Consecutive packed tokens with causal attention, full attention in `bidirectional`."""
 
     start: int  # place of the first token in the packed sequence
     length: int
     prefix_start: int = 0  # place of the prompt that the whole span attends to
     prefix_length: int = 0  # tokens of that prompt, 0 without one
     # bidirectional runs of packed tokens, (first, behind the last), such as those of an image
-    wholes: tuple[tuple[int, int], ...] = ()
+    bidirectional: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ class _Text:
     positions: Tensor  # (1, tokens) int64, or (3, tokens) for M-RoPE
     pictures: bytes  # encoded, as one value
     places: Tensor  # (n,) int64, its image tokens
-    wholes: tuple[tuple[int, int], ...] = ()  # see `Span`, counted from the start of the text
+    bidirectional: tuple[tuple[int, int], ...] = ()  # see `Span`, from the start of the text
 
     @classmethod
     def of(
@@ -127,8 +127,8 @@ class _Text:
         found = form.places(listed, pictures, later)
         places = torch.tensor([one for own in found for one in own])
         positions = torch.tensor(form.positions(listed, pictures, later))
-        wholes = tuple((own[0], own[-1] + 1) for own in found) if form.sees_ahead else ()
-        return cls(ids, sources, positions, pictures, places, wholes)
+        bidirectional = tuple((own[0], own[-1] + 1) for own in found) if form.sees_ahead else ()
+        return cls(ids, sources, positions, pictures, places, bidirectional)
 
     def followed_by(self, read: _Text) -> _Text:
         """Return the text of a response that continues this one, with positions going on."""
@@ -175,14 +175,16 @@ class _Packer:
     def add(self, *texts: _Text, prefix: Span | None = None) -> Span:
         """Append a span of texts that continues `prefix`, or starts a row."""
         length = sum(len(text.ids) for text in texts)
-        begin, wholes = self.end, []
+        begin, bidirectional = self.end, []
         for text in texts:
-            wholes += [(self.end + first, self.end + end) for first, end in text.wholes]
+            bidirectional += [
+                (self.end + first, self.end + end) for first, end in text.bidirectional
+            ]
             self.texts.append(text)
             self.starts.append(self.end)
             self.end += len(text.ids)
         before = (0, 0) if prefix is None else (prefix.start, prefix.length)
-        span = Span(begin, length, *before, tuple(wholes))
+        span = Span(begin, length, *before, tuple(bidirectional))
         if length:
             self.spans.append(span)
         return span

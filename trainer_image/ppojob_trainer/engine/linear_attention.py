@@ -252,13 +252,13 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     filters = [part.chunk(ranks.size)[ranks.number] for part in weights]
     mixed, plan = torch.cat(ranks.dealt(*parts), dim=-1), plans.chunks(net.conv_kernel_size - 1)
     dealt = torch.cat(filters), *ranks.dealt(decay, weight)
-    read = ranks.to_tokens(computed_again(mix_rows, mixed, *dealt, sizes, plan))
+    read = ranks.to_tokens(checkpointed(mix_rows, mixed, *dealt, sizes, plan))
     normed = net.norm(read.flatten(0, 1), gate.reshape(-1, net.head_v_dim))
     output: Tensor = net.out_proj(normed.view(len(states), -1))
     return output
 
 
-def computed_again(mix: Callable[..., Tensor], mixed: Tensor, *others: Any) -> Tensor:
+def checkpointed(mix: Callable[..., Tensor], mixed: Tensor, *others: Any) -> Tensor:
     """Run `mix` over all tokens, (T, H, V), with activation checkpointing.
 
     The backward pass recomputes it, in the dtypes that `mix` chooses itself.

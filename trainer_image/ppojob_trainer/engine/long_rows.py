@@ -266,7 +266,7 @@ def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]
                 blocks = [
                     (k, d) for k, d in reversed(blocks) if d - (k.stop - k.start - 1) <= first
                 ]
-            seeing = [one for one in span.wholes if _overlap(queries, one)]
+            seeing = [one for one in span.bidirectional if _overlap(queries, one)]
             blocks += [
                 (keys, queries.start - keys.start)
                 for keys in own[i + 1 :]
@@ -287,10 +287,10 @@ def _overlap(piece: slice, run: tuple[int, int]) -> slice | None:
 
 
 def _ahead(
-    queries: slice, keys: slice, wholes: Sequence[tuple[int, int]]
+    queries: slice, keys: slice, bidirectional: Sequence[tuple[int, int]]
 ) -> tuple[tuple[slice, slice], ...]:
     """Return the queries and keys of each bidirectional run that overlaps the block."""
-    pairs = [(_overlap(queries, one), _overlap(keys, one)) for one in wholes]
+    pairs = [(_overlap(queries, one), _overlap(keys, one)) for one in bidirectional]
     return tuple((left, right) for left, right in pairs if left and right)
 
 

@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.parallel.boxes import box_of, cut_like, local_part, whole
+from ppojob_trainer.parallel.boxes import box_of, local_part, shard_like, whole
 
 BUFFER: Final = "momentum_buffer"
 
@@ -77,10 +77,10 @@ class Muon(torch.optim.Optimizer):
         assert gradient is not None, "others are left alone"
         mine = local_part(gradient)
         if BUFFER not in state:
-            state[BUFFER] = cut_like(parameter, torch.zeros_like(mine))
+            state[BUFFER] = shard_like(parameter, torch.zeros_like(mine))
         buffer = local_part(state[BUFFER])
         buffer.lerp_(mine, 1.0 - momentum)
-        update = orthogonal(whole(cut_like(parameter, mine.lerp(buffer, momentum))))
+        update = orthogonal(whole(shard_like(parameter, mine.lerp(buffer, momentum))))
         scale = 0.2 * math.sqrt(max(parameter.shape))
         weights = local_part(parameter)
         weights.mul_(1.0 - rate * decay)

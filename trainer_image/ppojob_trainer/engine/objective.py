@@ -65,7 +65,7 @@ class Aggregation:
         )
 
 
-class OfTokens:
+class TokenObjective:
     """An objective with a loss for each trained token, or for each row with one."""
 
     __slots__ = ()

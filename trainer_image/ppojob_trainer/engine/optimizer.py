@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
-from ppojob_trainer.engine.chance_rounding import round_into
 from ppojob_trainer.engine.muon import BUFFER, Muon
+from ppojob_trainer.engine.stochastic_rounding import round_into
 from ppojob_trainer.parallel.boxes import (
     Box,
     box_of,
-    cut_like,
     is_first_holder,
-    laid_as,
     local_part,
+    shard_like,
+    sharded_as,
 )
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import decoder_layers
@@ -129,7 +129,7 @@ class _ByParts(torch.optim.Optimizer):
             for weight, part in parts.items():
                 if part in self.state and weight not in kept:
                     kept[weight] = {
-                        key: one if key == COUNT else cut_like(weight, one)
+                        key: one if key == COUNT else shard_like(weight, one)
                         for key, one in self.state[part].items()
                     }
         finally:
@@ -227,13 +227,13 @@ def _in_float32(
         return
     kept = _moments(optimizer, weight)
     for key, moment in kept.items():
-        optimizer.state[weight][key] = cut_like(weight, local_part(moment).float())
+        optimizer.state[weight][key] = shard_like(weight, local_part(moment).float())
     yield
     for key, moment in _moments(optimizer, weight).items():
         values = local_part(moment)
         low = kept.get(key)
         if low is None:
-            low = cut_like(weight, torch.empty_like(values, dtype=torch.bfloat16))
+            low = shard_like(weight, torch.empty_like(values, dtype=torch.bfloat16))
         round_into(local_part(low), values, box_of(weight), f"{what}/{key}")
         optimizer.state[weight][key] = low
 
@@ -250,7 +250,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     """
     names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": laid_as(parameter, state[key])
+        f"{names[parameter]}/{key}": sharded_as(parameter, state[key])
         for parameter, state in optimizer.state.items()
         for key in (*OF_ADAMW, BUFFER)
         if key in state
@@ -293,7 +293,7 @@ def load_optimizer_tensors(
         parameter = parameters[name]
         state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in keys}
         optimizer.state[parameter] = {
-            key: value if key == COUNT else cut_like(parameter, value)
+            key: value if key == COUNT else shard_like(parameter, value)
             for key, value in state.items()
         }
         if host is not None:

@@ -17,7 +17,7 @@ from ppojob_api.v1alpha1.preferences import DpoSpec, RewardModelTrainingSpec
 from ppojob_trainer.algorithms.masked import row_mean, row_sum
 from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Denominators, LossParts, OfTokens, token_sums
+from ppojob_trainer.engine.objective import Denominators, LossParts, TokenObjective, token_sums
 from ppojob_trainer.engine.policy_objective import SAMPLING_STATISTICS, sampling_diagnostics
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
@@ -130,7 +130,7 @@ class PairObjective:
         return every[0::2], every[1::2]
 
 
-class DrawnPairObjective(OfTokens, PairObjective):
+class DrawnPairObjective(TokenObjective, PairObjective):
     """Preference loss of generated pairs: two rows of a group have trained tokens.
 
     The chosen row has a positive advantage, the rejected one a negative one.

@@ -18,9 +18,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.layout import PackedRows
-from ppojob_trainer.models.experts import corrections_of
+from ppojob_trainer.models.experts import selection_biases_of
 from ppojob_trainer.models.mixtures import key_of_experts
-from ppojob_trainer.models.routes import goes_to
+from ppojob_trainer.models.routes import expert_mask
 from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.sequence import SequenceRanks
@@ -32,7 +32,7 @@ class RouterLoads:
 
     def __init__(self, model: PreTrainedModel, world: World, ranks: SequenceRanks) -> None:
         """Begin an update; `ranks` share the tokens of a pass."""
-        self._biases = corrections_of(model)
+        self._biases = selection_biases_of(model)
         config: Any = model.config
         own = config.to_dict()
         self._shape = int(config.num_hidden_layers), int(own[key_of_experts(own)])
@@ -94,7 +94,7 @@ class PassLoads:
         A layer that activation checkpointing recomputes is counted once.
         """
         if layer not in self.counted:
-            goes = goes_to(logits, chosen)
+            goes = expert_mask(logits, chosen)
             self.counted[layer] = (self._readers[:, None] * goes).sum(dim=0)
         return carrier
 

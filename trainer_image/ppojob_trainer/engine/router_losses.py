@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.engine.layout import PackedRows
-from ppojob_trainer.models.routes import goes_to
+from ppojob_trainer.models.routes import expert_mask
 from ppojob_trainer.parallel.sequence import SequenceRanks
 
 
@@ -113,7 +113,7 @@ class PassLosses:
         """
         with torch.autocast(logits.device.type, enabled=False):
             numbers = logits.float()
-            loads = self._ranks.summed(self._reads @ goes_to(logits, chosen).float())
+            loads = self._ranks.summed(self._reads @ expert_mask(logits, chosen).float())
             probabilities = self._reads @ numbers.softmax(dim=-1)
             balance = (loads * probabilities).sum() * (logits.shape[1] / chosen.shape[1])
             z = (self._reads @ numbers.logsumexp(dim=-1).square()).sum()

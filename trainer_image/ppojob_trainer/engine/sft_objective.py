@@ -12,7 +12,7 @@ from typing import ClassVar
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.algorithms.masked import masked_sum
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts, OfTokens
+from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts, TokenObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
@@ -20,7 +20,7 @@ _TOKEN_MEAN = Aggregation("token_mean")
 
 
 @dataclass(frozen=True, slots=True)
-class SftObjective(OfTokens):
+class SftObjective(TokenObjective):
     """The SFT loss of an update, over the first output of a `PolicyHead`."""
 
     aggregation: Aggregation
@@ -47,7 +47,7 @@ class SftObjective(OfTokens):
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedObjective(OfTokens):
+class SupervisedObjective(TokenObjective):
     """`c L` with the mean over tokens, added to the loss of a policy.
 
     PPO-ptx (InstructGPT, arXiv:2203.02155), equation 2. With `uncertain_tokens` each token is

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ppojob_trainer.engine.layout import Span
-from ppojob_trainer.engine.linear_attention import HasChunks, computed_again, placed
+from ppojob_trainer.engine.linear_attention import HasChunks, checkpointed, placed
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import SequenceRanks
 
@@ -58,6 +58,6 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     (mixed,) = ranks.dealt(before * values)
     filters = ranks.own_heads(local_part(net.conv.weight)[:, 0])
     neighbours = plans.neighbours(net.conv_kernel_size - 1)
-    seen = ranks.to_tokens(computed_again(convolved, mixed, filters, neighbours))
+    seen = ranks.to_tokens(checkpointed(convolved, mixed, filters, neighbours))
     output: Tensor = net.out_proj(behind * seen.flatten(1))
     return output

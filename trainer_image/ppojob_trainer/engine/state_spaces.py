@@ -34,7 +34,7 @@ from ppojob_trainer.engine.linear_attention import (
     ChunkPlan,
     HasChunks,
     HeadSizes,
-    computed_again,
+    checkpointed,
     convolved,
     faded,
     of_chunks,
@@ -220,7 +220,7 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     plan = plans.chunks(net.conv_kernel_size - 1)
     step, decay = ranks.dealt(step, decay)
     runs = in_runs(mixed, step, decay, weights, sizes)
-    read = torch.cat([computed_again(mix_rows, *run, plan) for run in runs], dim=1)
+    read = torch.cat([checkpointed(mix_rows, *run, plan) for run in runs], dim=1)
     output: Tensor = net.out_proj(net.norm(ranks.to_tokens(read).flatten(1), gate).to(states.dtype))
     return output
 

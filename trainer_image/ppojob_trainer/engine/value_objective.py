@@ -15,14 +15,14 @@ from ppojob_trainer.engine.objective import (
     Aggregation,
     Denominators,
     LossParts,
-    OfTokens,
+    TokenObjective,
     token_sums,
 )
 from ppojob_trainer.rows.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
-class ValueObjective(OfTokens):
+class ValueObjective(TokenObjective):
     """Clipped squared error of a critic's values, over the output of a `ValueHead`."""
 
     value_clip: float  # furthest that a value may move from the one before the update
@@ -60,7 +60,7 @@ class ValueObjective(OfTokens):
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeObjective(OfTokens):
+class OutcomeObjective(TokenObjective):
     """Cross-entropy of outcomes by a process reward model's rewards: a mean over the rows.
 
     It reads the first output of a `PolicyHead`.

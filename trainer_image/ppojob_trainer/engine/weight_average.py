@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.parallel.boxes import cut_like, local_part
+from ppojob_trainer.parallel.boxes import local_part, shard_like
 from ppojob_trainer.parallel.offload import HostMemory
 
 
@@ -49,6 +49,6 @@ class WeightAverage:
     def _keep(self, name: str, part: Tensor) -> None:
         weight = self._weights[name]
         own = part.to(weight.device, torch.float32, copy=True)
-        self.tensors[name] = cut_like(weight, own)
+        self.tensors[name] = shard_like(weight, own)
         if self._host is not None:
             self._host.take([self.tensors[name]])

@@ -14,7 +14,6 @@ from ppojob_trainer.models.adapter_names import magnitude_name, matrix_names
 from ppojob_trainer.models.config_files import read_config, with_usual_keys
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
-from ppojob_trainer.models.layers_apart import Attention, LayersApart, read_layers_apart
 from ppojob_trainer.models.liquid import with_own_keys
 from ppojob_trainer.models.mixtures import (
     STACKS,
@@ -25,6 +24,7 @@ from ppojob_trainer.models.mixtures import (
     required_sizes,
     shared_layers,
 )
+from ppojob_trainer.models.per_layer_sizes import Attention, PerLayerSizes, read_per_layer_sizes
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.state_layers import (
     States,
@@ -85,13 +85,13 @@ class Sizes:
         biased: linear layers of a block that have a bias.
         experts: experts of each MoE layer; 0 of dense models, of the same family too.
         shared: intermediate width of the shared expert; 0 where there is none.
-        plain_layers: dense layers of an MoE model, the first ones.
+        dense_layers: dense layers of an MoE model, the first ones.
         plain: intermediate width of dense blocks in an MoE model; 0 where there are none.
-        has_head_norms: whether there is a QK-norm.
+        has_qk_norm: whether there is a QK-norm.
         kinds: block type of each layer, for models with one block per layer; else empty.
         latents: of MLA models.
         states: of models with recurrent layers.
-        apart: of models whose layers have different sizes.
+        per_layer: of models whose layers have different sizes.
         positions: rows of the learned position embedding; 0 without one.
     """
 
@@ -107,13 +107,13 @@ class Sizes:
     biased: frozenset[str]
     experts: int = 0
     shared: int = 0
-    plain_layers: int = 0
+    dense_layers: int = 0
     plain: int = 0
-    has_head_norms: bool = False
+    has_qk_norm: bool = False
     kinds: tuple[str, ...] = ()
     latents: Latents | None = None
     states: States | None = None
-    apart: LayersApart | None = None
+    per_layer: PerLayerSizes | None = None
     positions: int = 0
 
     @property
@@ -124,14 +124,14 @@ class Sizes:
     @property
     def takes_nf4(self) -> bool:
         """Whether matrices may be quantized to NF4 beneath adapters."""
-        return self.mixture is None and not self.in_first
+        return self.mixture is None and not self.transposed_dims
 
     @property
-    def in_first(self) -> int:
+    def transposed_dims(self) -> int:
         """Dimensions of weights stored (in, out): 2 or 3 for stacks; 0 if none is."""
-        if FAMILIES[self.model_type].is_in_first:
+        if FAMILIES[self.model_type].is_transposed:
             return 2
-        return 3 if self.mixture and self.mixture.is_in_first else 0
+        return 3 if self.mixture and self.mixture.is_transposed else 0
 
     def has_state(self, layer: int) -> bool:
         """Whether a layer is recurrent: a state in place of keys and values."""
@@ -145,9 +145,9 @@ class Sizes:
         """Whether a layer has MoE experts."""
         if self.kinds:
             return self.kinds[layer] == EXPERTS
-        return self.experts > 0 and layer >= self.plain_layers
+        return self.experts > 0 and layer >= self.dense_layers
 
-    def has_plain(self, layer: int) -> bool:
+    def has_dense(self, layer: int) -> bool:
         """Whether a layer has a dense feed-forward block."""
         if self.kinds:
             return self.kinds[layer] == PLAIN
@@ -156,12 +156,12 @@ class Sizes:
 
     def has_tiles(self, layer: int) -> bool:
         """Whether that block is a module, so it can be tiled over tokens."""
-        return self.has_plain(layer) and "." in FAMILIES[self.model_type].plain_out
+        return self.has_dense(layer) and "." in FAMILIES[self.model_type].plain_out
 
     def attention(self, layer: int) -> Attention:
         """Return the attention sizes of an attention layer."""
-        if self.apart:
-            return self.apart.attention[layer]
+        if self.per_layer:
+            return self.per_layer.attention[layer]
         return Attention(self.key_heads, self.head_size)
 
     @property
@@ -179,7 +179,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if family.has_one_block and kinds is not None:
         config["num_hidden_layers"] = len(kinds)
     mixture, feed_forward = mixture_in(config), family.feed_forward
-    own: tuple[str, ...] = _LATENT if family.has_latents else ()
+    own: tuple[str, ...] = _LATENT if family.has_mla else ()
     if kind := family.recurrence:
         own, config = kind.sizes, with_own_keys(with_head_of_states(config))
         kinds = layer_kinds(config)
@@ -191,16 +191,16 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         return required
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
     keys = mixture.shared_inner if mixture else ()
-    plain_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
+    dense_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
     key_heads = _count(config.get("num_key_value_heads")) or heads
     head_size = _count(config.get("head_dim")) or hidden // heads
     latents = None
-    if family.has_latents:
+    if family.has_mla:
         of_queries = _count(config.get("q_lora_rank")) or 0
         latents = Latents(of_queries, *(required[key] for key in _LATENT))
         key_heads, head_size = heads, latents.plain + latents.rotary
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
-    has_plain = plain_layers > 0 or feed_forward is not None
+    has_dense = dense_layers > 0 or feed_forward is not None
     may_tie = True in family.only.get("tie_word_embeddings", (True,))
     return Sizes(
         model_type=model_type,
@@ -215,17 +215,17 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         biased=_biased(config, family),
         experts=required[key_of_experts(config)] if mixture else 0,
         shared=prod(required[key] for key in keys) if keys else 0,
-        plain_layers=plain_layers,
-        plain=required[plain] if mixture and has_plain else 0,
-        has_head_norms=family.head_norm != "none"
-        and (not family.head_norm_key or config.get(family.head_norm_key) is True),
+        dense_layers=dense_layers,
+        plain=required[plain] if mixture and has_dense else 0,
+        has_qk_norm=family.qk_norm != "none"
+        and (not family.qk_norm_key or config.get(family.qk_norm_key) is True),
         kinds=tuple(kinds or ()) if family.has_one_block else (),
         latents=latents,
         states=_states(config, family, kinds, required),
-        apart=read_layers_apart(
+        per_layer=read_per_layer_sizes(
             config, Attention(key_heads, head_size), required["num_hidden_layers"]
         )
-        if family.has_layers_apart
+        if family.has_per_layer_sizes
         else None,
         positions=required["max_position_embeddings"] + family.positions[1]
         if family.positions
@@ -276,8 +276,8 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
     yield from _norm("model.norm", family, sizes.hidden)
     if family.positions:
         yield f"model.{family.positions[0]}.weight", (sizes.positions, sizes.hidden)
-    if sizes.apart:
-        yield from sizes.apart.of_model(sizes.hidden)
+    if sizes.per_layer:
+        yield from sizes.per_layer.of_model(sizes.hidden)
     for layer in range(sizes.layers):
         for name, shape in _of_a_layer(sizes, layer):
             yield f"model.layers.{layer}.{name}", shape
@@ -302,9 +302,9 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
         found = sizes.states.linear_layers(sizes.hidden, is_fused=is_fused)
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         found |= shared_layers(mixture, sizes.hidden, sizes.shared)
-    if sizes.apart:
-        found |= sizes.apart.linear_layers(sizes.hidden)
-    if sizes.has_plain(layer):
+    if sizes.per_layer:
+        found |= sizes.per_layer.linear_layers(sizes.hidden)
+    if sizes.has_dense(layer):
         found |= _feed_forward(sizes, layer)
     return found
 
@@ -314,7 +314,9 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
         return _latent_attention(sizes.latents, sizes.hidden, sizes.heads)
     family, hidden, own = FAMILIES[sizes.model_type], sizes.hidden, sizes.attention(layer)
     query, key, at = sizes.heads * own.head_size, own.key_heads * own.head_size, family.attention
-    found: dict[str, Shape] = {f"{at}.q_proj": (2 * query if family.has_gates else query, hidden)}
+    found: dict[str, Shape] = {
+        f"{at}.q_proj": (2 * query if family.has_attention_gates else query, hidden)
+    }
     if own.has_keys:
         found[f"{at}.k_proj"] = (key, hidden)
     if own.has_keys and own.has_values:
@@ -327,8 +329,8 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
 def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
     family, hidden = FAMILIES[sizes.model_type], sizes.hidden
     inner = sizes.plain if sizes.mixture else sizes.inner
-    if sizes.apart and not sizes.attention(layer).has_keys:
-        inner = sizes.apart.inner_of_sharing
+    if sizes.per_layer and not sizes.attention(layer).has_keys:
+        inner = sizes.per_layer.inner_of_sharing
     if own := family.feed_forward:
         found: dict[str, Shape] = {name: (n * inner, hidden) for name, n in own.into.items()}
         return found | {own.out: (hidden, inner)}
@@ -347,7 +349,7 @@ def expert_weights(sizes: Sizes) -> dict[str, Shape]:
     if not mixture.is_stacked:
         return {name: shape for name, shape in tensors if ".experts." in name}
     found = {name: shape for name, shape in tensors if name.endswith(STACKS)}
-    if not mixture.is_in_first:
+    if not mixture.is_transposed:
         return found
     return {name: (experts, out, into) for name, (experts, into, out) in found.items()}
 
@@ -369,12 +371,12 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
     yield from _norms(sizes, layer)
     for name, shape in linear_layers(sizes, layer).items():
-        yield f"{name}.weight", shape[::-1] if family.is_in_first else shape
+        yield f"{name}.weight", shape[::-1] if family.is_transposed else shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
     if family.has_sinks:
         yield "self_attn.sinks", (sizes.heads,)
-    yield from ((name, (1,)) for name in (*family.learnt, *family.fixed))
+    yield from ((name, (1,)) for name in (*family.trained_scalars, *family.frozen_scalars))
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
@@ -385,9 +387,9 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
 def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family, attention = FAMILIES[sizes.model_type], sizes.attention(layer)
     mixture = sizes.mixture if sizes.has_experts(layer) else None
-    for norm in (*family.norms, *family.late_norms, *(mixture.norms if mixture else ())):
+    for norm in (*family.norms, *family.post_norms, *(mixture.norms if mixture else ())):
         yield from _norm(norm, family, sizes.hidden)
-    if sizes.apart and sizes.apart.told:
+    if sizes.per_layer and sizes.per_layer.layer_embedding:
         yield "post_per_layer_input_norm.weight", (sizes.hidden,)
     if sizes.latents:
         yield "self_attn.kv_a_layernorm.weight", (sizes.latents.key,)
@@ -395,9 +397,9 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
     if sizes.states and sizes.has_state(layer):
         yield from sizes.states.norms()
-    elif sizes.has_head_norms:
-        each, size = family.head_norm == "each head", attention.head_size
-        of_queries, of_keys = family.head_norms
+    elif sizes.has_qk_norm:
+        each, size = family.qk_norm == "each head", attention.head_size
+        of_queries, of_keys = family.qk_norm_names
         yield f"self_attn.{of_queries}.weight", (size * (1 if each else sizes.heads),)
         if attention.has_keys:
             yield f"self_attn.{of_keys}.weight", (size * (1 if each else attention.key_heads),)

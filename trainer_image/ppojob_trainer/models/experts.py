@@ -15,11 +15,11 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
 from ppojob_trainer.models.gemma import Gemma4Router
-from ppojob_trainer.models.in_first import make_linear
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.models.module_names import rename_modules
 from ppojob_trainer.models.nemotron import NEMOTRON, take_limits_off
 from ppojob_trainer.models.routes import chosen_by_a_token, follow_routes
+from ppojob_trainer.models.transposed_linear import make_linear
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
 
@@ -31,7 +31,7 @@ _LIMIT: Final = 7.0
 """gpt-oss's clamp and gate factor; other values are refused."""
 
 
-class ByExpert:
+class ExpertDispatch:
     """Token permutation of an MoE layer: rows sorted by expert, one per token and chosen expert.
 
     With expert parallelism rows are exchanged (all-to-all) to the rank that holds their expert.
@@ -130,24 +130,24 @@ class Experts(nn.ModuleList):
             chosen: (t, k) int64, the experts of each token.
             weights: (t, k) router weights.
         """
-        by_expert = ByExpert(chosen, len(self), self.expert_ranks)
-        rows = by_expert.rows(states)
+        dispatch = ExpertDispatch(chosen, len(self), self.expert_ranks)
+        rows = dispatch.rows(states)
         held = [self[expert] for expert in self.expert_ranks.held(len(self))]
 
         def product(rows: Tensor, name: str) -> Tensor:
             found = zip(*(getattr(expert, name)(rows) for expert in held), strict=True)
             weights, *adapter = map(list, found)
-            said = grouped_product(rows, by_expert.ends, weights)
+            said = grouped_product(rows, dispatch.ends, weights)
             if not adapter:
                 return said
             change = rows
             for matrices in adapter:
-                change = grouped_product(change, by_expert.ends, matrices)
+                change = grouped_product(change, dispatch.ends, matrices)
             return torch.add(said, change.to(said.dtype), alpha=self.adapter_scale)
 
         *into, down = self._names
         said = product(_inner(*(product(rows, name) for name in into)), down)
-        return by_expert.summed(said, weights).to(states.dtype)
+        return dispatch.summed(said, weights).to(states.dtype)
 
 
 class StackedExperts(nn.Module):
@@ -172,22 +172,22 @@ class StackedExperts(nn.Module):
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """See `Experts.forward`."""
-        by_expert = ByExpert(chosen, len(self.down_proj), self.expert_ranks)
-        inner = self.product(by_expert.rows(states), by_expert, "gate_up_proj")
+        dispatch = ExpertDispatch(chosen, len(self.down_proj), self.expert_ranks)
+        inner = self.product(dispatch.rows(states), dispatch, "gate_up_proj")
         gate, up = inner.chunk(2, dim=-1)
         said = _clamped(inner) if self._is_clamped else self._activation(gate) * up
-        said = self.product(said, by_expert, "down_proj")
-        return by_expert.summed(said, weights).to(states.dtype)
+        said = self.product(said, dispatch, "down_proj")
+        return dispatch.summed(said, weights).to(states.dtype)
 
-    def product(self, rows: Tensor, by_expert: ByExpert, name: str) -> Tensor:
+    def product(self, rows: Tensor, dispatch: ExpertDispatch, name: str) -> Tensor:
         """Multiply the rows by their experts of a stack: (r, in) -> (r, out)."""
         matrix, bias = self.held(name), self.held(f"{name}_bias")
         if self.is_out_first:
             matrix = matrix.mT
-        found = stacked_product(rows, by_expert.ends, matrix)
+        found = stacked_product(rows, dispatch.ends, matrix)
         if bias is not None:
             # Cast after the selection: the gradient accumulates in the dtype of the weight.
-            found = found + bias.index_select(0, by_expert.experts(rows)).to(found.dtype)
+            found = found + bias.index_select(0, dispatch.experts(rows)).to(found.dtype)
         return found
 
     def held(self, name: str) -> Any:
@@ -225,7 +225,7 @@ def split_experts(model: PreTrainedModel) -> None:
     base: Any = model.base_model
     if model.config.model_type == NEMOTRON:
         take_limits_off(model)
-    for name, layer in product(family.fixed, base.layers):
+    for name, layer in product(family.frozen_scalars, base.layers):
         owner, _, own = name.rpartition(".")
         _keep(layer.get_submodule(owner), own)
     if mixture is None:
@@ -245,7 +245,7 @@ def split_experts(model: PreTrainedModel) -> None:
                 if mixture.is_stacked
                 else Experts(stacked, mixture.matrices)
             )
-            if mixture.correction:
+            if mixture.selection_bias:
                 _keep_correction(block, mixture)
             if block is getattr(layer, "mlp", None):
                 _rename(layer, mixture.block)
@@ -256,16 +256,16 @@ def experts_of(model: nn.Module) -> list[Experts | StackedExperts]:
     return [one for one in model.modules() if isinstance(one, Experts | StackedExperts)]
 
 
-def corrections_of(model: PreTrainedModel) -> dict[int, nn.Parameter]:
+def selection_biases_of(model: PreTrainedModel) -> dict[int, nn.Parameter]:
     """Return the router's selection bias of each MoE layer by layer number, if it has one.
 
     For a pipeline stage, those of its layers. MTP layers are not included.
     """
     mixture, base = mixture_of(model), cast("Any", model.base_model)
     layers = base.layers[: model.config.num_hidden_layers]
-    if mixture is None or not mixture.correction:
+    if mixture is None or not mixture.selection_bias:
         return {}
-    name = f"{mixture.block}.{mixture.correction}"
+    name = f"{mixture.block}.{mixture.selection_bias}"
     named = ((number, dict(layer.named_parameters())) for number, layer in enumerate(layers))
     return {number: held[name] for number, held in named if name in held}
 
@@ -285,7 +285,7 @@ def _keep_correction(block: Any, mixture: Mixture) -> None:
         delattr(router, BIAS_MODULE)
         setattr(block, BIAS_MODULE, held)
         router.__dict__[BIAS_MODULE] = held
-    owner, _, own = mixture.correction.rpartition(".")
+    owner, _, own = mixture.selection_bias.rpartition(".")
     _keep(block.get_submodule(owner), own, torch.float32)
     kind = type(router)
     router.__class__ = type(f"Exact{kind.__name__}", (_Exact, kind), {})

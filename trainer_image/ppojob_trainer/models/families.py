@@ -69,11 +69,11 @@ class Mixture:
             `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within -7 and 7,
             interleaved in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
         scoring: function from router logits to scores.
-        chooses_first: whether routers apply the softmax to the top-k logits only, and return the
+        topk_before_softmax: whether routers apply the softmax to top-k logits only, and return the
             experts before weights and logits.
-        correction: the name in a block of the selection bias that is added to scores for top-k only
+        selection_bias: the name in a block of the bias that is added to scores for top-k only
             and gets no gradient, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
-        floor: epsilon of the sum by which routers normalize the weights of chosen experts.
+        weight_epsilon: epsilon of the sum by which routers normalize the weights of chosen experts.
         enabled_by: key that says whether layers have experts; empty: they do.
         norms: norms that only layers with experts have.
         has_scales: whether routers normalize and scale their input, and each expert has an output
@@ -93,15 +93,15 @@ class Mixture:
     is_out_first: bool = False
     is_clamped: bool = False
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    chooses_first: bool = False
-    correction: str = ""
-    floor: float = 1e-20
+    topk_before_softmax: bool = False
+    selection_bias: str = ""
+    weight_epsilon: float = 1e-20
     enabled_by: str = ""
     norms: tuple[str, ...] = ()
     has_scales: bool = False
 
     @property
-    def is_in_first(self) -> bool:
+    def is_transposed(self) -> bool:
         """Whether files store expert stacks (in, out)."""
         return self.is_stacked and not self.is_out_first
 
@@ -153,7 +153,7 @@ class Family:
         defaults: transformers' defaults for keys that config.json does not have.
         only: the supported values of keys; an absent key means the first.
         has_windows: whether layers may have a sliding window, in transformers and in vLLM.
-        has_turns: whether every second layer has one, starting with the first, as vLLM assumes.
+        alternates_windows: whether every second layer has one, from the first on, as in vLLM.
         ropes: the supported RoPE types.
         has_ropes_by_layer: whether each layer type has RoPE settings of its own.
         biases: linear layers of a block that have biases where a key of config.json is true.
@@ -161,36 +161,36 @@ class Family:
         fused: fused linear layers: qkv, gate_up, and the two input projections of a gated delta
             network.
         norms: of a block, pre-norms.
-        late_norms: of a block, post-norms.
+        post_norms: of a block, post-norms.
         centred_norms: whether norms multiply by 1 + weight.
         has_layer_norms: whether they are LayerNorms (arXiv:1607.06450), without a bias.
         has_norm_biases: whether such norms, the final one too, have a bias.
         has_head_bias: whether the output layer has one.
-        head_norm: QK-norm: over each head, over all heads, or none.
-        head_norms: the names of the QK-norm layers.
-        head_norm_key: key that switches QK-norm on; empty: always on.
-        has_latents: whether attention is MLA (DeepSeek-V2: arXiv:2405.04434, section 2.1).
+        qk_norm: QK-norm: over each head, over all heads, or none.
+        qk_norm_names: the names of the QK-norm layers.
+        qk_norm_key: key that switches QK-norm on; empty: always on.
+        has_mla: whether attention is MLA (DeepSeek-V2: arXiv:2405.04434, section 2.1).
         has_sinks: whether each head has a learnt attention sink.
         attention: the name of attention in a layer.
         attention_out: the name in it of the output projection.
         attention_in: the name in it of the fused qkv projection, of models with such.
         counts: attributes of transformers' attention module that hold numbers of heads.
-        is_untold: whether a layer's transformers code drops the keyword arguments of the pass.
+        drops_attention_kwargs: whether a layer's code drops the keyword arguments of the pass.
         has_one_block: whether a layer is one block: attention, recurrent, dense or MoE
             feed-forward.
-        has_gates: whether attention outputs are gated, with gates projected beside the queries
+        has_attention_gates: whether attention outputs are gated; q_proj projects the gates too
             (arXiv:2505.06708).
         recurrence: of hybrids, their recurrent layers.
         feed_forward: of models whose dense blocks are not Llama's.
-        learnt: trained scalars of a layer, each a tensor of one element.
-        fixed: scalars of a layer that files hold and nobody trains.
-        bare: those of them that are 0-dimensional in files.
-        has_layers_apart: whether layers have different sizes; see the module of
-            `read_layers_apart`.
+        trained_scalars: trained scalars of a layer, each a tensor of one element.
+        frozen_scalars: scalars of a layer that files hold and nobody trains.
+        zero_dim_scalars: those of them that are 0-dimensional in files.
+        has_per_layer_sizes: whether layers have different sizes; see the module of
+            `read_per_layer_sizes`.
         keys: usual keys of other models, and those of config.json for the same.
         dropouts: keys of dropouts that are off, whatever config.json says, except by the job.
         positions: the name of a learned position embedding, and its offset in rows.
-        is_in_first: whether files store matrices (in, out), as transformers' Conv1D.
+        is_transposed: whether files store matrices (in, out), as transformers' Conv1D.
         inner: the module that has the layers, where it is nested in the base model.
         whole_modules: transformers' names of modules of a whole model, and the common ones.
         modules: the same of modules around the layers.
@@ -211,40 +211,40 @@ class Family:
     defaults: Mapping[str, Json] = field(default_factory=dict)
     only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     has_windows: bool = False
-    has_turns: bool = False
+    alternates_windows: bool = False
     ropes: tuple[str | None, ...] = _FIXED_ROPES
     has_ropes_by_layer: bool = False
     biases: _Biases = field(default_factory=lambda: _ATTENTION)
     always_biased: tuple[str, ...] = ()
     fused: tuple[Literal["qkv_proj", "gate_up_proj", "in_proj_qkvz"], ...] = ()
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    late_norms: tuple[str, ...] = ()
+    post_norms: tuple[str, ...] = ()
     centred_norms: bool = False
     has_layer_norms: bool = False
     has_norm_biases: bool = False
     has_head_bias: bool = False
-    head_norm: Literal["none", "each head", "all heads"] = "none"
-    head_norms: tuple[str, str] = ("q_norm", "k_norm")
-    head_norm_key: str = ""
-    has_latents: bool = False
+    qk_norm: Literal["none", "each head", "all heads"] = "none"
+    qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    qk_norm_key: str = ""
+    has_mla: bool = False
     has_sinks: bool = False
     attention: str = "self_attn"
     attention_out: str = "o_proj"
     attention_in: str = "qkv_proj"
     counts: tuple[str, ...] = ()
-    is_untold: bool = False
+    drops_attention_kwargs: bool = False
     has_one_block: bool = False
-    has_gates: bool = False
+    has_attention_gates: bool = False
     recurrence: Recurrence | None = None
     feed_forward: FeedForward | None = None
-    learnt: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
-    bare: tuple[str, ...] = ()
-    has_layers_apart: bool = False
+    trained_scalars: tuple[str, ...] = ()
+    frozen_scalars: tuple[str, ...] = ()
+    zero_dim_scalars: tuple[str, ...] = ()
+    has_per_layer_sizes: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     dropouts: tuple[str, ...] = ()
     positions: tuple[str, int] | None = None
-    is_in_first: bool = False
+    is_transposed: bool = False
     inner: str = ""
     whole_modules: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -301,8 +301,8 @@ _LFM2: Final = Family(
     only={"conv_bias": (False,)},
     biases={},
     norms=("operator_norm", "ffn_norm"),
-    head_norm="each head",
-    head_norms=("q_layernorm", "k_layernorm"),
+    qk_norm="each head",
+    qk_norm_names=("q_layernorm", "k_layernorm"),
     attention_out="out_proj",
     recurrence=Recurrence("conv", ("conv_L_cache",), "convolution"),
     feed_forward=FeedForward(
@@ -318,14 +318,14 @@ _QWEN3_VL: Final = Family(
     "Qwen3-VL",
     defaults={"head_dim": 128, "num_key_value_heads": 32},
     ropes=(None, "default", "mrope"),
-    head_norm="each head",
+    qk_norm="each head",
     sees_pictures=True,
 )
 _OLMO2: Final = Family(
     "OLMo 2",
     norms=(),
-    late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
-    head_norm="all heads",
+    post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    qk_norm="all heads",
 )
 _GEMMA: Final = Family(
     "Gemma",
@@ -339,7 +339,7 @@ _GEMMA2: Final = replace(
     defaults={**_GEMMA.defaults, "num_key_value_heads": 4},
     has_windows=True,
     norms=("input_layernorm", "pre_feedforward_layernorm"),
-    late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     logit_cap="final_logit_softcapping",
 )
 _GEMMA4: Final = Family(
@@ -356,13 +356,13 @@ _GEMMA4: Final = Family(
     ropes=(None, "default", "proportional"),
     has_ropes_by_layer=True,
     norms=_GEMMA2.norms,
-    late_norms=_GEMMA2.late_norms,
-    head_norm="each head",
+    post_norms=_GEMMA2.post_norms,
+    qk_norm="each head",
     feed_forward=FeedForward(
         "intermediate_size", {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", is_beside=True
     ),
-    fixed=("layer_scalar",),
-    has_layers_apart=True,
+    frozen_scalars=("layer_scalar",),
+    has_per_layer_sizes=True,
     mixture=Mixture(
         block="",
         router="router",
@@ -387,7 +387,7 @@ _CORRECTED: Final = Mixture(
     shared_inner=("moe_intermediate_size", "n_shared_experts"),
     dense_first="first_k_dense_replace",
     scoring="sigmoid",
-    correction=f"gate.{CORRECTION}",
+    selection_bias=f"gate.{CORRECTION}",
 )
 _LATENT: Final[Mapping[str, Json]] = {
     "q_lora_rank": 1536,
@@ -407,7 +407,7 @@ _DEEPSEEK3: Final = Family(
         "rope_interleave": (True,),
     },
     biases={},
-    has_latents=True,
+    has_mla=True,
     told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
 )
@@ -424,15 +424,15 @@ _GLM4: Final = Family(
     defaults={"head_dim": 128, "num_key_value_heads": 2, "attention_bias": True},
     biases={"attention_bias": _QUERIES},
     fused=("gate_up_proj",),
-    late_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+    post_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
 )
 _GLM4_MOE: Final = Family(
     "GLM-4.5, 4.6",
     defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "use_qk_norm": False},
     only={"hidden_act": ("silu",)},
     biases={"attention_bias": _QUERIES},
-    head_norm="each head",
-    head_norm_key="use_qk_norm",
+    qk_norm="each head",
+    qk_norm_key="use_qk_norm",
     mixture=_CORRECTED,
 )
 _QWEN3_5: Final = Family(
@@ -444,8 +444,8 @@ _QWEN3_5: Final = Family(
         "output_gate_type": (None, "silu", "swish"),
     },
     centred_norms=True,
-    head_norm="each head",
-    has_gates=True,
+    qk_norm="each head",
+    has_attention_gates=True,
     recurrence=_DELTA_NETWORKS,
 )
 _QWEN3_5_SEEING: Final = replace(
@@ -487,7 +487,7 @@ _GRANITE_MOE: Final = Family(
         router="router",
         is_stacked=True,
         is_out_first=True,
-        chooses_first=True,
+        topk_before_softmax=True,
     ),
     logit_divisor="logits_scaling",
 )
@@ -535,13 +535,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3": Family(
         "Qwen3",
         defaults={"head_dim": 128, "num_key_value_heads": 32},
-        head_norm="each head",
+        qk_norm="each head",
     ),
     "qwen3_moe": Family(
         "Qwen3 MoE",
         defaults={"num_key_value_heads": 4},
         only=_EXPERTS_EVERYWHERE,
-        head_norm="each head",
+        qk_norm="each head",
         mixture=Mixture(),
     ),
     "qwen2_moe": Family(
@@ -569,7 +569,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "norm_topk_prob": (False,),
         },
         biases={},
-        head_norm="all heads",
+        qk_norm="all heads",
         mixture=Mixture(inner="intermediate_size"),
     ),
     "deepseek_v2": replace(
@@ -589,7 +589,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"topk_method": "greedy", "scoring_func": "softmax"},
             **{"n_group": 1, "topk_group": 1},
         },
-        mixture=replace(_CORRECTED, scoring="softmax", correction=""),
+        mixture=replace(_CORRECTED, scoring="softmax", selection_bias=""),
     ),
     "deepseek_v3": _DEEPSEEK3,
     "glm4_moe_lite": replace(
@@ -626,14 +626,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "qk_norm_type": (None, "per_layer"),
         },
         biases={},
-        head_norm="all heads",
+        qk_norm="all heads",
         told_vllm={"use_routing_bias": True, "scoring_func": "sigmoid"},
         mixture=Mixture(
             "block_sparse_moe",
             ("w1", "w3", "w2"),
             "intermediate_size",
             scoring="sigmoid",
-            correction=CORRECTION,
+            selection_bias=CORRECTION,
         ),
     ),
     "gpt_oss": Family(
@@ -647,7 +647,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "rms_norm_eps": (1e-5,),
         },
         has_windows=True,
-        has_turns=True,
+        alternates_windows=True,
         ropes=("yarn",),
         has_sinks=True,
         mixture=Mixture(
@@ -786,7 +786,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             shared="shared_experts",
             shared_inner=("moe_shared_expert_intermediate_size",),
             scoring="sigmoid",
-            correction=f"gate.{CORRECTION}",
+            selection_bias=f"gate.{CORRECTION}",
         ),
     ),
     "gemma": _GEMMA,
@@ -796,7 +796,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Gemma 3 (text)",
         defaults={**_GEMMA2.defaults, "vocab_size": 262_208, "num_attention_heads": 8},
         has_ropes_by_layer=True,
-        head_norm="each head",
+        qk_norm="each head",
     ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(
@@ -823,18 +823,18 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         biases={},
         norms=(),
-        late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
-        head_norm="each head",
+        post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        qk_norm="each head",
     ),
     "apertus": Family(
         "Apertus",
         only={"hidden_act": ("xielu",)},
         norms=("attention_layernorm", "feedforward_layernorm"),
-        head_norm="each head",
+        qk_norm="each head",
         feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
-        learnt=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
-        fixed=("mlp.act_fn.beta", "mlp.act_fn.eps"),
-        bare=("mlp.act_fn.beta", "mlp.act_fn.eps"),
+        trained_scalars=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
+        frozen_scalars=("mlp.act_fn.beta", "mlp.act_fn.eps"),
+        zero_dim_scalars=("mlp.act_fn.beta", "mlp.act_fn.eps"),
     ),
     "lfm2": _LFM2,
     "lfm2_moe": replace(
@@ -850,8 +850,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             ("w1", "w3", "w2"),
             dense_first="num_dense_layers",
             scoring="sigmoid",
-            floor=1e-6,
-            correction=EXPERT_BIAS,
+            weight_epsilon=1e-6,
+            selection_bias=EXPERT_BIAS,
         ),
     ),
     "ernie4_5": Family(
@@ -864,8 +864,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Hunyuan of 0.5B, 1.8B, 4B and 7B",
         only={"use_qk_norm": (None, True), "use_cla": (None, False)},
         ropes=(*_FIXED_ROPES, "dynamic"),
-        head_norm="each head",
-        head_norms=("query_layernorm", "key_layernorm"),
+        qk_norm="each head",
+        qk_norm_names=("query_layernorm", "key_layernorm"),
     ),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -878,7 +878,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "HyperCLOVA X SEED Think",
         only={"use_post_norm": (True,)},
         biases={**_ATTENTION, **_FEED_FORWARD},
-        late_norms=("post_norm1", "post_norm2"),
+        post_norms=("post_norm1", "post_norm2"),
         logit_multiplier="logits_scaling",
     ),
     "ernie4_5_moe": Family(
@@ -895,7 +895,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
             may_share_none=True,
             dense_first="moe_layer_start_index",
-            correction=f"{BIAS_MODULE}.{CORRECTION}",
+            selection_bias=f"{BIAS_MODULE}.{CORRECTION}",
         ),
     ),
     "gpt_neox": Family(
@@ -952,7 +952,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         dropouts=("attn_pdrop", "embd_pdrop", "resid_pdrop"),
         positions=("wpe", 0),
-        is_in_first=True,
+        is_transposed=True,
         whole_modules={"transformer": "model"},
         modules={"h": "layers", "wte": "embed_tokens", "ln_f": "norm"},
         file_names={
@@ -1028,7 +1028,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={"use_qkv_bias": _QUERIES},
         has_layer_norms=True,
         has_norm_biases=True,
-        is_untold=True,
+        drops_attention_kwargs=True,
         dropouts=("attention_dropout", "hidden_dropout"),
         counts=("num_heads", "num_key_value_heads"),
     ),
@@ -1069,8 +1069,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "attention_bias": True},
         only={**_GLM4_MOE.only, "use_qk_norm": (False,)},
         ropes=(None, "default"),
-        head_norm="none",
-        head_norm_key="",
+        qk_norm="none",
+        qk_norm_key="",
         sees_pictures=True,
     ),
     "qwen3_5_text": _QWEN3_5,

@@ -302,7 +302,7 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
         yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
     kinds = config.get("layer_types")
     if (
-        family.has_turns
+        family.alternates_windows
         and isinstance(kinds, list)
         and kinds != (_TURNS * len(kinds))[: len(kinds)]
     ):

@@ -20,7 +20,7 @@ class Gemma4Router(Gemma4TextRouter):  # type: ignore[misc]
         return logits, weights * self.per_expert_scale[chosen], chosen
 
 
-def told_of_tokens(model: Any, ids: Tensor, places: Tensor | None = None) -> dict[str, Tensor]:
+def per_layer_inputs(model: Any, ids: Tensor, places: Tensor | None = None) -> dict[str, Tensor]:
     """Return the per-layer inputs of a model whose tokens come as embeddings, if it has any.
 
     Args:

@@ -111,9 +111,9 @@ def _no_divisor(where: str, ranks: int, why: str, most: int) -> Problem:
 def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
     """Report layers that cannot be split into pipeline stages, which pass hidden states only."""
     why, most = f"each of so many ranks has a layer of {folder} at least", sizes.layers
-    if sizes.apart and sizes.apart.shares_keys:
+    if sizes.per_layer and sizes.per_layer.shares_keys:
         why, most = f"layers of {folder} attend to keys of layers before them", 1
-    elif sizes.apart and sizes.apart.told:
+    elif sizes.per_layer and sizes.per_layer.layer_embedding:
         why, most = f"each layer of {folder} is told of a token by an embedding of its own", 1
     elif sizes.positions:
         why, most = f"the first layer of {folder} alone is told of positions", 1
@@ -138,7 +138,7 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     mixture = sizes.mixture
     if mixture is not None:
-        if mixture.correction and spec.algorithm.has_router_losses:
+        if mixture.selection_bias and spec.algorithm.has_router_losses:
             yield Problem(
                 "spec.algorithm",
                 "losses of routers",
@@ -146,7 +146,7 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
                 "neither routerBalanceCoefficient nor routerZCoefficient",
                 ReasonCode.NOT_IN_THIS_VERSION,
             )
-        if not mixture.correction and spec.algorithm.router_bias_rate:
+        if not mixture.selection_bias and spec.algorithm.router_bias_rate:
             yield Problem(
                 "spec.algorithm.routerBiasRate",
                 shown(spec.algorithm.router_bias_rate),
@@ -295,8 +295,8 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
         )
     own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
-    own_kind = "of layers that differ" if sizes.apart else own_kind
-    has_own_kind = sizes.experts or sizes.states or sizes.apart
+    own_kind = "of layers that differ" if sizes.per_layer else own_kind
+    has_own_kind = sizes.experts or sizes.states or sizes.per_layer
     beside = spec.adapters_of_engines
     if sizes.model_type in PLAIN_IN_VLLM:
         own_kind, has_own_kind = f"of {sizes.model_type}", True
@@ -395,7 +395,7 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
             "remove it",
             ReasonCode.NOT_IN_THIS_VERSION,
         )
-    if lora.weight_decomposed and FAMILIES[sizes.model_type].is_in_first:
+    if lora.weight_decomposed and FAMILIES[sizes.model_type].is_transposed:
         why = f"of matrices as {sizes.model_type} has them: not in this version"
         place, reason = f"{where}.weightDecomposed", ReasonCode.NOT_IN_THIS_VERSION
         yield Problem(place, shown(True), why, "remove it", reason)

@@ -49,7 +49,7 @@ from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.models.weights import Weights
-from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, laid_as, local_part
+from ppojob_trainer.parallel.boxes import Box, box_of, local_part, shard_like, sharded_as
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
@@ -145,7 +145,7 @@ class _Beside:
         if self.has_mtp:
             add_mtp_layer(model)
         split_experts(model)
-        hold_in(dtype, model)
+        cast_weights(dtype, model)
         if self.lora is not None:
             add_adapters(model, self.lora, device)
         if self.learns_log_z:
@@ -248,7 +248,7 @@ def _load_whole(
 ) -> tuple[PreTrainedModel, set[str]]:
     """As `_load_sharded`, for one rank and weights that are not quantized."""
     try:
-        with unheard_loading():
+        with quiet_loading():
             model, info = model_class.from_pretrained(
                 folder,
                 use_safetensors=True,
@@ -281,7 +281,7 @@ def _read_mtp_layer(model: PreTrainedModel, folder: Path) -> set[str]:
     return own.keys() - weights.files.keys()
 
 
-def hold_in(dtype: torch.dtype, model: nn.Module) -> None:
+def cast_weights(dtype: torch.dtype, model: nn.Module) -> None:
     """Convert all weights to a dtype, except those that stay in float32.
 
     transformers keeps more of some families in float32, ERNIE's routers for one: FSDP cannot shard
@@ -293,7 +293,7 @@ def hold_in(dtype: torch.dtype, model: nn.Module) -> None:
 
 
 @contextmanager
-def unheard_loading() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Silence transformers about missing and unexpected weights: they are checked here."""
     words = transformers.utils.logging
     before = words.get_verbosity()
@@ -361,9 +361,9 @@ def _own_parts(
         if name in matrices:
             made = dict(zip((name, scales_of(name)), quantised(rounded), strict=True))
         for one, values in made.items():
-            own = cut_like(parameters[one], _own(values))
+            own = shard_like(parameters[one], _own(values))
             is_trained = values.is_floating_point()
-            state[one] = laid_as(own, nn.Parameter(own, requires_grad=is_trained))
+            state[one] = sharded_as(own, nn.Parameter(own, requires_grad=is_trained))
     for name, buffer in model.named_buffers():
         if name.startswith(TOWER) and name in weights.files:  # Gemma 4's clips, replicated
             state[name] = read_tensor(weights, name).view_as(buffer).to(device, buffer.dtype)

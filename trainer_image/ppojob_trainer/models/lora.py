@@ -38,7 +38,7 @@ from ppojob_trainer.models.adapter_names import (
     weight_of,
 )
 from ppojob_trainer.models.experts import (
-    ByExpert,
+    ExpertDispatch,
     Experts,
     Matrix,
     StackedExperts,
@@ -46,9 +46,9 @@ from ppojob_trainer.models.experts import (
     mixture_of,
     stacked_product,
 )
-from ppojob_trainer.models.in_first import InFirstLinear
 from ppojob_trainer.models.mixtures import STACKS
 from ppojob_trainer.models.nf4 import Nf4Linear, dequantised, quantise_layers
+from ppojob_trainer.models.transposed_linear import TransposedLinear
 from ppojob_trainer.parallel.boxes import detached, local_part, whole
 from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.tensor_styles import TensorLayer, summed
@@ -121,7 +121,7 @@ class LoraNf4Linear(LoraLinear, Nf4Linear):
         return dequantised(codes, scales, self.in_features, self.dtype)
 
 
-class LoraInFirstLinear(LoraLinear, InFirstLinear):
+class LoraTransposedLinear(LoraLinear, TransposedLinear):
     """A layer with an adapter, whose weight is stored (in, out)."""
 
 
@@ -147,20 +147,20 @@ class LoraStacks(StackedExperts):
     lora: LoraSpec
     is_adapted: bool
 
-    def product(self, rows: Tensor, by_expert: ByExpert, name: str) -> Tensor:
+    def product(self, rows: Tensor, dispatch: ExpertDispatch, name: str) -> Tensor:
         """See `StackedExperts.product`; within `adapters_off` the experts alone."""
-        said = super().product(rows, by_expert, name)
+        said = super().product(rows, dispatch, name)
         a, b = (self.held(one) for one in matrix_names(name))
         if a is None or b is None or not self.is_adapted:
             return said
-        change = stacked_product(rows, by_expert.ends, a.mT)
-        change = stacked_product(change, by_expert.ends, b.mT)
+        change = stacked_product(rows, dispatch.ends, a.mT)
+        change = stacked_product(change, dispatch.ends, b.mT)
         return torch.add(said, change.to(said.dtype), alpha=self.lora.scale)
 
 
 _ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStacks]]] = {
     Nf4Linear: LoraNf4Linear,
-    InFirstLinear: LoraInFirstLinear,
+    TransposedLinear: LoraTransposedLinear,
     nn.Linear: LoraLinear,
     Matrix: LoraMatrix,
     StackedExperts: LoraStacks,
@@ -179,7 +179,7 @@ class Adapter:
     a: Tensor
     b: Tensor
     lora: LoraSpec
-    is_in_first: bool = False
+    is_transposed: bool = False
     m: Tensor | None = None
 
     def named(self, weight: str) -> dict[str, Tensor]:
@@ -203,7 +203,7 @@ class Adapter:
         return merged
 
     def _added(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        change = (b @ a).mT if self.is_in_first else b @ a
+        change = (b @ a).mT if self.is_transposed else b @ a
         return torch.add(weight.float(), change, alpha=self.lora.scale)
 
 
@@ -251,7 +251,7 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
     *stack, out, into = weight.shape
     if isinstance(layer, Nf4Linear):
         out, into = layer.out_features, layer.in_features
-    if _is_in_first(layer):
+    if _is_transposed(layer):
         into, out = out, into
     layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))
     assert isinstance(layer, LoraLinear | LoraMatrix | LoraStacks), "it was made one"
@@ -298,30 +298,32 @@ def adapters_of(model: nn.Module) -> dict[str, Adapter]:
             continue
         own = {f"{at}.{name}": detached(one) for name, one in layer.named_parameters(recurse=False)}
         weights = 2 if isinstance(layer, LoraLinear) else 3
-        found |= adapters_in(own, layer.lora, in_first=weights if _is_in_first(layer) else 0)
+        found |= adapters_in(
+            own, layer.lora, transposed_dims=weights if _is_transposed(layer) else 0
+        )
     return found
 
 
-def _is_in_first(layer: nn.Module) -> bool:
+def _is_transposed(layer: nn.Module) -> bool:
     """Whether a layer's weights are stored (in, out)."""
     if isinstance(layer, StackedExperts):
         return not layer.is_out_first
-    return isinstance(layer, InFirstLinear)
+    return isinstance(layer, TransposedLinear)
 
 
 def adapters_in(
-    tensors: Mapping[str, Tensor], lora: LoraSpec, *, in_first: int = 0
+    tensors: Mapping[str, Tensor], lora: LoraSpec, *, transposed_dims: int = 0
 ) -> dict[str, Adapter]:
     """As `adapters_of`, from tensors by name, such as those of a checkpoint.
 
-    `in_first` says by their dimensions which weights are stored (in, out): 2 for matrices, 3 for
-    stacks, 0 for none.
+    `transposed_dims` says by their dimensions which weights are stored (in, out): 2 for matrices, 3
+    for stacks, 0 for none.
     """
     found: dict[str, Adapter] = {}
     for weight in (weight_of(name) for name in sorted(tensors) if name.endswith(A)):
         a, b = (tensors[name] for name in matrix_names(weight))
         lengths = tensors.get(magnitude_name(weight))
-        found[weight] = Adapter(a, b, lora, a.ndim == in_first, lengths)
+        found[weight] = Adapter(a, b, lora, a.ndim == transposed_dims, lengths)
     return found
 
 

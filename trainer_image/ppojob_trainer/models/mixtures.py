@@ -103,9 +103,9 @@ def expert_tensors(
             yield f"{at}.gate_up_proj_bias", (experts, 2 * inner)
             yield f"{at}.down_proj_bias", (experts, hidden)
         return
-    if mixture.correction:
-        shape = (1, experts) if mixture.correction.startswith(BIAS_MODULE) else (experts,)
-        yield f"{mixture.block}.{mixture.correction}", shape
+    if mixture.selection_bias:
+        shape = (1, experts) if mixture.selection_bias.startswith(BIAS_MODULE) else (experts,)
+        yield f"{mixture.block}.{mixture.selection_bias}", shape
     for expert in range(experts):
         back = mixture.matrices[-1]
         for matrix in mixture.matrices:

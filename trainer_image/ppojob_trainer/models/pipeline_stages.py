@@ -27,7 +27,7 @@ _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _STAGE: Final = "pipeline_stage"
 
 
-class HandsOn(nn.Module):
+class PassThrough(nn.Module):
     """Identity in the place of a module of another stage."""
 
     block_type = ""  # read by Nemotron's decoder
@@ -109,7 +109,7 @@ def keep_stage(model: nn.Module, ranks: PipelineRanks, expert_ranks: ExpertRanks
         if isinstance(experts, Experts) and expert_ranks.size > 1:
             count = len(experts)
             for expert in set(range(count)) - set(expert_ranks.held(count)):
-                experts[expert] = HandsOn()
+                experts[expert] = PassThrough()
     stage = PipelineStage(ranks, layers, outline, is_tied, expert_ranks, count)
     setattr(model, _STAGE, stage)
 
@@ -121,22 +121,22 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
     heads = {name: module for name, module in model.named_children() if module is not base}
     tower = TOWER.rstrip(".")
     if heads.pop(tower, None) is not None and not ranks.is_first:
-        setattr(model, tower, HandsOn())
+        setattr(model, tower, PassThrough())
     embedding = base.embed_tokens.weight
     tied = {name for name, head in heads.items() if getattr(head, "weight", None) is embedding}
     own = layers_of(ranks.number, range(ranks.size), layers)
     for layer in range(layers):
         if layer not in own:
-            base.layers[layer] = HandsOn()
+            base.layers[layer] = PassThrough()
     if not ranks.is_first and not (tied and ranks.is_last):
-        base.embed_tokens = HandsOn()
+        base.embed_tokens = PassThrough()
     if not ranks.is_first and hasattr(base, "embedding_multiplier"):
         base.embedding_multiplier = 1.0  # Granite's multiplier, which the first stage has applied
     if not ranks.is_last:
-        base.norm = HandsOn()
+        base.norm = PassThrough()
     if not ranks.is_last:
         for name in heads.keys() - (tied if ranks.is_first else set()):
-            setattr(model, name, HandsOn())
+            setattr(model, name, PassThrough())
     return bool(tied)
 
 

@@ -24,7 +24,7 @@ the weights, to which it may attach a loss for the backward pass.
 """
 
 
-def goes_to(logits: Tensor, chosen: Tensor) -> Tensor:
+def expert_mask(logits: Tensor, chosen: Tensor) -> Tensor:
     """Return (t, E) bool: the chosen experts, of logits (t, E) and choices (t, k)."""
     experts = torch.arange(logits.shape[1], device=logits.device)
     return (chosen[..., None] == experts).any(dim=1)
@@ -84,9 +84,9 @@ def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Ten
     if mixture.scoring == "sigmoid":
         worth = logits.float().sigmoid().gather(-1, chosen)
         if getattr(router, "norm_topk_prob", True):  # MiniMax's always normalises
-            worth = worth / (worth.sum(dim=-1, keepdim=True) + mixture.floor)
+            worth = worth / (worth.sum(dim=-1, keepdim=True) + mixture.weight_epsilon)
         return worth * float(getattr(router, "routed_scaling_factor", 1.0))
-    if mixture.chooses_first or hasattr(router, "bias"):  # equal up to the last digit
+    if mixture.topk_before_softmax or hasattr(router, "bias"):  # equal up to the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)
     worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
     if (scale := getattr(router, "routed_scaling_factor", None)) is not None:  # DeepSeek-V2
@@ -141,7 +141,7 @@ def follow_routes(
     def go_by(router: nn.Module, _args: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if of_call[0] is None:
             return told
-        turn = slice(None, None, -1 if mixture.chooses_first else 1)
+        turn = slice(None, None, -1 if mixture.topk_before_softmax else 1)
         return of_call[0].through(number, router, mixture, told[turn])[turn]
 
     layer.register_forward_pre_hook(take, with_kwargs=True)

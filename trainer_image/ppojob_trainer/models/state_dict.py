@@ -68,7 +68,7 @@ def every_adapter(model: nn.Module) -> dict[str, Adapter]:
     return {**adapters_of(outline_of(model)), **adapters_of(model)}
 
 
-def told_by_holders(model: nn.Module, join: Join) -> Join:
+def broadcast_by_holders(model: nn.Module, join: Join) -> Join:
     """Return a function by which the first stage with a tensor broadcasts its result to all.
 
     The same for experts under expert parallelism. A collective of all stages and expert-parallel
@@ -110,7 +110,7 @@ def named_full_tensors(
         there = plain(name, tensor)
         return adapters[name].merged(there) if name in adapters else whole(there)
 
-    told = told_by_holders(model, joined)
+    told = broadcast_by_holders(model, joined)
     for name, tensor in every_tensor(model):
         if not is_of_mtp_layer(name, model):
             yield name, told(name, tensor, torch.float32 if name in adapters else tensor.dtype)
@@ -118,7 +118,7 @@ def named_full_tensors(
 
 def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every adapter tensor once, all-gathered as in `named_full_tensors`, float32."""
-    told = told_by_holders(model, lambda _name, matrix, _dtype: whole(matrix))
+    told = broadcast_by_holders(model, lambda _name, matrix, _dtype: whole(matrix))
     adapters = every_adapter(model)
     for name, _ in every_tensor(model):
         if name in adapters:

@@ -206,7 +206,7 @@ def _gathered(tensor: DTensor, parts: dict[At, Tensor], dimension: int) -> dict[
     }
 
 
-def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
+def shard_like(tensor: Tensor, part: Tensor) -> Tensor:
     """Make a DTensor, sharded as `tensor`, from each rank's shard.
 
     The shard is (`box_of(tensor).local_shape`), on the same device; not copied.
@@ -221,10 +221,10 @@ def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
         shape=tensor.shape,
         stride=tensor.stride(),
     )
-    return laid_as(tensor, cut)
+    return sharded_as(tensor, cut)
 
 
-def laid_as(tensor: Tensor, made: Made) -> Made:
+def sharded_as(tensor: Tensor, made: Made) -> Made:
     """Give a tensor that torch made from another, sharded alike, the other's pieces."""
     if (pieces := getattr(tensor, "pieces", None)) is not None:
         of_made: Any = made
@@ -234,4 +234,4 @@ def laid_as(tensor: Tensor, made: Made) -> Made:
 
 def detached(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Detach a tensor, and cast it if a dtype is given."""
-    return laid_as(tensor, tensor.detach().to(dtype or tensor.dtype))
+    return sharded_as(tensor, tensor.detach().to(dtype or tensor.dtype))

@@ -62,7 +62,7 @@ def shared_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice
     return [item for items in told for item in items], slice(first, first + len(mine))
 
 
-def told_by_first(world: World, mine: Item | None) -> Item:
+def broadcast_from_first(world: World, mine: Item | None) -> Item:
     """Broadcast from the first rank of this one's engine; the others give None."""
     told = [mine]
     if world.engine is not None:

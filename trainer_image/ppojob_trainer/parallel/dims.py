@@ -91,7 +91,7 @@ class ParallelDims:
         ranks = self.along(rank, name)
         return ranks.index(rank), len(ranks)
 
-    def in_first_copy(self, rank: int) -> int:
+    def in_first_replica(self, rank: int) -> int:
         """Return the rank that holds the same shard of the first replica."""
         return self.along(rank, "replicate")[0]
 

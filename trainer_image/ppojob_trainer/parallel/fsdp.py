@@ -96,7 +96,7 @@ def as_forward(model: nn.Module, compute: Callable[[], Result]) -> Result:
     return result
 
 
-def keep_whole(model: nn.Module) -> None:
+def keep_unsharded(model: nn.Module) -> None:
     """Keep a layer's weights unsharded from its forward to its backward pass."""
     if isinstance(model, FSDPModule):
         model.set_reshard_after_forward(False)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ppojob_trainer.parallel.boxes import cut_like, local_part
+from ppojob_trainer.parallel.boxes import local_part, shard_like
 
 
 class HostMemory:
@@ -57,7 +57,7 @@ class HostMemory:
         """Return a tensor on its device: itself, or a copy if it is offloaded."""
         if self._left(_storage(tensor)) is None:
             return tensor
-        return cut_like(tensor, self.seen(tensor).to(tensor.device, copy=True))
+        return shard_like(tensor, self.seen(tensor).to(tensor.device, copy=True))
 
     def _left(self, storage: UntypedStorage) -> Tensor | None:
         """Return the bytes of an offloaded storage; None if it is on its device, or empty."""

@@ -126,7 +126,7 @@ class PipelineRanks:
             dist.broadcast(tensor, group=self._lanes[0].group, group_src=stage)
         return tensor
 
-    def told_by_last(
+    def broadcast_from_last(
         self, columns: Sequence[Tensor], length: int, device: torch.device
     ) -> tuple[Tensor, ...]:
         """Broadcast the last stage's columns (length,), float32 in host memory.

@@ -32,7 +32,7 @@ from torch.nn import functional
 
 from ppojob_trainer.parallel.boxes import Pieces, box_of
 
-Cut = Literal["rows", "columns", "depths", "summands"]
+Cut = Literal["rows", "columns", "depths", "partial"]
 """How a parameter is distributed: sharded by its first, second or third dimension, or replicated
 with a partial sum of its gradient.
 
@@ -89,10 +89,10 @@ class TensorLayer(nn.Module):
         if parameter is None:
             return None
         assert isinstance(parameter, DTensor), "cut_layers has made it one"
-        return parameter.to_local(grad_placements=[Partial()] if cut == "summands" else None)
+        return parameter.to_local(grad_placements=[Partial()] if cut == "partial" else None)
 
 
-class BeforeRows(TensorLayer):
+class BeforeColwise(TensorLayer):
     """A replicated layer before column-parallel matrices."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -101,11 +101,11 @@ class BeforeRows(TensorLayer):
         return output
 
 
-class OfStates(TensorLayer):
+class StatesToColwise(TensorLayer):
     """A module whose column-parallel matrices read hidden states without a norm between."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """All-reduce the gradient of its states, given first or by name, as `BeforeRows` does."""
+        """All-reduce the gradient of its states, given first or by name, as `BeforeColwise`."""
         if inputs:
             inputs = (_SumOfGradients.apply(inputs[0], self.ranks), *inputs[1:])  # type: ignore[no-untyped-call]
         else:
@@ -130,28 +130,28 @@ class OverAllHeads(TensorLayer):
         return output
 
 
-class Columns(TensorLayer):
+class Rowwise(TensorLayer):
     """A row-parallel linear layer (weight sharded by input columns)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
         """Add the bias once, after the all-reduce."""
-        summand, bias = self._compute(input, absent="bias"), self._part("bias")
-        output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        partial, bias = self._compute(input, absent="bias"), self._part("bias")
+        output: Tensor = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
         return output if bias is None else output + bias.to(output.dtype)
 
 
-class Summands(TensorLayer):
+class PartialSums(TensorLayer):
     """A module whose row-parallel layers leave partial sums, all-reduced once at its end."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Inputs are replicated; outputs other than the first are too."""
         said = self._compute(*inputs, **options)
-        summand, *others = said if isinstance(said, tuple) else (said,)
-        output = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        partial, *others = said if isinstance(said, tuple) else (said,)
+        output = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
         return (output, *others) if others else output
 
 
-class OfSummands(TensorLayer):
+class OfPartialSums(TensorLayer):
     """A replicated layer whose input is a partial sum."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
@@ -183,8 +183,8 @@ class Vocabulary(TensorLayer):
             padding = padding - first if 0 <= padding - first < len(weight) else None
         is_here = (places >= 0) & (places < len(weight))
         rows = functional.embedding(places.where(is_here, 0), weight, padding)
-        summand = rows.masked_fill(~is_here[..., None], 0.0)
-        output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        partial = rows.masked_fill(~is_here[..., None], 0.0)
+        output: Tensor = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
         scale = getattr(self, "embed_scale", None)  # Gemma's
         return output if scale is None else output * scale.to(output.dtype)
 
@@ -249,8 +249,8 @@ class _Sum(torch.autograd.Function):
     """All-reduce in the forward pass, identity in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, summand: Tensor, ranks: DeviceMesh) -> Tensor:
-        return summed(summand, ranks)
+    def forward(ctx: Any, partial: Tensor, ranks: DeviceMesh) -> Tensor:
+        return summed(partial, ranks)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -270,8 +270,8 @@ class _SumOfGradients(torch.autograd.Function):
         return summed(grads[0], ctx.ranks), None
 
 
-def summed(summand: Tensor, ranks: DeviceMesh) -> Tensor:
+def summed(partial: Tensor, ranks: DeviceMesh) -> Tensor:
     """All-reduce a tensor, with the same bits on all ranks; a collective."""
-    total = summand.clone(memory_format=torch.contiguous_format)
+    total = partial.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=ranks.get_group())
     return total

@@ -24,7 +24,7 @@ def operations(config: PreTrainedConfig) -> list[str] | None:
     """Its kernels on a processor (`custom_ops`) for a model that is known; None for all of them."""
     family = FAMILIES.get(config.model_type)
     rule = family and family.recurrence and family.recurrence.rule
-    is_misread = family is not None and (family.has_latents or rule == "convolution")
+    is_misread = family is not None and (family.has_mla or rule == "convolution")
     return list(_OPERATIONS) if is_misread else None
 
 

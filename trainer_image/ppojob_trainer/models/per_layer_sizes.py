@@ -34,20 +34,20 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class LayersApart:
+class PerLayerSizes:
     """Sizes that differ from layer to layer.
 
     Attributes:
         attention: of each layer.
         inner_of_sharing: feed-forward width of layers without keys of their own.
-        told: width of per-layer embeddings; 0 without any.
-        told_vocabulary: rows of the table of per-layer embeddings.
+        layer_embedding: width of per-layer embeddings; 0 without any.
+        layer_embedding_rows: rows of the table of per-layer embeddings.
     """
 
     attention: tuple[Attention, ...]
     inner_of_sharing: int
-    told: int
-    told_vocabulary: int
+    layer_embedding: int
+    layer_embedding_rows: int
 
     @property
     def shares_keys(self) -> bool:
@@ -56,23 +56,25 @@ class LayersApart:
 
     def linear_layers(self, hidden: int) -> dict[str, tuple[int, int]]:
         """Return the linear layers of each decoder layer that read its per-layer embedding."""
-        if not self.told:
+        if not self.layer_embedding:
             return {}
         return {
-            "per_layer_input_gate": (self.told, hidden),
-            "per_layer_projection": (hidden, self.told),
+            "per_layer_input_gate": (self.layer_embedding, hidden),
+            "per_layer_projection": (hidden, self.layer_embedding),
         }
 
     def of_model(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Return the tensors outside the layers that make per-layer embeddings."""
-        if self.told:
-            width = len(self.attention) * self.told
-            yield "model.embed_tokens_per_layer.weight", (self.told_vocabulary, width)
+        if self.layer_embedding:
+            width = len(self.attention) * self.layer_embedding
+            yield "model.embed_tokens_per_layer.weight", (self.layer_embedding_rows, width)
             yield "model.per_layer_model_projection.weight", (width, hidden)
-            yield "model.per_layer_projection_norm.weight", (self.told,)
+            yield "model.per_layer_projection_norm.weight", (self.layer_embedding,)
 
 
-def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int) -> LayersApart:
+def read_per_layer_sizes(
+    config: Mapping[str, Json], usual: Attention, layers: int
+) -> PerLayerSizes:
     """Read them with transformers' defaults; `usual` is the attention of sliding-window layers."""
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers:
@@ -96,11 +98,11 @@ def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int)
         for layer in range(layers)
     )
     inner = _count(config, "intermediate_size")
-    return LayersApart(
+    return PerLayerSizes(
         attention,
         inner_of_sharing=2 * inner if config.get("use_double_wide_mlp") is True else inner,
-        told=_count(config, "hidden_size_per_layer_input"),
-        told_vocabulary=_count(config, "vocab_size_per_layer_input"),
+        layer_embedding=_count(config, "hidden_size_per_layer_input"),
+        layer_embedding_rows=_count(config, "vocab_size_per_layer_input"),
     )
 
 

@@ -5,7 +5,7 @@ from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
 
-class InFirstLinear(nn.Linear):
+class TransposedLinear(nn.Linear):
     """A linear layer with a weight (in, out), saved and sent to engines in this form."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
@@ -18,5 +18,5 @@ def make_linear(model: nn.Module) -> None:
     for layer in model.modules():
         if isinstance(layer, Conv1D):
             into, out = layer.nx, layer.nf
-            layer.__class__ = InFirstLinear
+            layer.__class__ = TransposedLinear
             layer.in_features, layer.out_features = into, out
