@@ -28,7 +28,7 @@ SPEC = AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3, rout
 OPTIMIZER = OptimizerSpec(gradient_clip=0.0)
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
 CORRECTED = [
-    name for name, one in FAMILIES.items() if one.mixture is not None and one.mixture.correction
+    name for name, one in FAMILIES.items() if one.mixture is not None and one.mixture.selection_bias
 ]
 
 
