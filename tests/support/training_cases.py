@@ -299,9 +299,10 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
 }
 DIVERGENCES = ("reverse_kl", "forward_kl", "jsd")
+CRITIC_LORA = LoraSpec(rank=3)
 VALUE_MODELS: Mapping[str, dict[str, Any]] = {
     "value_model": {},
-    "value_model_of_adapters": {"lora": LoraSpec(rank=3)},
+    "value_model_of_adapters": {"lora": CRITIC_LORA},
     "value_model_of_states": {"model_name": "granitemoehybrid"},
     "value_model_of_experts": {"model_name": "ernie4_5_moe"},
 }
