@@ -1,4 +1,4 @@
-"""Whether a run folder can take a run: a place to write, space, and what lies there already."""
+"""Checks of a run folder: permission, disk space, and existing content."""
 
 import contextlib
 import json

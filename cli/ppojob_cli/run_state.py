@@ -1,4 +1,4 @@
-"""A run as its folder shows it at one moment: plain facts, and what follows from them.
+"""State of a run from its folder at one moment, and values derived from it.
 
 The folder is read while a run writes to it; whatever stands there, it answers a `RunState`.
 `status.json` is replaced as a whole. `metrics.jsonl` is appended to, and cut back when steps are

@@ -27,7 +27,7 @@ def operations(config: PreTrainedConfig) -> list[str] | None:
     """Return the CPU kernels (`custom_ops`) for a model; None for all of them."""
     family = FAMILIES.get(config.model_type)
     rule = family and family.recurrence and family.recurrence.rule
-    is_misread = family is not None and (family.has_latents or rule == "convolution")
+    is_misread = family is not None and (family.has_mla or rule == "convolution")
     return list(_OPERATIONS) if is_misread else None
 
 

@@ -123,7 +123,7 @@ def _huggingface_engine(
 
     from ppojob_trainer.models.experts import split_experts
     from ppojob_trainer.models.families import FAMILIES
-    from ppojob_trainer.models.load import unheard_loading
+    from ppojob_trainer.models.load import quiet_loading
     from ppojob_trainer.models.lora import add_adapters
     from ppojob_trainer.models.vision_language import language_config
     from ppojob_trainer.models.vision_tower import give_tower
@@ -138,7 +138,7 @@ def _huggingface_engine(
         "attn_implementation": "eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
         "trust_remote_code": False,
     }
-    with unheard_loading():
+    with quiet_loading():
         # Only `load_model` reads files of quantised weights.
         if read_weights(model_folder).form is not None:
             model = AutoModelForCausalLM.from_config(**options).eval()

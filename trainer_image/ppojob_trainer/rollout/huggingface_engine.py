@@ -21,7 +21,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
 )
 
 from ppojob_trainer.models.adapter_names import is_adapter
-from ppojob_trainer.models.gemma import told_of_tokens
+from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.routes import Routes, as_bytes
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
@@ -258,7 +258,7 @@ class HuggingFaceEngine:
         embeddings = self._model.get_input_embeddings()(input_ids)
         places = (seen.flatten() >= 0).nonzero()[:, 0].to(self._home)
         given |= tower.shown(embeddings, places, [held for _, held, _ in prompts])
-        given |= told_of_tokens(self._model, input_ids, places)
+        given |= per_layer_inputs(self._model, input_ids, places)
         given["position_ids"] = positions.squeeze(0).to(self._home)
         if tower.form.sees_ahead:
             of_windows = tower.form.ahead_in_windows

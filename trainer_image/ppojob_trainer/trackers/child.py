@@ -1,4 +1,4 @@
-"""The process of a tracker, which alone imports its library.
+"""Tracker process, the only one that imports the tracker's library.
 
 It gives the tracker every step of metrics.jsonl once, whatever became of the last process. The
 tracker itself says what it holds when its run is opened: no mark is kept here. So a process that

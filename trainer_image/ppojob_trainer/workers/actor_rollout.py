@@ -26,12 +26,12 @@ from ppojob_trainer.models.kinds import POLICY, SCORER
 from ppojob_trainer.models.lora import replaced
 from ppojob_trainer.models.mixtures import is_sent_float32
 from ppojob_trainer.models.state_dict import (
+    broadcast_by_holders,
     every_adapter,
     every_tensor,
     named_full_adapters,
     named_full_tensors,
     plain_weights,
-    told_by_holders,
 )
 from ppojob_trainer.models.weight_stream import stored_weights
 from ppojob_trainer.parallel.boxes import Join
@@ -298,7 +298,7 @@ class ActorRolloutWorker:
         def told(join: Join) -> Join:
             """Weights that may have left the device."""
             plain = plain_weights(trained, on_device)
-            return told_by_holders(
+            return broadcast_by_holders(
                 trained, lambda name, tensor, dtype: join(name, plain(name, tensor), dtype)
             )
 

@@ -142,7 +142,7 @@ class Learner:
     @property
     def _writer(self) -> int:
         """Return the rank that writes the shard that this one holds."""
-        return self._world.dims.in_first_copy(self._world.rank)
+        return self._world.dims.in_first_replica(self._world.rank)
 
     @property
     def _stream(self) -> int:
