@@ -6,7 +6,7 @@ in rounds until the batch is full of groups whose scores differ. Each round is r
 batch before the next one begins, and a repeated step makes the same rounds.
 
 After the last allowed round, groups without signal fill the batch, earliest first: the step then
-    equals that of a job without dynamic sampling. verl ends the job there.
+equals that of a job without dynamic sampling. verl ends the job there.
 """
 
 import logging
