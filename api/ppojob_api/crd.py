@@ -1,4 +1,4 @@
-"""The models as a CustomResourceDefinition: `python -m ppojob_api.crd > crds/ppojobs.yaml`.
+"""CustomResourceDefinition of the models: `python -m ppojob_api.crd > crds/ppojobs.yaml`.
 
 The schema is structural: no reference, no union; free-form objects keep unknown fields, and every
 default stands in it, so the API server writes them out, but for those within items of lists, which

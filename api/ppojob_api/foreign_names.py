@@ -1,4 +1,4 @@
-"""What verl, TRL and OpenRLHF call otherwise: tables of fields, and one of words.
+"""Names in verl, TRL and OpenRLHF for fields of a job, and one table of words.
 
 They are in foreign_names.txt, which says how to read its lines. Messages, `ppojob fields` and
 docs/fields.md answer from them; a test holds docs/from-verl.md to them.

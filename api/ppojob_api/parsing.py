@@ -1,4 +1,4 @@
-"""Plain values to a job: every wrong field of it becomes a Problem, all of them at once."""
+"""Parsing of plain values to a job: all invalid fields become Problems at once."""
 
 from collections.abc import Iterable, Iterator
 from typing import Any, Final

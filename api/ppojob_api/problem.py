@@ -1,4 +1,4 @@
-"""What is wrong with an input, in the one form that every command and the cluster use."""
+"""Problem of an input, in the form that every command and the cluster use."""
 
 import json
 import math

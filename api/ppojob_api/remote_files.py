@@ -1,4 +1,4 @@
-"""Files of a job that may lie behind URLs: the fields that name them, and the same with paths."""
+"""Remote files of a job: the fields that may be URLs, and their replacement by paths."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""What lies where in a run folder: names that the controller writes and the command line reads."""
+"""Layout of a run folder: names that the controller writes and the command line reads."""
 
 from typing import Final
 

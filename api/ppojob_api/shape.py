@@ -1,4 +1,4 @@
-"""The models as data: one reading of their types serves messages and the CRD alike."""
+"""Shape of the models as data, for messages and for the CRD."""
 
 import ast
 import inspect

@@ -1,4 +1,4 @@
-"""What to write instead of a field or a word that the resource does not have.
+"""Suggestions for a field or a word that the resource does not have.
 
 Names of other frameworks are looked up in a table; only near misses of our own are told by letters.
 """

@@ -1,4 +1,4 @@
-"""Finds what is wrong with conversations: the template's turns, and the format of calls."""
+"""Checks of conversations: the chat template's turns, and the format of tool calls."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Numbers as few characters: what a person reads at a glance."""
+"""Compact formatting of numbers for people."""
 
 import itertools
 import math

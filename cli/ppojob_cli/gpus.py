@@ -1,4 +1,4 @@
-"""The GPUs of this machine: those that a job may use, and which of its pods gets which."""
+"""GPUs of this machine: which a job may use, and their assignment to its pods."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice, takewhile

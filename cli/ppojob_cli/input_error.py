@@ -1,4 +1,4 @@
-"""What a person gave is wrong: one way for all commands to say so and end."""
+"""Input errors: how all commands report them and exit."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""Reads and judges a job's file, with fields given on the command line."""
+"""Job files: reading and validation, with overrides from the command line."""
 
 from collections.abc import Sequence
 from pathlib import Path

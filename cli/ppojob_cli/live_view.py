@@ -1,4 +1,4 @@
-"""The view for a terminal: one table that is drawn anew, and above it what stays."""
+"""Live view on a terminal: a table that is redrawn, with permanent lines above it."""
 
 import contextlib
 from collections.abc import Iterable, Mapping, Sequence

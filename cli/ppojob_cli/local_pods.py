@@ -1,4 +1,4 @@
-"""Pods as processes on this machine: the containers that the operator would make, run here.
+"""Local pods: processes on this machine that run the containers of the operator.
 
 What a cluster would give a pod comes from folders: mounts are folders of the run, names are in an
 address book, the pod's address is one of 127.0.1.0/24.

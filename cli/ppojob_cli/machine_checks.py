@@ -1,4 +1,4 @@
-"""What this machine lacks for a job: libraries that fit, GPUs, cores."""
+"""Machine checks: libraries, GPUs and cores that a job needs."""
 
 import ctypes
 import os

@@ -1,4 +1,4 @@
-"""Whether a run folder can take a run: a place to write, space, and what lies there already."""
+"""Checks of a run folder: permission, disk space, and existing content."""
 
 import contextlib
 import json
@@ -25,7 +25,7 @@ from ppojob_cli.summary import is_of_another_model, read_summary
 from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_saved
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
-from ppojob_trainer.controller.position import read_position
+from ppojob_trainer.controller.journal_state import read_journal_state
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
 from ppojob_trainer.models.architectures import count_adapters, count_log_partition
@@ -257,5 +257,5 @@ def _events(folder: Path) -> list[Event]:
 
 
 def _steps_done(events: list[Event]) -> int:
-    progress = read_position(events, frozenset()).progress
+    progress = read_journal_state(events, frozenset()).progress
     return progress.step if progress else 0

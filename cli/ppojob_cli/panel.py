@@ -1,4 +1,4 @@
-"""The frame that a job is drawn in, on this machine and on a cluster alike."""
+"""Frame of the job view, on this machine and on a cluster."""
 
 from collections.abc import Sequence
 from typing import Final

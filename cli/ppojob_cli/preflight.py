@@ -1,4 +1,4 @@
-"""Finds all that is wrong with a job and its inputs, before anything is started."""
+"""Preflight: all problems of a job and its inputs, before anything is started."""
 
 import json
 import os

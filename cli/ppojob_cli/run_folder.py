@@ -1,4 +1,4 @@
-"""A run folder: who owns it, and what is written there before a run starts."""
+"""Run folder: its lock, and the files written before a run starts."""
 
 import contextlib
 import fcntl

@@ -1,4 +1,4 @@
-"""A run as its folder shows it at one moment: plain facts, and what follows from them.
+"""State of a run from its folder at one moment, and values derived from it.
 
 The folder is read while a run writes to it; whatever stands there, it answers a `RunState`.
 `status.json` is replaced as a whole. `metrics.jsonl` is appended to, and cut back when steps are
@@ -17,7 +17,7 @@ import msgspec
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer.controller.progress import STATUS_FILE, Pace, TrainingStatus
-from ppojob_trainer.metrics.new_lines import NewLines
+from ppojob_trainer.metrics.line_follower import LineFollower
 
 STEP_SECONDS: Final = "timing_s/step"
 
@@ -162,7 +162,7 @@ class RunReader:
     def __init__(self, folder: Path, *, since: float = 0.0) -> None:
         self._folder = folder
         self._since = since
-        self._lines = NewLines(folder / METRICS_FILE)
+        self._lines = LineFollower(folder / METRICS_FILE)
         self._records: tuple[StepRecord, ...] = ()
 
     def read(self) -> RunState:

@@ -1,4 +1,4 @@
-"""How a run ended, for programs and for people."""
+"""Summary of a run's end, for programs and for people."""
 
 import shlex
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What a person sees while a job runs: a live table on a terminal, plain lines elsewhere.
+"""View of a running job: a live table on a terminal, plain lines elsewhere.
 
 A view reads the run folder and nothing else, so it shows a run of any machine alike. It never
 stops a run: a terminal that goes away takes only the view with it.

@@ -1,1 +1,1 @@
-"""What makes a job run on a cluster: today the pods it consists of, rendered purely."""
+"""Kubernetes operator for PPOJobs: reconciles jobs; its decisions are pure functions."""

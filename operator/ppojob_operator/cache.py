@@ -1,7 +1,7 @@
-"""What is known of the cluster now, by job.
+"""Cache of the cluster's objects, by job.
 
 Reflectors and kopf's stream fill it; `observe` reads it. It holds trimmed records only: a pod
-takes about a kilobyte, an object made for a job less than two.
+takes about a kilobyte, a child object less than two.
 """
 
 import dataclasses

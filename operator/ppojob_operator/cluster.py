@@ -1,4 +1,4 @@
-"""The API server over pooled HTTP: all that the operator asks of a cluster."""
+"""Kubernetes API client over pooled HTTP, with the requests that the operator needs."""
 
 import asyncio
 import copy
@@ -19,7 +19,7 @@ from ppojob_operator.state import Manifest
 FIELD_MANAGER = "ppojob-operator"
 PAGE_SIZE = 500
 _AT_ONCE = 64
-"""Requests at most, watches aside."""
+"""Most concurrent requests, without watches."""
 _REQUEST_SECONDS = 15.0
 _WATCH_SECONDS = 300
 _LINE_BYTES = 4 << 20
@@ -30,7 +30,7 @@ _METHODS = {"create": "POST", "patch": "PATCH", "update": "PUT", "delete": "DELE
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """Some objects of a list; behind the whole a watch goes on from the version."""
+    """A page of a list; after the last page a watch continues from the resource version."""
 
     items: tuple[Manifest, ...]
     resource_version: str
@@ -38,7 +38,7 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """One event of a watch; `BOOKMARK` tells of no object, only how far the stream is."""
+    """One event of a watch; `BOOKMARK` has no object, only a resource version."""
 
     type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
     manifest: Manifest
@@ -47,10 +47,10 @@ class Change:
 class Cluster:
     """An API server behind one connection pool; use as an async context manager.
 
-    Every method raises a `ClusterError`; `errors` tells which means what.
+    Every method raises a `ClusterError`; see `errors` for its classes.
 
     Args:
-        stall_seconds: a watch that says nothing for so long is broken off. Bookmarks come every
+        stall_seconds: a watch without events for this long is closed. Bookmarks come every
             minute, so silence means a dead connection.
     """
 
@@ -76,7 +76,7 @@ class Cluster:
             await self._session.close()
 
     def fenced(self, check: Callable[[], None]) -> "Cluster":
-        """The same behind a fence: `check` raises where nothing may be written; reading is free."""
+        """Return a fenced client: `check` raises if writes are not allowed; reads are."""
         fenced = copy.copy(self)
         fenced._check = check
         return fenced
@@ -86,7 +86,7 @@ class Cluster:
         return await self._request("get", kind, kind.path(namespace, name))
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Make an object that must not be there: an object of others is never taken over.
+        """Create an object that must not exist: objects of others are never adopted.
 
         Raises:
             ConflictError: the name is taken.
@@ -94,26 +94,26 @@ class Cluster:
         return await self._write("create", manifest)
 
     async def apply(self, manifest: Manifest, uid: str) -> Manifest:
-        """Server-side apply to the very object with this uid, fields of others included.
+        """Server-side apply, forced, to the object with this uid.
 
         Raises:
-            ConflictError: the object is another one now.
+            ConflictError: the name now belongs to another object.
         """
         metadata = {**manifest["metadata"], "uid": uid}
         return await self._write("patch", {**manifest, "metadata": metadata})
 
     async def apply_status(self, manifest: Manifest) -> Manifest:
-        """Server-side apply of a status, of the version and the uid that the metadata has."""
+        """Server-side apply of a status, conditional on the metadata's resource version and uid."""
         return await self._write("patch", manifest, "/status")
 
     async def replace(self, manifest: Manifest, subresource: str = "") -> Manifest:
-        """Write an object, or its `/status`, whole; conditional on `metadata.resourceVersion`."""
+        """Replace an object, or its `/status`, conditional on `metadata.resourceVersion`."""
         return await self._write("update", manifest, subresource)
 
     async def delete(
         self, kind: Kind, namespace: str, name: str, uid: str, grace_seconds: int | None = None
     ) -> None:
-        """Delete the very object with this uid, and in the background what it owns."""
+        """Delete the object with this uid, and its dependents in the background."""
         options: dict[str, Any] = {
             "apiVersion": "v1",
             "kind": "DeleteOptions",
@@ -144,7 +144,7 @@ class Cluster:
     async def watch(
         self, kind: Kind, namespace: str, selector: str, resource_version: str
     ) -> AsyncIterator[Change]:
-        """Follow objects; ends when the API server closes the stream.
+        """Watch objects; ends when the API server closes the stream.
 
         Raises:
             ExpiredError: the resource version is too old.

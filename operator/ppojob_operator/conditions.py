@@ -1,4 +1,4 @@
-"""Conditions of a job: every claim that a person may ask about, set once a reconcile, pure."""
+"""Conditions of a job's status, set once per reconcile. Pure."""
 
 import datetime
 from dataclasses import dataclass, replace
@@ -22,12 +22,12 @@ ConditionType = Literal[
 
 INVALID = "InvalidSpec"
 MESSAGE_LIMIT = 1_024
-"""Characters of a message: what a log or a model says may be a megabyte long."""
+"""Most characters of a message: logs and model output may be a megabyte long."""
 
 
 @dataclass(frozen=True, slots=True)
 class ObservedCondition:
-    """A condition before it is known since when it holds.
+    """A condition before its transition time is set.
 
     Attributes:
         holds: None: unknown.
@@ -70,11 +70,11 @@ def inert(text: str) -> str:
 
 
 def acceptance(problems: tuple[Problem, ...]) -> ObservedCondition:
-    """The condition Accepted: a spec is right, wrong, or newer than this operator.
+    """Return the condition Accepted: the spec is valid, invalid, or newer than this operator.
 
     The API server drops fields that its schema does not have, and writes defaults of those that it
-    has. So a field that is unknown here is of a newer resource, as in the middle of an upgrade, and
-    so may be whatever else seems wrong: another operator will judge.
+    has. So an unknown field is of a newer resource, as in the middle of an upgrade, and other
+    problems may be too: a newer operator will decide.
     """
     if not problems:
         return ObservedCondition("Accepted", True, "Valid")
@@ -92,10 +92,10 @@ def acceptance(problems: tuple[Problem, ...]) -> ObservedCondition:
 def set_conditions(
     before: tuple[Condition, ...], claims: tuple[ObservedCondition, ...], generation: int, now: Time
 ) -> tuple[Condition, ...]:
-    """The conditions that the claims make, in the order of the claims.
+    """Return the conditions with transition times, in the order of `claims`.
 
-    The time of a condition is that of the last change of its status, so an unchanged claim gives
-    an equal condition, and an unchanged status needs no write.
+    The time is that of the last change of status, so an unchanged claim gives an equal condition,
+    and an unchanged status needs no write.
     """
     old = {condition.type: condition for condition in before}
     conditions = []

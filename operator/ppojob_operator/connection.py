@@ -1,4 +1,4 @@
-"""Where the API server is and who we are there: from the pod's service account, or a kubeconfig."""
+"""Connection to the API server: from the pod's service account, or from a kubeconfig."""
 
 import base64
 import os

@@ -1,4 +1,4 @@
-"""What can go wrong with the cluster."""
+"""Errors of the Kubernetes API, by HTTP status."""
 
 import json
 

@@ -1,7 +1,7 @@
-"""The operator as a program, and the only file that knows kopf.
+"""The operator's process on kopf; the only module that imports it.
 
-kopf gives the PPOJob stream, start-up, shutdown and probes. Handlers of changes, daemons and
-finalizers are not used: what is done follows from what is there (`plan`), and a job can be deleted
+kopf gives the PPOJob stream, start-up, shutdown and probes. Its change handlers, daemons and
+finalizers are not used: actions follow from the observed state (`plan`), and a job can be deleted
 while no operator runs.
 """
 

@@ -1,4 +1,4 @@
-"""Which jobs are to be looked at: each at most once at a time, the longest due first."""
+"""Work queue of jobs to reconcile: each at most once at a time, the longest due first."""
 
 import asyncio
 import logging

@@ -1,4 +1,4 @@
-"""The kinds of Kubernetes objects that the operator deals with, and where they are served."""
+"""Kinds of Kubernetes objects that the operator uses, and their API paths."""
 
 from dataclasses import dataclass
 

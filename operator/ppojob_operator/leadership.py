@@ -1,8 +1,8 @@
-"""Which replica writes: a Lease, renewed by its holder and taken over when it is not.
+"""Leader election: a Lease, renewed by its holder and taken over when it expires.
 
 Fenced on both sides. A holder that could not renew in time, or that was frozen and thawed, refuses
-its own writes before they are sent, by its own monotonic clock. What was on the wire already is
-harmless: objects are made by name and changed by uid, and a status write is conditional on the
+its own writes before they are sent, by its own monotonic clock. Requests already sent are harmless:
+objects are created by name and changed by uid, and a status write is conditional on the resource
 version of the job that it was planned from.
 """
 

@@ -1,4 +1,4 @@
-"""What the operator counts; docs/operations.md has a line for each."""
+"""Prometheus metrics of the operator; docs/operations.md has a line for each."""
 
 from prometheus_client import Counter, Gauge, Histogram
 

@@ -1,4 +1,4 @@
-"""The running operator: its streams, its queue and its Lease, put together."""
+"""The running operator: reflectors, work queue and leader election, put together."""
 
 import asyncio
 import functools

@@ -1,7 +1,7 @@
-"""What to do for a job now: (job, observed, settings, now) -> Plan. Pure: no clock, no client.
+"""Reconcile plan of a job: (job, observed, settings, now) -> Plan. Pure: no clock, no client.
 
-Level-triggered: the plan follows from what is there and never from what has happened, so planning
-twice plans the same, and a plan that was carried out by half is simply planned again.
+Level-triggered: the plan follows from the observed state, never from past events. So planning is
+idempotent, and a partly executed plan is planned again.
 """
 
 from dataclasses import replace

@@ -1,7 +1,7 @@
-"""Kubernetes objects to trimmed records: all that is kept of them in memory. Pure.
+"""Parsing of Kubernetes objects to the trimmed records that the cache holds. Pure.
 
-What an API server sends is read leniently: fields come and go with its version, and an absent
-field means what Kubernetes says it means.
+Parsing is lenient: fields come and go with the API server's version, and an absent field means
+Kubernetes' default.
 """
 
 import functools

@@ -1,6 +1,6 @@
-"""One job, brought nearer to what it is to be: its plan is made and carried out.
+"""Reconciler of one job: observes, plans, executes, and writes the status.
 
-Every action may be carried out twice, or by half.
+Every action is idempotent, and a plan may be executed partly.
 """
 
 import asyncio
@@ -60,7 +60,7 @@ from ppojob_operator.state import (
 
 _DENIALS = "involvedObject.kind=StatefulSet,reason=FailedCreate"
 _MAKING = MakeKeys | Create | Apply
-"""Actions that need what the waves before them make."""
+"""Actions that depend on those of earlier waves."""
 
 
 class Reconciler:
@@ -74,7 +74,7 @@ class Reconciler:
         self._denied: dict[JobKey, tuple[float, Mapping[RoleName, str]]] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Look at a job once; answers when to look again, or None.
+        """Reconcile a job once; returns the seconds until the next time, or None.
 
         Raises:
             ClusterError: something could not be done now.
@@ -176,10 +176,10 @@ class Reconciler:
         return {role: words for _, role, words in sorted(found)}
 
     async def _execute(self, job: Job, plan: Plan, now: Time) -> list[ClusterError]:
-        """Carry out the waves of a plan; answers what failed.
+        """Execute the waves of a plan; returns the failures.
 
-        Behind a wave that failed nothing more is made. What is to go goes all the same: an object
-        that is not taken must not keep a job from stopping, nor a dead node's pods where they are.
+        After a failed wave nothing more is created. Deletions are executed all the same: a refused
+        object must not keep a job from stopping, nor a dead node's pods in place.
         """
         self._cache.keep_refusals(job.key, made(plan.waves))
         failed: list[ClusterError] = []
@@ -190,7 +190,7 @@ class Reconciler:
         return failed
 
     async def _write_status(self, job: Job, plan: Plan) -> None:
-        """Write the status, unless somebody has written to the job since it was read.
+        """Write the status, unless the job has been written to since it was read.
 
         Raises:
             ClusterError: it could not be written.
@@ -259,7 +259,7 @@ class Reconciler:
             self._cache.see_child(await self._cluster.replace(released, "/status"))
 
     async def _create(self, job: Job, manifest: Manifest) -> Manifest:
-        """Make an object; answers it, or the one of this job that is there already."""
+        """Create an object; returns it, or the job's existing one."""
         try:
             return await self._cluster.create(manifest)
         except ConflictError:
@@ -270,11 +270,11 @@ class Reconciler:
             raise UnavailableError(str(problem)) from problem
 
     async def _own_object(self, job: Job, manifest: Manifest) -> Manifest:
-        """The object that has the name already, if it is this job's.
+        """Return the object that has the name already, if it is this job's.
 
         Raises:
-            UnavailableError: it is what an earlier job of this name left, and will go, or has
-                gone since its name was taken.
+            UnavailableError: an earlier job of this name left it, and it will go, or it has gone
+                since.
             RefusedError: it is somebody else's.
         """
         kind, name = kind_of(manifest), manifest["metadata"]["name"]
@@ -298,7 +298,7 @@ class Reconciler:
         raise RefusedError(f"{kind.name} {name} {whose}")
 
     async def _make_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:
-        """Make the Secrets that are missing; the first write decides the keys of all."""
+        """Create missing Secrets; the first write decides the keys of all."""
         controllers = templates.pop("controller")
         # Made here, so that no pod needs a right to make Secrets; for all roles that there are, so
         # that a job may have others later without that keys in use are replaced.

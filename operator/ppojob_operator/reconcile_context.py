@@ -1,4 +1,4 @@
-"""Where a job is in its life: what the policies make of the job and of what is seen. Pure."""
+"""Lifecycle state of a job at a reconcile: the policies' results combined. Pure."""
 
 import functools
 from dataclasses import dataclass
@@ -21,16 +21,16 @@ from ppojob_operator.state import Job, Observed, Time
 
 @dataclass(frozen=True, slots=True)
 class ReconcileContext:
-    """A job at one moment.
+    """State of a job at one moment.
 
     Attributes:
-        config: what its pods are to run; None where the spec is refused: what was made of the one
-            before goes on, and is ended, but nothing more is made.
+        config: of its pods; None if the spec is refused: objects of the previous one are kept, and
+            ended, but nothing more is created.
         roles: those with pods of their own.
         failures: losses that are not in the status yet.
         admission: whether it may have pods.
-        moves: whether something is there that was made for another layout: it has to go first.
-        runs: whether it is to have pods for longer than a checkpoint takes.
+        moves: whether objects of another layout exist: they must go first.
+        runs: whether it is to have pods beyond a final checkpoint.
         wanted: roles that are to have pods now.
     """
 

@@ -1,8 +1,8 @@
-"""Mirrors a kind of object: lists it page by page, then follows it, and notices every gap.
+"""Reflector of a kind: lists it page by page, then watches it, and detects every gap.
 
-What goes wrong with a stream ends here: an expired place (410) means listing again, and an object
-that a list no longer shows is reported as gone; an overloaded server (429, 5xx) is left alone for
-a while; a stream that says nothing, not even a bookmark, is broken off by the `Cluster`.
+Stream errors are handled here: an expired resource version (410) means listing again, and an object
+missing from a list is reported as deleted; an overloaded server (429, 5xx) is retried after a
+while; a stream without even a bookmark is closed by the `Cluster`.
 """
 
 import asyncio

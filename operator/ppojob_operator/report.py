@@ -1,4 +1,4 @@
-"""What the status says of a job, and which of it is worth an Event. Pure."""
+"""Status of a job, and the Events for its changes. Pure."""
 
 from collections.abc import Iterator
 

@@ -48,7 +48,7 @@ def dense(
             visible[i, span.prefix_start : span.prefix_start + span.prefix_length] = True
             visible[i, span.start : i + 1] = True
             position[i] = span.prefix_length + i - span.start
-        for first, end in span.wholes:
+        for first, end in span.bidirectional:
             visible[first:end, first:end] = True
     if window is not None:
         visible &= position[:, None] < position + window

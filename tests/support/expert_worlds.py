@@ -28,7 +28,7 @@ from training_scenarios import run_checkpoint, run_foreign_checkpoints, run_offl
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.models.experts import experts_of
-from ppojob_trainer.models.state_dict import every_adapter, every_tensor, told_by_holders
+from ppojob_trainer.models.state_dict import broadcast_by_holders, every_adapter, every_tensor
 from ppojob_trainer.parallel.boxes import local_part, whole
 from ppojob_trainer.parallel.world import World
 
@@ -79,7 +79,7 @@ def run_gathered(root: Path, world: World, name: str) -> dict[str, Tensor]:
 def run_export(root: Path, world: World, name: str) -> dict[str, Tensor]:
     model = load(CASES[name], root, world)
     target = root / f"export-of-{name_of(world.dims)}-{name}" if world.rank == 0 else None
-    told = partial(told_by_holders, model)
+    told = partial(broadcast_by_holders, model)
     folder = root / CASES[name].model
     export_model(
         target,

@@ -330,6 +330,6 @@ MIXTURE_MODELS = {
 def is_half_in_vllm(family: str, device: str = "cpu") -> bool:
     """Whether vLLM computes a family in bfloat16 alone there."""
     form = FAMILIES[family]
-    if device == "cuda" and form.has_latents:
+    if device == "cuda" and form.has_mla:
         return True
     return form.recurrence is not None and form.recurrence.rule == "delta"

@@ -70,7 +70,7 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import (
     named_full_tensors,
 )
-from ppojob_trainer.parallel.boxes import laid_as, whole
+from ppojob_trainer.parallel.boxes import sharded_as, whole
 from ppojob_trainer.parallel.collectives import (
     shared_within,
 )
@@ -533,7 +533,7 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         supervised = Supervised(given, SupervisedObjective(0.4, uncertain_tokens=True), HEAD, 0.6)
     torch.manual_seed(coordinate)
     engine.update(rows, goal, heads, supervised)
-    trained = {n: laid_as(p, p.grad) for n, p in model.named_parameters() if p.requires_grad}
+    trained = {n: sharded_as(p, p.grad) for n, p in model.named_parameters() if p.requires_grad}
     gradients = {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
     results |= of_all_stages(world, gradients)
     stats = step_statistics([engine.update(rows, goal, heads, supervised)])

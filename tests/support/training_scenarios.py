@@ -45,11 +45,11 @@ from ppojob_trainer.models.adapter_names import B, is_adapter
 from ppojob_trainer.models.kinds import CRITIC, REWARD
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import (
+    broadcast_by_holders,
     every_adapter,
     every_tensor,
     load_named_tensors,
     named_full_tensors,
-    told_by_holders,
     trained_tensors,
 )
 from ppojob_trainer.parallel.boxes import box_of, local_part, whole
@@ -65,7 +65,7 @@ from ppojob_trainer.workers.learner import resident_weights
 
 
 def write_checkpoint(folder: Path, engine: TrainEngine, world: World) -> None:
-    if world.dims.in_first_copy(world.rank) != world.rank:
+    if world.dims.in_first_replica(world.rank) != world.rank:
         return
     for kind, tensors in (
         ("model", trained_tensors(engine.model)),
@@ -98,7 +98,7 @@ def restored_engine(
     model = load(case, folder, world)
     engine = make_engine(model, case, world)
     weights = {name: box_of(weight) for name, weight in trained_tensors(model).items()}
-    writer = world.dims.in_first_copy(world.rank)
+    writer = world.dims.in_first_replica(world.rank)
     parts = {
         kind: read_parts(checkpoint, entries_of(checkpoint, kind), wanted, rank=writer)
         for kind, wanted in (("model", weights), ("optimizer", engine.state_boxes()))
@@ -218,13 +218,13 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     adapters = every_adapter(model)
     options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000, "adapters": adapters}
     target = folder / f"export-of-{name_of(world.dims)}" if world.rank == 0 else None
-    options["told"] = partial(told_by_holders, model)
+    options["told"] = partial(broadcast_by_holders, model)
     export_model(target, every_tensor(model), model_folder=folder / case.model, **options)
     # Its files have other names for the weights, those of a tower that learns among them.
     seeing = load(CASES["pictures_behind_layers"], folder, world)
     if target is not None:
         target = target.with_name(f"{target.name}-seeing")
-    kept = {"dtype": torch.float32, "told": partial(told_by_holders, seeing)}
+    kept = {"dtype": torch.float32, "told": partial(broadcast_by_holders, seeing)}
     export_model(target, every_tensor(seeing), model_folder=folder / "seeing_3", **kept)
     return {}
 

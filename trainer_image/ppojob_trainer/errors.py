@@ -1,4 +1,4 @@
-"""What can go wrong in a training job, as types that the layers above decide by.
+"""Errors of a training job, as types that higher layers handle.
 
 Every message is one line: ``where: got <value>: why; what is allowed``.
 """

@@ -1,4 +1,4 @@
-"""Named points at which a test can kill, stop or fail this very process.
+"""Fail points: named places where a test can kill, stop or fail this process.
 
 A point is declared beside its use and hit where it matters, on both sides of every durable act::
 

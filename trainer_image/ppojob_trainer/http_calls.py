@@ -1,4 +1,4 @@
-"""JSON over HTTP to a service: tried again where that may help, never without an end.
+"""JSON over HTTP with bounded retries.
 
 The time limit of a reward function or a tool, beside that of the attempts, ends all of it; what is
 wrong is raised in one line, without the key.

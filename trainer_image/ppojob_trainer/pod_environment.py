@@ -1,4 +1,4 @@
-"""What a process is told by its pod: the container contract, read once into one record."""
+"""Environment of a process by the container contract, read once into one record."""
 
 import json
 import os

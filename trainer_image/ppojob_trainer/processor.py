@@ -1,4 +1,4 @@
-"""What the processor of this machine can do, as far as it decides bits and speed."""
+"""CPU features of this machine that affect bits and speed."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""Whether torch computes the same bits each time; docs/adr/0059-the-same-bits-on-a-gpu.md."""
+"""Deterministic torch settings; docs/adr/0059-the-same-bits-on-a-gpu.md."""
 
 import os
 from collections.abc import Iterator

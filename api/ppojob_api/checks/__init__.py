@@ -1,1 +1,1 @@
-"""What CEL cannot say of a job, one small function a rule; `ppojob_api.validation` lists them."""
+"""Rules beyond CEL, one small function each; `ppojob_api.validation` lists them."""

@@ -1,4 +1,4 @@
-"""What a job may ask of its pods: an author of jobs need not be one who may make pods.
+"""Pod settings that a job may request: its author need not have the right to create pods.
 
 The operator would try for ever to have a pod made that an API server refuses, so a job that asks
 for one is refused too. Those rules are from k8s.io/kubernetes/pkg/apis/core/validation.

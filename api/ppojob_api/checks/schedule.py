@@ -1,4 +1,4 @@
-"""How long a run is, and what that decides: its best checkpoint, its warm-up, what updates do."""
+"""Rules of the schedule: best checkpoint, warm-up and updates within a run's length."""
 
 import re
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What CEL cannot say of tools: what is within schemas and settings, and addresses."""
+"""Rules of tools beyond CEL: their schemas, settings and addresses."""
 
 import ipaddress
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What an algorithm needs, and which of its settings would have no effect."""
+"""Rules of algorithms: required settings, and settings without effect."""
 
 from pydantic.alias_generators import to_camel
 

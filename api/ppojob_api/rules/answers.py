@@ -1,4 +1,4 @@
-"""What training on given or compared answers needs, and which settings have no effect there."""
+"""Rules of SFT and preference training: required settings, and those without effect."""
 
 from ppojob_api.rules.rule import either, rules, words
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN, PAIRS

@@ -1,4 +1,4 @@
-"""What of a job that is there may become another, and when; an API server alone knows what it was.
+"""Rules of edits: which fields of an existing job may change, and when (API server only).
 
 What decides the weights never changes. The layout may, as for `ppojob run`, but not under pods
 that are there: pods of two layouts do not go together.

@@ -1,4 +1,4 @@
-"""What pods may ask of Kubernetes, and who places them."""
+"""Rules of pod settings and scheduling."""
 
 from ppojob_api.rules.rule import rules, words
 from ppojob_api.v1alpha1.section import LABEL_KEY_PATTERN, LABEL_KEY_WORDS

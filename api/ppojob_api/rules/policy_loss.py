@@ -1,4 +1,4 @@
-"""What a policy loss and a rollout correction need, and which settings would have no effect."""
+"""Rules of policy losses and rollout correction: required settings, those without effect."""
 
 from pydantic.alias_generators import to_camel
 

@@ -1,4 +1,4 @@
-"""What references, teachers and KL divergences need, and which of their settings have no effect."""
+"""Rules of references, teachers and KL: required settings, and those without effect."""
 
 from ppojob_api.rules.rule import rules, words
 from ppojob_api.v1alpha1.algorithm import FULL_KL, GRADIENT_OF_K2

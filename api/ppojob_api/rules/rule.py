@@ -1,4 +1,4 @@
-"""A rule of a job, and the words of CEL that many of them share."""
+"""Rule of a job, and CEL shared by many rules."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""How long a run is, what happens within it, and how responses are sampled and scored."""
+"""Rules of a run: length, validation, sampling and scoring."""
 
 from typing import Final
 

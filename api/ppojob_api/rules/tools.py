@@ -1,4 +1,4 @@
-"""Tools and users of a model: their names, where their code is, and what the model is told."""
+"""Rules of tools and user simulators: names, code and descriptions."""
 
 from ppojob_api.rules.rule import rules, words
 from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_IN_TOOLS

@@ -1,1 +1,1 @@
-"""The commands that look at a job on a cluster, and change it: `kubectl ppojob ...`."""
+"""Commands for a job on a cluster: `kubectl ppojob ...`."""

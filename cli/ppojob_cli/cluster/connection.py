@@ -1,4 +1,4 @@
-"""The user's cluster, as kubectl would reach it: the only file that loads the client library.
+"""Client of the user's cluster, configured as kubectl; the only module that loads the library.
 
 The library reads kubeconfigs (contexts, certificates, log-in programs) and keeps the pool of
 connections. Objects stay the plain JSON that the operator's own readers understand. Loading it

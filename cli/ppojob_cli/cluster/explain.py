@@ -1,4 +1,4 @@
-"""`kubectl ppojob explain NAME`: looks at everything that may say why a job does not go on."""
+"""`kubectl ppojob explain NAME`: collects what may explain why a job makes no progress."""
 
 import json
 from collections.abc import Callable, Iterator

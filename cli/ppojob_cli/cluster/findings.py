@@ -1,4 +1,4 @@
-"""Why a job does not go on: every reason that can be seen, the most important first. Pure."""
+"""Reasons why a job makes no progress, the most important first. Pure."""
 
 import re
 import textwrap

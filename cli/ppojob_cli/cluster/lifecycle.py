@@ -1,4 +1,4 @@
-"""`kubectl ppojob status`, `suspend` and `resume`: how a job is, and whether it goes on."""
+"""`kubectl ppojob status`, `suspend` and `resume`: a job's state, and whether it runs."""
 
 import sys
 from contextlib import nullcontext

@@ -1,4 +1,4 @@
-"""Lines of logs of many pods, put in the order of their times. Pure."""
+"""Merge of log lines of many pods by time. Pure."""
 
 import datetime
 import heapq

@@ -1,4 +1,4 @@
-"""`kubectl ppojob logs NAME`: what all pods of a job say, in the order in which they said it."""
+"""`kubectl ppojob logs NAME`: the logs of all pods of a job, merged by time."""
 
 import math
 import threading

@@ -1,4 +1,4 @@
-"""`kubectl ppojob metrics NAME`: the series of a job's controller, as they are now."""
+"""`kubectl ppojob metrics NAME`: the current metrics of a job's controller."""
 
 import time
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""What every command about a job on a cluster takes: its name, and where it is."""
+"""Options of all cluster commands: the job's name, namespace and context."""
 
 import functools
 import re

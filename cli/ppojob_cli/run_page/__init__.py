@@ -1,1 +1,1 @@
-"""A run, or several, as one HTML file that needs nothing but a browser (ADR 45)."""
+"""Run pages: one or several runs as a self-contained HTML file (ADR 45)."""

@@ -1,4 +1,4 @@
-"""Curves as the page draws them: thinned, in the places of a picture, with round ticks."""
+"""Charts of the run page: downsampled curves in pixels, with round ticks."""
 
 import itertools
 import math

@@ -1,4 +1,4 @@
-"""The file itself: its template escapes all it is given, and its policy runs our script alone."""
+"""HTML of the run page: an escaping template, and a policy that runs our script alone."""
 
 import base64
 import hashlib

@@ -1,4 +1,4 @@
-"""What a run folder says of its run: what ran, how far it is, and what happened to it.
+"""Facts of a run from its folder: configuration, progress and events.
 
 Everything may be missing, being written, or of an earlier version: then the page says less.
 """

@@ -1,4 +1,4 @@
-"""The responses that a page shows: of some steps the best, the worst and some drawn by lot."""
+"""Sampled responses of a run page: of some steps the best, the worst and random ones."""
 
 import bisect
 import itertools

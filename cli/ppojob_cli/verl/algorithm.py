@@ -1,4 +1,4 @@
-"""Conversions of what is optimised: estimator, loss, KL, batches and critic."""
+"""Conversion of verl's algorithm settings: estimator, loss, KL, batches and critic."""
 
 from typing import Any, Final
 

@@ -1,4 +1,4 @@
-"""Conversions of verl's trainers that draw later steps before one has trained."""
+"""Conversion of verl's asynchronous trainers, which generate later steps before training."""
 
 import math
 from typing import Final

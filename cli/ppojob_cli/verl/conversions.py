@@ -1,4 +1,4 @@
-"""verl's settings become a job, key by key as the table says."""
+"""Conversion of verl's settings to a job, key by key by the table."""
 
 import inspect
 import re

@@ -1,4 +1,4 @@
-"""A job in the making: fields with the keys that they come from, and what became of each key."""
+"""Draft of a converted job: fields with their source keys, and the result for each key."""
 
 import math
 import os

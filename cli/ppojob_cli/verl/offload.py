@@ -1,4 +1,4 @@
-"""What verl moves to the host's memory, or computes again, for want of memory of a GPU."""
+"""Conversion of verl's offload and activation checkpointing settings."""
 
 from typing import Final
 

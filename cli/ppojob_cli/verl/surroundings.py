@@ -1,4 +1,4 @@
-"""Conversions of what is around: data, rewards, agents, pods, length and records of a run."""
+"""Conversion of other settings: data, rewards, agents, pods, schedule and logging."""
 
 import re
 from typing import Any, Final, get_args

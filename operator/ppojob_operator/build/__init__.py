@@ -1,1 +1,1 @@
-"""What a job is made of, as pure functions of its run configuration."""
+"""Builders of a job's Kubernetes objects: pure functions of its run configuration."""

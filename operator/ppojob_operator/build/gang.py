@@ -1,4 +1,4 @@
-"""By whom the pods of a job are placed together, one row for each; `none` has no objects. Pure."""
+"""Gang scheduling: the objects of each provider by which a job's pods are placed together. Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -25,11 +25,11 @@ common-definitions/quantity."""
 
 @dataclass(frozen=True, slots=True)
 class Gang:
-    """One way to place all pods or none.
+    """A provider of gang scheduling.
 
     Attributes:
-        kinds: of its objects; the last is the one with the answer.
-        provider: what has to be installed for it.
+        kinds: of its objects; the last is the one whose status answers.
+        provider: what must be installed for it.
     """
 
     kinds: tuple[GangKind, ...]
@@ -48,7 +48,7 @@ def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list
 
 
 def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
-    """The PodGroup: every pod counts, and the queue must have room for what all of them ask."""
+    """Build the PodGroup: every pod counts, and the queue must have room for all their requests."""
     spec = job.scheduling.volcano or VolcanoSpec()
     content: dict[str, Any] = {
         "minMember": sum(one.count for one in sets),
@@ -61,7 +61,7 @@ def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[d
 
 
 def total_requests(sets: tuple[PodSet, ...]) -> dict[str, str]:
-    """What all pods together ask for, by resource."""
+    """Sum the requests of all pods, by resource."""
     totals: dict[str, Fraction] = defaultdict(Fraction)
     for one in sets:
         for container in one.template["spec"]["containers"]:
@@ -75,7 +75,7 @@ def total_requests(sets: tuple[PodSet, ...]) -> dict[str, str]:
 
 
 def _own_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
-    """The Workload, which says what is wanted, and the PodGroup, by which the scheduler goes.
+    """Build the Workload, which holds the request, and the PodGroup that the scheduler reads.
 
     scheduling.k8s.io/v1alpha2 (KEP-4671). All roles are one group: without any one nothing trains.
     """
@@ -105,7 +105,7 @@ GANGS: Final[Mapping[SchedulingType, Gang]] = {
 
 
 def member(job: Job, template: Manifest, placement: Placement | None) -> dict[str, Any]:
-    """The template of a role's pods, as members of the gang; `placement` is what a queue adds."""
+    """Build a role's pod template as a gang member; `placement` is what a queue adds."""
     whole = dict(template)
     if job.scheduling.type == "workload":
         group = {"podGroupName": gang_name(job)}
@@ -118,7 +118,7 @@ def member(job: Job, template: Manifest, placement: Placement | None) -> dict[st
 
 
 def _placed(template: Manifest, placement: Placement) -> dict[str, Any]:
-    """The template with what a queue adds; what is there already stays."""
+    """Add a queue's placement to a template; existing keys are kept."""
     metadata, spec = dict(template["metadata"]), dict(template["spec"])
     for name, added in (("labels", placement.labels), ("annotations", placement.annotations)):
         metadata[name] = {**added, **metadata.get(name, {})}

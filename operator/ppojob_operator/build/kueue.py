@@ -1,8 +1,8 @@
-"""Kueue: a Workload with a pod set a role; the pods are made when a queue has admitted it. Pure.
+"""Kueue integration: a Workload with a pod set per role; pods are made after admission. Pure.
 
-What the library of Kueue does for jobs in Go is done here for ours: one Workload a job, the node
-labels and tolerations of the admission in the pods, conditions that tell how they are, and quota
-given back behind the last pod of an evicted job. https://kueue.sigs.k8s.io
+Does for PPOJobs what Kueue's Go library does for other jobs: one Workload per job, the admission's
+node labels and tolerations in the pods, conditions that report the pods' state, and quota released
+after the last pod of an evicted job. https://kueue.sigs.k8s.io
 """
 
 from collections.abc import Mapping
@@ -15,10 +15,10 @@ from ppojob_operator.state import Child, Job, Manifest, Observed, Placement, Pod
 
 KIND: Final = "Workload.kueue.x-k8s.io"
 
-# What decides which flavor fits; the rest of a pod is no business of a queue.
+# The fields that decide which flavor fits; a queue does not need the rest of a pod.
 _PLACING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
 _REQUEUED = frozenset({"Preempted", "NodeFailures"})
-"""Evictions behind which a job may be admitted again at once; Kueue decides about all others."""
+"""Eviction reasons after which a job may be requeued at once; Kueue decides for others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +32,12 @@ class QueueCondition:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What Kueue says of a Workload: conditions by type, flavors and updates by pod set.
+    """Kueue's answer in a Workload: conditions by type, flavors and updates by pod set.
 
     Attributes:
         cluster_queue: that has reserved quota for it, or empty.
-        updates: what admission checks add to pods.
-        waits_for: messages of admission checks that are not passed yet.
+        updates: pod changes by admission checks.
+        waits_for: messages of pending admission checks.
     """
 
     conditions: Mapping[str, QueueCondition]
@@ -54,7 +54,7 @@ class Answer:
 def workload(
     job: Job, spec: KueueSpec, sets: tuple[PodSet, ...], priority: int | None
 ) -> dict[str, Any]:
-    """The Workload; `priority` is the value of the job's priority class, where it has one."""
+    """Build the Workload; `priority` is the value of the job's priority class, if it has one."""
     content: dict[str, Any] = {
         "queueName": spec.queue_name,
         "podSets": [
@@ -82,7 +82,7 @@ def _trimmed(template: Manifest) -> dict[str, Any]:
 
 
 def own_workload(job: Job, observed: Observed) -> Child | None:
-    """The Workload of this very job, unless it is on its way out."""
+    """Return the job's Workload, unless it is being deleted."""
     child = observed.children.get((KIND, gang_name(job)))
     if child is None or child.is_deleting or child.owner_uid != job.uid:
         return None
@@ -90,7 +90,7 @@ def own_workload(job: Job, observed: Observed) -> Child | None:
 
 
 def answer(child: Child) -> Answer:
-    """What Kueue has written into the Workload."""
+    """Read Kueue's answer from the Workload."""
     status = child.manifest.get("status") or {}
     admission = status.get("admission") or {}
     checks = status.get("admissionChecks") or ()
@@ -119,7 +119,7 @@ def answer(child: Child) -> Answer:
 
 
 def placement(update: Manifest) -> Placement:
-    """What a pod set update, or the spec of a resource flavor, adds to pods."""
+    """Return the pod changes by a pod set update, or by the spec of a resource flavor."""
     return Placement(
         node_selector=dict(update.get("nodeSelector") or update.get("nodeLabels") or {}),
         tolerations=tuple(update.get("tolerations") or ()),
@@ -129,7 +129,7 @@ def placement(update: Manifest) -> Placement:
 
 
 def conditions(job: Job, told: Mapping[str, QueueCondition], time: str) -> dict[str, Any]:
-    """Conditions of ours in the Workload: `PodsReady` and `Finished`."""
+    """Return the operator's conditions of the Workload: `PodsReady` and `Finished`."""
     applied = manifest(KIND, job, gang_name(job))
     head = {key: applied["metadata"][key] for key in ("name", "namespace")}
     status = [
@@ -139,7 +139,7 @@ def conditions(job: Job, told: Mapping[str, QueueCondition], time: str) -> dict[
 
 
 def released(found: Manifest, time: str) -> dict[str, Any]:
-    """A Workload whose evicted job has no pods any more: without quota, and in the queue again."""
+    """Return a Workload whose evicted job has no pods left, requeued without quota."""
     status = found.get("status") or {}
     before = {one["type"]: one for one in status.get("conditions") or ()}
     evicted = before.get("Evicted", {})
@@ -148,7 +148,7 @@ def released(found: Manifest, time: str) -> dict[str, Any]:
     told = {
         "QuotaReserved": ("False", "Pending", message),
         "Admitted": ("False", "NoReservation", "The workload has no reservation"),
-        # Kueue takes a job back that is active again by `Deactivated` alone, not by its cause.
+        # Kueue requeues a job that is active again by `Deactivated` alone, not by its cause.
         "Requeued": (str(reason in _REQUEUED), reason.partition("DueTo")[0], message),
     }
     if "Admitted" not in before:

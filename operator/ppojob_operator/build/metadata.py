@@ -1,4 +1,4 @@
-"""Who owns an object of a job, by which labels it is found, and whether it is as wanted. Pure."""
+"""Owner references, labels and annotations of a job's objects, and their comparison. Pure."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""All objects of a job, in the order in which they must be there. Pure."""
+"""All objects of a job, in the order of their creation. Pure."""
 
 import base64
 import json

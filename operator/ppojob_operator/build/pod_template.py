@@ -1,4 +1,4 @@
-"""The pod template of a role: the container contract, placed on a cluster. Pure.
+"""Pod templates of the roles: the container contract on a cluster. Pure.
 
 Every pod passes Pod Security `restricted`: no root, no capability, a read-only root file system.
 """
@@ -32,7 +32,7 @@ from ppojob_operator.state import Job
 
 CONTAINER: Final = "trainer"
 ROOT: Final = "/ppojob"
-"""Everything of ours is mounted below it."""
+"""Root of all mounts of the job."""
 SECRET_FILE: Final = "role.key"
 PUBLIC_FILE: Final = "public.json"
 """Names of the key files that a pod of a role mounts; docs/contract.md."""
@@ -49,12 +49,12 @@ _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
 
 @dataclass(frozen=True, slots=True)
 class PodConfig:
-    """What the pods of a job run.
+    """Configuration that a job's pods run.
 
     Attributes:
         text: the run configuration as canonical JSON, without defaults.
         digest: SHA-256 of it.
-        layout: SHA-256 of the layout that it has.
+        layout: SHA-256 of its layout.
         settings: of the pods.
     """
 
@@ -66,7 +66,7 @@ class PodConfig:
 
     @classmethod
     def of(cls, run: RunConfig, layout: bytes, settings: tuple[PodSettings, ...]) -> "PodConfig":
-        """Write out a run configuration; `layout` is canonical JSON."""
+        """Serialise a run configuration; `layout` is canonical JSON."""
         # Edited, a job may have pods of an older program than this operator.
         text = run.to_short_json()
         digest, layout_digest = (hashlib.sha256(one).hexdigest() for one in (text, layout))
@@ -74,14 +74,14 @@ class PodConfig:
 
 
 def config_map_name(job: Job, config: PodConfig) -> str:
-    """`<job>-config-<digest>`: another configuration is another object."""
+    """`<job>-config-<digest>`: each configuration has its own object."""
     return f"{job.name}-config-{config.digest[:10]}"
 
 
 def pod_template(
     job: Job, config: PodConfig, role: RoleTopology, defaults: Settings
 ) -> dict[str, Any]:
-    """The template of a role's pods; `defaults` is for what the job says nothing of."""
+    """Build a role's pod template; `defaults` fill what the job leaves open."""
     settings = settings_of(config.settings, role.role)
     is_controller = role.role == "controller"
     spec: dict[str, Any] = {
@@ -117,7 +117,7 @@ def pod_template(
 
 
 def _grace_seconds(config: PodConfig, role: RoleName) -> int:
-    """The controller ends its step and writes a checkpoint first; a rank has nothing to save."""
+    """Return the grace period: the controller finishes its step and checkpoints."""
     if role != "controller":
         return _RANK_GRACE_SECONDS
     return int(config.run.spec.timeouts.stage_seconds) + _CHECKPOINT_GRACE_SECONDS
@@ -180,7 +180,7 @@ def _container(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # The last words of a supervisor that cannot start are in its log; the status shows them.
+        # If a supervisor cannot start, the end of its log goes into the status.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "config", "mountPath": _MOUNTS["config"], "readOnly": True},
@@ -246,9 +246,9 @@ def _variable(variable: EnvironmentVariable) -> dict[str, Any]:
 
 
 def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str, Any]:
-    """CPU is asked for and not capped: a throttled rank would stall all others.
+    """Set CPU requests without limits: a throttled rank would stall all others.
 
-    A core for every thread, where the job does not ask for another number.
+    Default: a core for every thread.
     """
     limits: dict[str, str] = dict(settings.resources)
     if settings.memory is not None:
@@ -325,17 +325,17 @@ def _run_claim(config: PodConfig) -> str:
 
 
 def _named(volumes: tuple[PodVolume, ...], run_claim: str) -> Iterator[tuple[str, PodVolume]]:
-    """The user's volumes, each with its name in the pod.
+    """Return the user's volumes, each with its name in the pod.
 
-    The claim of the run folder is in the pod once: as a second, read-only volume it would make the
-    run folder read-only too.
+    The claim of the run folder is mounted once: as a second, read-only volume it would make the run
+    folder read-only too.
     """
     for index, volume in enumerate(volumes):
         yield ("run" if volume.claim_name == run_claim else f"user-{index}"), volume
 
 
 def _merged(template: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """The template with what the allow-list let through; our own keys stand."""
+    """Merge the platform's allowed pod fields into the template; the operator's own keys win."""
     for part, content in overrides.items():
         for name, value in content.items():
             ours = template[part].get(name)

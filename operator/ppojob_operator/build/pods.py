@@ -1,4 +1,4 @@
-"""The pods of a job: one truth for the operator, which makes them, and for the local runner.
+"""Pods of a job and their environment, shared by the operator and the local runner.
 
 docs/contract.md has the table of their environment.
 """

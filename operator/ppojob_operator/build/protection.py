@@ -1,4 +1,4 @@
-"""What keeps others away from the pods of a job: network policy and disruption budget. Pure."""
+"""NetworkPolicies and PodDisruptionBudget of a job. Pure."""
 
 from collections.abc import Sequence
 from typing import Any, Final
@@ -10,7 +10,7 @@ from ppojob_operator.build.metadata import manifest, selector
 from ppojob_operator.state import Job
 
 ANSWERING_ROLES: Final[tuple[RoleName, ...]] = ("tools", "retriever", "judge")
-"""Roles that are asked, and ask nobody."""
+"""Roles that only serve requests, and open no connections."""
 
 _OPEN_PORTS = (contract.PORT_HEALTH, contract.PORT_METRICS)
 _DNS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
@@ -19,7 +19,7 @@ _DNS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 def network_policies(
     job: Job, roles: Sequence[RoleName], agent: AgentSpec | None
 ) -> list[dict[str, Any]]:
-    """All of a job: who reaches its pods, and whom those reach that only answer."""
+    """Return all of a job: ingress to its pods, and egress of those that only serve."""
     answering = [role for role in ANSWERING_ROLES if role in roles]
     named = {"tools": agent.egress if agent is not None else ()}
     fenced: list[RoleName] = ["judge"] if "judge" in roles else []
@@ -31,10 +31,10 @@ def network_policies(
 
 
 def _ingress(job: Job, answering: Sequence[RoleName], fenced: Sequence[RoleName]) -> dict[str, Any]:
-    """Only pods of the job reach its ports; health and metrics are open, and hold no secret.
+    """Build the ingress policy: only the job's pods reach its ports; health and metrics are open.
 
-    torch.distributed authenticates nobody, so this is what fences its ports: from those pods too
-    which nobody in the job waits to hear from.
+    torch.distributed has no authentication, so this policy protects its ports, also from pods of
+    the job that have no business there.
     """
     return manifest(
         "NetworkPolicy",
@@ -52,7 +52,7 @@ def _ingress(job: Job, answering: Sequence[RoleName], fenced: Sequence[RoleName]
 
 
 def _all_but(job: Job, roles: Sequence[RoleName]) -> dict[str, Any]:
-    """Selects the pods of a job that have none of these roles."""
+    """Return a selector of the job's pods without these roles."""
     found: dict[str, Any] = {"matchLabels": selector(job)}
     if roles:
         slugs = [ROLE_SLUGS[role] for role in roles]
@@ -61,7 +61,7 @@ def _all_but(job: Job, roles: Sequence[RoleName]) -> dict[str, Any]:
 
 
 def _ingress_of_judge(job: Job) -> dict[str, Any]:
-    """Its model answers whoever reaches it: pods of the role reward do, and no others."""
+    """Build the judge's ingress policy: only pods of the role reward reach it."""
     by_role = {
         role: [{"podSelector": {"matchLabels": selector(job, role)}}]
         for role in ("reward", "controller")
@@ -89,7 +89,7 @@ def _tcp(*ports: int) -> list[dict[str, Any]]:
 
 
 def _egress(job: Job, role: RoleName, egress: Sequence[EgressSpec]) -> dict[str, Any]:
-    """Pods connect to what the job names, and to nothing else; to DNS where it names any."""
+    """Build the egress policy: pods connect to the job's addresses, and to DNS for names."""
     return manifest(
         "NetworkPolicy",
         job,
@@ -104,7 +104,7 @@ def _egress(job: Job, role: RoleName, egress: Sequence[EgressSpec]) -> dict[str,
 
 
 def _allowed(rule: EgressSpec) -> dict[str, Any]:
-    """A rule as a NetworkPolicy has it; what is absent there allows all."""
+    """Convert a rule to a NetworkPolicy's form, where an absent field allows all."""
     allowed: dict[str, Any] = {}
     if rule.cidr is not None:
         allowed["to"] = [{"ipBlock": {"cidr": rule.cidr}}]
@@ -114,10 +114,11 @@ def _allowed(rule: EgressSpec) -> dict[str, Any]:
 
 
 def disruption_budget(job: Job, *, is_short: bool) -> dict[str, Any]:
-    """Whoever drains nodes takes one pod of the job at a time, and waits until it is back.
+    """Build the disruption budget: a drain takes one pod of the job at a time.
 
-    A pod that is not ready may always go: else a job that never starts would hold up its nodes. Nor
-    does one hold them up that is short of a place for what was taken: it cannot go on without.
+    A pod that is not ready may always be evicted: else a job that never starts would block node
+    drains. A job whose evicted pod finds no place does not block them either: it cannot continue
+    anyway.
     """
     return manifest(
         "PodDisruptionBudget",

@@ -1,1 +1,1 @@
-"""What the life of a job follows from: pure functions of the job, what is seen, and the time."""
+"""Lifecycle policies: pure functions of the job, the observed state, and the time."""

@@ -1,10 +1,10 @@
-"""Whether a job may have pods, as Kueue, Volcano or the scheduler of gangs says. Pure.
+"""Admission of a job's pods, by Kueue, Volcano or the gang scheduler. Pure.
 
-Three answers beside `none`: Kueue admits before there are pods; Volcano and Kubernetes' own gangs
-place pods that are there, all of them or none.
+Kueue admits before there are pods; Volcano and Kubernetes' own gangs place existing pods, all of
+them or none; `none` has no admission.
 
-Two jobs that each hold half of the GPUs would wait for each other for ever. So a job that was not
-placed as a whole within its deadline gives back what it has, and tries again after the same time.
+Two jobs that each hold half of the GPUs would deadlock. So a job that was not placed as a whole
+within its deadline releases what it has, and retries after the same time.
 """
 
 import datetime

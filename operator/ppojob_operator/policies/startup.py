@@ -1,7 +1,7 @@
-"""Why the pods of a job are not all ready, in the words of whoever knows. Pure.
+"""Condition PodsReady: why pods are not ready, in the scheduler's or kubelet's words. Pure.
 
-The words of the scheduler and of the kubelet are copied, with the role and the pod before them:
-"why is it not running" must never need a second command.
+Their messages are copied, with role and pod before them: "why is it not running" must never need a
+second command.
 """
 
 from collections.abc import Iterable, Mapping

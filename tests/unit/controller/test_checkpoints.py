@@ -14,7 +14,7 @@ from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller import checkpoints as module
 from ppojob_trainer.controller.checkpoints import Checkpoints
-from ppojob_trainer.controller.position import read_position
+from ppojob_trainer.controller.journal_state import read_journal_state
 from ppojob_trainer.errors import RoleLost, StorageError
 from ppojob_trainer.rpc import client
 from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, Saved, SaveShards, Written
@@ -179,7 +179,7 @@ def test_a_controller_that_takes_over_goes_on_with_it(left, begun, ranks):
         first.leave(2)
     finish(ranks)
     second = begun(2)
-    second.take_over(read_position(second.journal.read(), frozenset()))
+    second.take_over(read_journal_state(second.journal.read(), frozenset()))
     assert not second.is_due(progress_behind(2))
     assert second.under_way == (None if left else 2)
     second.settle()

@@ -21,7 +21,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rollout.protocol import RolloutError
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.experience import ROUTER_COLUMNS
-from ppojob_trainer.rows.row_files import read_tokens, read_verdicts, write_part
+from ppojob_trainer.rows.row_files import read_row_metadata, read_tokens, write_part
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.messages.saving import Saved
@@ -134,7 +134,7 @@ def test_rows_are_written_alike_in_one_part_and_in_many(written):
 def test_what_is_read_back_is_what_was_written(written, batch: Batch):
     """By owners that share the rows in another way than those that wrote them."""
     parts = sorted(written(1).iterdir())
-    told = read_verdicts(parts)
+    told = read_row_metadata(parts)
     assert (told.scores, told.values) == (batch.scores, batch.extras)
     assert told.lengths == [2, 2, 2, 5, 2, 2, 2, 2, 2, 2]
     assert told.truncated == [row == 3 for row in range(10)]

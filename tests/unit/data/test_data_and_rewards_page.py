@@ -17,7 +17,7 @@ from ppojob_api.v1alpha1.rollout import RewardSpec
 from ppojob_api.v1alpha1.training import DataSpec, SamplerSpec
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.row_sampler import RowSampler
-from ppojob_trainer.data.seen_rows import Seen, columns
+from ppojob_trainer.data.score_history import RowHistory, columns
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
@@ -102,7 +102,8 @@ def test_the_sampler_chooses(files: PromptFiles, tmp_path: Path) -> None:
     rows = [good_row(f"{n} + 5", str(n + 5), extra_info={"level": n}) for n in range(4)]
     with files.open(files.lines("a.jsonl", *rows)) as dataset, RowSampler(spec, dataset) as chooses:
         told = columns(
-            {"3": Seen(2, 2, 1, 1.0, 1.0), "1": Seen(1, 1, 1, 1.0, 1.0)}, np.full(4, 0.5)
+            {"3": RowHistory(2, 2, 1, 1.0, 1.0), "1": RowHistory(1, 1, 1, 1.0, 1.0)},
+            np.full(4, 0.5),
         )
         assert chooses.choose(3, 0, 3, told, "null") == ([2, 1, 0], "null")
 

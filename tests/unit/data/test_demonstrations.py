@@ -10,7 +10,7 @@ import tiny_models
 from prompt_files import PromptFiles
 from turn_templates import FAMILIES, ChatInProcess, write_family
 
-from ppojob_trainer.data.chat import ChatTokenizer, Told
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import AnswerPart, PromptRow
 
@@ -254,7 +254,7 @@ def test_tools_are_shown_of_each_row(files: PromptFiles, tmp_path: Path) -> None
     ]
     tables = [{"messages": TALK[:3], "schemas": [tool]} for tool in (ADD, mul)]
     expected = chat.encode_prompts(
-        [TALK[:2]] * 3, [Told({}, given) for given in ([ADD], [], [mul])]
+        [TALK[:2]] * 3, [TemplateInputs({}, given) for given in ([ADD], [], [mul])]
     )
     files = PromptFiles(tmp_path, chat)
     with opened(files, *rows, toolsKey="schemas") as dataset:

@@ -12,7 +12,7 @@ from prompt_files import PromptFiles, good_row
 from ppojob_api.v1alpha1.training import SamplerSpec
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.row_sampler import RowSampler
-from ppojob_trainer.data.seen_rows import columns
+from ppojob_trainer.data.score_history import columns
 from ppojob_trainer.errors import ConfigError, SamplerFailed
 
 pytestmark = pytest.mark.processes

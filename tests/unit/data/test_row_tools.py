@@ -7,7 +7,7 @@ import pytest
 from prompt_files import PromptFiles, good_row
 
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.data.chat import ChatTokenizer, Told
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs
 from ppojob_trainer.data.row_checks import created_tools, selected_tools
 
 pytestmark = pytest.mark.processes
@@ -48,7 +48,7 @@ def test_a_row_shows_the_tools_that_it_names_in_its_order(files: PromptFiles) ->
 def test_prompts_of_both_kinds_keep_their_places(files: PromptFiles) -> None:
     chat = [{"role": "user", "content": "a"}]
     add, all_of_them = TOOLS[1:2], TOOLS
-    told = [Told({}, tools) for tools in (add, add, all_of_them, all_of_them)]
+    told = [TemplateInputs({}, tools) for tools in (add, add, all_of_them, all_of_them)]
     encoded = files.chat.encode_prompts(["b", chat, "c", chat], told)
     texts = [files.chat.decode(ids) for ids in encoded]
     assert texts == ["b", "add a", "c", "search add ask a"]

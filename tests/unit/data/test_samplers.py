@@ -14,7 +14,7 @@ from ppojob_trainer.data.samplers import (
     read_answer,
     uncertain,
 )
-from ppojob_trainer.data.seen_rows import Seen, after_step, columns
+from ppojob_trainer.data.score_history import RowHistory, after_step, columns
 from ppojob_trainer.errors import Wrong
 
 
@@ -73,9 +73,9 @@ def test_uncertain_without_epsilon_draws_no_row_that_is_sure() -> None:
 
 def test_a_step_tells_of_its_rows() -> None:
     first = after_step({}, 1, [(2, [1.0, 0.0]), (0, [])])
-    assert first == {"2": Seen(1, 1, 2, 1.0, 0.5), "0": Seen(1, 1, 0, 0.0, None)}
+    assert first == {"2": RowHistory(1, 1, 2, 1.0, 0.5), "0": RowHistory(1, 1, 0, 0.0, None)}
     second = after_step(first, 4, [(2, [3.0, 3.0])])
-    assert second == {"2": Seen(2, 4, 4, 7.0, 3.0), "0": first["0"]}
+    assert second == {"2": RowHistory(2, 4, 4, 7.0, 3.0), "0": first["0"]}
     told = {
         name: column.tolist()
         for name, column in columns(second, np.array([0.25, 0.75, 0.5])).items()

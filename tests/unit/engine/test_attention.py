@@ -21,12 +21,12 @@ HEADS, KEY_HEADS, SIZE, SCALE = 6, 2, 8, 0.3
 LONG, SHORT = group(30, 90, 4, 61, 5), group(6, 18, 4, 12, 5)
 
 SEEING_AHEAD = (
-    [replace(SHORT[0], wholes=((1, 5),)), *SHORT[1:]],
+    [replace(SHORT[0], bidirectional=((1, 5),)), *SHORT[1:]],
     [
-        replace(LONG[0], wholes=((0, 3), (4, 29))),
-        replace(LONG[1], wholes=((30, 31), (60, 119))),
+        replace(LONG[0], bidirectional=((0, 3), (4, 29))),
+        replace(LONG[1], bidirectional=((30, 31), (60, 119))),
         LONG[2],
-        replace(LONG[3], wholes=((150, 160), (161, 185))),
+        replace(LONG[3], bidirectional=((150, 160), (161, 185))),
         *LONG[4:],
     ],
 )
@@ -75,7 +75,7 @@ def test_tokens_of_a_run_see_each_other_with_gradients(spans, tile_scores, windo
     tensors = inputs(spans)
     ours = packed(spans, *tensors, tile_scores=tile_scores, sliding_window=window)
     theirs = dense(spans, *tensors, scale=SCALE, window=window)
-    causal = [replace(span, wholes=()) for span in spans]
+    causal = [replace(span, bidirectional=()) for span in spans]
     assert not torch.allclose(theirs, dense(causal, *tensors, scale=SCALE, window=window))
     torch.testing.assert_close(with_gradients(ours, tensors), with_gradients(theirs, tensors))
 

@@ -18,7 +18,7 @@ from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.router_losses import RouterCoefficients
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.experts import corrections_of
+from ppojob_trainer.models.experts import selection_biases_of
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
@@ -28,7 +28,7 @@ SPEC = AlgorithmSpec(type="grpo", prompts_per_step=3, samples_per_prompt=3, rout
 OPTIMIZER = OptimizerSpec(gradient_clip=0.0)
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
 CORRECTED = [
-    name for name, one in FAMILIES.items() if one.mixture is not None and one.mixture.correction
+    name for name, one in FAMILIES.items() if one.mixture is not None and one.mixture.selection_bias
 ]
 
 
@@ -53,7 +53,7 @@ def updated(
         routers=RouterCoefficients.of(SPEC),
     )
     values = engine.update(rows, PolicyObjective.of(SPEC)).values
-    found = corrections_of(engine.model)
+    found = selection_biases_of(engine.model)
     return {layer: bias.detach().clone().flatten() for layer, bias in found.items()}, values
 
 
@@ -96,7 +96,8 @@ def rows(partly_trained: Experience) -> Experience:
 def test_a_bias_moves_as_megatron_s_by_the_tokens_of_each_expert(tmp_path, rows, family):
     theirs = save_family(tmp_path, family)
     before = {
-        n: b.detach().clone().flatten() for n, b in corrections_of(load_model(tmp_path)).items()
+        n: b.detach().clone().flatten()
+        for n, b in selection_biases_of(load_model(tmp_path)).items()
     }
     found, values = updated(tmp_path, rows)
     loads = list(counted(theirs, family, rows).values())
@@ -136,7 +137,7 @@ def test_rows_without_advantage_count(tmp_path, rows):
 
 def test_an_update_that_is_left_out_moves_no_bias(tmp_path, rows):
     save_family(tmp_path, "glm4_moe")
-    before = corrections_of(load_model(tmp_path))
+    before = selection_biases_of(load_model(tmp_path))
     rows.advantages = torch.full((rows.num_tokens,), torch.nan)
     found, values = updated(tmp_path, rows)
     assert values["actor/skipped"] == 1.0
@@ -164,7 +165,7 @@ def test_even_loads_move_nothing(tmp_path, rows):
     sizes = {**TWO_LAYERS, "vocab_size": 97, "pad_token_id": None, **options}
     sizes["num_experts_per_tok"] = sizes["n_routed_experts"]
     write_model(tmp_path, make_model(kind, **{**sizes, "n_group": 1, "topk_group": 1}))
-    before = corrections_of(load_model(tmp_path))
+    before = selection_biases_of(load_model(tmp_path))
     found, values = updated(tmp_path, rows)
     assert values["actor/router_max_violation"] == 0.0
     assert all(torch.equal(found[layer], bias) for layer, bias in before.items())

@@ -81,10 +81,10 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
     """What the routers of transformers choose, layer by layer; or are made to, as GSPO has it."""
     found: list[Tensor] = []
 
-    chooses_first = FAMILIES[model.config.model_type].mixture.chooses_first
+    topk_before_softmax = FAMILIES[model.config.model_type].mixture.topk_before_softmax
 
     def route(router, _args, told):
-        logits, weights, chosen = told[::-1] if chooses_first else told
+        logits, weights, chosen = told[::-1] if topk_before_softmax else told
         if forced is not None:
             chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
             is_sigmoid = FAMILIES[model.config.model_type].mixture.scoring == "sigmoid"
@@ -99,7 +99,7 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
             weights = weights if scales is None else weights * scales[chosen]
         found.append(chosen)
         told = logits, weights, chosen
-        return told[::-1] if chooses_first else told
+        return told[::-1] if topk_before_softmax else told
 
     routers = routers_of(model)
     first = len(model.model.layers) - len(routers)

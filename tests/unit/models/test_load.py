@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import CORRECTION
-from ppojob_trainer.models.load import hold_in, load_model
+from ppojob_trainer.models.load import cast_weights, load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 
 NORM = "model.norm.weight"
@@ -45,7 +45,7 @@ def test_routers_alone_choose_by_more_than_16_bits(tmp_path, family):
     with torch.device("meta"):  # as ranks that share a model begin
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
     split_experts(model)
-    hold_in(torch.bfloat16, model)
+    cast_weights(torch.bfloat16, model)
     kept = {name for name, weight in model.named_parameters() if weight.dtype == torch.float32}
     assert kept == exact
 

@@ -102,10 +102,10 @@ def test_adapters_change_what_their_merged_weights_change(tmp_path: Path, family
     assert not torch.equal(states(load_model(tmp_path / "model")), states(model))
     torch.testing.assert_close(states(merged), states(model), rtol=1e-4, atol=1e-4)
     # A checkpoint has the matrices alone; PEFT's names of them are those of transformers' layers.
-    in_first = 2 if family == "gpt2" else 0
-    found = adapters_in(trained_tensors(model), lora, in_first=in_first)
-    axes = {name: adapter.is_in_first for name, adapter in adapters_of(model).items()}
-    assert {name: adapter.is_in_first for name, adapter in found.items()} == axes
+    transposed_dims = 2 if family == "gpt2" else 0
+    found = adapters_in(trained_tensors(model), lora, transposed_dims=transposed_dims)
+    axes = {name: adapter.is_transposed for name, adapter in adapters_of(model).items()}
+    assert {name: adapter.is_transposed for name, adapter in found.items()} == axes
     export_model(
         export,
         hf_named_tensors(model),

@@ -110,7 +110,7 @@ def test_gradients_are_those_of_merged_weights(tmp_path, family):
     assert len(stacks) == 2 * sum(name.endswith("experts.gate_up_proj") for name in merged)
     for name, adapter in stacks.items():
         dense = plain.get_parameter(name).grad
-        if FAMILIES[family].mixture.is_in_first:
+        if FAMILIES[family].mixture.is_transposed:
             dense = dense.mT
         literal = adapter.b.mT @ dense, dense @ adapter.a.mT
         for matrix, own in zip(matrix_names(name), literal, strict=True):
@@ -124,8 +124,8 @@ def test_an_export_holds_merged_stacks(tmp_path, family):
     """By the files' names, also of matrices that a checkpoint has, which says nothing of axes."""
     save(tmp_path, family)
     model = adapted(tmp_path)
-    in_first = 3 if FAMILIES[family].mixture.is_in_first else 0
-    adapters = adapters_in(trained_tensors(model), LORA, in_first=in_first)
+    transposed_dims = 3 if FAMILIES[family].mixture.is_transposed else 0
+    adapters = adapters_in(trained_tensors(model), LORA, transposed_dims=transposed_dims)
     tensors = dict(hf_named_tensors(model))
     target = tmp_path / "export"
     export_model(
@@ -134,7 +134,7 @@ def test_an_export_holds_merged_stacks(tmp_path, family):
     found = dict(hf_named_tensors(load_model(target)))
     for name, adapter in stacks_of(model).items():
         change = LORA.scale * torch.einsum("eor, eri -> eoi", adapter.b, adapter.a)
-        literal = tensors[name] + (change.mT if in_first else change)
+        literal = tensors[name] + (change.mT if transposed_dims else change)
         torch.testing.assert_close(found[name], literal, rtol=1e-5, atol=1e-6)
         assert not torch.equal(found[name], tensors[name])
 

@@ -23,27 +23,32 @@ from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.tensor_plans import (
-    COLUMNS,
+    COLWISE,
     IN_EACH_HEAD,
-    ROWS,
+    PARTIAL_SUMS,
+    ROWWISE,
     STACKS,
-    STACKS_IN_FIRST,
-    STACKS_OUT_FIRST,
-    SUMMANDS,
+    TRANSPOSED_STACKS,
+    UNTRANSPOSED_STACKS,
     plan_of,
     styles_of,
 )
-from ppojob_trainer.parallel.tensor_styles import OfStates
+from ppojob_trainer.parallel.tensor_styles import StatesToColwise
 
 EXPERTS = {"model_type": "qwen3_moe", **MIXTURE}
 THEIRS = {
-    "colwise": ROWS,  # of torch's transposed matrices
-    "colwise_gather_output": ROWS,  # which is not gathered here
-    "rowwise": COLUMNS,
-    "rowwise_split_input": COLUMNS,
+    "colwise": COLWISE,  # of torch's transposed matrices
+    "colwise_gather_output": COLWISE,  # which is not gathered here
+    "rowwise": ROWWISE,
+    "rowwise_split_input": ROWWISE,
     "replicated_with_grad_allreduce": IN_EACH_HEAD,
 }
-OF_LATENTS = {"q_proj": ROWS, "q_b_proj": ROWS, "kv_b_proj": ROWS, "o_proj": COLUMNS}
+OF_LATENTS = {
+    "q_proj": COLWISE,
+    "q_b_proj": COLWISE,
+    "kv_b_proj": COLWISE,
+    "o_proj": ROWWISE,
+}
 """Which transformers leaves whole."""
 
 
@@ -64,7 +69,7 @@ def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
         for name, kind in theirs.items()
         if not any(other in name for other in others)
     }
-    if FAMILIES[family].has_latents:
+    if FAMILIES[family].has_mla:
         cut |= {f"model.layers.*.self_attn.{name}": style for name, style in OF_LATENTS.items()}
     ours = {name: replace(style, shares={}) for name, style in plan_of(FAMILIES[family]).items()}
     assert {name: ours[name] for name in cut} == cut
@@ -87,7 +92,7 @@ def test_every_weight_has_a_style(model_class, options) -> None:
     styles = styles_of(model)
     assert owners <= styles.keys()
     others = [styles[name] for name in styles.keys() - owners]
-    assert all(style.counts or style.layer is OfStates for style in others)
+    assert all(style.counts or style.layer is StatesToColwise for style in others)
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -98,13 +103,13 @@ def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     styles, mixture = styles_of(model), FAMILIES[family].mixture
     assert owners <= styles.keys()
-    assert all(styles[name] == SUMMANDS for name in styles.keys() - owners)
+    assert all(styles[name] == PARTIAL_SUMS for name in styles.keys() - owners)
     stacks = [style for name, style in styles.items() if name.endswith(".experts")]
     gate = mixture.matrices[0]
     gates = [style for name, style in styles.items() if name.endswith(f".experts.5.{gate}")]
     assert [bool(stacks), bool(gates)] == [mixture.is_stacked, not mixture.is_stacked]
-    assert all(one in (STACKS, STACKS_IN_FIRST, STACKS_OUT_FIRST) for one in stacks)
-    assert all(style == ROWS for style in gates)
+    assert all(one in (STACKS, TRANSPOSED_STACKS, UNTRANSPOSED_STACKS) for one in stacks)
+    assert all(style == COLWISE for style in gates)
 
 
 HEADS = {**SIZES, "num_attention_heads": 4, "num_key_value_heads": 2}

@@ -6,8 +6,8 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.answers import FAILURES, cut, failure_text, for_the_model, read_answer
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
+from ppojob_trainer.tools.built_in.answer_tools import calc_geo3k_reward, calc_gsm8k_reward
 from ppojob_trainer.tools.built_in.calculator import TOOL, calculator
-from ppojob_trainer.tools.built_in.handed_in import calc_geo3k_reward, calc_gsm8k_reward
 from ppojob_trainer.tools.built_in.tool import Call
 from ppojob_trainer.tools.schemas import tool_schemas
 

@@ -1,1 +1,1 @@
-"""Rows that are conversations: the model speaks, tools answer, the model goes on."""
+"""Agent loop: multi-turn rows in which the model calls tools or talks to a user simulator."""

@@ -1,10 +1,10 @@
-"""Drives an engine through rows of several turns, by the engine's own clock.
+"""Agent loop driver: generates multi-turn rows, with tool calls admitted by the engine's clock.
 
-What an engine draws depends, in its last bits, on which rows share its steps. So when an answer
-comes must not decide when its row goes on: the answer to a turn that ended with engine step k is
-admitted behind step k + d, never earlier and never later, in the order of the rows. If it is early
-it waits; if it is late the engine waits; if no row runs, the clock jumps. The latency of tools is
-hidden behind the d steps, and no bit depends on it.
+The last bits of generated tokens depend on which rows share an engine step. So the arrival time of
+an answer must not decide when its row continues: the answer to a turn that ended with engine step k
+is admitted after step k + d, never earlier and never later, in row order. An early answer waits;
+for a late one the engine waits; if no row runs, the clock jumps. The latency of tools is hidden
+behind the d steps, and no bit depends on it.
 """
 
 import math
@@ -26,7 +26,7 @@ from ppojob_trainer.rollout.protocol import (
 
 
 class ToolFailed(PPOJobError):  # noqa: N818  it says what happened
-    """A call failed, and the job says that it fails with it."""
+    """A call failed, and the job is configured to fail with it."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class _Waiting:
     """A row between two turns of the model.
 
     Attributes:
-        due: the engine step behind which it goes on.
-        wanted: what its last turn wanted.
-        started: calls under way, as `RemoteTools.start` gives them; None without calls.
+        due: the engine step after which it continues.
+        wanted: the calls or reply that its last turn waits for.
+        started: calls in flight, from `RemoteTools.start`; None without calls.
     """
 
     due: float
@@ -49,11 +49,10 @@ class Driver:
     """Runs one generation phase.
 
     Attributes:
-        delay: d, steps that the engine takes for other rows before a row goes on; infinity: until
-            no row runs.
+        delay: d, engine steps of other rows before a row continues; infinity: until no row runs.
         fails: whether a failed call fails the job.
-        is_enough: asked behind each step of the engine with the number of steps and of the rows
-            that have ended; once it says so the phase ends, with the others as far as they came.
+        is_enough: called after each engine step with the number of steps and of finished rows; once
+            true the phase ends, with the other rows unfinished.
     """
 
     engine: RolloutEngine
@@ -70,9 +69,9 @@ class Driver:
     """By number of the row."""
 
     def run(self, episodes: Sequence[Episode]) -> None:
-        """Run rows of distinct names, none of them over, to their ends: one generation phase.
+        """Run unfinished rows of distinct names to their ends: one generation phase.
 
-        Where it ends before, no call is under way: those that were made are waited for.
+        If it ends early, no call is in flight: started calls are waited for.
 
         Raises:
             RolloutError: the engine is busy, or loses a row.
@@ -102,13 +101,13 @@ class Driver:
                         self._tools.give_up(waiting.started)
 
     def _begin_turn(self, number: int, submit: Callable[[Request], None]) -> None:
-        """Have the engine begin the next turn of a row."""
+        """Submit the next turn of a row to the engine."""
         request = self._episodes[number].request()
         self._running[request.request_id] = number
         submit(request)
 
     def _continue_due(self, submit: Callable[[Request], None]) -> None:
-        """Let rows go on that are due, in their order; where none runs, those that are due next."""
+        """Continue the rows that are due, in row order; if no row runs, those that are due next."""
         now = float(self._clock)
         if self._waiting and not self._running:
             now = max(now, min(waiting.due for waiting in self._waiting.values()))
@@ -119,7 +118,7 @@ class Driver:
                 self._begin_turn(number, submit)
 
     def _end_phase(self) -> None:
-        """Take what was drawn of the rows that run, and answer those that wait."""
+        """Store the partial turns of running rows, and answer waiting ones."""
         for request_id in list(self._running):
             self.engine.abort(request_id)
         while self._running and self.engine.has_work():
@@ -128,7 +127,7 @@ class Driver:
             self._answer(number)
 
     def _answer(self, number: int) -> None:
-        """Give a row that waits what it waits for."""
+        """Give a waiting row its answers."""
         episode, waiting = self._episodes[number], self._waiting[number]
         calls = waiting.wanted.calls
         if not calls:
@@ -147,7 +146,7 @@ class Driver:
         del self._waiting[number]
 
     def _step(self) -> None:
-        """One step of the engine; starts the calls of turns that ended."""
+        """Run one engine step, and start the calls of turns that ended."""
         finished = self.engine.step()
         self._steps += 1
         self._clock += 1
@@ -159,7 +158,7 @@ class Driver:
                 self._wait(number, wanted)
 
     def _wait(self, number: int, wanted: Turn) -> None:
-        """Have a row wait for what it wants; starts its calls."""
+        """Let a row wait for its answers; starts its calls."""
         episode, started = self._episodes[number], None
         if wanted.calls:
             turn, seen = episode.state.answered, episode.seen

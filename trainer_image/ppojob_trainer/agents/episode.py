@@ -1,10 +1,10 @@
-"""A row as it grows: a pure state machine of turns, without engine, tools or clock.
+"""Episode: the state machine of a multi-turn row, without engine, tools or clock.
 
-The policy's tokens are kept as they were drawn and never rendered again; what is put between them
-comes from the chat template's `delta`. Where a row ends is verl's rule
-(`experimental/agent_loop/tool_agent_loop.py`): by a turn without a call that no user answers, by a
-user, by a limit of turns or tokens, or when an answer would not fit. A row of a job without an
-agent is a single turn.
+The policy's tokens are kept as generated and never rendered again; the tokens between its turns
+come from the chat template's `delta`. A row ends by verl's rule
+(`experimental/agent_loop/tool_agent_loop.py`): by a turn without a call that no user simulator
+answers, by the user simulator, by a limit of turns or tokens, or when an answer would not fit. A
+row of a job without an agent is a single turn.
 """
 
 import logging
@@ -40,16 +40,16 @@ class Episode:
     Attributes:
         name: unique among the rows of a generation phase; begins the ids of its requests.
         prompt: token ids.
-        sampling: how tokens are drawn; `max_tokens` is set turn by turn.
-        seed_of: the seed of a request, by its number from 0 among those that drew something.
-        agent: its limits of turns and calls, and what becomes of failures and rewards.
-        response_tokens: limit of what the model writes and is given, together.
-        form: reads its turns, and writes what stands between them; None: it is a single turn.
+        sampling: sampling parameters; `max_tokens` is set turn by turn.
+        seed_of: the seed of a request, by its number from 0 among those that generated tokens.
+        agent: limits of turns and calls, and the handling of failures and rewards.
+        response_tokens: limit of generated and given tokens together.
+        form: parses its turns, and formats the tokens between them; None: it is a single turn.
         user: answers the turns that call no tool; None: such a turn ends the row.
-        place: what people are told of it: step, prompt and sample.
-        pictures: those of the prompt, as `data.pictures.packed` has them.
-        tools: names of those that it may call; empty for all.
-        state: how far it has come; a row that an earlier phase began goes on from its state there.
+        place: name for people: step, prompt and sample.
+        pictures: those of the prompt, packed by `data.pictures.packed`.
+        tools: names of allowed tools; empty for all.
+        state: its progress; a row that an earlier phase began continues from that state.
     """
 
     name: str
@@ -73,14 +73,14 @@ class Episode:
             self.state.conversation = Conversation(prompt, len(prompt), sampling=sampling)
 
     def opening(self) -> Turn:
-        """What is wanted before the first turn of the model: of a program, what it asks."""
+        """Return what precedes the first turn of the model: a program's first request."""
         if not self._is_program or self.state.answered:
             return Turn()
         self.state.is_waiting = True
         return self._to_user()
 
     def request(self) -> Request:
-        """What the engine is asked for: the next turn of the model, or the rest of one."""
+        """Return the engine request for the next turn of the model, or the rest of one."""
         state, begun = self.state, self.state.written
         left = self.response_tokens - self._tokens
         spoken = state.conversation.spoken[-1:] if state.conversation else []
@@ -104,7 +104,7 @@ class Episode:
 
     @property
     def seen(self) -> list[SeenPicture] | None:
-        """The pictures of its context so far; None where tools cannot show it any."""
+        """Return the pictures of its context so far; None if tools cannot show it any."""
         if (form := self._form.pictures) is None:
             return None
         files = [file for file in unpacked(self._pictures) if clip_of(file) is None]
@@ -112,22 +112,22 @@ class Episode:
 
     @property
     def _shown(self) -> tuple[int, list[LaterPicture]]:
-        """Where the context begins in the response, and what was shown in it behind a prompt."""
+        """Return where the context begins in the response, and its pictures after a prompt."""
         begin = _tokens(self.state.segments[: self.state.context])
         return begin, [one for one in self.state.shown if one.start >= begin]
 
     @property
     def _pictures(self) -> bytes:
-        """All pictures of its context."""
+        """Return all pictures of its context."""
         of_prompt = self.pictures if self.state.contexts == 1 else b""
         files = [one.file for one in self._shown[1]]
         return packed([*unpacked(of_prompt), *files]) if files else of_prompt
 
     def take(self, response: Finished) -> Turn:
-        """Take in what the engine drew; answers what a turn wants.
+        """Store the engine's response; returns what the turn waits for, if anything.
 
-        Nothing is wanted where the row is over, and where the engine was told to stop: then it goes
-        on with the rest of the turn.
+        Nothing if the row is over, or if the engine was stopped: then the row continues with the
+        rest of the turn.
         """
         state, agent = self.state, self.agent
         state.finish_reason = response.finish_reason
@@ -137,7 +137,7 @@ class Episode:
                 Segment(response.tokens, response.logprobs, response.policy_version)
             )
         if state.experts and not state.experts_before and state.contexts > 1:
-            # A program has begun a context behind a prompt that no engine has read.
+            # A program has begun a context after a prompt that no engine has read.
             of_token = len(state.experts) // max(1, _tokens(state.segments[state.context :]) - 1)
             state.experts_before = bytes(of_token * len(self.prompt))
         if not state.is_over:
@@ -153,14 +153,14 @@ class Episode:
             return Turn()
         if self._replies >= (agent.max_user_turns or math.inf):
             return Turn()
-        if state.of_user and state.of_user[-1].ends:  # a program that asked nothing
+        if state.of_user and state.of_user[-1].ends:  # a program without a request
             return Turn()
         wanted = self._wanted(state.written)
         state.is_waiting = bool(wanted.calls or wanted.reply)
         return wanted
 
     def _wanted(self, written: Sequence[int]) -> Turn:
-        """What a turn that is answered wants."""
+        """Return what a turn with an answer waits for."""
         if self._is_program:
             self._tell_program(written)
             return self._to_user()
@@ -174,13 +174,13 @@ class Episode:
         return self._to_user()
 
     def _to_user(self) -> Turn:
-        """The user is wanted."""
+        """Return a call to the user simulator."""
         assert self.user is not None, "who asks for it has one"
         heard = msgspec.json.encode(self.state.conversation).decode()
         return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
 
     def _tell_program(self, written: Sequence[int]) -> None:
-        """The turn that has ended, as a program hears it."""
+        """Record the finished turn for the program."""
         state, heard = self.state, self._heard
         most = self.agent.max_parallel_calls
         message = self._form.message(written, heard.tools, state.turns, most)
@@ -194,11 +194,11 @@ class Episode:
     def answer(
         self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]
     ) -> Sequence[ToolAnswer]:
-        """Take in what the calls of its last turn gave, or what the user says to it.
+        """Store the answers of its last turn's calls, or the user simulator's.
 
-        The row is over where the user ends the conversation, or the answers would leave the model
-        no token. Gives the answers as they count: a new context that the chat template refuses is
-        a failure that ends the row.
+        The row is over if the user simulator ends the conversation, or if the answers would leave
+        the model no token. Returns the answers as they count: a new context that the chat template
+        refuses is a failure that ends the row.
         """
         self.state.is_waiting = False
         segments = self.state.segments
@@ -219,7 +219,7 @@ class Episode:
         return answers
 
     def _answer_of_user(self, answer: ToolAnswer) -> ToolAnswer:
-        """The user has spoken; its last words, which nobody answers, are not part of the row."""
+        """Store the user simulator's answer; unanswered last words are not part of the row."""
         messages = _messages(answer.context) if answer.context else []
         context: list[int] = []
         try:
@@ -240,7 +240,7 @@ class Episode:
         return answer
 
     def _answer_of_program(self, answer: ToolAnswer) -> ToolAnswer:
-        """A program has asked for the next turn."""
+        """Store a program's request for the next turn."""
         state, heard, asked = self.state, self._heard, _asked(answer.asked)
         opens, wrong = not heard.spoken, ""
         given: list[int] = []
@@ -265,23 +265,24 @@ class Episode:
         return answer
 
     def _refused(self, answer: ToolAnswer, why: str) -> ToolAnswer:
-        """What counts as the answer of a user whose messages the model cannot be shown."""
+        """Return the answer of a user whose messages cannot be shown to the model."""
         _LOG.warning("%s: %s", self.place, why)
         return msgspec.structs.replace(answer, text=why, failure="raised", ends=True)
 
     def _begin_context(self, given: Sequence[int]) -> None:
-        """The model goes on behind these tokens alone."""
+        """Begin a new context with these tokens alone."""
         state = self.state
         read = _tokens(state.segments[state.context :])
         read += len(self.prompt) if state.contexts == 1 else 0
         if self._go_on(given, begins_context=True):
-            # The engine has drawn the last token and not read it, so that it has experts of none.
+            # The engine has generated the last token without reading it, so it has no experts for
+            # it.
             of_token = len(state.experts) // max(1, read - 1)
             state.experts_before += state.experts + bytes(of_token)
             state.experts = b""
 
     def reply(self, reply: str) -> None:
-        """Take in what the model is told where it called no tool; as `answer`."""
+        """Store the reply to a turn without the required call; as `answer`."""
         self.state.is_waiting = False
         self._tell("user", reply)
         self._go_on(self._form.replied(self.state.written, reply))
@@ -289,7 +290,7 @@ class Episode:
     def _go_on(
         self, given: Sequence[int], shown: Sequence[bytes] = (), *, begins_context: bool = False
     ) -> bool:
-        """Give tokens, and have the model go on, where it has a token left; whether it does."""
+        """Append given tokens; return whether a token is left for the model to continue."""
         state, tokens = self.state, self._tokens
         if tokens + len(given) >= self.response_tokens:
             state.finish_reason = "length"
@@ -308,7 +309,7 @@ class Episode:
 
     @property
     def figures(self) -> RowFigures:
-        """What it was."""
+        """Return the figures of the row."""
         state = self.state
         return RowFigures(
             num_turns=state.turns + self._replies + 1,
@@ -317,13 +318,13 @@ class Episode:
             tool_rewards=[answer.reward for answer in state.answers],
             given_tokens=sum(len(s.tokens) for s in state.segments if not s.is_trained),
             turn_scores=[answer.reward for answer in state.of_user] if self.user else None,
-            # That of a prompt which a program has not asked with is none.
+            # A prompt that a program did not use counts as none.
             contexts=state.contexts - any(one.begins_context for one in state.segments[:1]),
         )
 
     @property
     def trajectory(self) -> Trajectory:
-        """The row, once it is over."""
+        """Return the row, once it is over."""
         state = self.state
         segments = tuple(state.segments)
         if self.agent.tool_failure == "mask" and self.figures.tool_failures:
@@ -341,7 +342,7 @@ class Episode:
 
     @property
     def _is_program(self) -> bool:
-        """Whether its user is one."""
+        """Whether its user is a program."""
         name = self.user and self.user.name
         return any(
             one.name == name and one.interface == "openai" for one in self.agent.interactions
@@ -349,7 +350,7 @@ class Episode:
 
     @property
     def _replies(self) -> int:
-        """How many of its turns the model was answered; a program's first request answers none."""
+        """Return how many of its turns were answered; a program's first request answers none."""
         return self.state.answered - (self._is_program and self.state.answered > 0)
 
     @property
@@ -367,7 +368,7 @@ class Episode:
         return _tokens(self.state.segments)
 
     def _tell(self, role: str, text: str) -> None:
-        """Something is said that the user hears, where there is one."""
+        """Record a message for the user simulator, if there is one."""
         if self.state.conversation is not None:
             self.state.conversation.messages.append({"role": role, "content": text})
 

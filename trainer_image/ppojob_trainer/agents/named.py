@@ -1,4 +1,4 @@
-"""The agents of a job by name: those that a row may ask for in its column `agent_name`."""
+"""Named agents of a job, which a row selects by its column `agent_name`."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Calls of tools, and turns to users, from the rank that holds the engine: asked over the wire.
+"""Remote tools: tool calls and user simulator turns, sent from the rank that holds the engine.
 
-Calls of `search` go to the role `retriever`, where there is one, all others to the role `tools`.
+Calls of `search` go to the role `retriever`, if there is one, all others to the role `tools`.
 """
 
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ppojob_api.well_known import SEARCH_TOOL
-from ppojob_trainer.parallel.collectives import told_by_first
+from ppojob_trainer.parallel.collectives import broadcast_from_first
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import Act, Acted, SeenPicture, ToolAnswer, ToolCall
@@ -19,7 +19,7 @@ from ppojob_trainer.rpc.methods import ACT
 from ppojob_trainer.rpc.wire import RequestId
 
 Started = tuple[Pending[Acted], Sequence[int]]
-"""Calls of a turn under way: what was asked, and places of the answers among the calls."""
+"""Calls of a turn in flight: the requests, and the places of their answers among the calls."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class RemoteTools:
     `retrievers`, the ranks of these roles, there is at least one.
 
     Attributes:
-        step: of the phase; rows of later ones may be drawn in it.
+        step: of the phase, which may also generate rows of later steps.
         rows: (rows,) batch and number in it of each row of the phase.
         prompts: (rows,) what each row answers; it says what its tools are made with, and which.
-        attempt: of the engines: calls of rows that are drawn anew are other calls.
+        attempt: of the engines: calls of regenerated rows are other calls.
         world: this rank's. Of ranks that share an engine the first makes the calls and tells the
             others: what does not say the same twice would have them draw different tokens.
     """
@@ -54,10 +54,10 @@ class RemoteTools:
         calls: Sequence[ToolCall],
         pictures: list[SeenPicture] | None = None,
     ) -> Started | None:
-        """Ask for the calls, at least one, of a row that had so many answers before.
+        """Send the calls, at least one, of a row that had so many answers before.
 
-        Nothing is asked where another rank of the engine does it. `pictures` are those of the row
-        so far; None where tools cannot show it any.
+        Nothing is sent if another rank of the engine does it. `pictures` are those of the row so
+        far; None if tools cannot show it any.
         """
         if not self.world.leads_engine:
             return None
@@ -69,7 +69,7 @@ class RemoteTools:
             if not mine:
                 continue
             told = [_created(calls[place], prompt) for place in mine]
-            # No attempt: whichever attempt of the role serves is asked, as its loss costs no step.
+            # No attempt: any attempt of the role may answer, as its loss costs no step.
             stage = f"{batch.step}/{batch.label}/{label}/{row}/{self.attempt}"
             id_ = RequestId(0, self.step, stage, turn, batch.rewinds)
             peer = peers[row % len(peers)]
@@ -81,10 +81,10 @@ class RemoteTools:
 
     def answers(self, started: Started | None) -> list[ToolAnswer]:
         """Wait for the calls of a turn; one answer each, in the order of the calls."""
-        return told_by_first(self.world, None if started is None else self._waited(started))
+        return broadcast_from_first(self.world, None if started is None else self._waited(started))
 
     def give_up(self, started: Started | None) -> None:
-        """Wait for them no longer."""
+        """Stop waiting for them."""
         if started is not None:
             self.caller.give_up(started[0])
 
@@ -95,13 +95,13 @@ class RemoteTools:
         return [by_place[place] for place in range(len(made))]
 
     def _peers(self, call: ToolCall) -> Sequence[Peer]:
-        """Who answers a call; one of an unknown tool goes to whichever role there is."""
+        """Return the peers for a call; one of an unknown tool goes to whichever role there is."""
         is_search = call.name == SEARCH_TOOL and not call.to_user
         return self.retrievers if self.retrievers and (is_search or not self.tools) else self.tools
 
 
 def _created(call: ToolCall, prompt: PromptTokens) -> ToolCall:
-    """A call, with what the row says its tool is made with."""
+    """Return a call with its tool's constructor arguments from the row."""
     if call.to_user:
         return call
     return msgspec.structs.replace(call, created=prompt.created.get(call.name, call.created))

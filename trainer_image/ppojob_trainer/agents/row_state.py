@@ -1,4 +1,4 @@
-"""How far a row has come: plain data, which checkpoints hold of rows that are under way."""
+"""Row state: the progress of a row in flight, as plain data for checkpoints."""
 
 from dataclasses import dataclass, field, replace
 
@@ -13,21 +13,21 @@ from ppojob_trainer.tools.wire import Conversation
 
 @dataclass
 class RowState:
-    """How far a row has come: all that a checkpoint has to hold of one that is under way.
+    """The progress of a row: everything that a checkpoint must hold of one in flight.
 
     Attributes:
-        segments: what was drawn and given.
-        finish_reason: of the last request; "abort": it goes on.
+        segments: generated and given tokens.
+        finish_reason: of the last request; "abort": it continues.
         is_waiting: whether the last turn waits for an answer.
         experts: of its context up to the last request, see `Finished`.
-        turn_began: number of the first segment of the turn that is being drawn.
-        experts_before: those of the contexts before it, 0 of the last token of each.
-        turns: that the model has ended.
-        answered: how many answers it was given.
-        answers: of tools, without what they say, which is in `segments`.
-        of_user: of its user, likewise.
-        conversation: that the user hears; None before the first turn.
-        shown: pictures behind the prompt.
+        turn_began: number of the first segment of the current turn.
+        experts_before: those of the earlier contexts, 0 for the last token of each.
+        turns: finished turns of the model.
+        answered: number of answers to them.
+        answers: of tools, without their texts, which are in `segments`.
+        of_user: of its user simulator, likewise.
+        conversation: what the user simulator hears; None before the first turn.
+        shown: pictures after the prompt.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -50,28 +50,28 @@ class RowState:
 
     @property
     def contexts(self) -> int:
-        """How many contexts it has."""
+        """Return the number of its contexts."""
         return 1 + sum(segment.begins_context for segment in self.segments)
 
     @property
     def context(self) -> int:
-        """Number of the first segment of the context that is read."""
+        """Return the number of the first segment of the current context."""
         starts = (n for n, segment in enumerate(self.segments) if segment.begins_context)
         return max(starts, default=0)
 
     @property
     def drawn(self) -> int:
-        """How many tokens the policy wrote."""
+        """Return how many tokens the policy generated."""
         written = (one for one in self.segments if one.is_trained and not one.is_of_data)
         return sum(len(segment.tokens) for segment in written)
 
     @property
     def written(self) -> tuple[int, ...]:
-        """What was drawn of the turn that is being drawn, or was the last."""
+        """Return the generated tokens of the current turn, or of the last one."""
         return tuple(token for s in self.segments[self.turn_began :] for token in s.tokens)
 
     def copy(self) -> "RowState":
-        """One that goes on by itself."""
+        """Return an independent copy."""
         heard = self.conversation
         return replace(
             self,

@@ -1,4 +1,4 @@
-"""How turns are read and answered: the format of a model's calls, and its chat template."""
+"""Turn format: parses tool calls in a model's turns, and formats answers by its chat template."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,11 +19,11 @@ from ppojob_trainer.tools.wire import Asked, Message
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What follows a turn of the model; where nothing does, the row is over.
+    """What follows a turn of the model; without either, the row is over.
 
     Attributes:
         calls: to be made, in order.
-        reply: what the model is told where it should have called and did not.
+        reply: message to the model if it lacks a required call.
     """
 
     calls: tuple[ToolCall, ...] = ()
@@ -32,10 +32,10 @@ class Turn:
 
 @dataclass(frozen=True)
 class ChatForm:
-    """The form of chat models: calls in a format, answers by the chat template.
+    """The turn format of chat models: calls in a format, answers by the chat template.
 
-    Methods that write give the token ids from the end of a turn, `written`, to where the model goes
-    on.
+    Methods that write return the token ids from the end of a turn, `written`, to where the model
+    continues.
     """
 
     chat: ChatTokenizer
@@ -43,10 +43,10 @@ class ChatForm:
     form: Format
     tools: Tools
     pictures: PictureForm | None = None
-    """How the model takes those that tools show it; None where they cannot."""
+    """Picture format for pictures from tools; None if they cannot show any."""
 
     def read(self, tokens: Sequence[int]) -> Turn:
-        """What follows a turn; what names no tool is no call, as in verl."""
+        """Parse what follows a turn; text that names no tool is no call, as in verl."""
         if not self.tools:
             return Turn()
         found = self.form.parse(self._text(tokens), self.tools)
@@ -57,9 +57,9 @@ class ChatForm:
         return Turn(calls, self.form.invalid if is_bad and not calls else "")
 
     def message(self, tokens: Sequence[int], tools: Tools, turn: int, most: int) -> Message:
-        """A turn, by its number, as a program is told it: its text and its calls, so many at most.
+        """Return a turn, by its number, as a program gets it: its text and at most `most` calls.
 
-        Where the format has no ids of calls they are made up.
+        If the format has no ids of calls they are generated.
         """
         text = self._text(tokens)
         found = self.form.parse(text, tools) if tools else ()
@@ -80,7 +80,7 @@ class ChatForm:
         return {"role": "assistant", "content": content, "tool_calls": told}
 
     def asked(self, written: Sequence[int], asked: Asked) -> list[int]:
-        """What stands for the messages that a program asks with.
+        """Return the tokens of a program's request.
 
         Raises:
             BadChatTemplate: the template refuses them.
@@ -102,7 +102,7 @@ class ChatForm:
         return self.template.delta(told, tools, written=written)
 
     def _begun(self, messages: Sequence[Message], tools: Tools) -> list[int]:
-        """What stands for a context with calls: most templates want objects as their arguments."""
+        """Return the tokens of a context with calls: most templates want objects as arguments."""
         calls = [call["function"] for one in messages for call in one.get("tool_calls", ())]
         for call in calls:
             if any(self.template.text.marks(call["name"] + call["arguments"])):
@@ -115,7 +115,7 @@ class ChatForm:
             return self.template.begun(messages, tools)
 
     def _text(self, tokens: Sequence[int]) -> str:
-        """The text of a turn, as its calls are read from it."""
+        """Decode the text of a turn, from which its calls are parsed."""
         return self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
 
     def answered(
@@ -125,12 +125,12 @@ class ChatForm:
         answers: Sequence[str],
         pictures: Sequence[bytes] = (),
     ) -> list[int]:
-        """What stands for the answers, (calls,) texts of the tools, with the pictures before each.
+        """Return the tokens of the answers, (calls,) texts of the tools, each after its pictures.
 
-        Some templates write whose answer it is, by name or id of the call.
+        Some templates also write the name or id of the answered call.
         """
         if self.form.answer is not None:
-            # Not even the tokenizer's own tokens live in what a tool says.
+            # A tool's text never becomes special tokens, not even the tokenizer's own.
             return self.template.text.encode(["", ""], ["".join(map(self.form.answer, answers))])
         shown = [unpacked(held) for held in pictures] or [[]] * len(calls)
         messages: list[dict[str, Json]] = [
@@ -147,22 +147,22 @@ class ChatForm:
         return ids if self.pictures is None else self.pictures.expanded(ids, files)
 
     def replied(self, written: Sequence[int], reply: str) -> list[int]:
-        """What stands for `Turn.reply`."""
+        """Return the tokens of `Turn.reply`."""
         if self.form.answer is not None:
             return self.chat.encode(reply)
         return self.heard(written, reply)
 
     def said(self, written: Sequence[int]) -> str:
-        """The text of a turn, as a user hears it; without special tokens, as in verl."""
+        """Decode a turn for the user simulator; without special tokens, as in verl."""
         return self.chat.decode(written, skip_special_tokens=True)
 
     def heard(self, written: Sequence[int], text: str) -> list[int]:
-        """What stands for the words of a user."""
+        """Return the tokens of the user simulator's words."""
         user = {"role": "user", "content": text}
         return self.template.delta([user], self.tools, written=written)
 
     def context(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
-        """What stands for a new context: all of it, with these tools; empty for all.
+        """Return the tokens of a whole new context with these tools; empty for all.
 
         Raises:
             BadChatTemplate: the template refuses the messages.
@@ -173,7 +173,7 @@ class ChatForm:
 
 
 def _with_objects(message: Message) -> Message:
-    """A message whose calls have objects as arguments, where these are some."""
+    """Return a message whose calls have objects as arguments, where possible."""
 
     def call(told: Message) -> Message:
         arguments = told["function"]["arguments"]

@@ -1,4 +1,4 @@
-"""Advantage estimators that need no critic: how much better a response did than its peers.
+"""Advantage estimators without a critic, by group or batch baselines.
 
 All take the rewards of a whole step (batch statistics need every row), are pure, keep no graph, and
 share one signature in `ADVANTAGES`:

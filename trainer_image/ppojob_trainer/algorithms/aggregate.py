@@ -1,4 +1,4 @@
-"""From the values of tokens to one number: the five ways to weigh tokens and sequences.
+"""Loss aggregation: the five ways to reduce token losses to one number.
 
 Denominators are arguments: counts of the whole mini-batch, over all ranks. So the parts of a
 mini-batch, however it is cut into micro-batches and spread over ranks, add up to its value, and

@@ -1,4 +1,4 @@
-"""The coefficients of the KL penalty, the entropy bonus and given answers, from step to step.
+"""Schedules and controllers of coefficients: KL penalty, entropy bonus, demonstrations.
 
 Numbers only: the controller's process holds them, and that process loads no torch.
 """

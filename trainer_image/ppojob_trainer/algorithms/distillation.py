@@ -1,4 +1,4 @@
-"""On-policy distillation by what a teacher says of the tokens that the policy has drawn.
+"""On-policy distillation from the teacher's log-probabilities of sampled tokens.
 
 The divergences of GKD over the whole vocabulary (Agarwal et al. 2024, arXiv:2306.13649) are in
 `engine.full_kl`. A teacher may read another prompt than the policy, and be the policy itself: with

@@ -1,4 +1,4 @@
-"""Generalized advantage estimation: how much better a token did than a critic foretold.
+"""Generalized advantage estimation (GAE), with a critic's values.
 
 The estimators of `advantages` compare the rows of a group; this one compares each token with a
 value, so one response a prompt is enough and reward can go to the tokens that earned it.

@@ -1,4 +1,4 @@
-"""What is learnt of responses that are given, in groups of others that the policy drew.
+"""Policy shaping of off-policy demonstrations in groups (LUFFY).
 
 LUFFY (Yan et al. 2025, arXiv:2504.14945), policy shaping: their importance ratio takes what
 wrote them to be sure of each token, so that it is π itself, and f(π) = π / (π + γ) takes its place.

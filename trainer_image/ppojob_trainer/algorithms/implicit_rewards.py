@@ -1,4 +1,4 @@
-"""PRIME: rewards of tokens that a language model implies, beside the score of the response.
+"""PRIME: implicit process rewards of tokens, beside the score of the response.
 
 Process Reinforcement through Implicit Rewards (Cui et al. 2025, arXiv:2502.01456), section 3. A
 process reward model φ is a language model that begins as its reference ψ does. It gives a token

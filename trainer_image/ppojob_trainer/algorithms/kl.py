@@ -1,4 +1,4 @@
-"""Distance to the reference policy: its estimators, and the penalty on rewards.
+"""KL to the reference policy: estimators, and the penalty on rewards.
 
 All estimators look at the sampled token only, with log-probabilities of the policy (`logprobs`) and
 of the reference (`ref_logprobs`); d = log π_ref - log π. John Schulman, "Approximating KL

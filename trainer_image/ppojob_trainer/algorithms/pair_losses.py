@@ -1,4 +1,4 @@
-"""Losses of preferences: of the chosen answers c and the rejected answers r of pairs.
+"""Preference losses of pairs: chosen answers c and rejected answers r.
 
 All take `chosen` and `rejected`, (pairs,), and give losses, (pairs,). Both are logarithms of
 `pi(y|x) / pi_ref(y|x)`, or of `pi(y|x)` in a loss without a reference: summed over the tokens of an

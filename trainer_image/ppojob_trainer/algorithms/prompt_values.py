@@ -1,4 +1,4 @@
-"""What each prompt is known to score, from visit to visit: the baseline of SPO.
+"""Value estimates of prompts, tracked over visits: the baseline of SPO.
 
 Numbers only: the controller's process holds them, and that process loads no torch.
 """

@@ -1,4 +1,4 @@
-"""Which responses the updates train on, and how often: drawn by their scores."""
+"""Resampling of responses for updates, by their scores."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Corrects for the engine that drew the tokens: weights for them, and what is not trained on.
+"""Rollout correction of the trainer-engine mismatch: importance weights and rejection.
 
 Notation: μ is the engine's distribution, π that of the trainer for the same step, ρ = π / μ.
 They differ by the precision and the kernels of the two. Decoupled PPO (arXiv:2110.00641), equation

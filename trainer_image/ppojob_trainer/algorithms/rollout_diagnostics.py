@@ -1,4 +1,4 @@
-"""How far the engine that drew the tokens is from the trainer, and what a correction did about it.
+"""Metrics of the trainer-engine mismatch, and of its correction.
 
 Names and numbers are verl's, `rollout_corr/...`; π, μ and ρ as in `rollout_correction`.
 

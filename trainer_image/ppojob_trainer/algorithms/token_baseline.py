@@ -1,4 +1,4 @@
-"""Optimal token baselines: each token is compared with its peers at the same place of a response.
+"""Optimal token baselines: each token is compared with its group at the same position.
 
 Notation: G_t the reward that is still to come at token t, π_t the probability of the token and Σπ²
 the sum of the squared probabilities of the vocabulary, both of the policy before the update. The

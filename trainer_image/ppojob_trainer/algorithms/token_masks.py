@@ -1,4 +1,4 @@
-"""Which trained tokens have a policy loss: by entropy, and by distance to the sampler."""
+"""Token masks of the policy loss: by entropy, and by distance to the sampler."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""Advantages of the turns of a conversation: which of them did better from where it stood.
+"""Turn-level advantages of multi-turn responses.
 
 Notation as in `advantages`. A turn is a run of trained tokens; before it lies what a tool or a user
 said, or for the first one nothing but the prompt. Turns of a group that had the same before them

@@ -1,4 +1,4 @@
-"""What a critic minimizes at single tokens, before `aggregate`, and how well it foretells.
+"""Value loss of a critic per token, before `aggregate`, and its explained variance.
 
 Notation: V the critic's value, V_old its value before the update, R the return. Shapes: (tokens,),
 flat.

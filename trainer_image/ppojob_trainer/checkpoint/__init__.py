@@ -1,5 +1,5 @@
-"""One checkpoint of everything: what makes a killed job equal to one that was never disturbed.
+"""Checkpoints of the whole job: a killed job resumes bit-equal to one that never stopped.
 
-``store`` and ``journal`` are for the controller and load no torch; ``tensors`` and ``export``
+``store`` and ``journal`` are for the controller and do not import torch; ``tensors`` and ``export``
 are for the ranks that own the weights.
 """

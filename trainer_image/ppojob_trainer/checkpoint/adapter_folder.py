@@ -1,4 +1,4 @@
-"""A folder of adapters that `peft` loads.
+"""LoRA adapter folders that `peft` loads.
 
 Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and others load it.
 """
@@ -25,7 +25,7 @@ from ppojob_trainer.models.lora import Adapter, in_peft_form
 from ppojob_trainer.parallel.boxes import Join
 
 FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
-"""Of all small files of an export."""
+"""Permissions of all small files of an export."""
 
 _TASKS: Final = {TEXTS: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
 
@@ -40,16 +40,16 @@ def write_adapters(
     kind: ModelKind,
     layers: str,
 ) -> None:
-    """Write a folder of adapters and of what a classifier has trained beside them, its head.
+    """Write a folder of adapters, with the trained head of a classifier.
 
     Args:
-        folder: where.
-        adapters: by the names of the weights that they change.
+        folder: target.
+        adapters: by the names of the weights that they adapt.
         head: by its names.
-        join: puts what is cut over ranks together; the others call `give_adapters`.
+        join: all-gathers sharded tensors; the other ranks call `give_adapters`.
         base: the model that the adapters were trained on.
-        kind: what that is.
-        layers: what transformers calls its layers.
+        kind: its kind.
+        layers: transformers' name of its decoder layers.
     """
     durable.make_folder(folder, parents=True)
     named, joined = _in_peft(adapters, head, join, layers=layers)
@@ -62,7 +62,7 @@ def write_adapters(
     config = {
         "base_model_name_or_path": str(base),
         "bias": "none",
-        "fan_in_fan_out": any(one.is_in_first for one in adapters.values() if one.a.ndim == 2),
+        "fan_in_fan_out": any(one.is_transposed for one in adapters.values() if one.a.ndim == 2),
         "inference_mode": True,
         "init_lora_weights": True,
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
@@ -85,7 +85,7 @@ def write_adapters(
 def give_adapters(
     adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, layers: str
 ) -> None:
-    """Give this rank's parts to the rank that calls `write_adapters` with the same arguments."""
+    """Take part in `write_adapters` of another rank, with the same arguments."""
     named, joined = _in_peft(adapters, head, join, layers=layers)
     give_parts(named, join=joined)
 
@@ -93,7 +93,7 @@ def give_adapters(
 def _in_peft(
     adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, layers: str
 ) -> tuple[dict[str, Tensor], Join]:
-    """All tensors by PEFT's names, without values, and what puts one of them together."""
+    """Return all tensors by PEFT's names, on the meta device, and the function that gathers one."""
     held = {f"{BEGINNING}{name}": (name, tensor) for name, tensor in head.items()}
     for weight, adapter in adapters.items():
         for own, tensor in adapter.named(weight).items():

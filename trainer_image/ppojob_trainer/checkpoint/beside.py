@@ -1,4 +1,4 @@
-"""What an export holds beside trained weights: of the folder where training began, as it was."""
+"""Untrained parts of an export, copied from the initial folder: tower, MTP layers, scalars."""
 
 from __future__ import annotations
 
@@ -29,17 +29,16 @@ from ppojob_trainer.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What the folder where training began says of an export, its tensors mapped and not read.
+    """The initial model folder's contribution to an export; its tensors are mapped, not read.
 
     Attributes:
-        model_type: as its config.json has it.
+        model_type: by its config.json.
         tower: a vision tower, by the names in files.
-        mtp: the same of layers that predict further tokens; none for a model that scores, which
-            draws no token.
-        copied: what these hold again of the model's weights.
-        numbers: what files hold without a dimension, which nobody trains: here it has one.
+        mtp: the same of MTP layers; none for a value model, which does not generate.
+        copied: weights of the model that these repeat.
+        numbers: untrained scalars that are 0-dimensional in files; here they have a dimension.
         stored: of a model with a tower the names in files of all weights, by those here.
-        weights: of the folder; what is quantised of the above is on the meta device.
+        weights: of the folder; quantized tensors of the above are on the meta device.
     """
 
     model_type: str
@@ -52,10 +51,10 @@ class Beside:
 
     @classmethod
     def of(cls, model_folder: Path, *, scores: bool) -> Beside:
-        """Look at a folder; a model that scores takes over no layers of further tokens.
+        """Index a folder; a model that `scores` takes over no MTP layers.
 
         Raises:
-            ConfigError: config.json tells of such weights, and files that hold weights are gone.
+            ConfigError: config.json says that there are such weights, but their files are missing.
         """
         config = read_config(model_folder / "config.json")
         if isinstance(config, Problem):
@@ -63,7 +62,7 @@ class Beside:
         model_type, sees = str(config.get("model_type")), has_tower(config)
         layers = layer_count(model_folder)
         weights = read_weights(model_folder)
-        bare = FAMILIES[model_type].bare if model_type in FAMILIES else ()
+        bare = FAMILIES[model_type].zero_dim_scalars if model_type in FAMILIES else ()
         if weights.problems:
             _refuse_without(
                 weights.problems,
@@ -100,16 +99,16 @@ class Beside:
         )
 
     def name_in_files(self, name: str) -> str:
-        """What files of the folder call a weight."""
+        """Return a weight's name in the files of the folder."""
         return self.stored.get(name) or file_name(name, self.model_type)
 
     def dequantised(self, name: str, tensor: Tensor) -> Tensor:
-        """A tensor that is taken over, by its name in files, which are read if it is quantised."""
+        """Return a copied tensor, by its name in files; a quantized one is read and dequantized."""
         own = own_name(name)
         return read_tensor(self.weights, own) if own in self.weights.quantised else tensor
 
     def in_files(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What is trained, by the names in files, and what such a layer holds of it again."""
+        """Rename trained tensors as in files, and repeat those of which MTP layers have copies."""
         trained = {self.name_in_files(name): tensor for name, tensor in given.items()}
         if not self.mtp.keys() & trained.keys():
             return trained
@@ -117,13 +116,13 @@ class Beside:
         return trained | {name: trained.get(of, trained[EMBEDDING]) for name, of in own.items()}
 
     def frozen(self, trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What goes into an export as it was."""
+        """Return the tensors that go into an export unchanged."""
         kept = {**self.tower, **self.mtp}
         return {name: one for name, one in kept.items() if name not in trained} | {**self.numbers}
 
 
 def _refuse_without(problems: Iterable[Problem], promised: Mapping[str, object]) -> None:
-    """Refuse to write a model without what its config.json promises."""
+    """Refuse to write a model without weights that its config.json requires."""
     missing = " and ".join(what for what, is_there in promised.items() if is_there)
     if missing:
         raise ConfigError(

@@ -1,7 +1,8 @@
-"""A run that begins with a checkpoint of another one, and goes on by its own settings (ADR 90).
+"""Branches: a run that starts from another run's checkpoint, with its own settings (ADR 90).
 
-Weights, moments, counters and the place in the data are taken over. What shapes them has to be the
-same; all else may differ, and is told. This file loads no torch: the controller's pod imports it.
+Weights, moments, counters and the data cursor are taken over. Settings that determine their form
+must be equal; all others may differ, and differences are logged. Does not import torch: the
+controller imports this module.
 """
 
 import json
@@ -52,13 +53,13 @@ _SHAPES_STATE: Final = (
     "spec.critic.optimizer.momentsDtype",
     "spec.rollout.maxStaleness",
 )
-"""Settings that say which files a checkpoint has, and what its numbers mean."""
+"""Settings that determine the files of a checkpoint, and the meaning of its numbers."""
 _SHAPES_NOTHING: Final = (
     "spec.model.attentionDropout",
     "spec.model.mtp.lossCoefficient",
     "spec.model.mtp.detach",
 )
-"""Settings among those that say how updates are made, and nothing of a checkpoint."""
+"""Exceptions among them: settings of updates that do not affect a checkpoint."""
 _PROMPTS_PER_STEP: Final = "spec.algorithm.promptsPerStep"
 _ROWS_PER_STEP: Final = "spec.algorithm.supervised.rowsPerStep"
 _DRAWS: Final = (
@@ -66,14 +67,14 @@ _DRAWS: Final = (
     "spec.algorithm.dynamicSampling",
     "spec.algorithm.dynamicSampling.promptsPerRound",
 )
-"""Settings that say how many prompts are drawn at once."""
+"""Settings of the number of prompts per draw."""
 _SHAPES_ROWS_AHEAD: Final = (
     "spec.data",
     "spec.algorithm.samplesPerPrompt",
     "spec.algorithm.guidance.samples",
     "spec.agent",
 )
-"""The same, beside `_DRAWS`, where rows of later steps, or rounds, are in a checkpoint."""
+"""The same, beside `_DRAWS`, if rows of later steps or rounds are in a checkpoint."""
 _OF_DEMONSTRATIONS: Final = "spec.data.demonstration"
 _NOT_OF_PROMPTS: Final = (
     "spec.data.maxResponseTokens",
@@ -82,7 +83,7 @@ _NOT_OF_PROMPTS: Final = (
     "spec.data.sampler",
     _OF_DEMONSTRATIONS,
 )
-"""Settings of data that change neither the prompts nor their order."""
+"""Data settings that change neither the prompts nor their order."""
 _NOT_OF_DEMONSTRATIONS: Final = (
     "spec.data.train",
     "spec.data.validation",
@@ -103,9 +104,9 @@ _NOT_OF_DEMONSTRATIONS: Final = (
 def problems(
     config: RunConfig, run_folder: Path | None = None, rows: int | None = None
 ) -> list[str]:
-    """Why a run cannot begin as it asks; nothing where it has begun, or asks for nothing.
+    """Report why a run cannot start as it asks; nothing if it has started, or asks for nothing.
 
-    `rows` are those of the training data, where they have been counted.
+    `rows` is the size of the training data, if known.
     """
     branch = config.spec.checkpoint.branch
     if branch is None or (run_folder is not None and has_checkpoint(run_folder)):
@@ -119,11 +120,11 @@ def problems(
 
 
 def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
-    """Bring the checkpoint that a run begins with into its folder, unless it has one.
+    """Copy the checkpoint that a run starts from into its folder, unless it has one.
 
     Raises:
-        ConfigError: there is no such checkpoint, it is damaged, or of a run of another shape.
-        JobFailed: the store did not answer, however often it was asked.
+        ConfigError: there is no such checkpoint, it is damaged, or of an incompatible run.
+        JobFailed: the store did not answer after all retries.
         StorageError: the disk refused.
     """
     branch = config.spec.checkpoint.branch
@@ -136,7 +137,7 @@ def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
 def _bring(
     place: Place, branch: BranchSpec, config: RunConfig, run_folder: Path, tell: Tell
 ) -> None:
-    """Make it a checkpoint of this job, whose folder has it with the last rename."""
+    """Convert it to a checkpoint of this job; the last rename completes it."""
     root = run_folder / CHECKPOINTS_FOLDER
     step, found, settings, changes = _fitting(place, branch, config)
     for where, old, new in changes:
@@ -159,7 +160,7 @@ def _bring(
 
 @contextmanager
 def _refusing_damage(branch: BranchSpec) -> Iterator[None]:
-    """Tell whose checkpoint is damaged: it is not one of this run."""
+    """Turn a damaged checkpoint into an error that names the branch, not this run."""
     try:
         yield
     except DamagedCheckpoint as problem:
@@ -167,7 +168,7 @@ def _refusing_damage(branch: BranchSpec) -> Iterator[None]:
 
 
 class _Origin(NamedTuple):
-    """What a run begins with: a checkpoint, its settings with those of this job, what differs."""
+    """Start of a run: a checkpoint, its settings with those of this job, the differences."""
 
     step: int
     found: Manifest
@@ -176,7 +177,7 @@ class _Origin(NamedTuple):
 
 
 def _fitting(place: Place, branch: BranchSpec, config: RunConfig) -> _Origin:
-    """The checkpoint that a branch names, or ConfigError where this job cannot go on from it."""
+    """Return a branch's checkpoint, or raise ConfigError if this job cannot continue from it."""
     step, found = _chosen(place, branch)
     theirs = place.settings(step, found)
     here = config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
@@ -191,7 +192,7 @@ def _fitting(place: Place, branch: BranchSpec, config: RunConfig) -> _Origin:
 
 
 def _read_already(config: RunConfig, origin: _Origin, rows: int | None) -> Iterator[Problem]:
-    """Passes over the data that were over when the checkpoint was written."""
+    """Return the data epochs that were complete when the checkpoint was written."""
     passes, (_, size) = config.spec.steps.epochs, config.spec.algorithm.draw
     data = origin.found.progress.data
     over = data.epoch + (rows is not None and data.cursor + size > rows)
@@ -216,7 +217,7 @@ def _chosen(place: Place, branch: BranchSpec) -> tuple[int, Manifest]:
 
 
 def _of_checkpoint(path: str) -> str:
-    """What to write in place of the folder of a checkpoint, as verl names one; else nothing."""
+    """Suggest a spelling for verl's path of a checkpoint folder; else nothing."""
     root, _, name = path.rstrip("/").rpartition("/")
     step = step_of(name)
     is_one = step is not None and posixpath.basename(root) == CHECKPOINTS_FOLDER
@@ -234,7 +235,7 @@ def _unfit(
     kinds: tuple[Mapping[str, object], Mapping[str, object]],
     changes: Iterable[Difference],
 ) -> Iterator[Problem]:
-    """Settings that would make other files of a checkpoint, or another sense of its numbers."""
+    """Report settings that need other checkpoint files, or give its numbers another meaning."""
     steps = config.spec.steps
     if steps.trains and steps.total is not None and steps.total <= step:
         why = f"the run begins with {step} steps done, and nothing is left to do"
@@ -246,7 +247,7 @@ def _unfit(
         is_shape = where not in _SHAPES_NOTHING and any(
             f"{where}.".startswith(f"{one}.") for one in shapes
         )
-        is_shape |= is_ahead and where in _DRAWS  # a place lies between two rounds
+        is_shape |= is_ahead and where in _DRAWS  # a cursor between two rounds
         is_kind = where in kinds[0] and kinds[0][where] != kinds[1][where]
         if (is_shape and not where.startswith(_OF_DEMONSTRATIONS)) or is_kind:
             why = f"the checkpoint of {shown(place.url)} was made with {old}"
@@ -261,7 +262,7 @@ def _unfit(
 
 
 def _changes(theirs: dict[str, Json], ours: dict[str, Json]) -> list[Difference]:
-    """What differs; the seed of the data too where it follows from that of the job."""
+    """Return the differences; the data seed too if it is derived from the job's."""
     found = changed_settings(theirs, ours)
     if any(where == "spec.seed" for where, _, _ in found):
         found += changed_settings({"data": theirs["data"]}, {"data": ours["data"]})
@@ -269,12 +270,12 @@ def _changes(theirs: dict[str, Json], ours: dict[str, Json]) -> list[Difference]
 
 
 def _kinds(spec: dict[str, Json]) -> dict[str, object]:
-    """What models and state a job has, by the fields that decide it."""
+    """Return the models and state of a job, by the fields that determine them."""
     algorithm = spec["algorithm"]
     assert isinstance(algorithm, dict)
     kind, loss = str(algorithm["type"]), algorithm.get("policyLoss")
     estimator = {str(name): one for name, one in ESTIMATORS.items()}.get(kind)
-    # A type that is no estimator trains on given answers, each its own way.
+    # A type that is no estimator trains on demonstrations, each in its own way.
     state = kind if estimator is None or kind == "spo" else estimator.critic
     learning = [str(name) for name, one in LOSSES.items() if one.learns_log_z]
     return {
@@ -284,7 +285,7 @@ def _kinds(spec: dict[str, Json]) -> dict[str, object]:
 
 
 def _complete(folder: Path, own: Manifest, settings: dict[str, Json]) -> None:
-    """Write what makes the files of a checkpoint one of this job."""
+    """Write the files that make the checkpoint one of this job."""
     document = json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()
     durable.write_file(folder / CONFIG_NAME, document, BRANCH_FILE)
     config = entry_of(folder, CONFIG_NAME, "controller", 0)
@@ -296,7 +297,7 @@ def _complete(folder: Path, own: Manifest, settings: dict[str, Json]) -> None:
 
 
 def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -> Progress:
-    """A state whose coefficients are those of this job, where it changes how they are found."""
+    """Return the state with this job's coefficients, if it changes how they are controlled."""
     if any(where.startswith("spec.algorithm.kl.") for where in changed):
         first = config.spec.algorithm.kl.first_coefficient
         progress = msgspec.structs.replace(progress, kl_coefficient=first)
@@ -320,10 +321,10 @@ def _has_weights(files: Sequence[DataFile]) -> bool:
 
 
 def _begins_anew(where: str, data: DataSpec) -> bool:
-    """Whether a place in the prompts means nothing by another value of a setting.
+    """Whether a changed setting makes the data cursor meaningless.
 
-    Files with weights, and an order by difficulty, are read by whole batches. Responses that are
-    given with prompts are cut as those that are drawn.
+    Files with weights, and an order by difficulty, are read by whole batches. Demonstrations beside
+    prompts are truncated as generated responses are.
     """
     if where == "spec.data.maxResponseTokens" and data.guidance_key is not None:
         return True
@@ -340,6 +341,6 @@ def _is_of_demonstrations(where: str) -> bool:
 
 
 def _lines(place: Place, step: int) -> list[bytes]:
-    """The metrics up to a step: a run folder has all of them, and each copy its own."""
+    """Return the metrics up to a step: a run folder has all of them, each copy its own."""
     whole = place.read_beside(METRICS_FILE) or place.read(step, RUN_FOLDER, METRICS_FILE)
     return whole.splitlines(keepends=True)

@@ -1,13 +1,12 @@
-"""Copies of checkpoints and of the export in a store, each complete or absent (ADR 58).
+"""Copies of checkpoints and of the export in remote storage, each complete or absent (ADR 58).
 
 ::
 
     <copyTo>/<name of the job>/
-      checkpoints/step-000010/   files, and in run/ what else a run goes on from; last the manifest
-      export/                    last its config.json
+      checkpoints/step-000010/   files, and other resume state in run/; the manifest is last
+      export/                    config.json is last
 
-fsspec writes them as it reads what lies behind URLs; a path is written as well. This file loads no
-torch: the controller imports it.
+fsspec writes URLs; paths work as well. Does not import torch: the controller imports this module.
 """
 
 import json
@@ -65,9 +64,9 @@ def _place(config: RunConfig, tell: Tell = _log.warning) -> Place:
 
 
 class Copies:
-    """Copies checkpoints beside the training, one at a time, the newest first.
+    """Background copies of checkpoints, one at a time, the newest first.
 
-    A store that does not answer costs copies, and the job nothing before its end.
+    If the store does not answer, copies are missing, and the job fails only at its end.
     """
 
     def __init__(
@@ -83,16 +82,16 @@ class Copies:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to copy what is not there, unless that is under way."""
+        """Start copying what is missing, unless a copy is running."""
         if self._thread is None or not self._thread.is_alive():
             self._begin(self._copy_all)
 
     def finish(self, export: Path | None, stop: Callable[[], bool]) -> None:
-        """Copy what is not there, and an export, before the job ends.
+        """Copy what is missing, and an export, before the job ends.
 
         Raises:
-            Interrupted: somebody asked to end meanwhile.
-            JobFailed: the store does not take them.
+            Interrupted: the job was asked to stop meanwhile.
+            JobFailed: the store refused.
         """
         self._wait(stop)
         self._begin(partial(self._copy_all, export))
@@ -103,7 +102,7 @@ class Copies:
             )
 
     def _begin(self, act: Callable[[], None]) -> None:
-        # A controller that is asked to end does not outlive a store that hangs.
+        # A daemon thread: a controller that is asked to stop must not wait for a hanging store.
         self._thread = threading.Thread(
             target=self._guarded, args=(act,), name="copies", daemon=True
         )
@@ -119,7 +118,7 @@ class Copies:
         try:
             act()
             self.trouble = None
-        except Exception as problem:  # a checkpoint that goes meanwhile, too
+        except Exception as problem:  # a checkpoint may also be pruned meanwhile
             self.trouble = f"{FIELD}: not copied: {problem}"
             _log.warning("%s", self.trouble)
         finally:
@@ -145,7 +144,7 @@ class Copies:
             self._place.put_export(export)
 
     def _next(self, place: Place) -> int | None:
-        """The newest checkpoint that has no copy, or the best."""
+        """Return the newest checkpoint without a copy, or the best."""
         steps, complete = self._store.steps(), set(place.complete())
         best = self._best({*steps, *complete})
         wanted = [*steps[-1:], *([best] if best in steps else [])]
@@ -181,14 +180,14 @@ class Copies:
 
 
 def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
-    """Bring back the newest complete copy of a run that has no checkpoint in its folder.
+    """Restore the newest complete copy of a run that has no checkpoint in its folder.
 
-    A copy belongs to whoever has its settings: from there the same comes to the same bits.
+    Copies are matched by settings: the same settings lead to the same bits.
 
     Raises:
-        CannotResume: the copies are of a run with other settings, or none is to be gone on from.
+        CannotResume: the copies are of a run with other settings, or none can be resumed from.
         ConfigError: the store cannot be read as the job names it, or is the run folder.
-        JobFailed: the store did not answer, however often it was asked.
+        JobFailed: the store did not answer after all retries.
         StorageError: the disk refused.
     """
     root = run_folder / CHECKPOINTS_FOLDER
@@ -216,7 +215,7 @@ def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None
 
 
 def _refuse_run_folder(config: RunConfig, run_folder: Path) -> None:
-    """Refuse a place that is the run folder: a copy would be removed with what it is made of."""
+    """Refuse the run folder as the store: a copy would be pruned with its original."""
     target = config.spec.checkpoint.copy_to
     if target is None or "://" in target:
         return
@@ -228,7 +227,7 @@ def _refuse_run_folder(config: RunConfig, run_folder: Path) -> None:
 
 
 def _refuse_others(place: Place, step: int, found: Manifest, config: RunConfig) -> None:
-    """Refuse the copies of a run with other settings by CannotResume, a line for each."""
+    """Refuse copies of a run with other settings by CannotResume, a line for each."""
     theirs = place.settings(step, found)
     here = config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
     differences = changed_settings(theirs["spec"], json.loads(here)["spec"])
@@ -241,7 +240,7 @@ def _refuse_others(place: Place, step: int, found: Manifest, config: RunConfig) 
 
 
 def _fetched(place: Place, step: int, found: Manifest, root: Path, uid: str) -> Path:
-    """Fetch a copy aside, every byte of it checked; its manifest names this job."""
+    """Download a copy to a temporary folder and verify it; its manifest names this job."""
     folder = place.fetched(step, found.files, root)
     ours = manifest.encode(msgspec.structs.replace(found, job_uid=uid))
     durable.write_file(folder / MANIFEST_NAME, ours, RESTORE_FILE)
@@ -251,7 +250,7 @@ def _fetched(place: Place, step: int, found: Manifest, root: Path, uid: str) -> 
 
 
 def _bring_run_back(place: Place, step: int, found: Manifest, run_folder: Path) -> None:
-    """What a run goes on from besides a checkpoint, where it is gone as well."""
+    """Restore the run's other resume state if it is missing."""
     journal = run_folder / CHECKPOINTS_FOLDER / JOURNAL_FILE
     for target in (run_folder / METRICS_FILE, run_folder / FETCHED_FILE, journal):
         if not target.exists():

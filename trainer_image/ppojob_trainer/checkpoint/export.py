@@ -1,7 +1,7 @@
-"""The trained model as a Hugging Face folder that transformers and vLLM load as it is.
+"""Export of the trained model as a Hugging Face folder that transformers and vLLM load.
 
-The same weights give the same bytes; running it again replaces the folder by an equal one. It is
-written aside and renamed, so a folder named ``export`` is always whole.
+The same weights give the same bytes; a second export replaces the folder by an equal one. It is
+written to a temporary folder and renamed, so a folder named ``export`` is always complete.
 """
 
 from __future__ import annotations
@@ -75,27 +75,27 @@ def export_model(
     overrides: Mapping[str, Json] = _NO_CHANGES,
     told: Callable[[Join], Join] = lambda join: join,
 ) -> None:
-    """Write a model folder: with adapters the merged weights, and the adapters in a folder of it.
+    """Write a model folder: with LoRA the merged weights, and the adapters in a subfolder.
 
-    Where the model is cut over ranks all of them call this, and weights are put together one at a
-    time; one rank writes. What nobody trains is taken over too: a vision tower, and of a language
-    model layers that predict further tokens.
+    A collective if the model is sharded: weights are all-gathered one at a time, and one rank
+    writes. Untrained parts are taken over from the initial folder: a vision tower, and a language
+    model's MTP layers.
 
     Args:
-        target: the folder, replaced as a whole; None for a rank that gives its parts only.
+        target: the folder, replaced as a whole; None for a rank that gives its shards only.
         tensors: Hugging Face names and tensors; tied ones once.
-        model_folder: where training began: its config and generation config are taken over.
+        model_folder: the initial model: its config and generation config are taken over.
         dtype: of the stored weights; floating tensors are converted one at a time.
-        tokenizer_folder: where the tokenizer lies, if not in ``model_folder``.
+        tokenizer_folder: the tokenizer's, if not ``model_folder``.
         chat_template: the job's own template (Jinja text), in place of the tokenizer's.
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
-        adapters: by the names of the weights that they change.
-        kind: what it has become; the head of a classifier goes along with adapters.
-        overrides: what the job changes of the configuration.
-        told: how all ranks get what those that hold a tensor put together.
+        adapters: by the names of the weights that they adapt.
+        kind: of the result; a classifier's head is saved with adapters.
+        overrides: the job's changes of the configuration.
+        told: wraps a `Join` so that all ranks get the result of those that hold a tensor.
 
     Raises:
-        StorageError: the disk refused; an older export stands.
+        StorageError: the disk refused; an older export stays.
         ConfigError: ``model_folder`` lacks config.json, or weights that are taken over.
     """
     given = dict(tensors)
@@ -140,12 +140,12 @@ def export_adapters(
     head: Mapping[str, Tensor],
     kind: ModelKind = POLICY,
 ) -> None:
-    """Write a folder of adapters alone, as `export_model` writes that beside merged weights.
+    """Write a folder of adapters alone, like that which `export_model` adds to merged weights.
 
-    `head` is what a classifier has trained beside them.
+    `head` is the trained head of a classifier.
 
     Raises:
-        ConfigError: ``base`` has no readable config.json, which says what PEFT calls the layers.
+        ConfigError: ``base`` has no readable config.json, which determines PEFT's layer names.
     """
     with _replacing(target) as aside:
         folder = Path(base)
@@ -155,7 +155,7 @@ def export_adapters(
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """Replace a folder as a whole by that which the block makes."""
+    """Replace a folder atomically by the one that the block writes."""
     aside = target.with_name(f".{target.name}.aside")
     durable.remove_tree(aside, CLEAR_POINT)
     yield aside
@@ -170,7 +170,7 @@ def _replacing(target: Path) -> Iterator[Path]:
 def plan_files(
     tensors: Mapping[str, Tensor], dtype: torch.dtype, max_file_bytes: int
 ) -> list[list[str]]:
-    """The names in each file, in order; a tensor above the limit gets a file of its own."""
+    """Split tensors into files, in order; a tensor above the limit gets a file of its own."""
     files: list[list[str]] = [[]]
     room = max_file_bytes
     for name in sorted(tensors):
@@ -191,7 +191,7 @@ def _write_weights(
     join: Join,
 ) -> None:
     files = plan_files(tensors, dtype, max_file_bytes)
-    metadata = {"format": "pt"}  # transformers refuses a file without it
+    metadata = {"format": "pt"}  # transformers refuses a file without this metadata
     if len(files) == 1:
         path = folder / "model.safetensors"
         write_tensors(path, tensors, dtype=dtype, metadata=metadata, join=join)
@@ -242,7 +242,7 @@ def _write_settings(
     tokenizer_folder: Path | None,
     chat_template: str | None,
 ) -> None:
-    """Write all of an export but its weights."""
+    """Write everything of an export but its weights."""
     durable.write_file(target / "config.json", config, FILE_POINT)
     _copy(model_folder, target, _MODEL_FILES)
     _copy(tokenizer_folder or model_folder, target, _TOKENIZER_FILES)
@@ -261,7 +261,7 @@ def _copy(source: Path, target: Path, patterns: tuple[str, ...]) -> None:
 
 
 def _merging(adapters: Mapping[str, Adapter]) -> Join:
-    """Stores weights with their adapters merged in float32, and other weights as they are."""
+    """Return a `Join` that merges adapters in float32, and leaves other weights."""
 
     def merged(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if name not in adapters:
@@ -281,7 +281,7 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
 
 
 def _but(those: Mapping[str, Tensor], beside: Beside, merge: Join) -> Join:
-    """Stores tensors that every rank has whole as they are, and others as `merge` makes them."""
+    """Return a `Join` that leaves replicated tensors, and uses `merge` for others."""
 
     def stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         if name not in those:

@@ -1,4 +1,4 @@
-"""A model of a checkpoint as a Hugging Face folder, without a job that runs."""
+"""Export of a model from a checkpoint, without a running job."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -34,36 +34,36 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """What is written."""
+    """The model to export."""
 
-    role: str  # whose files of the checkpoint
+    role: str  # role whose files of the checkpoint are read
     kind: ModelKind
-    model: ModelSpec  # that folder, its adapters, and the tokenizer of the policy
+    model: ModelSpec  # its initial folder, its adapters, and the policy's tokenizer
     overrides: Mapping[str, Json]
 
 
 def export_checkpoint(
     checkpoint: Path, target: Path, *, only_adapters: bool = False, critic: bool = False
 ) -> int:
-    """Put a model's weights together, however many ranks wrote them, and write them.
+    """Assemble a model's weights from the shards of any layout, and export them.
 
-    It is the policy, or the critic: a value model is a classifier of tokens. Where the job averages
-    what it trains, that average is written, as at the end of a run.
+    It is the policy, or the critic: a value model is a token classifier. If the job keeps an EMA,
+    that is written, as at the end of a run.
 
-    The checkpoint's own configuration names the model that training began from: adapters are merged
-    into its weights, and its config, tokenizer and template go along. Or the adapters alone are
-    written, in PEFT's form, without a look at the weights below. A model that was fetched is read
-    where the run has it.
+    The checkpoint's own configuration names the initial model: adapters are merged into its
+    weights, and its config, tokenizer and template are copied. With `only_adapters` the adapters
+    are written in PEFT's format, and the base weights are not read. A downloaded model is read from
+    the run's folder.
 
     Returns:
         The checkpoint's step.
 
     Raises:
-        DamagedCheckpoint: a file is absent or not what the manifest says.
+        DamagedCheckpoint: a file is missing or differs from the manifest.
         StorageError: the disk refused.
-        ConfigError: the model's folder, its tokenizer or its template is gone; there are no
-            adapters, or there is no such critic; the job began with what lies in ``target``.
-        CannotResume: the adapters were trained on other weights than the model's are.
+        ConfigError: the model's folder, its tokenizer or its template is missing; there are no
+            adapters, or there is no such critic; ``target`` holds inputs of the job.
+        CannotResume: the adapters were trained on other weights than the model's.
     """
     found = manifest.read(checkpoint)
     settings = identity.settings_of(found, checkpoint)
@@ -105,7 +105,7 @@ def export_checkpoint(
 
 
 def _refuse_to_write_over(settings: Mapping[str, Json], target: Path) -> None:
-    """Keep what the job began with: models, adapters that lie in another export, and data."""
+    """Protect the job's inputs: models, adapters in another export, and data."""
     for path in _paths(settings):
         if Path(path).resolve().is_relative_to(target.resolve()):
             why = f"the job began with {path}, which would be written over"
@@ -113,7 +113,7 @@ def _refuse_to_write_over(settings: Mapping[str, Json], target: Path) -> None:
 
 
 def _paths(settings: object) -> Iterator[str]:
-    """All that is called a path, of whatever section."""
+    """Return all values of fields named path, in any section."""
     if isinstance(settings, Mapping):
         for key, value in settings.items():
             if key in ("path", "tokenizerPath") and isinstance(value, str):
@@ -127,7 +127,7 @@ def _paths(settings: object) -> Iterator[str]:
 def _tensors(
     checkpoint: Path, files: Sequence[FileEntry], source: _Source
 ) -> dict[str, torch.Tensor]:
-    """The model's weights, or its adapters; averages of those that have one."""
+    """Return the model's weights, or its adapters; their EMA where it exists."""
     parts = dict[str, torch.Tensor]()
     names = [MODEL_FILE] if source.model.average_decay is None else [MODEL_FILE, AVERAGE_FILE]
     for name in names:
@@ -137,11 +137,11 @@ def _tensors(
 
 
 def _adapters(tensors: Mapping[str, torch.Tensor], model: ModelSpec) -> dict[str, Adapter]:
-    """Those among the tensors of a checkpoint; none where the job has trained all weights."""
+    """Return the adapters among a checkpoint's tensors; none after full training."""
     if model.lora is None:
         return {}
     sizes = sizes_of(model.path)
-    return adapters_in(tensors, model.lora, in_first=sizes.in_first if sizes else 0)
+    return adapters_in(tensors, model.lora, transposed_dims=sizes.transposed_dims if sizes else 0)
 
 
 def _policy(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
@@ -170,7 +170,7 @@ def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
 
 
 def _trained_critic(settings: Mapping[str, Json]) -> str | None:
-    """What the critic that the job trains says of a row; None where it trains none."""
+    """Return the kind of the critic that the job trains; None if it trains none."""
     critics = {str(name): one.critic for name, one in ESTIMATORS.items()}
     return critics.get(_algorithm(settings)) or None
 
@@ -185,7 +185,7 @@ def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
 
 
 def _located(model: ModelSpec, checkpoint: Path) -> ModelSpec:
-    """The same with the paths of what the run has fetched."""
+    """Return the model with the paths of downloaded inputs."""
     found = remote_files.places(checkpoint.resolve().parents[1])
     given = {"path": model.path, "tokenizer_path": model.tokenizer_path}
     fetched = {name: found[url] for name, url in given.items() if url in found}
@@ -193,7 +193,7 @@ def _located(model: ModelSpec, checkpoint: Path) -> ModelSpec:
 
 
 def _algorithm(settings: Mapping[str, Json]) -> str:
-    """Its type; nothing where a damaged configuration has none."""
+    """Return the algorithm's type; empty if the configuration is damaged."""
     spec = settings.get("spec")
     algorithm = spec.get("algorithm") if isinstance(spec, dict) else None
     return str(algorithm.get("type")) if isinstance(algorithm, dict) else ""

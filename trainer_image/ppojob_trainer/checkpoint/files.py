@@ -1,4 +1,4 @@
-"""The files of a checkpoint: what is known of each, and whether it is still true."""
+"""Files of a checkpoint: size, digest, and their verification."""
 
 import hashlib
 import os
@@ -11,15 +11,15 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 CHUNK_BYTES: Final = 8 << 20
 MODEL_FILE: Final = "model.safetensors"
-"""Name of a rank's part of a model's weights within its folder of a checkpoint."""
+"""File name of a rank's shard of a model's weights, in its folder of a checkpoint."""
 AVERAGE_FILE: Final = "average.safetensors"
-"""The same of the average of those that are trained."""
+"""File name of the shard of their EMA."""
 
 
 def files_of_all_ranks(
     entries: Iterable[FileEntry], role: str, name: str, checkpoint: str
 ) -> list[FileEntry]:
-    """The files of one kind that the ranks of a role have written, or DamagedCheckpoint."""
+    """Return all ranks' files of one kind of a role; DamagedCheckpoint if one is missing."""
     found = [e for e in entries if e.role == role and PurePosixPath(e.path).name == name]
     if sorted(entry.rank for entry in found) != list(range(max(1, len(found)))):
         raise DamagedCheckpoint(
@@ -30,9 +30,9 @@ def files_of_all_ranks(
 
 
 def sha256_of(path: Path) -> tuple[int, str]:
-    """Size in bytes and sha256 in hex of a file, read through one small buffer.
+    """Return size in bytes and sha256 in hex of a file, read through one small buffer.
 
-    Read, not mapped: a bad sector answers with an OSError here, and with SIGBUS in a mapping.
+    Read, not mapped: a bad sector raises OSError here, and SIGBUS in a mapping.
     """
     with path.open("rb", buffering=0) as file:
         digest = hashlib.file_digest(file, "sha256")
@@ -40,13 +40,13 @@ def sha256_of(path: Path) -> tuple[int, str]:
 
 
 def entry_of(folder: Path, name: str, role: str, rank: int) -> FileEntry:
-    """What a manifest says of a file that a rank has written, by its name in the folder."""
+    """Return the manifest entry of a file that a rank has written, by its name in the folder."""
     size_bytes, sha256 = sha256_of(folder / name)
     return FileEntry(path=name, size_bytes=size_bytes, sha256=sha256, role=role, rank=rank)
 
 
 def check_size(folder: Path, entry: FileEntry) -> None:
-    """Check that a file is there and as long as it should be; DamagedCheckpoint if not."""
+    """Check that a file exists with the expected size; else raises DamagedCheckpoint."""
     name = f"{folder.name}/{entry.path}"
     try:
         found = (folder / entry.path).lstat()
@@ -59,7 +59,7 @@ def check_size(folder: Path, entry: FileEntry) -> None:
 
 
 def check_content(folder: Path, entry: FileEntry) -> None:
-    """Check every byte of a file of a checkpoint against its sha256, else DamagedCheckpoint."""
+    """Verify a file of a checkpoint against its sha256; else raises DamagedCheckpoint."""
     check_size(folder, entry)
     name = f"{folder.name}/{entry.path}"
     try:

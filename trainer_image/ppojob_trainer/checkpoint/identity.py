@@ -1,4 +1,4 @@
-"""Whether a checkpoint belongs to this job: every setting that differs, with both values."""
+"""Checkpoint identity: whether a checkpoint belongs to this job, and every setting that differs."""
 
 import json
 import re
@@ -52,7 +52,7 @@ _SOURCES: Final = {
     },
     "spec.rewardModel.tokenizerPath": {"spec.rewardModel.path"},
 }
-"""Fields that follow from others where nobody writes them: a change is told of those others."""
+"""Fields with derived defaults: a change is reported for the fields that they follow from."""
 
 Difference = tuple[str, str, str]
 """Path, old value and new value as JSON."""
@@ -60,15 +60,16 @@ Difference = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who owns the checkpoints of a folder.
+    """Settings that identify the checkpoints of a job.
 
     Attributes:
-        config: canonical JSON of the settings that decide the trajectory: an object `spec`, in
-            which checkpoints must agree, and an object `layout`, in which they may differ.
-        files: path -> SHA-256 of the reward functions' files, which may differ too: users often
-            mend one before they go on. Kept beside the configuration, as its object `files`.
-        bases: fingerprints of the weights that the adapters of a checkpoint belong to, by the
-            fields of their folders; empty where checkpoints hold all weights.
+        config: canonical JSON of the settings that decide the trajectory: an object `spec`, which
+            must
+            be equal to resume, and an object `layout`, which may differ.
+        files: path -> SHA-256 of reward function files, which may differ too: users often fix one
+            before they resume. Stored beside the configuration, as its object `files`.
+        bases: fingerprints of the base models of the checkpoint's adapters, by the fields of their
+            folders; empty where checkpoints hold all weights.
     """
 
     job_uid: str
@@ -77,7 +78,7 @@ class Identity:
     bases: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> bytes:
-        """The bytes that a checkpoint keeps."""
+        """Return the bytes that a checkpoint stores."""
         whole = json.loads(self.config) | ({"files": dict(self.files)} if self.files else {})
         if self.bases:
             whole["bases"] = dict(self.bases)
@@ -104,7 +105,7 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
 
 
 def check_bases(theirs: Mapping[str, Json], bases: Mapping[str, str], folder: Path) -> None:
-    """Refuse adapters of other weights than those of fingerprints `bases` by CannotResume."""
+    """Refuse adapters of other base models than the fingerprints `bases` by CannotResume."""
     found = theirs.get("bases")
     # Before critics had adapters there was one fingerprint, of the policy's weights.
     known = found if isinstance(found, dict) else {"spec.model.path": theirs.get("base")}
@@ -123,26 +124,26 @@ def check_bases(theirs: Mapping[str, Json], bases: Mapping[str, str], folder: Pa
 
 
 def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
-    """The first setting of ranks and threads that differs, with both values; None without one."""
+    """Return the first layout setting that differs, with both values; None without one."""
     theirs, ours = settings_of(found, folder), json.loads(owner.config)
     difference = next(_differences(theirs.get("layout"), ours.get("layout"), "spec"), None)
     return None if difference is None else "{}: {} -> {}".format(*difference)
 
 
 def edited(known: Mapping[str, Json], now: Mapping[str, str]) -> list[str]:
-    """Paths of files whose digest is known, and another one now."""
+    """Return the paths of files whose known digest has changed."""
     return [path for path, digest in now.items() if known.get(path, digest) != digest]
 
 
 def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
-    """Paths of reward files, known then and now, that changed since a checkpoint was made."""
+    """Return the paths of reward files that changed since a checkpoint was written."""
     theirs = settings_of(found, folder).get("files")
     known = theirs if isinstance(theirs, dict) else {}
     return edited(known, owner.files)
 
 
 def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
-    """The settings that a checkpoint was made with; DamagedCheckpoint if they are damaged."""
+    """Return the settings of a checkpoint; raises DamagedCheckpoint if they are damaged."""
     entry = next((file for file in found.files if file.sha256 == found.config_sha256), None)
     if entry is None:
         raise DamagedCheckpoint(
@@ -153,9 +154,9 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
 
 
 def read_settings(document: bytes) -> dict[str, Json]:
-    """The settings that a checkpoint keeps.
+    """Parse the settings that a checkpoint stores.
 
-    In older ones some fields of the layout stand with those that have to agree.
+    Older ones have some fields of `layout` in `spec`.
     """
     settings: dict[str, Any] = json.loads(document)
     for section, keys in LAYOUT.items():
@@ -166,7 +167,7 @@ def read_settings(document: bytes) -> dict[str, Json]:
 
 
 def changed_settings(old: Json, new: Json) -> list[Difference]:
-    """The settings in which two runs differ, without those that follow from others of them."""
+    """Return the settings in which two runs differ, without derived ones."""
     found = list(_differences(old, new, "spec"))
     paths = {where for where, _, _ in found}
     return [
@@ -180,13 +181,13 @@ def changed_settings(old: Json, new: Json) -> list[Difference]:
 
 
 def _differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
-    """The leaves in which two JSON documents differ."""
+    """Yield the leaves in which two JSON documents differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             inner = f"{where}.{key}"
             if key in old and key in new:
                 yield from _differences(old[key], new[key], inner)
-            # A field that an older version did not know had its default there.
+            # A field that an older version did not have gets its default there.
             elif any(_differences(_default(inner), old.get(key, new.get(key)), inner)):
                 yield inner, _text(old, key), _text(new, key)
         return
@@ -200,7 +201,7 @@ def _differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
 
 
 def _default(where: str) -> Json:
-    """What a field of the resource is where nobody writes it."""
+    """Return the default of a field of the resource."""
     words = re.findall(r"[^.\[\]]+", where)
     *above, name = (int(word) if word.isdigit() else word for word in words)
     member = members_at(tuple(above)).get(str(name))

@@ -1,9 +1,9 @@
-"""The controller's journal: what happened, in order, one fsynced JSON line an event.
+"""Journal of the controller: the events of a run in order, one fsynced JSON line each.
 
-It lies beside the checkpoints, so a restarted controller knows behind which step the living ranks
-stand (what they did of the next one is in their own memory, by request id), and which checkpoints
-once existed even where all of them are gone. A torn last line was never acknowledged and is cut;
-any other line that does not parse is damage.
+It is beside the checkpoints. A restarted controller learns from it which step the living ranks have
+done (what they did of the next one is in their memory, by request id), and which checkpoints
+existed even if all are gone. A torn last line was never acknowledged and is truncated; any other
+line that does not parse is damage.
 """
 
 import time
@@ -26,27 +26,27 @@ JOURNAL_POINT: Final = durable.point("journal", *durable.LINE_ACTS)
 class _Event(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event"
 ):
-    """What all events have: the time in unix seconds, for people.
+    """Fields of all events: the time in unix seconds, for people.
 
-    Only that of the first event decides anything, the date in chat templates.
+    Only that of the first event has an effect, on the date in chat templates.
     """
 
     time: float
 
 
 class RunBegan(_Event, frozen=True, kw_only=True, tag="run_began"):
-    """The first event of a run: its time is the one that chat templates see until its end."""
+    """First event of a run; chat templates see its time until the end."""
 
 
 class ControllerStarted(_Event, frozen=True, kw_only=True, tag="controller_started"):
-    """A controller took the run over."""
+    """A controller took over the run."""
 
     attempt: int = msgspec.field(name="epoch")
     code_version: str
 
 
 class AttemptStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
-    """The ranks of a role are about to be started in a new attempt."""
+    """The ranks of a role are about to start in a new attempt."""
 
     role: str
     attempt: int = msgspec.field(name="epoch")
@@ -54,13 +54,13 @@ class AttemptStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
 
 
 class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
-    """The rows of a batch with their scores are on the disk, before anything is trained on them.
+    """The scored rows of a batch are on disk, before training on them.
 
     Attributes:
         purpose: `train` or `validation`.
         round: generation round of the step, from 0.
-        settings: digest of what decides rows: they are of no use under other settings.
-        prompts: digest of the prompts that they answer.
+        settings: digest of the settings that determine rows: under others they are not reused.
+        prompts: digest of their prompts.
     """
 
     purpose: str
@@ -72,20 +72,20 @@ class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
 
 
 class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
-    """A step is over and its metrics are on the disk.
+    """A step is complete and its metrics are on disk.
 
-    A controller that comes back, while the ranks live, goes on from this state. Of what is known of
-    prompts and rows it has what the step changed.
+    A controller that restarts while the ranks live continues from this state. Of the values of
+    prompts and rows it has the step's changes.
     """
 
     progress: Progress
 
 
 class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
-    """A step has trained the models, and the validation behind it failed: the run ends in it.
+    """A step has trained the models, but its validation failed: the run ends in it.
 
-    A checkpoint of the state follows, which has the values of prompts. The step has no line of
-    metrics until a later controller has validated.
+    A checkpoint of the state follows, with the values of prompts. The step has no metrics line
+    until a later controller has validated.
     """
 
     progress: Progress
@@ -99,10 +99,9 @@ class Resumed(_Event, frozen=True, kw_only=True, tag="resumed"):
 
 
 class CheckpointBegun(_Event, frozen=True, kw_only=True, tag="checkpoint_begun"):
-    """Ranks have copied a state and write it beside the steps that follow.
+    """Ranks have copied a state and write it while later steps run.
 
-    `files` are those of it that are on the disk already. The values of prompts are those of the
-    events before it.
+    `files` are those already on disk. The values of prompts are those of the events before.
     """
 
     progress: Progress
@@ -110,7 +109,7 @@ class CheckpointBegun(_Event, frozen=True, kw_only=True, tag="checkpoint_begun")
 
 
 class CheckpointLeft(_Event, frozen=True, kw_only=True, tag="checkpoint_left"):
-    """No checkpoint was made of a state that was to have one, and the job goes on."""
+    """A due checkpoint could not be written, and the job continues."""
 
     step: int
 
@@ -131,7 +130,7 @@ class CheckpointRefused(_Event, frozen=True, kw_only=True, tag="commit_refused")
 
 
 class Rewound(_Event, frozen=True, kw_only=True, tag="rewound"):
-    """All stateful roles and the controller went back to a checkpoint, or to the start, step 0."""
+    """All stateful roles and the controller rewound to a checkpoint, or to the start, step 0."""
 
     from_step: int
     to_step: int
@@ -139,7 +138,7 @@ class Rewound(_Event, frozen=True, kw_only=True, tag="rewound"):
 
 
 class Exported(_Event, frozen=True, kw_only=True, tag="exported"):
-    """The model was written as a Hugging Face folder."""
+    """The model was exported as a Hugging Face folder."""
 
     step: int
 
@@ -162,18 +161,18 @@ Event = (
 
 
 class Journal:
-    """One run's journal; only the controller appends. The first event makes the file."""
+    """The journal of one run; only the controller appends. The first event creates the file."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self._decoder: msgspec.json.Decoder[Event] = msgspec.json.Decoder(Event)
 
     def append(self, event: Event) -> None:
-        """Write an event; when this returns it is on the disk."""
+        """Append an event; on return it is on disk."""
         durable.append_line(self.path, msgspec.json.encode(event), JOURNAL_POINT)
 
     def began(self) -> float:
-        """When the run began, in unix seconds: the same for every controller that asks."""
+        """Return the start of the run in unix seconds, the same for every controller."""
         events = self.read()
         if not events:
             events = [RunBegan(time=time.time())]
@@ -181,7 +180,7 @@ class Journal:
         return events[0].time
 
     def read(self) -> list[Event]:
-        """All events, oldest first; DamagedCheckpoint names a line that is no event."""
+        """Read all events, oldest first; DamagedCheckpoint names an invalid line."""
         events = []
         for number, line in enumerate(durable.read_lines(self.path), start=1):
             try:
@@ -194,19 +193,19 @@ class Journal:
 
 
 def last_saved(events: list[Event]) -> int | None:
-    """Step of the newest checkpoint that must exist; None where none was saved."""
+    """Return the step of the newest checkpoint that must exist; None if none was saved."""
     saved = (event.step for event in reversed(events) if isinstance(event, CheckpointSaved))
     return next(saved, None)
 
 
 def resume_point(store: CheckpointStore, events: list[Event]) -> Latest:
-    """Find where to go on, and never begin at step 0 in silence where checkpoints once were.
+    """Find where to resume; never silently restarts at step 0 if checkpoints existed.
 
     Returns:
         As ``CheckpointStore.latest``; a complete checkpoint whose folder is gone is a refusal too.
 
     Raises:
-        CheckpointLost: the journal knows a checkpoint, and none is there.
+        CheckpointLost: the journal has a checkpoint, and none is there.
         CannotResume: the newest checkpoint is of another job, configuration or format.
     """
     found = store.recover()

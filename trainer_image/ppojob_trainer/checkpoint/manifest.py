@@ -1,12 +1,12 @@
-"""The manifest: the one file that makes a folder of shards a checkpoint.
+"""Manifest: the file that makes a folder of shards a complete checkpoint.
 
-It is canonical JSON (sorted keys, no spaces, one newline at the end) in an envelope that carries
-its own sha256, so a manifest that was cut or changed anywhere is noticed like any other file::
+It is canonical JSON (sorted keys, no spaces, one newline at the end) in an envelope with its own
+sha256, so truncation or change of the manifest is noticed as in any other file::
 
     {"format":1,"manifest":{...},"sha256":"<of format and manifest>"}
 
-State that a step depends on is either a field here or a file listed here; a field that is absent
-is an error and never a default, since a default would start something afresh in silence.
+State that a step depends on is either a field here or a file listed here. A missing field is an
+error, never a default: a default would silently reset state.
 """
 
 import hashlib
@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from ppojob_trainer.data.seen_rows import Seen
+from ppojob_trainer.data.score_history import RowHistory
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -24,12 +24,12 @@ MANIFEST_NAME: Final = "manifest.json"
 
 
 class DataCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Where the order of prompts stands.
+    """Position in the order of prompts.
 
     Attributes:
-        epoch: passes over the data begun before this one, from 0.
-        cursor: prompts of this epoch's order that were drawn.
-        sha256: digest of the data set, so that a changed file is noticed.
+        epoch: data epochs completed before this one, from 0.
+        cursor: prompts drawn in this epoch.
+        sha256: digest of the data set, to notice a changed file.
     """
 
     epoch: int
@@ -38,16 +38,16 @@ class DataCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def place(self) -> tuple[int, int]:
-        """As the order of prompts takes it."""
+        """As an argument of the order of prompts."""
         return self.epoch, self.cursor
 
 
 UNREAD: Final = DataCursor(epoch=0, cursor=0, sha256="")
-"""In front of data that nobody has read yet, whatever it is."""
+"""Start of the data, before its digest is known."""
 
 
 class RoleState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What the checkpoint holds of one role, and how many ranks of which attempt wrote it."""
+    """A role's files in the checkpoint, and how many ranks of which attempt wrote them."""
 
     role: str
     world_size: int
@@ -56,22 +56,23 @@ class RoleState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far the job is: all scalar state of a step's end.
+    """Progress of the job: all scalar state at the end of a step.
 
     Attributes:
         step: steps done; 0 is the untrained model.
         policy_version: version of the weights that the rollout engine holds.
-        kl_coefficient: None where the job has no KL controller; likewise `entropy_coefficient`.
+        kl_coefficient: None without a KL controller; likewise `entropy_coefficient`.
         metrics_lines: lines of metrics.jsonl up to this step; fewer than that is a gap.
         tokens: prompt and response tokens of all steps so far.
-        seconds: wall time of all steps so far, without steps that were thrown away.
-        prompt_values: α and β of what each prompt that was drawn is known to score, by the digest
-            of what it asks; empty where the job keeps none. Of the journal's events that of a step
-            has those that it changed, and that of a resumed job all; others have none.
-        rows_seen: what each row that was drawn has scored, by its number, where a sampler chooses
-            rows; the journal's events have it as they have prompt_values.
-        sampler_state: JSON that the sampler answered beside its rows.
-        demonstrations: where the order of data.demonstrations stands; None where the job has none.
+        seconds: wall time of all steps so far, without steps that were rewound.
+        prompt_values: α and β of the score estimate of each drawn prompt, by the digest of its
+            text;
+            empty if the job keeps none. A journal event of a step has those that it changed, that
+            of a resume has all; others have none.
+        rows_seen: scores of each drawn row, by its number, where a sampler chooses rows; in the
+            journal as prompt_values.
+        sampler_state: JSON that the sampler returned beside its rows.
+        demonstrations: position in the order of data.demonstrations; None without any.
     """
 
     step: int
@@ -84,15 +85,15 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     roles: tuple[RoleState, ...]
     entropy_coefficient: float | None = None
     prompt_values: dict[str, tuple[float, float]] = {}
-    rows_seen: dict[str, Seen] = {}
+    rows_seen: dict[str, RowHistory] = {}
     sampler_state: str = "null"
     demonstrations: DataCursor | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """All that a checkpoint says of itself.
+    """Content of a checkpoint.
 
-    The resolved configuration is one of the files, which are all but the manifest, by path.
+    The resolved configuration is one of `files`, which are all but the manifest, by path.
     """
 
     job_uid: str
@@ -109,12 +110,12 @@ class _Envelope(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Canonical bytes of a manifest file."""
+    """Encode a manifest file canonically."""
     return _encode_envelope(FORMAT, msgspec.json.encode(manifest, order="sorted"))
 
 
 def read(folder: Path) -> Manifest:
-    """Read the manifest of a checkpoint; refuses as `decode` does, and where it is absent."""
+    """Read the manifest of a checkpoint; raises as `decode` does, and if it is missing."""
     name = f"{folder.name}/{MANIFEST_NAME}"
     try:
         data = (folder / MANIFEST_NAME).read_bytes()
@@ -124,11 +125,11 @@ def read(folder: Path) -> Manifest:
 
 
 def decode(data: bytes, name: str) -> Manifest:
-    """Read a manifest file.
+    """Decode a manifest file.
 
     Raises:
-        DamagedCheckpoint: it was cut or changed.
-        CannotResume: it is whole, and of a newer format.
+        DamagedCheckpoint: it was truncated or changed.
+        CannotResume: it is intact, but of a newer format.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)

@@ -1,6 +1,6 @@
-"""Checkpoints of a run in a store: a bucket behind a URL, or a path.
+"""Checkpoint stores: the checkpoints of a run in a bucket behind a URL, or at a path.
 
-fsspec reads and writes them as it reads what lies behind URLs. This file loads no torch.
+fsspec reads and writes URLs. Does not import torch.
 """
 
 import contextlib
@@ -23,14 +23,14 @@ from ppojob_trainer.remote_files import Tell, again, refusing
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 RUN_FOLDER: Final = "run"
-"""In a copy of a checkpoint, what else a run goes on from."""
+"""Folder in a copy of a checkpoint with the run's other resume state."""
 COPY_EXPORT: Final = failpoints.declare("copied.export")
 
 
 class Place:
-    """The checkpoints of one run, by the URL or path of what holds their folder.
+    """The checkpoints of one run in a store, by the URL or path of their parent folder.
 
-    Every method asks a store again while it fails; `field` is who names it.
+    Every method retries while the store fails; `field` is named in errors.
     """
 
     def __init__(self, url: str, field: str, tell: Tell) -> None:
@@ -45,7 +45,7 @@ class Place:
         return again(attempt, self.url, "reached", self._tell)
 
     def _open(self) -> Any:
-        import fsspec  # late: every controller loads this module, and few copy
+        import fsspec  # imported late: every controller loads this module, and few copy
 
         own = {} if "://" in self.url else {"auto_mkdir": True}
         return fsspec.url_to_fs(self.url, use_listings_cache=False, skip_instance_cache=True, **own)
@@ -54,11 +54,11 @@ class Place:
         return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
 
     def exists(self) -> bool:
-        """Whether there is anything by that name."""
+        """Whether something of that name exists."""
         return bool(self._again(lambda: self._system.exists(self._root)))
 
     def steps(self) -> list[int]:
-        """Steps of all copies, complete or not, ascending."""
+        """Return the steps of all copies, complete or not, ascending."""
 
         def listed() -> list[str]:
             try:
@@ -70,21 +70,21 @@ class Place:
         return sorted(step for name in names if (step := step_of(name)) is not None)
 
     def is_complete(self, step: int) -> bool:
-        """Whether a copy has its manifest, which comes last and goes first."""
+        """Whether a copy has its manifest, which is written last and removed first."""
         path = self._checkpoint(step, MANIFEST_NAME)
         return bool(self._again(lambda: self._system.exists(path)))
 
     def complete(self) -> Iterator[int]:
-        """Steps of complete copies, the newest first."""
+        """Return the steps of complete copies, the newest first."""
         return (step for step in reversed(self.steps()) if self.is_complete(step))
 
     def manifest(self, step: int) -> Manifest:
-        """Read what a copy says of itself."""
+        """Read the manifest of a copy."""
         name = f"{folder_name(step)}/{MANIFEST_NAME}"
         return manifest.decode(self.read(step, MANIFEST_NAME), name)
 
     def settings(self, step: int, found: Manifest) -> dict[str, Json]:
-        """Read what a copy was made with; DamagedCheckpoint if it was changed."""
+        """Read the settings of a copy; raises DamagedCheckpoint if they were changed."""
         path = next((file.path for file in found.files if file.sha256 == found.config_sha256), "")
         data = self.read(step, path)
         if hashlib.sha256(data).hexdigest() != found.config_sha256:
@@ -98,7 +98,7 @@ class Place:
         return found
 
     def fetched(self, step: int, files: Iterable[FileEntry], root: Path) -> Path:
-        """Fetch files of a copy, every byte checked, into a folder that is no checkpoint yet."""
+        """Download and verify files of a copy, into a folder that is no checkpoint yet."""
         folder = root / f".{folder_name(step)}.partial"
         durable.make_folder(folder, parents=True, exist_ok=True)
         for entry in files:
@@ -111,12 +111,12 @@ class Place:
         self._again(_there(step, entry.path)(lambda: self._system.get_file(remote, str(target))))
         try:
             check_content(folder, entry)
-        except DamagedCheckpoint as damaged:  # it was so there
+        except DamagedCheckpoint as damaged:  # it was so in the store
             name = posixpath.join(folder_name(step), entry.path)
             raise DamagedCheckpoint(name, damaged.reason) from None
 
     def read_beside(self, name: str) -> bytes:
-        """Read a small file beside the folder of checkpoints; empty where there is none."""
+        """Read a small file beside the folder of checkpoints; empty if missing."""
 
         def act() -> bytes:
             try:
@@ -145,7 +145,7 @@ class Place:
         self._again(act)
 
     def remove(self, step: int) -> None:
-        """Remove a copy, its manifest first: what is left of a removal is no copy."""
+        """Remove a copy, its manifest first: what an interrupted removal leaves is not a copy."""
         if self.is_complete(step):
             self._remove(self._checkpoint(step, MANIFEST_NAME))
         self._remove(self._checkpoint(step))
@@ -158,7 +158,7 @@ class Place:
         self._again(act)
 
     def put_export(self, folder: Path) -> None:
-        """Replace the copy of the export; without config.json it is no model."""
+        """Replace the copy of the export; config.json is written last and marks it complete."""
         target = f"{self._root}/{EXPORT_FOLDER}"
         self._remove(f"{target}/{CONFIG_NAME}")
         self._remove(target)
@@ -172,7 +172,7 @@ class Place:
 
 @contextlib.contextmanager
 def _there(step: int, *path: str) -> Iterator[None]:
-    """Tell of a copy that lacks a file, which no patience mends."""
+    """Report a file missing in a copy, which no retry can fix."""
     try:
         yield
     except FileNotFoundError:

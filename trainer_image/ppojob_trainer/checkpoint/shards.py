@@ -1,4 +1,4 @@
-"""The files that a rank has of a checkpoint: what is in them, copies of that, and writing them."""
+"""Checkpoint shards: the files that a rank writes, and host copies of their tensors."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,12 +16,12 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a checkpoint, of a rank of a role.
+    """One file of a checkpoint, written by a rank of a role.
 
     Attributes:
         path: of the file, relative to the checkpoint's folder.
-        parts: what this rank holds of each tensor, on any device.
-        boxes: of those that are cut over ranks, which part that is.
+        parts: this rank's shard of each tensor, on any device.
+        boxes: of sharded tensors, the box of the shard.
     """
 
     path: str
@@ -32,7 +32,7 @@ class Shard:
 
     @property
     def nbytes(self) -> int:
-        """Of its tensors; a header comes on top."""
+        """Bytes of its tensors, without the header."""
         return sum(part.nbytes for part in self.parts.values())
 
     @classmethod
@@ -45,13 +45,13 @@ class Shard:
         rank: int,
         seen: Callable[[Tensor], Tensor] = local_part,
     ) -> "Shard":
-        """The file of some tensors; `seen` gives this rank's part where its bytes are."""
+        """Make the file of some tensors; `seen` returns this rank's shard where its bytes are."""
         parts = {name: seen(tensor) for name, tensor in tensors.items()}
         boxes = {name: box_of(t) for name, t in tensors.items() if local_part(t) is not t}
         return cls(path, parts, boxes, role, rank)
 
     def write(self, folder: Path) -> FileEntry:
-        """Write it into a checkpoint's folder; when this returns it is on the disk.
+        """Write it into a checkpoint's folder; on return it is on disk.
 
         Raises:
             StorageError: the disk refused.
@@ -70,15 +70,15 @@ class Shard:
 
 @dataclass
 class HostCopies:
-    """Copies of files to be written, in host memory that is kept for the next ones.
+    """Reusable host memory for copies of files to be written.
 
-    Beside a GPU it is pinned, which takes long to get.
+    Pinned beside a GPU; allocating that is slow.
     """
 
     _places: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by file and tensor
 
     def of(self, shard: Shard) -> Shard:
-        """A copy of a file; that of one of the same path before is no more."""
+        """Copy a file's tensors; a previous copy of the same path becomes invalid."""
         parts = {name: self._copied((shard.path, name), t) for name, t in shard.parts.items()}
         for device in {part.device for part in shard.parts.values() if part.is_cuda}:
             torch.cuda.current_stream(device).synchronize()

@@ -1,9 +1,9 @@
-"""Tensors in safetensors files, hashed while they are written and mapped when they are read.
+"""Safetensors files of checkpoints: hashed while written, memory-mapped when read.
 
 The same tensors give the same bytes on every machine: the order is by element size (which keeps
-every tensor aligned) and then by name, the header has sorted keys. Neither way needs memory beyond
-one chunk: a tensor is written from where it lies, and a reader gets views of a private mapping of
-the file, which the kernel drops again as it likes.
+every tensor aligned) and then by name, the header has sorted keys. Both directions need one chunk
+of memory: a tensor is written from where it is, and a reader gets views of a private mapping of the
+file, whose pages the kernel may drop.
 
 Format: https://huggingface.co/docs/safetensors (8 bytes length, JSON header, data).
 """
@@ -35,7 +35,7 @@ SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_
 SHARD_MIDDLE: Final = failpoints.declare("checkpoint.shard.write.middle")
 
 BOXES: Final = "boxes"
-"""Key in a header's metadata: tensor -> box, for those of which the file holds a part."""
+"""Header metadata key: tensor -> box, for shards."""
 
 _DTYPE_NAMES: Final = {
     torch.float64: "F64",
@@ -54,7 +54,7 @@ _DTYPE_NAMES: Final = {
 
 
 def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """The `Join` of a tensor that is stored as it is: its parts, converted before they are sent."""
+    """The `Join` of a tensor that is stored as it is: all-gather, converted before sending."""
     return whole(detached(tensor, dtype))
 
 
@@ -68,9 +68,8 @@ def write_tensors(
 ) -> tuple[int, str]:
     """Write a safetensors file in place, with fsync; nobody may read it before its checkpoint.
 
-    A tensor that is cut over ranks is put together by `join` when its turn comes, and the other
-    ranks take part by `give_parts`. Floating tensors are converted to `dtype`, one at a time; None
-    keeps theirs.
+    A sharded tensor is gathered by `join` when its turn comes, and the other ranks take part by
+    `give_parts`. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
 
     Returns:
         Size in bytes and sha256 in hex of the file.
@@ -93,31 +92,31 @@ def write_tensors(
 def give_parts(
     tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join
 ) -> None:
-    """Give this rank's parts to the rank that calls `write_tensors` with the same arguments."""
+    """Take part in `write_tensors` of another rank, with the same arguments."""
     stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
     for name in _order(stored):
         join(name, tensors[name], stored[name])
 
 
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
-    """Verify one file of a checkpoint, else DamagedCheckpoint, and map its tensors.
+    """Verify one file of a checkpoint, else raise DamagedCheckpoint, and map its tensors.
 
-    They lie on the CPU over a private mapping: writing to one changes no file and copies its
-    pages; copy them out and drop them to give the memory back.
+    They are on the CPU over a private mapping: writing to one changes no file and copies its pages;
+    copy them out and drop them to free the memory.
     """
     check_content(folder, entry)
     return read_tensors(folder / entry.path, name=f"{folder.name}/{entry.path}")
 
 
 def read_tensors(path: Path, *, name: str | None = None) -> dict[str, Tensor]:
-    """Map the tensors of a safetensors file, unverified; else DamagedCheckpoint."""
+    """Map the tensors of a safetensors file, unverified; raises DamagedCheckpoint."""
     with _opened(path, name or str(path)) as file:
         return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118  no mapping
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A mapped tensor of a file, or some of it, and the plain box that says what part it is."""
+    """A mapped tensor of a file, or part of it, with its plain box."""
 
     entry: FileEntry
     box: Box
@@ -127,7 +126,7 @@ class _Piece:
 def read_parts(
     folder: Path, entries: Iterable[FileEntry], wanted: Mapping[str, Box] | None, *, rank: int
 ) -> dict[str, Tensor]:
-    """Map a rank's parts of tensors, whatever layout wrote the files.
+    """Map a rank's shards of tensors, whatever layout wrote the files.
 
     Only the files that it needs are read, and those are verified: under the layout that wrote the
     checkpoint that is the rank's own.
@@ -135,11 +134,11 @@ def read_parts(
     Args:
         folder: the checkpoint's folder.
         entries: the files that all ranks of a role wrote of the same tensors (their weights).
-        wanted: the parts of tensors, of which the files may lack some; None for all of every one.
-        rank: who reads; its own file comes first, for what stands in several.
+        wanted: the boxes of tensors, some of which the files may lack; None for all of every one.
+        rank: of the reader; its own file comes first for tensors in several files.
 
     Returns:
-        Tensors on the CPU, by name; see `read_shard`, which refuses the same.
+        Tensors on the CPU, by name; see `read_shard`, which raises the same.
     """
     ordered = sorted(entries, key=lambda entry: (entry.rank != rank, entry.rank))
     pieces: dict[str, list[_Piece]] = {}
@@ -178,7 +177,7 @@ def _pieces(folder: Path, entry: FileEntry) -> Iterable[tuple[str, _Piece]]:
 
 
 def _read_boxes(path: Path, name: str) -> dict[str, Box]:
-    """The boxes of the tensors of a file that are parts of others."""
+    """Return the boxes of the sharded tensors of a file."""
     with _opened(path, name) as file:
         metadata = file.metadata() or {}
     try:
@@ -188,7 +187,7 @@ def _read_boxes(path: Path, name: str) -> dict[str, Box]:
 
 
 def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:
-    """The pieces that hold a part, each place of it once; a part without elements needs one."""
+    """Return pieces that cover a box, each element once; an empty box needs one."""
     by_box: dict[Box, _Piece] = {}
     for piece in found:
         if piece.box.shape != wanted.shape:
@@ -206,7 +205,7 @@ def _needed(found: list[_Piece], wanted: Box, name: str) -> list[_Piece]:
 
 
 def _join(pieces: list[_Piece], wanted: Box) -> Tensor:
-    """The wanted part, without a copy where one piece holds it."""
+    """Return the wanted box, without a copy if one piece holds it."""
     first = pieces[0]
     if wanted.numel == 0 and wanted.shape:
         return first.tensor.new_empty(wanted.local_shape)
@@ -222,7 +221,7 @@ def _join(pieces: list[_Piece], wanted: Box) -> Tensor:
 
 @contextlib.contextmanager
 def _opened(path: Path, name: str) -> Iterator[Any]:
-    """A safetensors file, mapped by the library: a `safe_open`, whose methods have no types."""
+    """Open a safetensors file as a mapping: a `safe_open`, whose methods have no types."""
     try:
         with safe_open(path, framework="pt") as file:
             yield file
@@ -231,14 +230,14 @@ def _opened(path: Path, name: str) -> Iterator[Any]:
 
 
 def _order(stored: Mapping[str, torch.dtype]) -> list[str]:
-    """Names in the order of their bytes in the file."""
+    """Return the names in the order of their bytes in the file."""
     return sorted(stored, key=lambda name: (-stored[name].itemsize, name))
 
 
 def stored_dtype(name: str, tensor: Tensor, dtype: torch.dtype | None) -> torch.dtype:
-    """The type that a tensor is stored in: `dtype` if it is a floating one, else its own.
+    """Return the dtype that a tensor is stored in: `dtype` if it is floating, else its own.
 
-    So is what stays float32, and what makes sound of what Qwen2.5-Omni says.
+    Exceptions are weights that stay float32, and Qwen2.5-Omni's vocoder.
     """
     keeps = stays_float32(name) or name.startswith("token2wav.")
     if dtype is None or not tensor.is_floating_point() or keeps:
@@ -275,7 +274,7 @@ def _chunks(
     stored: Mapping[str, torch.dtype],
     join: Join,
 ) -> Iterator[memoryview]:
-    """The file's bytes in pieces of at most CHUNK_BYTES; a piece may be kept by its reader."""
+    """Yield the file's bytes in pieces of at most CHUNK_BYTES, which a reader may keep."""
     yield memoryview(header)
     for index, name in enumerate(order):
         if index == 1:
@@ -287,7 +286,7 @@ def _chunks(
 
 
 def _write_hashed(file: int, chunks: Iterator[memoryview]) -> tuple[int, str]:
-    """Write and hash at the same time: both give the interpreter lock away."""
+    """Write and hash in parallel: both release the GIL."""
     digest = hashlib.sha256()
     size_bytes = 0
     with concurrent.futures.ThreadPoolExecutor(1, "sha256") as hasher:

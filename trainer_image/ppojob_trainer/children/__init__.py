@@ -1,1 +1,1 @@
-"""Child processes that can always be ended: for users' reward code and publishers' templates."""
+"""Child processes with hard limits: for users' reward code and publishers' templates."""

@@ -1,8 +1,4 @@
-"""Length-prefixed frames over a pair of pipes: the only thing parent and child say to each other.
-
-A frame is eight bytes of length (big endian) and that many bytes of MessagePack. The side that
-reads checks the length before it allocates anything.
-"""
+"""Length-prefixed frames over a pair of pipes: the only communication of parent and child."""
 
 import os
 import struct
@@ -48,7 +44,7 @@ def write_frame(fd: int, body: bytes) -> None:
 
 
 class FrameBuffer:
-    """Puts frames together from the pieces that a non-blocking descriptor gives."""
+    """Assembles frames from the chunks of a non-blocking descriptor."""
 
     def __init__(self) -> None:
         self._pieces = bytearray()

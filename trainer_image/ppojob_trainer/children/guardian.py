@@ -1,12 +1,4 @@
-"""The child's side: a guardian that forks the worker and outlives it.
-
-Untrusted code runs in the worker. It may ignore signals, fork, start sessions of its own, or die
-and leave its children behind. So the started process forks before it loads anything of the user:
-the parent half, the guardian, runs none of that code, and is the subreaper of everything that the
-worker starts. It ends the worker and all its descendants as soon as the worker is gone or the end
-pipe closes. The starting process holds the other end of that pipe, and the kernel closes it
-however that process dies.
-"""
+"""Guardian: the child's parent half, which forks the worker and ends all its descendants."""
 
 import contextlib
 import ctypes
@@ -48,7 +40,7 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
 
 
 def run_program(arguments: list[str]) -> int:
-    """The same of a program that is trusted, and so has no limits; returns its exit status.
+    """Run a trusted program likewise, without limits; returns its exit status.
 
     Args:
         arguments: descriptor of the end pipe, and the program with its arguments.

@@ -1,4 +1,4 @@
-"""Several children of one kind, each prepared before its first call; one that ends is replaced."""
+"""Child pool: several children of one kind, each prepared before its first call, and replaced."""
 
 import logging
 import queue
@@ -18,7 +18,7 @@ START_SECONDS = 120.0
 """Users' files may import large libraries."""
 DEFAULT_MEMORY_BYTES = 4 * 1024**3
 ATTEMPTS = 2
-"""Processes that a call, or the import of users' files, may end before it is the cause."""
+"""Processes that may die during a call, or an import of users' files, before it is blamed."""
 
 
 A = TypeVar("A", bound=Numbered)

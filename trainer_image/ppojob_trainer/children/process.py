@@ -1,4 +1,4 @@
-"""The parent's side: start a bounded child, call it with a deadline, end it whatever it does."""
+"""Bounded process: the parent's side, which starts, calls and ends a child with limits."""
 
 import contextlib
 import logging
@@ -205,7 +205,7 @@ class BoundedProcess:
                 self._output.feed(os.read(self._output_fd, 1 << 16))
 
     def _death(self) -> ChildDied:
-        """What is to be said of the child, whose answers have ended."""
+        """Return why the child, whose answers have ended, is dead."""
         try:
             code = self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:

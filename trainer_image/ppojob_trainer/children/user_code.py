@@ -1,4 +1,4 @@
-"""Users' Python code: imported in a child; what is wrong with it is said in words."""
+"""User code loader: imports users' Python code in a child, and reports problems in words."""
 
 import contextlib
 import importlib

@@ -1,5 +1,6 @@
-"""The process that drives a job: the loop, the order of data, the journal, the metrics.
+"""The controller process: the training loop, data order, journal and metrics of a job.
 
-It holds no model and no tensor. `main` wires; `fit` is the loop and `training_step` one pass of it;
-`roles` are the processes it speaks to; `recovery` finds out how far the job is.
+It holds no model and no tensor. `main` starts it and `wiring` builds it; `fit` is the loop and
+`training_step` one iteration of it; `roles` calls the ranks of all roles; `recovery` resumes the
+job.
 """

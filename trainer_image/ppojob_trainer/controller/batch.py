@@ -1,4 +1,4 @@
-"""What the controller knows of a batch of rows: their prompts, lengths and scores; no token.
+"""Batch metadata held by the controller: prompts, lengths and scores, but no tokens.
 
 Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the batch.
 """
@@ -30,11 +30,11 @@ SCORE: Final = "score"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """Where a prompt of a chosen batch comes from.
+    """The generation round that a prompt of a selected batch came from.
 
     Attributes:
         round: generation round of the step, from 0.
-        position: in the batch of that round.
+        position: position in the batch of that round.
     """
 
     round: int
@@ -47,23 +47,23 @@ class Batch:
     """The rows of one generation phase.
 
     Attributes:
-        purpose: `train`, `validation`, or `greedy` for what training is compared with.
+        purpose: `train`, `validation`, or `greedy` (the greedy baseline of training).
         prompts: in the order of the batch.
-        samples: rows a prompt.
-        owners: ranks that own rows, each those of one run of prompts.
+        samples: responses per prompt.
+        owners: ranks that own rows; each owns one contiguous range of prompts.
         round: generation round of the step, from 0.
-        number: that of the round among all of the run, as `Generate` has it.
+        number: number of the round within the run, as in `Generate`.
         lengths: (rows,) response tokens.
-        truncated: (rows,) whether a response ran into the limit.
+        truncated: (rows,) whether a response reached the length limit.
         scores: (rows,) from the reward functions.
-        extras: (rows,) the scorers' further variables, JSON objects.
-        figures: (rows,) turns and calls of each row, JSON; none where rows have one turn.
-        tool_seconds: (rows,) that calls took; none where the rows come from the disk.
-        versions: (rows,) tokens by the version of the weights that drew them, or `OF_DATA`.
-        later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
-        counts: what the engines have counted, as `Generated` has it; empty likewise.
-        origins: (prompts,) where each prompt was drawn, in a batch chosen out of rounds.
-        teacher_prompt_tokens: (rows,) of what was made for the teacher to read before each.
+        extras: (rows,) further values from the reward functions, as JSON objects.
+        figures: (rows,) turns and tool calls, as JSON; empty for single-turn rows.
+        tool_seconds: (rows,) time in tool calls; empty if rows were read from disk.
+        versions: (rows,) token counts by version of the weights that generated them, or `OF_DATA`.
+        later_picture_bytes: (rows,) bytes of the pictures that followed the prompt.
+        counts: engine counters, as in `Generated`; empty if rows were read from disk.
+        origins: (prompts,) source of each prompt, in a batch selected from several rounds.
+        teacher_prompt_tokens: (rows,) length of the teacher's prompt, where one was built.
     """
 
     purpose: str
@@ -86,30 +86,30 @@ class Batch:
 
     @property
     def label(self) -> str:
-        """Names the batch within its step."""
+        """Name the batch within its step."""
         return self.name(0, 0).label
 
     def name(self, rewinds: int, step: int) -> BatchName:
-        """Names the batch within its job."""
+        """Name the batch within its job."""
         return BatchName(rewinds, step, self.purpose, self.round)
 
     @property
     def num_rows(self) -> int:
-        """Number of responses."""
+        """Return the number of responses."""
         return len(self.prompts) * self.samples
 
     @property
     def given_rows(self) -> set[int]:
-        """Rows whose responses were given, and not drawn."""
+        """Return the rows whose responses came from the data, not from generation."""
         return {row for row, tokens in enumerate(self.versions) if OF_DATA in tokens}
 
     @property
     def shares(self) -> list[tuple[int, int]]:
-        """Runs `[first, last)` of prompts, one an owner; where there are fewer, some are empty."""
+        """Return the prompt range `[first, last)` of each owner; some may be empty."""
         return spread(len(self.prompts), self.owners)
 
     def owners_of(self, first: int, last: int) -> list[tuple[int, int, int]]:
-        """Who owns rows of `[first, last)`: (owner, its first of them, one past its last)."""
+        """Return (owner, first row, one past its last) for each owner of rows `[first, last)`."""
         owned = (
             (owner, max(first, begin * self.samples), min(last, end * self.samples))
             for owner, (begin, end) in enumerate(self.shares)
@@ -118,7 +118,7 @@ class Batch:
 
     @property
     def index(self) -> BatchIndex:
-        """Which rows there are and who owns them."""
+        """Return the index of the batch: its rows and the owner of each."""
         sizes = tuple(len(prompt.pictures) for prompt in self.prompts)
         later = tuple(self.later_picture_bytes)
         own = self.teacher_prompt_tokens or [
@@ -136,23 +136,23 @@ class Batch:
 
     @property
     def prompt_owners(self) -> list[int]:
-        """(prompts,) the rank that owns the rows of each prompt."""
+        """Return (prompts,) the rank that owns the rows of each prompt."""
         if self.origins is not None:
             return [origin.owner for origin in self.origins]
         return [rank for rank, (first, last) in enumerate(self.shares) for _ in range(first, last)]
 
     @property
     def prompts_digest(self) -> str:
-        """SHA-256, in hex, of which prompts these are, in which order."""
+        """Return the SHA-256, in hex, of the batch's prompts in their order."""
         numbers = [prompt.index for prompt in self.prompts]
         return hashlib.sha256(msgspec.json.encode([numbers, self.samples])).hexdigest()
 
     def prompt_of(self, row: int) -> PromptRow:
-        """The prompt that a row answers."""
+        """Return the prompt of a row."""
         return self.prompts[row // self.samples]
 
     def prompt_tokens(self, first: int, last: int, given: int = 0) -> list[PromptTokens]:
-        """A run of prompts as the ranks are told of them, with so many given responses at most."""
+        """Return a range of prompts as sent to ranks, with at most `given` given responses each."""
         return [
             PromptTokens(
                 prompt.index,
@@ -169,7 +169,7 @@ class Batch:
         ]
 
     def score_items(self, first: int, last: int) -> list[ScoreItem]:
-        """What the scorers are told of rows `[first, last)`."""
+        """Return what reward functions receive for rows `[first, last)`."""
         return [
             ScoreItem(
                 begin,
@@ -185,14 +185,14 @@ class Batch:
         ]
 
     def model_score_items(self, first: int, last: int) -> list[ModelScoreItem]:
-        """What a reward model is told of rows `[first, last)`."""
+        """Return what a reward model receives for rows `[first, last)`."""
         return [
             ModelScoreItem(begin, end, msgspec.json.encode(prompt.prompt))
             for prompt, begin, end in self._answers(first, last)
         ]
 
     def _answers(self, first: int, last: int) -> Iterator[tuple[PromptRow, int, int]]:
-        """The prompts of rows `[first, last)`: (prompt, its first of them, one past its last)."""
+        """Return (prompt, first row, one past its last) for each prompt of rows `[first, last)`."""
         while first < last:
             position = first // self.samples
             end = min(last, (position + 1) * self.samples)
@@ -200,17 +200,18 @@ class Batch:
             first = end
 
     def values(self) -> list[dict[str, float | str]]:
-        """What scorers gave beside the scores, in row order."""
+        """Return the values that scorers returned beside the scores, in row order."""
         return [msgspec.json.decode(extras) for extras in self.extras]
 
     def value_kinds(self) -> dict[str, ValueKind]:
-        """Names of those values, and whether they are text."""
+        """Return the names of those values, and whether they are text."""
         return value_kinds(self.values())
 
     def numbers(self, name: str, step: int, where: str, others: Sequence[str] = ()) -> list[float]:
-        """(rows,) the score, or a number that scorers gave beside it.
+        """Return (rows,) the score, or another number that scorers returned.
 
-        For the message, `where` is the field that names it, and `others` what it takes besides.
+        For the error message, `where` is the field that names it, and `others` are the further
+        names that the field accepts.
 
         Raises:
             RewardFailed: a row has no such number.
@@ -235,14 +236,14 @@ class Batch:
     def _score_of_failure(
         self, name: str, row: int, values: Mapping[str, float | str]
     ) -> float | str | None:
-        """What a call counts as that failed, where `errorScore` allows for that."""
+        """Return the number of a failed call, where `errorScore` allows failures."""
         function = "".join(name.rpartition("/")[:2])
         if not values.get(f"{function}failed"):
             return None
         return values.get(f"{function}score", self.scores[row])
 
     def take_lengths(self, answers: list[Generated]) -> None:
-        """Keep what the owners have generated, in the order of their runs."""
+        """Store the lengths that the owners reported, in the order of their ranges."""
         self.lengths = [length for answer in answers for length in answer.lengths]
         self.truncated = [truncated for answer in answers for truncated in answer.truncated]
         self.figures = [figures for answer in answers for figures in answer.figures]
@@ -252,14 +253,14 @@ class Batch:
         self.later_picture_bytes = [n for answer in answers for n in answer.later_picture_bytes]
 
     def take_scores(self, scores: list[RowScore]) -> None:
-        """Keep scores that arrived in any order."""
+        """Store scores, which may arrive in any order."""
         ordered = sorted(scores, key=lambda score: score.row)
         self.scores = [score.score for score in ordered]
         self.extras = [score.extras for score in ordered]
 
 
 def interaction_of(prompt: PromptRow) -> Interaction | None:
-    """The user of a row, by verl's `extra_info.interaction_kwargs`; None where it names none."""
+    """Return a row's user simulator arguments (verl: `extra_info.interaction_kwargs`), or None."""
     arguments = prompt.extra_info.get(INTERACTION)
     if not isinstance(arguments, dict) or not isinstance(name := arguments.get("name"), str):
         return None
@@ -269,10 +270,10 @@ def interaction_of(prompt: PromptRow) -> Interaction | None:
 
 
 def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float]:
-    """(rows,) what a process reward model learns: the scores, NaN of rows that are dropped.
+    """Return (rows,) the targets of a process reward model: the scores, NaN for dropped rows.
 
     Raises:
-        RewardFailed: a score is no share of right.
+        RewardFailed: a score is not between 0 and 1.
     """
     outcomes = list(batch.scores)
     for row in dropped:
@@ -288,19 +289,19 @@ def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float
 
 
 def values_of_failure(values: Mapping[str, float | str]) -> dict[str, float | str]:
-    """What counts of a response that has no score: that it has none, and by which function."""
+    """Return the values kept for a response without a score: its failure, and the function."""
     told = (DROPPED, FAILED)
     return {name: value for name, value in values.items() if name.rpartition("/")[2] in told}
 
 
 def spread(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Cut `rows` into so many runs `[first, last)` that differ by one row at most.
+    """Split `rows` into exactly `parts` ranges `[first, last)`; sizes differ by at most one row.
 
-    Empty ones lie between the others, so that neighbours have about as many rows as others have.
+    Empty ranges lie between the others, so that neighbours get about as many rows as others do.
     """
     return list(itertools.pairwise(rows * part // parts for part in range(parts + 1)))
 
 
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Cut `rows` into at most `parts` runs `[first, last)` that differ by one row at most."""
+    """Split `rows` into at most `parts` ranges `[first, last)`; sizes differ by at most one row."""
     return spread(rows, min(parts, rows)) if rows else []

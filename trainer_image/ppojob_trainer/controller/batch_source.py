@@ -1,13 +1,12 @@
-"""Where the rows of a step come from: one round of generation, several steps at once, or rounds.
+"""Batch sources: one generation round per step, lookahead over several steps, or dynamic sampling.
 
 Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): prompts whose responses all score the same
-have no advantage, so they teach nothing and give way to further prompts. Prompts are drawn,
-answered and scored in rounds until the batch is full of groups whose scores differ. A round is a
-batch like any other: it is kept before the next one begins, and a step that is begun again makes
-the same rounds.
+have no advantage, so they are replaced by further prompts. Prompts are drawn, generated and scored
+in rounds until the batch is full of groups whose scores differ. Each round is recorded like any
+batch before the next one begins, and a repeated step makes the same rounds.
 
-When the rounds are used up, groups without signal fill the batch, those drawn first: the step then
-is the one that a job without dynamic sampling does. verl ends the job there.
+After the last allowed round, groups without signal fill the batch, earliest first: the step then
+    equals that of a job without dynamic sampling. verl ends the job there.
 """
 
 import logging
@@ -22,10 +21,15 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
-from ppojob_trainer.controller.one_round import Draw, OneRound, Rows
+from ppojob_trainer.controller.lookahead import (
+    InterleavedSource,
+    Lookahead,
+    PrefetchedSource,
+    Prefetcher,
+)
+from ppojob_trainer.controller.rollout_round import Draw, RolloutRound, Rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
-from ppojob_trainer.controller.steps_ahead import DrawnAhead, LaterSteps, StepsAhead, StepsBeside
+from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.metrics.timer import StepTimer
@@ -37,30 +41,30 @@ METRIC = "spec.algorithm.dynamicSampling.metric"
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Makes the rows of a step in rounds.
+    """Generates the rows of a step in rounds (dynamic sampling).
 
-    Which prompts come next is known behind a step's last round. So the first round of the next step
-    may be drawn while this one trains; further ones are drawn when they are needed, with the
+    Which prompts come next is known only after a step's last round. So the first round of the next
+    step may be prefetched while this one trains. Further rounds are generated on demand, with the
     weights that the step begins with.
 
-    Engines that draw by turns with the training draw rounds beside one: those that come next in the
-    order of the prompts, whichever step takes them.
+    Engines that alternate with training generate further rounds beside the current one: those next
+    in prompt order, whichever step uses them.
 
     Attributes:
-        drops: whether responses at which a reward function failed are not trained on.
-        ahead: has first rounds drawn ahead; None where none is.
-        beside: has later rounds drawn beside each; None where none are.
+        drops: whether responses whose reward function failed are excluded from training.
+        ahead: prefetches first rounds; None without prefetch.
+        beside: generates later rounds beside the current one; None without that.
     """
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
     drops: bool
-    ahead: DrawnAhead | None = None
-    beside: StepsBeside | None = None
+    ahead: Prefetcher | None = None
+    beside: InterleavedSource | None = None
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Generate, score and keep rounds until the batch is full, or they are used up."""
+        """Generate, score and record rounds until the batch is full, or no round is left."""
         rounds: list[Batch] = []
         signals: list[list[bool]] = []
         lost, size = set[tuple[int, int]](), self.algorithm.prompts_per_step
@@ -86,7 +90,7 @@ class DynamicSampling:
         metrics = sampling_metrics(signals, size)
         if self.ahead is not None:
             later = self.ahead.later
-            following = later.drawn_from(step + 1, later.order.place)
+            following = later.batches_from(step + 1, later.order.place)
             if following:
                 self.ahead.begin(step + 1, step - 1, following, timer)
         if (drawing := self.ahead or self.beside) is not None:
@@ -96,7 +100,7 @@ class DynamicSampling:
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer
     ) -> tuple[Batch, list[int]]:
-        """A round that is kept, and its rows that are not trained on."""
+        """Return a recorded round, and its rows that are excluded from training."""
         assert self.settings.prompts_per_round is not None, "a resolved configuration says it"
         with timer("data"):
             prompts = draw(self.settings.prompts_per_round)
@@ -104,8 +108,8 @@ class DynamicSampling:
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
         if self.beside is not None:
             later = self.beside.later
-            batch.number = later.rounds_read
-            following = later.rounds_behind(self._rounds_left(later.total_steps, step, number))
+            batch.number = later.rounds_begun
+            following = later.next_rounds(self._rounds_left(later.total_steps, step, number))
             self.beside.generate(step, (batch, None), following, timer)
         elif self.ahead is None or number:
             self.stages.generate(batch, step, timer=timer)
@@ -120,11 +124,11 @@ class DynamicSampling:
         return batch, dropped
 
     def _rounds_left(self, total_steps: int, step: int, number: int) -> int:
-        """How many rounds the run has behind one of a step, at most."""
+        """Return how many rounds the run has after one of a step, at most."""
         return (total_steps - step + 1) * self.settings.max_rounds - number - 1
 
 
-BatchSource: TypeAlias = OneRound | StepsAhead | StepsBeside | DynamicSampling
+BatchSource: TypeAlias = RolloutRound | PrefetchedSource | InterleavedSource | DynamicSampling
 
 
 def batch_source(
@@ -134,11 +138,11 @@ def batch_source(
     dataset: PromptDataset,
     order: PromptOrder,
 ) -> BatchSource:
-    """The source that a job asks for; where rows are replayed no engine draws any ahead."""
+    """Select the batch source of a job; a replayed job prefetches nothing."""
     algorithm, sampling = spec.algorithm, spec.algorithm.dynamic_sampling
-    one_round = OneRound(stages, algorithm)
-    later = LaterSteps(
-        one_round,
+    rollout_round = RolloutRound(stages, algorithm)
+    later = Lookahead(
+        rollout_round,
         size=algorithm.draw[1],
         steps=spec.rollout.max_staleness,
         total_steps=total_steps,
@@ -149,14 +153,14 @@ def batch_source(
     draws_later = later.steps > 0 and spec.rollout.replay is None
     ahead, beside = None, None
     if draws_later and isinstance(stages.engines, StandaloneEngines):
-        ahead = DrawnAhead(later, stages.engines)
+        ahead = Prefetcher(later, stages.engines)
     elif draws_later:
-        beside = StepsBeside(later)
+        beside = InterleavedSource(later)
     if sampling is not None:
         return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, ahead, beside)
     if ahead is not None:
-        return StepsAhead(ahead)
-    return beside or one_round
+        return PrefetchedSource(ahead)
+    return beside or rollout_round
 
 
 def has_signal(
@@ -166,11 +170,11 @@ def has_signal(
     means: tuple[float, float] = (-math.inf, math.inf),
     cut: Sequence[bool] = (),
 ) -> list[bool]:
-    """(prompts,) whether the responses of each prompt have different numbers, their mean in bounds.
+    """Return (prompts,) whether a prompt's responses differ in score, with their mean in bounds.
 
-    `numbers` are those of all rows, `samples` a prompt; `dropped` rows do not count. A mean lies
-    between the two `means`, on neither of them. No other row of a prompt is `cut`, (rows,) where
-    that counts.
+    `numbers` are those of all rows, `samples` per prompt; `dropped` rows do not count. A mean must
+    lie strictly between the two `means`. No other row of a prompt may be `cut` (truncated), (rows,)
+    where that counts.
     """
     left, (low, high) = set(range(len(numbers))) - set(dropped), means
     groups = [
@@ -186,7 +190,7 @@ def has_signal(
 
 
 def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:
-    """Positions of the prompts that have no response to train on."""
+    """Return the positions of prompts that have no response to train on."""
     counts = Counter(row // batch.samples for row in dropped)
     return [position for position, count in counts.items() if count == batch.samples]
 
@@ -194,28 +198,28 @@ def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:
 def choose(
     signals: list[list[bool]], size: int, lost: Collection[tuple[int, int]] = ()
 ) -> list[tuple[int, int]]:
-    """The prompts of a batch: the first with signal, then the first of the others.
+    """Select the prompts of a batch: first those with signal, then the others, earliest first.
 
     Args:
-        signals: (rounds, prompts of a round) whether responses differ.
+        signals: (rounds, prompts per round) whether responses differ.
         size: prompts of the batch.
         lost: places without a response to train on, which come last.
 
     Returns:
-        Round and position of each, in the order in which they were drawn.
+        Round and position of each prompt, in the order of generation.
     """
     drawn = [
         (round_, position)
         for round_, of_round in enumerate(signals)
         for position in range(len(of_round))
     ]
-    # A stable sort: those with signal first, each kind as it was drawn.
+    # A stable sort: those with signal first, each kind in the order of generation.
     by_signal = sorted(drawn, key=lambda at: (not signals[at[0]][at[1]], at in lost))
     return sorted(by_signal[:size])
 
 
 def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
-    """The batch of some prompts of rounds, whose rows stay on the ranks that made them."""
+    """Build the batch of selected prompts of several rounds; rows stay on their owners."""
     samples = rounds[0].samples
     owners = [batch.prompt_owners for batch in rounds]
     rows = [
@@ -244,7 +248,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
 
 
 def sampling_metrics(signals: list[list[bool]], size: int) -> dict[str, float]:
-    """How a batch came about; the names are verl's, which counts prompts under them as well."""
+    """Return the metrics of dynamic sampling, under verl's names, which also count prompts."""
     drawn = sum(map(len, signals))
     found = sum(map(sum, signals))
     filling = max(0, size - found)

@@ -1,7 +1,8 @@
-"""Checkpoints: when one is due, how ranks and controller make it, and which one is the best.
+"""Checkpoint scheduling: when one is due, how ranks and controller write it, which one is best.
 
-One that is made in the background is copied by the ranks, and written while the steps behind it
-run. It counts once it is complete: `look` finds that while work is awaited, `settle` waits for it.
+For a background checkpoint the ranks copy their state, and write the copy during the next steps. It
+counts once it is complete: `look` polls for that while the controller waits for work; `settle`
+blocks until then.
 """
 
 import difflib
@@ -23,7 +24,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
-from ppojob_trainer.controller.position import Position, without_tables
+from ppojob_trainer.controller.journal_state import JournalState, without_tables
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint, RoleLost, StorageError
 from ppojob_trainer.rpc.client import Pending
@@ -39,16 +40,16 @@ _POLL_SECONDS: Final = 0.05
 
 @dataclass(frozen=True)
 class BestCheckpoint:
-    """Finds the best of some steps, from the metrics alone: it has no state of its own.
+    """Finds the best checkpoint from the metrics alone; it has no state of its own.
 
-    Every step that is saved is in `history`.
+    Every saved step is in `history`.
     """
 
     spec: BestCheckpointSpec
     history: Callable[[], Iterator[Mapping[str, float | None]]]
 
     def among(self, steps: Collection[int]) -> int | None:
-        """The step with the best value; of equal ones the first; None where no step has one."""
+        """Return the step with the best value, the first of equal ones; None if no step has one."""
         sign = 1.0 if self.spec.mode == "max" else -1.0
         found: tuple[float, int] | None = None
         for record in self.history():
@@ -60,10 +61,10 @@ class BestCheckpoint:
         return None if found is None else found[1]
 
     def refuse_unknown(self, validation: Mapping[str, float]) -> None:
-        """Refuse a metric that no validation has: no checkpoint would ever be the best by it.
+        """Refuse a metric that no validation reports: no checkpoint could ever be the best by it.
 
-        A later validation may lack it, where a reward function does not always tell its variable.
-        `validation` are the metrics of one that has no record yet.
+        A later validation may lack it, if a reward function does not always return its variable.
+        `validation` has the metrics of a validation that has no record yet.
 
         Raises:
             ConfigError: neither it nor an earlier one has the metric.
@@ -81,8 +82,8 @@ class BestCheckpoint:
 
 
 @dataclass
-class _UnderWay:
-    """A checkpoint that ranks write in the background; `files` are on the disk already."""
+class _InFlight:
+    """A background checkpoint that ranks still write; its `files` so far are on disk."""
 
     pending: PendingCheckpoint
     progress: Progress
@@ -95,15 +96,15 @@ class _UnderWay:
 
 @dataclass
 class Checkpoints:
-    """Makes the checkpoints of a job.
+    """Writes the checkpoints of a job.
 
     Attributes:
-        every: steps between checkpoints; None: only when asked.
-        best: finds the checkpoint that stays whatever its age; None where none does.
-        tell_saved: called with the step when a checkpoint is safe.
-        write_ahead: writes rows that were drawn for the step behind a state; None where none are.
-            It is given the state, the folder of the checkpoint, and what names this attempt.
-        copies: makes copies beside the training; None where none are asked for.
+        every: steps between checkpoints; None: only on request.
+        best: finds the checkpoint that is kept whatever its age; None without one.
+        tell_saved: called with the step once a checkpoint is complete.
+        write_ahead: writes the prefetched rows of the next step; None without prefetch. Its
+            arguments are the state, the checkpoint folder and the name of this attempt.
+        copies: copies checkpoints elsewhere during training; None if no copies are requested.
     """
 
     roles: Roles
@@ -116,21 +117,21 @@ class Checkpoints:
     write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
     copies: Copies | None = None
     _failures: int = 0
-    _begun: _UnderWay | None = None
-    _left: tuple[int, int] | None = None  # rewinds, and the step that the job went on from
+    _begun: _InFlight | None = None
+    _left: tuple[int, int] | None = None  # rewinds, and the step that the job resumed from
 
     @property
     def under_way(self) -> int | None:
-        """The step whose checkpoint ranks write in the background; None where they write none."""
+        """Return the step whose checkpoint ranks write in the background, or None."""
         return None if (one := self._current()) is None else one.pending.step
 
     @property
     def is_refused(self) -> bool:
-        """Whether a disk has refused what is under way: `settle` tells."""
+        """Whether a disk refused the background checkpoint; `settle` raises the error."""
         return (one := self._current()) is not None and one.is_refused
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether the state after a step must be saved before the next begins."""
+        """Whether the state after a step must be saved before the next step begins."""
         if self.every is None or progress.step == 0 or progress.step % self.every:
             return False
         if self.under_way == progress.step or self._left == (self.roles.rewinds, progress.step):
@@ -138,25 +139,25 @@ class Checkpoints:
         return not self.is_saved(progress)
 
     def is_saved(self, progress: Progress) -> bool:
-        """Whether a whole checkpoint of this step exists."""
+        """Whether a complete checkpoint of this step exists."""
         return self.store.is_whole(progress.step)
 
     def newest(self, step: int | None = None) -> int | None:
-        """Step of the newest checkpoint (up to a step, if given); None where there is none."""
+        """Return the step of the newest checkpoint (at most `step`, if given), or None."""
         steps = (one for one in self.store.steps() if step is None or one <= step)
         return max(steps, default=None)
 
     def save(self, progress: Progress, *, in_background: bool = False) -> None:
-        """Save the state of all roles that are saved, and of the loop; nothing is under way.
+        """Save the state of all saved roles and of the loop; no background write may be in flight.
 
-        In the background that is begun: ranks have copied what they will write.
+        In the background this only begins: ranks have copied what they will write.
 
         Raises:
             RoleLost: a rank was lost while it wrote; earlier checkpoints are kept.
-            StorageError: the disk refused; earlier checkpoints are kept, and what was
-                written of this one is gone.
+            StorageError: the disk refused; earlier checkpoints are kept, and what was written of
+                this one is removed.
         """
-        # Ranks may still write what a controller has asked for that was killed.
+        # Ranks may still write a checkpoint that a killed controller requested.
         self.roles.barrier(self.roles.saved, progress.step, f"save_shards/{self._failures}")
         # The folder's name counts rewinds: ranks that still write from before one find it gone.
         rewinds = self.roles.rewinds
@@ -173,16 +174,16 @@ class Checkpoints:
             self.journal.append(
                 CheckpointBegun(time=time.time(), progress=told, files=tuple(files))
             )
-            self._begun = _UnderWay(pending, progress, files, rewinds)
+            self._begun = _InFlight(pending, progress, files, rewinds)
         except StorageError:
             self._failures += 1
             self.roles.barrier(self.roles.saved, progress.step, f"save_shards/{self._failures}")
-            # Give back the space that the attempt took: the steps that follow need some.
+            # Free the space that the attempt used: the next steps need some.
             self.store.clear()
             raise
 
     def look(self) -> None:
-        """Complete what is under way once it is written; while ranks work this costs no time."""
+        """Complete the background checkpoint once it is written; costs no time while ranks work."""
         one = self._current()
         if one is None or one.is_refused or time.monotonic() < one.look_at:
             return
@@ -200,11 +201,11 @@ class Checkpoints:
                     one.is_refused = True
 
     def settle(self) -> None:
-        """Wait until what is under way is written, and complete it.
+        """Wait until the background checkpoint is written, and complete it.
 
         Raises:
             RoleLost: a rank was lost meanwhile.
-            StorageError: the disk refused; what was written is gone.
+            StorageError: the disk refused; what was written is removed.
         """
         one = self._current()
         if one is None:
@@ -219,25 +220,25 @@ class Checkpoints:
         except (StorageError, DamagedCheckpoint) as problem:
             self._failures += 1
             self.store.clear()
-            if isinstance(problem, DamagedCheckpoint):  # files went with an attempt that failed
+            if isinstance(problem, DamagedCheckpoint):  # removed with a failed attempt
                 raise StorageError(one.pending.folder, str(problem)) from problem
             raise
 
     def leave(self, step: int) -> None:
-        """Go on from the state behind a step without a checkpoint of it: ranks have it no more."""
+        """Continue after a step without its checkpoint: the ranks no longer have that state."""
         self.journal.append(CheckpointLeft(time=time.time(), step=step))
         self._left = self.roles.rewinds, step
 
-    def take_over(self, position: Position) -> None:
-        """Go on with what an earlier controller has left, whose ranks live."""
+    def take_over(self, position: JournalState) -> None:
+        """Take over an earlier controller's background checkpoint, whose ranks are alive."""
         rewinds = self.roles.rewinds
         self._left = None if position.left is None else (rewinds, position.left)
         if (begun := position.begun) is not None:
             pending = self.store.begin(begun.progress.step, rewinds=rewinds)
-            self._begun = _UnderWay(pending, begun.progress, list(begun.files), rewinds)
+            self._begun = _InFlight(pending, begun.progress, list(begun.files), rewinds)
 
-    def _current(self) -> _UnderWay | None:
-        """What is under way; what was so before the job went back is given up."""
+    def _current(self) -> _InFlight | None:
+        """Return the background checkpoint, after giving up one from before a rewind."""
         if self._begun is not None and self._begun.rewinds != self.roles.rewinds:
             self._give_up()
         return self._begun
@@ -248,12 +249,12 @@ class Checkpoints:
             self._begun.asked = None
         self._begun = None
 
-    def _ask(self, one: _UnderWay) -> Pending[Written]:
+    def _ask(self, one: _InFlight) -> Pending[Written]:
         question = AskWritten(self._place(one.pending))
         return self.roles.begin_asking(self.roles.saved, SHARDS_WRITTEN, question)
 
-    def _written(self, one: _UnderWay) -> list[FileEntry]:
-        """The files of all ranks, once each has written its own or was refused."""
+    def _written(self, one: _InFlight) -> list[FileEntry]:
+        """Wait until each rank has written its files or was refused; return the files."""
         limit = self.roles.caller.default_deadline_seconds
         deadline = time.monotonic() + limit
         while True:
@@ -285,15 +286,15 @@ class Checkpoints:
         self.prune()
 
     def _place(self, pending: PendingCheckpoint) -> str:
-        """The folder of a checkpoint, relative to the run folder."""
+        """Return the folder of a checkpoint, relative to the run folder."""
         return str(pending.folder.relative_to(self.store.root.parent))
 
     def _write_shards(
         self, pending: PendingCheckpoint, *, in_background: bool = False
     ) -> list[FileEntry]:
         request = SaveShards(self._place(pending), pending.step, in_background)
-        # Of an attempt that failed some ranks remember an answer, and its files are gone. Only the
-        # controller that made it knows, so a successor's attempts have ids of their own.
+        # Some ranks remember the answer of a failed attempt, whose files are removed. Only the
+        # controller that made it knows that, so a successor's attempts have their own ids.
         stage = f"save_shards/{self.roles.caller.attempt}"
         id_ = RequestId(0, pending.step, stage, self._failures)
         files = []
@@ -303,7 +304,7 @@ class Checkpoints:
         return files
 
     def prune(self) -> None:
-        """Remove checkpoints beyond those to keep; one that cannot be removed costs space."""
+        """Remove checkpoints beyond those to keep; one that cannot be removed only costs space."""
         best = None if self.best is None else self.best.among(self.store.steps())
         try:
             held = None if self.copies is None else self.copies.under_way
@@ -313,5 +314,5 @@ class Checkpoints:
 
 
 def _files(answers: Iterable[Saved | Written]) -> list[FileEntry]:
-    """What ranks say that they have written."""
+    """Return the files that ranks report as written."""
     return [file for answer in answers for file in answer.files or ()]

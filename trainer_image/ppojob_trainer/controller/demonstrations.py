@@ -1,7 +1,6 @@
-"""The stages of given answers: rows with their answers go to the ranks that train on them.
+"""Supervised stages: demonstrations, prompts with answers, go to the ranks that train on them.
 
-Nothing is generated or scored, and rows follow from the data alone, so that none is kept on the
-disk.
+Nothing is generated or scored. Rows follow from the data alone, so none is recorded on disk.
 """
 
 from __future__ import annotations
@@ -13,8 +12,8 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import SupervisedSchedule
 from ppojob_trainer.checkpoint.manifest import DataCursor
 from ppojob_trainer.controller.batch import Batch, spread
-from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.rollout_round import Draw, Rows
 from ppojob_trainer.controller.step_plan import Updates
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.media.pictures import packed_later
@@ -29,13 +28,13 @@ from ppojob_trainer.rpc.wire import RequestId
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Draws the rows of a step, and measures the loss of those that are held out.
+    """Draws the demonstrations of a step, and measures the loss of held-out ones.
 
     Attributes:
         actor: the role whose ranks own the rows.
-        rows_per_step: rows of a batch, of a validation at one time as well.
-        answers: those of a row, each of which is a row of the batch.
-        has_mismatched: whether each prompt comes with an answer to another prompt as well.
+        rows_per_step: rows of a batch, also the most rows of one validation call.
+        answers: answers per prompt, each of which is a row of the batch.
+        has_mismatched: whether each prompt also gets an answer to another prompt (KTO).
     """
 
     roles: Roles
@@ -45,7 +44,7 @@ class Demonstrations:
     has_mismatched: bool = False
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Have the rows of a step owned; the same for a step that is begun again."""
+        """Place the rows of a step on their owners; a repeated step gets the same rows."""
         with timer("data"):
             prompts = draw(self.rows_per_step)
             batch = self._batch("train", prompts, before=prompts[-1])
@@ -54,7 +53,7 @@ class Demonstrations:
         return Rows(batch, is_kept=True)
 
     def loss(self, held_out: PromptDataset, step: int) -> dict[str, float]:
-        """The mean loss of the held-out rows, and what goes with it, with a step's weights."""
+        """Return the mean loss of held-out rows and its metrics, with a step's weights."""
         measured = []
         for first in range(0, len(held_out), self.rows_per_step):
             last = min(first + self.rows_per_step, len(held_out))
@@ -66,7 +65,7 @@ class Demonstrations:
         return step_statistics(measured)
 
     def place_beside(self, rows: list[PromptRow], step: int) -> None:
-        """Have these rows owned beside those of a step."""
+        """Place these rows on their owners beside the rows of a step."""
         requests = self._given(self._batch("train", rows, before=rows[-1]))
         self.roles.ask(self.actor, SUPERVISE, requests, RequestId(0, step, "supervise"))
 
@@ -75,7 +74,7 @@ class Demonstrations:
         return [GivenRows(given, index) for given in self._shares(batch)]
 
     def _batch(self, purpose: str, prompts: list[PromptRow], before: PromptRow) -> Batch:
-        """A batch of rows; `before` answers another prompt where none ahead in the batch does."""
+        """Build a batch; `before` supplies the other prompt's answer where no earlier row does."""
         samples = self.answers
         if self.has_mismatched:
             samples += 1
@@ -96,7 +95,7 @@ class Demonstrations:
         )
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
-        """What each rank is given: a run of rows, or none where there are fewer rows than ranks."""
+        """Return each rank's range of rows; empty for some if there are fewer rows than ranks."""
         for first, last in batch.shares:
             rows = [
                 Demonstration(
@@ -113,11 +112,11 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class SupervisedRows:
-    """Rows with answers that the policy learns beside those of the step.
+    """Demonstrations that the policy learns beside the rows of an RL step.
 
     Attributes:
-        schedule: what they count.
-        updates: those of the policy.
+        schedule: weight of their loss by step.
+        updates: the policy's optimizer steps.
     """
 
     demonstrations: Demonstrations
@@ -135,7 +134,7 @@ class SupervisedRows:
         dataset: PromptDataset,
         updates: Updates,
     ) -> SupervisedRows:
-        """Those that a job asks for.
+        """Build the demonstrations of a job.
 
         Raises:
             ConfigError: a file has too few rows for its share of a step.
@@ -150,20 +149,20 @@ class SupervisedRows:
         return cls(given, dataset, order, schedule, updates)
 
     def load(self, cursor: DataCursor) -> None:
-        """Go on from a place in their order."""
+        """Resume from a cursor in their order."""
         self.order.place = cursor.place
 
     @property
     def cursor(self) -> DataCursor:
-        """The place that the next step begins at."""
+        """Return the cursor at which the next step begins."""
         return DataCursor(*self.order.place, sha256=self.dataset.digest)
 
     def coefficient(self, step: int) -> float:
-        """What they count in a step; 0: nothing, and none are drawn."""
+        """Return the weight of their loss in a step; at 0 none are drawn."""
         return self.schedule.after(step - self.updates.first_step)
 
     def begin(self, step: int) -> dict[str, float]:
-        """Draw the rows of a step, and have them owned; tells what they count, if that changes."""
+        """Draw the rows of a step and place them on owners; return their weight if it changes."""
         coefficient = self.coefficient(step)
         if coefficient > 0.0:
             drawn = self.order.next_batch(self.demonstrations.rows_per_step)
@@ -171,19 +170,19 @@ class SupervisedRows:
         return {"actor/sft_coeff": coefficient} if self.schedule.changes else {}
 
     def of_update(self, number: int) -> list[int]:
-        """Positions of the rows of one optimizer step: a run, all about equally long."""
+        """Return the positions of an optimizer step's rows: a range of similar lengths."""
         first, last = spread(self.demonstrations.rows_per_step, self.updates.of_step)[number]
         return list(range(first, last))
 
 
 def _other(row: PromptRow, ahead: list[PromptRow], before: PromptRow) -> PromptRow:
-    """The nearest row ahead of it in its batch that has another prompt, else the one before all."""
+    """Return the nearest earlier row (`ahead`) of another prompt in its batch, else `before`."""
     others = (one for one in reversed(ahead) if one.token_ids != row.token_ids)
     return next(others, before)
 
 
 def _reward(row: PromptRow) -> float:
-    """1 of a good answer, -1 of a bad one, the margin of a pair, 0 where nothing is told."""
+    """Return 1 for a good answer, -1 for a bad one, a pair's margin, or 0 without a label."""
     if isinstance(row.ground_truth, bool):
         return 1.0 if row.ground_truth else -1.0
     return row.ground_truth if isinstance(row.ground_truth, float) else 0.0

@@ -1,4 +1,4 @@
-"""Where the engines are that generate the rows: in the policy's ranks, or in pods of their own."""
+"""Rollout engines as the controller sees them: in the policy's ranks, or in pods of their own."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,34 +19,34 @@ Run = tuple[int, int]
 
 @dataclass
 class Engines:
-    """The policy's ranks generate: the weights are there, and the rows are where they belong."""
+    """Engines in the policy's ranks: weights and rows need no transfer."""
 
     group: RoleGroup
-    tensor: int  # ranks of one engine: so many neighbours
+    tensor: int  # ranks per engine: this many neighbours
 
     @property
     def attempt(self) -> int:
-        """Of engines that can be lost without a rewind: a number that grows each time; else 0."""
+        """Return the attempt of engines that can be lost without a rewind; else 0."""
         return 0
 
     def shares(self, prompts: int) -> list[tuple[int, int]]:
-        """Runs `[first, last)` of so many prompts, one for each rank that keeps rows."""
+        """Split so many prompts into ranges `[first, last)`, one for each rank that keeps rows."""
         return spread(prompts, len(self.group.ranks))
 
     def runs(self, prompts: int) -> list[tuple[Run, Run]]:
-        """What each rank generates, and what it keeps of it: runs of so many prompts.
+        """Return each rank's range of prompts to generate, and the range that it keeps.
 
-        Ranks of one engine generate the same, those too that keep nothing of it.
+        Ranks of one engine generate the same range, also those that keep no rows.
         """
         kept = self.shares(prompts)
         engines = [kept[first : first + self.tensor] for first in range(0, len(kept), self.tensor)]
         return [((parts[0][0], parts[-1][1]), own) for parts in engines for own in parts]
 
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
-        """Fill in what is known of rows that were generated before these engines were lost.
+        """Fill in the metadata of rows that were generated before these engines were lost.
 
-        The ranks that own them still have them, while the weights may be others by now. Ranks that
-        generate themselves are asked again, and answer from memory.
+        Their owners still have them, while the weights may have changed. Ranks that generate
+        themselves are called again, and answer from memory.
 
         Returns:
             Whether all batches, which are generated together, are there.
@@ -54,9 +54,9 @@ class Engines:
         return False
 
     def prepare(self, version: int) -> None:
-        """Make sure that they hold the policy's weights after step `version`.
+        """Make sure that the engines hold the policy's weights after step `version`.
 
-        For the policy's own ranks the stage `sync_weights` has done so.
+        For engines in the policy's own ranks the stage `sync_weights` has done that.
         """
 
     def deliver(self, batches: Sequence[Batch], step: int) -> None:
@@ -65,29 +65,29 @@ class Engines:
 
 @dataclass
 class StandaloneEngines(Engines):
-    """Ranks of the role `rollout` generate.
+    """Engines in pods of their own: the role `rollout`.
 
     Attributes:
-        operation_seconds: limit of one transfer: each side waits while the other puts weights
-            together, or takes them in.
+        operation_seconds: limit of one transfer: each side waits while the other collects or loads
+            weights.
     """
 
     channels: RoleChannels
     operation_seconds: float
     _opened: str | None = field(default=None)
-    """The channel that is open."""
+    """Name of the open channel."""
     _held: tuple[str, int] | None = field(default=None)
-    """The channel by which the last weights came, and their version."""
+    """Channel of the last weight sync, and the version of those weights."""
     _begun: tuple[Sequence[Generate], RequestId] | None = field(default=None)
-    """What they were told to draw and nobody has waited for."""
+    """Generation that was begun, and that nobody has waited for."""
 
     @property
     def attempt(self) -> int:
-        """That of the role."""
+        """Return the attempt of the role."""
         return self.group.attempt
 
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
-        """Ask the owners which rows they were given."""
+        """Ask the owners which rows they received."""
         owners = range(len(batches[0].shares))
         request = Recall(self._names(batches, step))
         told = [one.rows for one in self.channels.ask_owners(RECALL, request, owners)]
@@ -103,11 +103,11 @@ class StandaloneEngines(Engines):
         return [batch.name(self.channels.roles.rewinds, step) for batch in batches]
 
     def prepare(self, version: int) -> None:
-        """Bring the weights, unless these ranks got them already by this channel.
+        """Sync the weights, unless these ranks got them already over this channel.
 
-        What they were told to draw before is drawn first. The id of the request names the step that
-        begins with these weights, and no controller: one that came back is answered from memory,
-        and does not ask those who train for weights that they no longer have.
+        Generation that was begun before is finished first. The request's id names the step that
+        begins with these weights, and not the controller: a restarted controller is answered from
+        memory, and does not ask the trainer for weights that it no longer has.
         """
         if self._held == (self.channels.key(self.group), version):
             return
@@ -125,13 +125,13 @@ class StandaloneEngines(Engines):
         self._held = (key, version)
 
     def begin(self, requests: Sequence[Generate], id_: RequestId) -> None:
-        """Have them draw rows, and wait for nothing; who asks the same again has the answer."""
+        """Begin to generate rows, without waiting; a repeated request gets the same answer."""
         roles = self.channels.roles
         self._begun = requests, msgspec.structs.replace(id_, rewinds=roles.rewinds)
         roles.caller.give_up(roles.begin(self.group, GENERATE, requests, id_))
 
     def deliver(self, batches: Sequence[Batch], step: int) -> None:
-        """Move the rows, each run of prompts to the rank that owns it from now on."""
+        """Move each range of prompts to the rank that owns it from now on."""
         self._begun = None
         first, key = batches[0], self._open(step)
         makers = self.shares(len(first.prompts))
@@ -144,7 +144,7 @@ class StandaloneEngines(Engines):
         )
 
     def _open(self, step: int) -> str:
-        """Open the channel, unless this controller has; answers its name."""
+        """Open the channel, unless this controller did; return its name."""
         key = self.channels.key(self.group)
         if self._opened != key:
             self.channels.open(self.group, step, self.operation_seconds)

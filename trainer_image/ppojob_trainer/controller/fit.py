@@ -1,15 +1,14 @@
-"""The loop: step after step until the job is done, whatever is lost on the way.
+"""The training loop: runs steps until the job is done, and recovers from lost ranks.
 
     fit:      begin (fresh, beside living ranks, or from the last checkpoint)
-              validate once if asked
-              for each step:  write the checkpoint of the one before, when due
-                      rollout, reward, advantages, update, weight sync
-                      validate when due; metrics; journal
+              validate once if asked for each step: write the checkpoint of the one before, when due
+                      rollout, reward, advantages, update, weight sync validate when due; metrics;
+                      journal
               checkpoint, export
 
-All state of the loop is one record, `Progress`. It changes at one place, behind a step, and is in
-the journal before anybody acts on it; so a step that is begun again does the same work, and the
-ranks answer what they did already from memory.
+The whole state of the loop is one record, `Progress`. It changes in one place, after a step, and is
+in the journal before anything acts on it. So a repeated step does the same work, and the ranks
+answer from memory what they did already.
 """
 
 import contextlib
@@ -29,11 +28,11 @@ from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
 from ppojob_trainer.algorithms.prompt_values import Belief
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
-from ppojob_trainer.controller import known_values
+from ppojob_trainer.controller import value_tracking
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
-from ppojob_trainer.controller.position import changes, without_tables
+from ppojob_trainer.controller.journal_state import changes, without_tables
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
@@ -66,7 +65,7 @@ from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
 Outcome = tuple[Progress, dict[str, float]]
-"""The state after a step, and its metrics, before either is written down."""
+"""The state after a step, and its metrics, before either is written."""
 STEP_BEGIN = failpoints.declare("controller.step.begin")
 STEP_COMPUTED = failpoints.declare("controller.step.computed")
 STEP_RECORDED = failpoints.declare("controller.step.recorded")
@@ -75,16 +74,16 @@ STEP_JOURNALED = failpoints.declare("controller.step.journaled")
 
 @dataclass
 class Loop:
-    """One job's loop over its roles.
+    """The training loop of a job over its roles.
 
     Attributes:
-        total_steps: how many there are; with dynamic sampling over passes, at most.
-        num_devices: what computes with a model in the whole job: GPUs, or ranks without any.
-        order: in which they are drawn.
-        sampling: which are drawn in their place; None where the order says it.
-        validation: held-out prompts; None where there are none.
+        total_steps: number of steps; with dynamic sampling over epochs, the maximum.
+        num_devices: devices that hold a model in the whole job: GPUs, or ranks without GPUs.
+        order: order in which prompts are drawn.
+        sampling: draws prompts by a function instead of `order`; None without one.
+        validation: held-out prompts, or None.
         stop_requested: whether somebody asked to end after this step.
-        tell_progress: called when a step is done for good.
+        tell_progress: called when a step is done and journaled.
     """
 
     spec: PPOJobSpec
@@ -104,16 +103,16 @@ class Loop:
     tell_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
     _warnings: StepWarnings = field(default_factory=StepWarnings)
-    _is_begun: bool = False  # whether ranks may be in the middle of the step behind the state
+    _is_begun: bool = False  # whether ranks may be in the middle of the step after this state
 
     def fit(self) -> Progress:
-        """Train to the end, or until asked to stop; everything done is in a checkpoint.
+        """Train to the end, or until asked to stop; everything done is then in a checkpoint.
 
         Raises:
-            ConfigError: checkpoints are to be judged by a metric that validations do not have.
-            JobFailed: a stage failed as it would again, or roles are lost over and over.
+            ConfigError: the best checkpoint depends on a metric that validations do not report.
+            JobFailed: a stage failed and would fail again, or roles are lost repeatedly.
             RewardFailed: a reward function failed before a step was done.
-            SamplerFailed: no rows were chosen for the first step.
+            SamplerFailed: no rows were selected for the first step.
             StorageError: the disk refused metrics, journal or the last checkpoint.
         """
         position = self.recovery.begin_attempt()
@@ -140,25 +139,25 @@ class Loop:
                 self._is_begun = self._is_begun and in_step
 
     def is_done(self, progress: Progress) -> bool:
-        """Whether all steps are done and no validation is owed."""
+        """Whether all steps are done and no validation is missing."""
         return self._is_last(progress) and not self._owes(progress)
 
     def _owes(self, progress: Progress) -> bool:
         return self._validates_first(progress) or self._owed_validation(progress) is not None
 
     def _ends_here(self, progress: Progress) -> bool:
-        """Whether it was asked to end, and no step has begun to change what ranks have."""
+        """Whether a stop was requested, and no step has begun to change the ranks' state."""
         return self.stop_requested() and (not self._is_begun or self._owes(progress))
 
     def _is_last(self, progress: Progress) -> bool:
-        """Whether no step follows: all are done, or dynamic sampling has drawn all passes."""
+        """Whether no step follows: all are done, or dynamic sampling has finished all epochs."""
         passes, (_, size) = self.spec.steps.epochs, self.spec.algorithm.draw
         place = progress.data.place
         is_read = passes is not None and self.order.passes_read(place, size) >= passes
         return is_read or progress.step >= self.total_steps
 
     def _save_on_the_way(self, progress: Progress) -> None:
-        """Complete the checkpoint that is under way; write the next where it is due."""
+        """Complete the background checkpoint; write the next one if due."""
         self._settle()
         if self.checkpoints.is_due(progress):
             with self._going_on_without(progress.step):
@@ -170,7 +169,7 @@ class Loop:
 
     @contextlib.contextmanager
     def _going_on_without(self, step: int) -> Iterator[None]:
-        """If the disk refuses a checkpoint, the job goes on and the next one tries again."""
+        """Continue if the disk refuses a checkpoint; the next one tries again."""
         try:
             yield
         except StorageError as problem:
@@ -184,7 +183,7 @@ class Loop:
             self.reporter.notice(copies.trouble)
 
     def _advance(self, progress: Progress) -> Progress:
-        """The first validation, one that failed before, or a step; returns the state behind it."""
+        """Run the first or a missing validation, or a step; return the state after it."""
         if self._validates_first(progress):
             return self._record(progress, *self._first_validation(progress))
         if (owed := self._owed_validation(progress)) is not None:
@@ -197,7 +196,7 @@ class Loop:
         return asked and progress.step == 0 and progress.metrics_lines == 0
 
     def _owed_validation(self, progress: Progress) -> StepTrained | None:
-        """The last step, where the run before ended in its validation."""
+        """Return the last step, if the earlier run ended during its validation."""
         owed = self._unvalidated
         return owed if owed is not None and owed.progress.step == progress.step else None
 
@@ -266,7 +265,7 @@ class Loop:
         return msgspec.structs.replace(trained, seconds=seconds), metrics
 
     def _warn(self, step: int, result: StepResult, metrics: Mapping[str, float]) -> None:
-        """Tell of a step that is done, and from which less is learnt than somebody may think."""
+        """Log a step, and warn if less is learnt from it than expected."""
         told = [
             self._warnings.no_room(step, result.batch.counts),
             self._warnings.failed_calls(step, metrics.get("tool/failed_share", 0.0)),
@@ -279,7 +278,7 @@ class Loop:
             self.reporter.notice(warning)
 
     def _go_to(self, progress: Progress) -> None:
-        """Draw what comes behind a state."""
+        """Move the data order to a state."""
         supervised = self.training.supervised
         self.order.place = progress.data.place
         if supervised is not None and progress.demonstrations is not None:
@@ -288,7 +287,7 @@ class Loop:
             self.sampling.begin(progress)
 
     def _draw(self, count: int) -> list[PromptRow]:
-        rows = self.order.next_batch(count)  # its place counts them, whoever chooses
+        rows = self.order.next_batch(count)  # the cursor counts them, whoever selects them
         if self.sampling is not None:
             rows = self.sampling.next(count)
         return self.dataset.rows(rows)
@@ -296,7 +295,7 @@ class Loop:
     def _validate_after(
         self, progress: Progress, metrics: dict[str, float], timer: StepTimer
     ) -> dict[str, float]:
-        """Validate; where a reward function fails, what was trained and its metrics stay."""
+        """Validate; if a reward function fails, the training and its metrics stay."""
         try:
             with timer("testing"):
                 return self._validate(progress.step)
@@ -308,7 +307,7 @@ class Loop:
     def _late_validation(self, progress: Progress, owed: StepTrained) -> Outcome:
         timer = self._timer()
         self.reporter.report(phase="Training", step=progress.step)
-        # A controller that was killed between line and journal has left the line of this step.
+        # A controller killed between the metrics line and the journal has left this step's line.
         self.records.sinks.cut_after(progress.step - 1)
         known = owed.metrics.items()
         metrics = {name: math.nan if value is None else value for name, value in known}
@@ -319,7 +318,7 @@ class Loop:
         return msgspec.structs.replace(progress, seconds=seconds), metrics
 
     def _after_checkpoint(self, failure: PPOJobError, done: Progress) -> PPOJobError:
-        """The failure, once the steps before it are saved: scoring and choosing change no model."""
+        """Save the steps done so far, then return the failure: scoring changes no model."""
         if done.step == 0:
             return failure
         self.reporter.report(stage="save_checkpoint")
@@ -368,7 +367,7 @@ class Loop:
         log_samples(self.records.run_folder, batch.purpose, step, self.spec.num_examine)
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
-        """The coefficients of this step, and what the penalty was taken of."""
+        """Return the KL coefficients of this step, and the KL penalty of the reward."""
         kl, found = self.spec.algorithm.kl, dict[str, float]()
         if kl.in_ == "loss":
             found["actor/kl_coef"] = coefficient
@@ -404,10 +403,10 @@ class Loop:
         if (spo := self.spec.algorithm.spo) is None:
             return progress.prompt_values
         beliefs = progress.prompt_values
-        return known_values.after_step(result.batch.prompts, beliefs, result.visits, spo.decay)
+        return value_tracking.after_step(result.batch.prompts, beliefs, result.visits, spo.decay)
 
     def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:
-        """Metrics first, then the journal: a step that the journal knows has its line."""
+        """Write metrics first, then the journal: each journaled step has its metrics line."""
         self._unvalidated = None
         self._is_begun = False
         self.records.sinks.write(progress.step, metrics)
@@ -419,7 +418,7 @@ class Loop:
         return progress
 
     def _finish(self, progress: Progress) -> None:
-        """Save what is not in a checkpoint, and export when the job is done."""
+        """Save what is not in a checkpoint, and export the model when the job is done."""
         if progress.step == 0:  # nothing was trained
             return
         total = progress.step if self.is_done(progress) else self.total_steps
@@ -441,7 +440,7 @@ class Loop:
             self.checkpoints.copies.finish(export, self.stop_requested)
 
     def _recovered(self, recover: Callable[[], Progress], before: Progress) -> Progress:
-        """Have all roles serve in a common state, also when more of them are lost meanwhile."""
+        """Bring all roles to a common state, also if more of them are lost meanwhile."""
         rewinds = self.recovery.roles.rewinds
         while True:
             try:

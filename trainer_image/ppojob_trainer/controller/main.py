@@ -1,4 +1,4 @@
-"""`ppojob_trainer controller`: runs the loop of a job, and says how it ended."""
+"""`ppojob_trainer controller`: runs the loop of a job and reports how it ended."""
 
 import contextlib
 import faulthandler
@@ -27,7 +27,7 @@ SUMMARY_POINT = durable.point("summary", *durable.FILE_ACTS)
 
 
 def run_controller() -> int:
-    """Drive the job to its end; answers the exit status."""
+    """Run the job to its end and return the exit status."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     heartbeat = HeartbeatPipe(int(os.environ[contract.ENV_HEARTBEAT]))
     heartbeat.start()
@@ -39,7 +39,7 @@ def run_controller() -> int:
 
 @contextlib.contextmanager
 def _reporter(environment: PodEnvironment) -> Iterator[Reporter]:
-    """Whoever tells of the job; on a cluster its resource has the last word when this ends."""
+    """Return the reporter of the job; on a cluster it writes the resource once more at the end."""
     if environment.api_access is None:
         yield Reporter(environment.run_folder)
         return
@@ -59,8 +59,8 @@ def _drive(
 ) -> int:
     try:
         environment = environment.located()
-        # What an earlier run of the folder has said is not true of this one. A power cut may bring
-        # it back, until this run writes its own.
+        # An earlier run of the folder left its summary, which is not true of this one. A power cut
+        # may bring it back, until this run writes its own.
         (environment.run_folder / SUMMARY_FILE).unlink(missing_ok=True)
         for problem in validation.warnings(environment.config.job()):
             _log.warning("%s", problem)
@@ -78,7 +78,7 @@ def _drive(
         reporter.report(phase="Interrupted", stage="", message="")
         return stopped.exit_status
     except Fenced as problem:
-        _log.error("%s", problem)  # the status is its successor's to tell
+        _log.error("%s", problem)  # the successor reports the status
         return problem.exit_status
     except PPOJobError as problem:
         return _fail(str(problem), problem.exit_status, reporter, heartbeat)

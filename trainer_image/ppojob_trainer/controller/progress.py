@@ -1,8 +1,8 @@
-"""How far the job is, for people who watch it: a file in the run folder, and the job's resource.
+"""Progress reports for people: `status.json` in the run folder, and the job resource's status.
 
-`status.json` is small, replaced as a whole, never read back by the controller, and worth no fsync.
-`status.training` of the resource is summed up from what the loop says of each step once it is
-journaled, so that it is never ahead of the journal.
+`status.json` is small, replaced as a whole, never read back by the controller, and not fsynced.
+`status.training` of the resource is derived from the loop's reports, sent after the journal is
+written, so that it is never ahead of the journal.
 """
 
 import contextlib
@@ -25,10 +25,10 @@ STATUS_FILE = "status.json"
 _log = logging.getLogger(__name__)
 
 Record = Mapping[str, float | None]
-"""The metrics of a step; a figure that is no number is None."""
+"""The metrics of a step; None for a value that is not finite."""
 
 _RARE_STAGES: Final = ("timing_s/save_checkpoint", "timing_s/testing")
-"""What some steps have only."""
+"""Stages that only some steps have."""
 
 _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "reward": ("critic/score/mean",),
@@ -43,7 +43,7 @@ _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "entropy": ("actor/entropy",),
     "response_tokens": ("response_length/mean",),
 }
-"""Field -> metrics, of which the first that a step has is told."""
+"""Field -> metrics; the first one that a step has is reported."""
 
 _STEP_SECONDS: Final = "timing_s/step"
 _TOKENS: Final = "perf/total_num_tokens"
@@ -54,9 +54,9 @@ _DIGITS: Final = 4
 
 
 class Pace:
-    """How long a step takes: the median of recent steps.
+    """Estimates the duration of a step: the median of recent steps.
 
-    What only some steps have, checkpoints and validations, counts by its mean over all of them.
+    Checkpoints and validations, which only some steps have, count by their mean over all steps.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Pace:
         self._rare_seconds = 0.0
 
     def add(self, metrics: Record) -> None:
-        """One more step, in their order; one without a duration does not count."""
+        """Add a step, in step order; one without a duration is ignored."""
         seconds = _finite(metrics.get(_STEP_SECONDS))
         if seconds is not None:
             rare = sum(_finite(metrics.get(stage)) or 0.0 for stage in _RARE_STAGES)
@@ -75,16 +75,16 @@ class Pace:
 
     @property
     def seconds(self) -> float | None:
-        """Of the next step; None while unknown."""
+        """Return the seconds of the next step; None while unknown."""
         if not self._steps:
             return None
         return statistics.median(self._recent) + self._rare_seconds / self._steps
 
 
 class TrainingReport:
-    """Keeps a job's `status.training`.
+    """Maintains a job's `status.training`.
 
-    Nothing is told before `begin`: a controller that is not one yet has nothing to say.
+    Nothing is reported before `begin`: a process that is not yet the controller must not report.
     """
 
     def __init__(self, hand_on: Callable[[JobTraining], None]) -> None:
@@ -93,16 +93,16 @@ class TrainingReport:
         self._pace = Pace()
 
     def begin(self, attempt: int, step: int, saved: int | None) -> None:
-        """The controller of an attempt has taken over.
+        """Report that the controller of an attempt has taken over.
 
         `saved` is the step of the newest checkpoint.
         """
         self._tell(attempt=attempt, step=step, last_checkpoint_step=saved)
 
     def change_phase(self, phase: str, total_steps: int) -> None:
-        """The loop is at another phase.
+        """Report a new phase of the loop.
 
-        How a job has ended is not told here: an ended controller's stage stays, but one that makes
+        How a job ended is not reported here: an ended controller's stage stays, but one that makes
         way for another has none. `total_steps` is 0 while not known.
         """
         stage = phase if phase in _STAGES else self._state.stage
@@ -111,10 +111,10 @@ class TrainingReport:
         self._tell(stage=stage, total_steps=total_steps or None)
 
     def resume(self, step: int, saved: int | None, history: Iterable[Record]) -> None:
-        """The job goes on after a step, which may be an earlier one than was reported last.
+        """Report that the job resumes after a step, which may be earlier than the last report.
 
-        `saved` is the step of the checkpoint that a restart goes on from; `history` has the
-        metrics of the steps that remain, in ascending order.
+        `saved` is the step of the checkpoint that a restart resumes from; `history` has the metrics
+        of the steps that remain, in ascending order.
         """
         self._pace = Pace()
         changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
@@ -123,15 +123,15 @@ class TrainingReport:
         self._tell(step=step, last_checkpoint_step=saved, **changes)
 
     def done(self, step: int, metrics: Mapping[str, float]) -> None:
-        """A step is done for good; step 0 is the validation before the first."""
+        """Report a finished step; step 0 is the validation before the first step."""
         self._tell(step=step, **self._figures(metrics))
 
     def checkpoint(self, step: int) -> None:
-        """The state behind a step is safe."""
+        """Report that the checkpoint of a step is complete."""
         self._tell(last_checkpoint_step=step)
 
     def _figures(self, metrics: Record) -> dict[str, float | None]:
-        """What a record says; a step without validation leaves that of before."""
+        """Return the values to report; a step without validation keeps the earlier ones."""
         found: dict[str, float | None] = {}
         scores = [value for name, value in metrics.items() if _VALIDATION.fullmatch(name)]
         finite = [value for value in map(_finite, scores) if value is not None]
@@ -141,7 +141,7 @@ class TrainingReport:
             value = next((metrics[one] for one in sources if one in metrics), None)
             found[name] = _rounded(_finite(value))
         seconds, tokens = _finite(metrics.get(_STEP_SECONDS)), _finite(metrics.get(_TOKENS))
-        # A validation alone has a duration as well, and no tokens that were trained.
+        # A validation alone also has a duration, but no trained tokens.
         if seconds and tokens is not None:
             self._pace.add(metrics)
             found["tokens_per_second"] = _rounded(tokens / seconds)
@@ -159,7 +159,7 @@ class TrainingReport:
 
 
 def duration(seconds: float) -> str:
-    """A time by its two largest units: `3d4h`, `1h30m`, `2m05s`, `40s`."""
+    """Format a duration by its two largest units: `3d4h`, `1h30m`, `2m05s`, `40s`."""
     whole = max(1, round(seconds))
     if whole < 60:
         return f"{whole}s"
@@ -178,23 +178,23 @@ def _finite(value: float | None) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    """As many digits as a person reads."""
+    """Round to as many digits as a person reads."""
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
 class TrainingStatus(msgspec.Struct, frozen=True):
-    """A moment of a job.
+    """A snapshot of a job's status.
 
     Attributes:
         phase: `Starting`, `Training`, `Recovering`, `Finishing`, `Succeeded`, `Failed` or
             `Interrupted`.
         total_steps: steps of the whole job; 0 while not known.
-        stage: what is being done, such as `gen`, or empty.
-        since: unix seconds since when.
+        stage: the current stage, such as `gen`, or empty.
+        since: start of the stage, in unix seconds.
         message: one line for a person, or empty.
-        restarts: how often a role was started again.
-        notices: lines that a person should see whatever comes after them.
-        rows: of the stage that have been drawn, of how many; 0 of 0 where none are counted.
+        restarts: number of role restarts.
+        notices: lines that stay visible whatever follows.
+        rows: rows of the stage that are generated, and their total; 0 of 0 if not counted.
     """
 
     phase: str
@@ -209,9 +209,9 @@ class TrainingStatus(msgspec.Struct, frozen=True):
 
 
 class Reporter:
-    """Tells of the job.
+    """Reports the status of the job.
 
-    `training` tells the job's resource; by default nothing does.
+    `training` reports to the job's resource; by default nothing does.
     """
 
     def __init__(self, folder: Path, training: TrainingReport | None = None) -> None:
@@ -221,13 +221,13 @@ class Reporter:
         self.training = training or TrainingReport(lambda _: None)
 
     def report(self, **changes: object) -> None:
-        """Change some fields and publish; a disk that refuses is no reason to stop training."""
+        """Change some fields and publish; a disk that refuses does not stop training."""
         changes = {"since": time.time(), "rows": (0, 0), **changes}
         self._publish(msgspec.structs.replace(self.status, **changes))
         self.training.change_phase(self.status.phase, self.status.total_steps)
 
     def drawn(self, ended: int, asked: int) -> None:
-        """So many rows of the stage under way have been drawn, of so many."""
+        """Report how many rows of the current stage are generated, of how many."""
         self._publish(msgspec.structs.replace(self.status, rows=(ended, asked)))
 
     def _publish(self, status: TrainingStatus) -> None:
@@ -237,7 +237,7 @@ class Reporter:
             os.replace(self._aside, self._path)
 
     def notice(self, line: str) -> None:
-        """Tell a line that stays: in the log, and once on the user's screen."""
+        """Report a line that stays: in the log, and once on the user's screen."""
         _log.warning("%s", line)
         if line not in self.status.notices:
             self.report(notices=(*self.status.notices, line))

@@ -1,4 +1,4 @@
-"""The data of a job, opened as its settings say."""
+"""Datasets of a job, opened by its settings."""
 
 import contextlib
 import logging
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Datasets(NamedTuple):
-    """The rows of a job; of some kinds it may have none."""
+    """The datasets of a job; some kinds may be absent."""
 
     train: PromptDataset
     validation: PromptDataset | None = None
@@ -31,17 +31,17 @@ class Datasets(NamedTuple):
 
     @property
     def digests(self) -> list[str | None]:
-        """Those of what decides the rows of a job, None of held-out prompts that are not there."""
+        """Return the digests of all data that decides rows; None for absent held-out prompts."""
         held_out = None if self.validation is None else self.validation.digest
         beside = [] if self.demonstrations is None else [self.demonstrations.digest]
         return [self.train.digest, held_out, *beside]
 
 
 def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) -> Datasets:
-    """Open what a job reads.
+    """Open the datasets of a job.
 
-    Of a job that only generates the held-out prompts are the training prompts too. Templates take
-    `began`, unix seconds at which the job began, for the present time.
+    For a generation-only job the held-out prompts are also the training prompts. Templates get
+    `began`, the job's start in unix seconds, as the present time.
 
     Raises:
         ConfigError: the data cannot be read, or does not fit the job.
@@ -109,7 +109,7 @@ def _check_supervised(settings: SupervisedSpec, rows: int) -> None:
 
 
 def _check_size(config: RunConfig, rows: int) -> None:
-    """Refuse usable rows that are too few for a step, or make steps that the job cannot have."""
+    """Refuse a dataset with too few usable rows for a step, or a bad number of steps."""
     field, drawn = config.spec.algorithm.draw
     if rows < drawn:
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""What a job leaves for people: metrics and rows a step, cut back when steps are thrown away."""
+"""Records of a run for people: metrics and rows of each step, truncated on a rewind."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator
@@ -37,24 +37,24 @@ ROWS_CUT_POINT = durable.point("rows.cut", *durable.REMOVE_ACTS)
 
 @dataclass(frozen=True)
 class Records:
-    """The records of a run."""
+    """The metrics and row files of a run."""
 
     sinks: Sinks
     run_folder: Path
 
     def cut_metrics(self, progress: Progress) -> None:
-        """Forget the metrics beyond a state: they will come again."""
+        """Remove metrics after a state: they will be written again."""
         self.sinks.cut_after(_last_record(progress))
 
     def history(self) -> Iterator[dict[str, float | None]]:
-        """The metrics of the steps so far, in ascending order."""
+        """Return the metrics of the steps so far, in ascending order."""
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
     def keep_advantages(self, result: StepResult, step: int) -> None:
-        """Write what became of the rows of a step: rewards with penalties, and advantages.
+        """Write the rewards (with penalties) and advantages of a step's rows.
 
-        A disk that refuses costs the job nothing: no run goes on from this file.
+        A disk that refuses is no error for the job: nothing resumes from this file.
         """
         batch, advantaged = result.batch, result.advantaged
         if advantaged is None:
@@ -90,11 +90,10 @@ class Records:
         write_responses(self.run_folder / RESPONSES_FILE, batch.prompts, read_responses(parts))
 
     def cut_rows(self, progress: Progress, replayed: Collection[BatchKey]) -> None:
-        """Forget the rows beyond a state whose ranks have forgotten them too.
+        """Remove rows after a state whose ranks have forgotten them too.
 
         Beside living ranks they stay: a rank that has written a part answers so from memory, and
-        does not write it again.
-        `replayed` are batches beyond the state that are taken from the disk.
+        does not write it again. `replayed` are batches after the state that are read from disk.
         """
         last = _last_record(progress)
         for key in batches_on_disk(self.run_folder):
@@ -103,18 +102,18 @@ class Records:
 
 
 def _last_record(progress: Progress) -> int:
-    """The last step that has a record: the first validation is that of step 0."""
+    """Return the last step that has a record: the first validation is that of step 0."""
     has_records = progress.step > 0 or progress.metrics_lines > 0
     return progress.step if has_records else -1
 
 
 def row_figures(batch: Batch) -> list[RowFigures]:
-    """(rows,) turns and calls of each; none where rows have one turn."""
+    """Return (rows,) the turns and tool calls of each; empty for single-turn rows."""
     return [msgspec.json.decode(own, type=RowFigures) for own in batch.figures]
 
 
 def step_rows(result: StepResult) -> StepRows:
-    """The step's rows as the statistics want them."""
+    """Return the step's rows as input of the statistics."""
     batch, extras = result.batch, result.batch.values()
     for row in result.dropped:
         extras[row] = values_of_failure(extras[row])
@@ -142,9 +141,9 @@ def training_metrics(
     is_given: bool,
     is_scored: bool,
 ) -> dict[str, float]:
-    """Everything about a step that does not depend on the clock.
+    """Return all metrics of a step that do not depend on the clock.
 
-    `is_given`: its rows had their answers; `is_scored`: responses have scores.
+    `is_given`: its rows are demonstrations; `is_scored`: responses have scores.
     """
     advantaged, told = result.advantaged, progress_metrics(step, epoch)
     if is_given:
@@ -163,7 +162,7 @@ def training_metrics(
         **told,
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
-        # What the critic said before its update, and how well it predicted the returns.
+        # The critic's values before its update, and how well they predicted the returns.
         **({} if values is None else values.named("critic/values")),
         **({} if explained is None else {"critic/vf_explained_var": explained}),
         **advantaged.told,
@@ -172,7 +171,7 @@ def training_metrics(
 
 
 def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) -> dict[str, float]:
-    """What depends on the clock: names that begin with `timing` or `perf/`."""
+    """Return metrics that depend on the clock; names begin with `timing` or `perf/`."""
     speed = (
         speed_metrics(rows, times.stages, step_seconds=times.step_seconds, num_devices=num_devices)
         if rows
@@ -182,7 +181,7 @@ def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) 
 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:
-    """Verl's `val-core` and `val-aux` numbers of a validation batch."""
+    """Return verl's `val-core` and `val-aux` metrics of a validation batch."""
     prompts = map(batch.prompt_of, range(batch.num_rows))
     figures = batch.figures or [b""] * batch.num_rows
     return validation_metrics(

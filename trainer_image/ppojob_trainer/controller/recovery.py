@@ -1,10 +1,10 @@
-"""How a job gets onto its feet: at its start, after its controller was killed, after a lost role.
+"""Recovery: starts or resumes a job, after a controller restart or the loss of a role.
 
-A stateless role that is lost (reward, reference, rollout) is started again and the step goes on:
-what the others did is answered from their memory. When a stateful role (actor-rollout, critic, and
-rollout where it draws ahead) is lost, it is started again and all stateful roles go back to the
-last checkpoint; those that live keep their processes. A controller that comes back finds living
-ranks where the journal says they are, and goes on beside them without a step run again.
+A lost stateless role (reward, reference, rollout) is started again and the step continues: the
+other roles answer finished work from memory. When a stateful role (actor-rollout, critic, and
+rollout with lookahead) is lost, it is started again and all stateful roles rewind to the last
+checkpoint; living ones keep their processes. A restarted controller finds living ranks where the
+journal says they are, and continues beside them without repeating a step.
 """
 
 import logging
@@ -26,7 +26,7 @@ from ppojob_trainer.checkpoint.journal import (
 )
 from ppojob_trainer.checkpoint.manifest import UNREAD, Progress
 from ppojob_trainer.checkpoint.store import Checkpoint, CheckpointStore, Refusal
-from ppojob_trainer.controller.position import Position, read_position
+from ppojob_trainer.controller.journal_state import JournalState, read_journal_state
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.roles import RoleGroup, Roles
@@ -45,11 +45,11 @@ class Recovery:
     """Brings roles and records to a common state.
 
     Attributes:
-        records: metrics and rows, cut back on a rewind.
+        records: metrics and rows, truncated on a rewind.
         fresh: state of a job that has not begun.
         total_updates: optimizer steps of the whole job, by model.
-        budget: losses without a step done in between that are borne.
-        code_files: digests of the files of the job's author that the ranks of a role run.
+        budget: allowed losses without a finished step in between.
+        code_files: digests of the user's code files that the ranks of a role run.
     """
 
     roles: Roles
@@ -64,12 +64,12 @@ class Recovery:
     code_files: Callable[[str], dict[str, str]]
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
-    _has_state: bool = False  # whether the stateful ranks hold the state of the journal's end
+    _has_state: bool = False  # whether the stateful ranks hold the state at the journal's end
 
-    def begin_attempt(self) -> Position:
+    def begin_attempt(self) -> JournalState:
         """Become the controller: a new attempt that fences off any earlier one."""
         stateful = frozenset(group.name for group in self.roles.stateful)
-        position = read_position(self.journal.read(), stateful)
+        position = read_journal_state(self.journal.read(), stateful)
         self.tape.read()
         attempt = position.controller_attempt + 1
         self.roles.caller.attempt = attempt
@@ -83,11 +83,11 @@ class Recovery:
             group.attempt = position.role_attempts.get(group.name, 0)
         return position
 
-    def resume(self, position: Position) -> Progress:
-        """The state to go on from, with all roles serving.
+    def resume(self, position: JournalState) -> Progress:
+        """Return the state to resume from, with all roles serving.
 
         Raises:
-            RoleLost: a role was lost on the way.
+            RoleLost: a role was lost meanwhile.
         """
         if position.progress is not None and self._living() == self.roles.stateful:
             _log.info("the ranks live; going on after step %d", position.progress.step)
@@ -98,17 +98,17 @@ class Recovery:
                 return self._rewind(position.progress.step, "a role was lost meanwhile")
             return position.progress
         for group in self.roles.stateful:
-            # Some ranks may wait for others that were never told of a collective.
+            # Some ranks may wait in a collective for others that never got the request.
             if group.attempt > 0 and len(group.ranks) > 1:
                 self._start(group)
         return self._rewind(0, "start")
 
     def recover(self, loss: RoleLost, progress: Progress) -> Progress:
-        """Start a lost role again, and go back as far as that costs.
+        """Start a lost role again, and rewind as far as that requires.
 
         Raises:
-            RoleLost: another role was lost on the way.
-            JobFailed: roles are lost again and again, and no step gets done.
+            RoleLost: another role was lost meanwhile.
+            JobFailed: roles are lost repeatedly, and no step is finished.
         """
         self._count(loss, progress.step)
         self.reporter.report(phase="Recovering", message=str(loss), restarts=self._restarts)
@@ -139,7 +139,7 @@ class Recovery:
             )
 
     def _check_data(self, progress: Progress) -> None:
-        """Refuse to go on with other data than the run began with.
+        """Refuse to resume with other data than the run began with.
 
         Raises:
             CannotResume: the rows are not the same.
@@ -158,7 +158,7 @@ class Recovery:
             raise CannotResume(changed)
 
     def _living(self) -> list[RoleGroup]:
-        """The stateful roles whose ranks all serve."""
+        """Return the stateful roles whose ranks all serve."""
         return [
             group
             for group in self.roles.stateful
@@ -175,7 +175,7 @@ class Recovery:
         self.roles.start(group, attempt)
 
     def _start_missing(self) -> bool:
-        """Start the roles that do not serve, and wait for all; answers whether one had state."""
+        """Start the roles that do not serve and wait for all; return whether one had state."""
         missing = self.roles.missing()
         for group in missing:
             self._start(group)
@@ -184,7 +184,7 @@ class Recovery:
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
         self._has_state = False
-        # Ranks that live end what they were asked, among it to write checkpoints and rows.
+        # Living ranks finish their requests, among them writes of checkpoints and rows.
         self.roles.barrier(self._living(), from_step, f"rewind/{self.roles.rewinds}")
         found = resume_point(self.store, self.journal.read())
         for refusal in found.refusals:
@@ -218,7 +218,7 @@ class Recovery:
         return progress
 
     def _report_changes(self, refusals: Iterable[Refusal], checkpoint: Checkpoint) -> None:
-        """Say what is other than a person expects of the checkpoint that the job goes on from."""
+        """Report what differs from the checkpoint that the job resumes from."""
         for refusal in refusals:
             self.reporter.notice(
                 f"checkpoints/{refusal}: this checkpoint is not used; the job goes on from "
@@ -242,7 +242,7 @@ class Recovery:
             folder=str(checkpoint.folder.relative_to(self.store.root.parent))
             if checkpoint
             else None,
-            # One that comes back in another layout needs parts of several ranks.
+            # A rank in another layout needs the parts of several ranks.
             files=[
                 entry
                 for entry in (checkpoint.manifest.files if checkpoint else ())

@@ -1,7 +1,7 @@
-"""Prompts of a teacher that are made of what a group drew (SDPO: arXiv:2601.20802).
+"""Teacher prompts built from the responses of a group (SDPO: arXiv:2601.20802).
 
-The controller knows the scores and what was said of the rows; their owners have the texts, and make
-the prompts.
+The controller has the scores and the reward functions' feedback. The owners of the rows have the
+texts, and build the prompts.
 """
 
 import logging
@@ -24,16 +24,16 @@ _log = logging.getLogger(__name__)
 
 FEEDBACK_KEY: Final = "spec.algorithm.distillation.reprompt.feedbackKey"
 TAUGHT = "distillation/taught"
-"""Name of the share of the rows whose teacher is shown something."""
+"""Metric: share of the rows whose teacher gets a solution or feedback."""
 
 
 @dataclass(frozen=True)
 class Reprompting:
-    """Has the prompts of a step made, behind its scores.
+    """Requests the teacher prompts of a step, after its scores.
 
     Attributes:
-        is_shown: whether one of the prompts is shown in the log.
-        began: unix seconds at which the run began.
+        is_shown: whether one of the prompts is logged.
+        began: start of the run, in unix seconds.
     """
 
     settings: RepromptSpec
@@ -42,9 +42,9 @@ class Reprompting:
     is_shown: bool
 
     def prompts_of(self, batch: Batch, dropped: Collection[int], step: int) -> list[int]:
-        """Have the owners make the prompts of all rows; answers the rows that have none.
+        """Request the prompts of all rows from their owners; return the rows without one.
 
-        Rows that are `dropped` have no score: nobody is shown them, and they are taught nothing.
+        `dropped` rows have no score: no prompt shows them, and they are taught nothing.
         """
         said = self._said_of(batch, step)
         asked = [self._request(batch, dropped, said, first, last) for first, last in batch.shares]
@@ -64,7 +64,7 @@ class Reprompting:
         return sorted(set(range(batch.num_rows)).difference(taught))
 
     def _said_of(self, batch: Batch, step: int) -> list[str]:
-        """(rows,) what a reward function said of each; empty for nothing."""
+        """Return (rows,) the feedback of a reward function on each; empty for none."""
         key = self.settings.feedback_key
         if key is None:
             return [""] * batch.num_rows
@@ -81,7 +81,7 @@ class Reprompting:
     def _request(
         self, batch: Batch, dropped: Collection[int], said: list[str], first: int, last: int
     ) -> Reprompt:
-        """What is asked of the owner of a run of prompts."""
+        """Build the request to the owner of a range of prompts."""
         rows = range(first * batch.samples, last * batch.samples)
         unknown = [number for number, row in enumerate(rows) if row in dropped]
         succeeded = [

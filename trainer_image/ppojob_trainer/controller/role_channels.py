@@ -1,7 +1,7 @@
-"""Row transfers between the ranks that own the rows and the ranks of another role.
+"""Row transfers between the ranks that own rows and the ranks of another role.
 
 The controller names the two ends, the rows and the columns; the tensors go from rank to rank. A
-model that lives in the owners' ranks has the rows already, so nothing moves.
+model in the owners' ranks has the rows already, so nothing moves.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -35,8 +35,8 @@ class RoleChannels:
 
     Attributes:
         owner: the role whose ranks own the rows.
-        job_uid: part of the names of the job's stores.
-        reference: its models, by the data source of a prompt; None where it has one for all.
+        job_uid: part of the names of the job's rendezvous stores.
+        reference: reference models by data source; None if there is one for all.
     """
 
     roles: Roles
@@ -66,10 +66,10 @@ class RoleChannels:
         )
 
     def key(self, peer: RoleGroup) -> str:
-        """Name of a channel; never used twice, since a store keeps what an attempt has left.
+        """Name a channel; never used twice, since a store keeps the keys of earlier attempts.
 
-        A controller that came back opens channels anew: it does not know what its predecessor
-        told one side and not the other.
+        A restarted controller opens new channels: it does not know whether its predecessor reached
+        both sides.
         """
         opening = f"{self.roles.rewinds}.{self.roles.caller.attempt}"
         return f"{self.owner.name}.{self.owner.attempt}-{peer.name}.{peer.attempt}/{opening}"
@@ -81,7 +81,7 @@ class RoleChannels:
         request: Callable[[str], msgspec.Struct],
         id_: RequestId,
     ) -> None:
-        """Ask both sides, each with the name of the other, once both have no other work."""
+        """Ask both sides, each with the name of the other, once both are idle."""
         self.roles.barrier((self.owner, peer), id_.step, id_.stage)
         asked = [(self.owner, request(peer.name)), (peer, request(self.owner.name))]
         self.roles.ask_each(method, asked, id_)
@@ -89,7 +89,7 @@ class RoleChannels:
     def ask_owners(
         self, question: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
     ) -> list[Answer]:
-        """Ask some owners a question that changes nothing, whatever work they do meanwhile.
+        """Ask some owners a question that changes nothing, whatever they work on.
 
         Raises:
             RoleLost: one does not answer.
@@ -100,9 +100,9 @@ class RoleChannels:
     def place_rows(
         self, batch: Batch, step: int, *, again: bool = False, answers: Sequence[str] = ()
     ) -> None:
-        """Tell all owners which rows there are, now that they have been generated.
+        """Send the index of the generated rows to all owners.
 
-        `again`: they have been told, and the batch knows more of them now; `answers`: see
+        `again`: they have it already, and the batch has more metadata now; `answers`: see
         `PlaceRows`.
         """
         origins = None
@@ -113,7 +113,7 @@ class RoleChannels:
         self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
 
     def _index(self, batch: Batch) -> BatchIndex:
-        """Which rows there are, who owns them, and which model of the reference reads them."""
+        """Build the row index: rows, owners, and the reference model of each."""
         if self.reference is None:
             return batch.index
         found = [self.reference.number_for(prompt.data_source) for prompt in batch.prompts]
@@ -122,7 +122,7 @@ class RoleChannels:
         return msgspec.structs.replace(batch.index, teachers=numbers)
 
     def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
-        """Bring the rows to a role, over a channel between the present attempts of both."""
+        """Move the rows to a role, over a channel between the present attempts of both."""
         if consumer is self.owner:
             return
         self.open(consumer, step)
@@ -144,7 +144,7 @@ class RoleChannels:
         *,
         to_owners: bool = False,
     ) -> None:
-        """Bring columns to a role that has the rows, or those that it filled in to the owners."""
+        """Move columns to a role that has the rows, or computed columns back to the owners."""
         if consumer is self.owner:
             return
         index = self._index(batch)

@@ -1,4 +1,4 @@
-"""The roles that have pods: which of their ranks live, and what the controller asks of them."""
+"""Role groups: the pods and ranks of each role, their liveness, and calls to them."""
 
 import logging
 import time
@@ -41,7 +41,7 @@ class RoleGroup:
     """The processes of one role.
 
     Attributes:
-        ranks: in the order of the role's world.
+        ranks: in rank order.
         is_stateful: whether its loss costs the steps since the last checkpoint.
         has_channels: whether its ranks exchange rows with those of other roles.
         attempt: the attempt that the controller speaks to; 0 before the first.
@@ -58,10 +58,10 @@ class RoleGroup:
 
 
 def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int) -> RoleGroup:
-    """The group of a role in pods of its own.
+    """Build the group of a role in pods of its own.
 
-    Engines that draw `ahead` of the training have weights all alone, and rows of several steps
-    where these are more than one.
+    Engines that prefetch (`ahead`) hold the only copy of their weights, and rows of several steps
+    if the lookahead is above one.
     """
     supervisors, ranks = [], []
     for pod in topology.pods:
@@ -84,17 +84,16 @@ def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int
 
 @dataclass
 class Roles:
-    """Starts the ranks of roles and asks them for work.
+    """Starts the ranks of roles and calls them.
 
-    Whatever waits here ends with `RoleLost` when a rank is lost or a supervisor does not answer.
+    Every wait here ends with `RoleLost` when a rank is lost or a supervisor does not answer.
 
     Attributes:
         groups: the roles that have pods.
         startup_seconds: longest time from `start` to ready.
         stop_requested: whether somebody asked the job to end.
-        rewinds: how often the job went back to a checkpoint; no answer from before the last is
-            used.
-        meanwhile: called again and again while any work is awaited.
+        rewinds: number of rewinds; no answer from before the last one is used.
+        meanwhile: called repeatedly during every wait.
     """
 
     caller: Caller
@@ -107,20 +106,20 @@ class Roles:
 
     @property
     def stateful(self) -> list[RoleGroup]:
-        """The roles whose loss costs the steps since the last checkpoint."""
+        """Return the roles whose loss costs the steps since the last checkpoint."""
         return [group for group in self.groups if group.is_stateful]
 
     @property
     def saved(self) -> list[RoleGroup]:
-        """The roles whose state a checkpoint holds."""
+        """Return the roles whose state a checkpoint holds."""
         return [group for group in self.groups if group.is_saved]
 
     def group(self, name: str) -> RoleGroup:
-        """One role by its name."""
+        """Return a role by its name."""
         return next(group for group in self.groups if group.name == name)
 
     def status(self, group: RoleGroup) -> list[PodStatus]:
-        """What the supervisors of a role say."""
+        """Return the status that a role's supervisors report."""
         return self._ask_supervisors(group, STATUS, Nothing())
 
     def is_ready(self, group: RoleGroup) -> bool:
@@ -128,13 +127,13 @@ class Roles:
         return all(s.attempt == group.attempt and s.phase == "ready" for s in self.status(group))
 
     def missing(self) -> list[RoleGroup]:
-        """The roles that do not serve in their attempt, and are not starting.
+        """Return the roles that neither serve in their attempt nor are starting.
 
-        Also compares what the pods of all other roles run with what those run that will be
-        started: a controller that came back has not seen them start.
+        Also compares the software of all other roles' pods with that of the pods to be started: a
+        restarted controller has not seen them start.
 
         Raises:
-            ConfigError: pods that live do not run the same.
+            ConfigError: living pods do not run the same software.
         """
         found = []
         for group in self.groups:
@@ -148,11 +147,11 @@ class Roles:
         return found
 
     def start(self, group: RoleGroup, attempt: int) -> None:
-        """Begin an attempt of a role, whose pods may have to be made first; see `wait_ready`.
+        """Start an attempt of a role, whose pods may have to be created first; see `wait_ready`.
 
         Raises:
             ConfigError: a pod does not run the same as the others; nothing of it is started.
-            Interrupted: somebody asked the job to end, and there is nothing to wait for.
+            Interrupted: somebody asked the job to end, and nothing has to be waited for.
         """
 
         def raise_if_stopping() -> None:
@@ -199,11 +198,11 @@ class Roles:
                 time.sleep(_POLL_SECONDS)
 
     def watch(self) -> None:
-        """Ask all supervisors once.
+        """Poll all supervisors once.
 
         Raises:
             RoleLost: a role lost a rank, or a supervisor does not answer.
-            ConfigError: a rank found its input wrong, as it would again.
+            ConfigError: a rank refused its input, and would again.
         """
         for group in self.groups:
             if group.attempt == 0:
@@ -218,10 +217,10 @@ class Roles:
                 raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
 
     def raise_loss_first(self) -> None:
-        """Look a while for a lost rank: another rank may have failed only because of that one.
+        """Poll for a while for a lost rank: another rank may have failed only because of it.
 
         Raises:
-            RoleLost: of the rank that was lost.
+            RoleLost: a rank was lost.
         """
         deadline = time.monotonic() + _LOSS_GRACE_SECONDS
         while time.monotonic() < deadline:
@@ -233,7 +232,7 @@ class Roles:
         return all(s.attempt == group.attempt and s.phase in coming for s in self.status(group))
 
     def _raise_if_stopping(self, lost: RoleGroup) -> None:
-        """End a job that is asked to end and waits for a role, where no rank holds a step.
+        """End a job that was asked to end and waits for a role, if no rank holds an unsaved step.
 
         A job that is deleted loses all its pods at once, and none of them comes back.
         """
@@ -287,14 +286,14 @@ class Roles:
         ranks: Sequence[int] | None = None,
         meanwhile: Watch = None,
     ) -> list[Answer]:
-        """Have some ranks of a role do one piece of work, and wait for all of them.
+        """Call some ranks of a role, and wait for all answers.
 
         Each of `ranks`, by default the first ones, gets one request; `attempt` and `rewinds` of the
-        id are filled in here. `meanwhile` is called again and again.
+        id are filled in here. `meanwhile` is called repeatedly.
 
         Raises:
             RoleLost: a rank was lost meanwhile, does not answer in time, or was told otherwise.
-            JobFailed: the work itself failed, as it would again.
+            JobFailed: the work itself failed, and would again.
             Fenced: another controller has taken over.
         """
         return self.collect(self.begin(group, method, requests, request_id, ranks), meanwhile)
@@ -307,16 +306,16 @@ class Roles:
         request_id: RequestId,
         ranks: Sequence[int] | None = None,
     ) -> Pending[Answer]:
-        """Have some ranks of a role begin a piece of work; the first half of `ask`.
+        """Send requests to some ranks of a role without waiting; the first half of `ask`.
 
-        What other ranks are asked meanwhile must not be collective with it. Whoever does not
+        Other requests meanwhile must not be collective with this one. A caller that does not
         `collect` the answers calls `caller.give_up`.
         """
         peers = [group.ranks[rank] for rank in (range(len(requests)) if ranks is None else ranks)]
         return self.caller.start(self._calls(group, method, peers, requests, request_id))
 
     def collect(self, begun: Pending[Answer], meanwhile: Watch = None) -> list[Answer]:
-        """Wait for work that was begun; raises as `ask`."""
+        """Wait for the answers of begun requests; raises as `ask`."""
 
         def watch() -> None:
             self.watch()
@@ -347,7 +346,7 @@ class Roles:
         request: msgspec.Struct,
         request_id: RequestId,
     ) -> list[Answer]:
-        """Ask all ranks of a role the same; raises as `ask`."""
+        """Send one request to all ranks of a role; raises as `ask`."""
         return self.ask_each(method, [(group, request)], request_id)
 
     def ask_each(
@@ -356,9 +355,9 @@ class Roles:
         asked: Iterable[tuple[RoleGroup, msgspec.Struct]],
         request_id: RequestId,
     ) -> list[Answer]:
-        """Have all ranks of roles do one piece of work together; raises as `ask`.
+        """Send all ranks of several roles one joint piece of work; raises as `ask`.
 
-        `asked` has for each role the request that every rank of it gets.
+        `asked` has for each role the request that each of its ranks gets.
         """
         calls = [
             call
@@ -372,22 +371,22 @@ class Roles:
     def begin_asking(
         self, groups: Iterable[RoleGroup], method: Method[Any, Answer], question: msgspec.Struct
     ) -> Pending[Answer]:
-        """Ask all ranks of roles something that they answer beside their work; see `begin`."""
+        """Begin a question that all ranks of roles answer beside their work; see `begin`."""
         peers = [peer for group in groups for peer in group.ranks]
         return self.caller.start([Call(peer, method, question) for peer in peers])
 
     def barrier(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
-        """Wait until the ranks of these roles have done all that they were asked before.
+        """Wait until the ranks of these roles have done all earlier requests.
 
-        All of them serve; `stage` is what comes after.
+        All of them serve; `stage` is the next stage.
         """
-        # A controller that came back does not know what its predecessor has asked for, so the
-        # answer to the predecessor's question must not be taken for its own.
+        # A restarted controller does not know its predecessor's requests, so the answer to the
+        # predecessor's barrier must not count as the answer to its own.
         id_ = RequestId(0, step, f"idle/{stage}/{self.caller.attempt}")
         self.ask_each(BARRIER, ((group, Nothing()) for group in groups), id_)
 
     def cut_channels(self, role: str) -> None:
-        """End whatever waits on a channel to a role that is lost, at its peers."""
+        """Abort waits on channels to a lost role, at its peers."""
         peers = [
             peer
             for group in self.groups
@@ -420,6 +419,6 @@ class Roles:
 
 
 def _dispensable(calls: Sequence[Call[Any]], peer: Peer) -> str:
-    """The role to restart where living roles cannot work together: the one that costs least."""
+    """Return the role to restart if living roles cannot work together: the cheapest one."""
     roles = (call.peer.role for call in calls)
     return next((role for role in roles if role != "actorRollout"), peer.role)

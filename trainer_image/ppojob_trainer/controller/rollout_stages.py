@@ -1,7 +1,7 @@
 """Generation and scoring: the stages that training and validation share.
 
-The controller says who does what; responses stay on the ranks that own them, and only lengths and
-scores come here. What the tape has of a batch is taken from there.
+The controller assigns the work; responses stay on the ranks that own them, and only lengths and
+scores come here. Batches on the row tape are read from it.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,8 +13,8 @@ import msgspec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.roles import RoleGroup, Roles
+from ppojob_trainer.controller.rollout_progress import RolloutProgressPoll
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
-from ppojob_trainer.controller.rows_drawn import RowsDrawnQuestion
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
@@ -25,7 +25,7 @@ from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
 from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 
 Drawn = tuple[Batch, Batch | None]
-"""What is drawn for the prompts of a step; greedy rows where somebody reads them."""
+"""Batches of a step's prompts: sampled rows, and greedy rows if a baseline reads them."""
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class RolloutStages:
 
     Attributes:
         actor: the role whose ranks own the rows.
-        chunk_bytes: of what an owner is told at once of rows to write.
+        chunk_bytes: limit of one request to an owner that writes rows.
         has_turns: whether rows have several turns.
-        given: responses to each prompt that are not drawn where the data has them.
-        began: unix seconds at which the run began.
-        tools: makes the calls of rows; None where there are no tools.
-        retriever: answers calls of `search`; None where the tools do that.
-        tell_drawn: hears now and then how many rows have been drawn, of how many.
+        given: responses to each prompt that come from the data, if it has them.
+        began: start of the run, in unix seconds.
+        tools: role that runs the tool calls of rows; None without tools.
+        retriever: role that answers `search` calls; None if the tools role does.
+        tell_drawn: callback with the number of generated rows, and of all.
     """
 
     roles: Roles
@@ -57,7 +57,7 @@ class RolloutStages:
     tell_drawn: Callable[[int, int], None] = lambda *_: None
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
-        """Generate, score and keep responses to all held-out prompts, with a step's weights."""
+        """Generate, score and record responses to all held-out prompts, with a step's weights."""
         prompts = dataset.rows(range(len(dataset)))
         batch = Batch("validation", prompts, samples, owners=len(self.actor.ranks))
         self.generate(batch, step)
@@ -75,11 +75,11 @@ class RolloutStages:
         ahead: Sequence[Drawn] = (),
         is_begun: bool = False,
     ) -> None:
-        """Have the rows generated, for their owners; fills in lengths.
+        """Generate the rows of a batch on their owners; fills in lengths.
 
-        `greedy` are greedy responses to the same prompts, which the engine makes at the same time;
-        `ahead` is what it draws beside them of the steps behind, as far as it comes.
-        `is_begun`: engines in pods of their own were told to `begin` with them.
+        `greedy` are greedy responses to the same prompts, generated together; `ahead` are batches
+        of the next steps, generated beside them as far as they get. `is_begun`: engines in pods of
+        their own have already begun these rows (`begin`).
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
@@ -99,15 +99,15 @@ class RolloutStages:
     def ask(
         self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[Drawn]
     ) -> list[Generated]:
-        """Have the engines draw rows, and wait for it."""
+        """Have the engines generate rows, and wait."""
         one_of_each = self.engines.group.ranks[:: self.engines.tensor]
-        drawn = RowsDrawnQuestion(self.roles.caller, one_of_each, self.tell_drawn)
+        drawn = RolloutProgressPoll(self.roles.caller, one_of_each, self.tell_drawn)
         asked = self.generation(batch, step, greedy, ahead)
         with drawn.asked() as ask_drawn:
             return self.roles.ask(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)
 
     def _are_there(self, batches: list[Batch], step: int) -> bool:
-        """Whether rows need not be drawn; then they are with their owners, and known here."""
+        """Whether the owners already have the rows; then their metadata is filled in."""
         if not self.tape.is_replayed(batches[0], step):
             return self.engines.recall(batches, step)
         for batch in batches:
@@ -118,9 +118,9 @@ class RolloutStages:
     def generation(
         self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[Drawn] = ()
     ) -> tuple[list[Generate], RequestId]:
-        """What the engines are asked to have rows generated: the requests, and their name.
+        """Return the generation requests of a batch, and their id.
 
-        `ahead` is of the steps behind this one, in order.
+        `ahead` are the batches of the next steps, in order.
         """
         requests = self._requests(batch, step, greedy)
         later = [
@@ -167,7 +167,7 @@ class RolloutStages:
         )
 
     def _load(self, batch: Batch, step: int) -> None:
-        """Fill in all that is known of the rows; those of a step, ranks take up as well."""
+        """Fill in the metadata of recorded rows; ranks load the rows of a training step."""
         self.tape.fill(batch, step)
         if batch.purpose == "validation":
             return
@@ -190,7 +190,7 @@ class RolloutStages:
 
     @contextmanager
     def scoring_of(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
-        """Begin to have the rows scored; what is given waits for the scores and fills them in."""
+        """Begin to score the rows; the returned function waits and fills the scores in."""
         if self.tape.has(batch, step):
             yield lambda: self.tape.fill(batch, step)
         else:
@@ -198,12 +198,12 @@ class RolloutStages:
                 yield finish
 
     def score(self, batch: Batch, step: int) -> None:
-        """Have the rows scored, and wait for it; fills in the scores."""
+        """Score the rows, wait, and fill in the scores."""
         with self.scoring_of(batch, step) as finish:
             finish()
 
     def keep(self, batch: Batch, step: int) -> None:
-        """Put rows and scores on the disk, unless they are there."""
+        """Record rows and scores on disk, unless they are there."""
         if not self.tape.has(batch, step):
             folder = batch_key(batch, step).folder
             self.tape.keep(batch, step, self.write_rows(batch, step, folder))
@@ -213,9 +213,9 @@ class RolloutStages:
     def write_rows(
         self, batch: Batch, step: int, folder: str, act: str = "write_rows"
     ) -> list[FileEntry]:
-        """Have the owners write their rows as parts of a parquet folder, of one part each.
+        """Have the owners write their rows as parts of a parquet folder, one part per owner.
 
-        An owner whose rows one request cannot describe writes several. `act` names what for.
+        An owner whose rows exceed one request writes several. `act` names the purpose.
         """
         whole = WriteRows(
             purpose=batch.purpose,
@@ -232,8 +232,8 @@ class RolloutStages:
             round=batch.round,
         )
         parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
-        # A controller that came back may have other scores than its predecessor, whose parts count
-        # as long as the journal does not say that all are there.
+        # A restarted controller may have other scores than its predecessor, whose parts count as
+        # long as the journal does not say that all are there.
         stage = f"{batch.label}/{act}/{self.roles.caller.attempt}"
         files = list[FileEntry]()
         for index in range(max(map(len, parts))):
@@ -250,7 +250,7 @@ class RolloutStages:
     def _parts(
         self, whole: WriteRows, samples: int, first: int, last: int
     ) -> list[tuple[int, int]]:
-        """Cut a run of prompts into those that one request can describe."""
+        """Split a range of prompts into ranges that fit one request each."""
         sizes = [
             len(encode(_part(whole, samples, 0, position, position + 1)))
             for position in range(first, last)
@@ -260,7 +260,7 @@ class RolloutStages:
 
 
 def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> WriteRows:
-    """What the owner of prompts `[first, last)` is told to write."""
+    """Build the write request to the owner of prompts `[first, last)`."""
     rows = slice(first * samples, last * samples)
     return msgspec.structs.replace(
         whole,

@@ -1,7 +1,6 @@
-"""Rows of a step that a function of the job chooses, by what rows have scored before (ADR 96).
+"""Custom samplers: a user's function selects the rows of a step by earlier scores (ADR 96).
 
-What it is told and what it keeps is in each checkpoint, so that a run which was killed draws the
-same rows again.
+Its input and state are in each checkpoint, so that a resumed run selects the same rows again.
 """
 
 import contextlib
@@ -19,18 +18,18 @@ from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.row_sampler import RowSampler
-from ppojob_trainer.data.seen_rows import after_step, columns
+from ppojob_trainer.data.score_history import after_step, columns
 from ppojob_trainer.rewards.records import DROPPED
 
 
 @dataclass
 class RowSampling:
-    """Asks the function once a step, and deals out what it has chosen.
+    """Calls the sampler once per step, and hands out the selected rows.
 
     Attributes:
-        most: rows that a step may draw.
-        first: (rows,) the value of each before it has a score.
-        asks: (rows,) what each asks, where values of prompts are tracked; else empty.
+        most: most rows that a step may draw.
+        first: (rows,) initial value of each, before it has a score.
+        asks: (rows,) key of each row's prompt, where values of prompts are tracked; else empty.
     """
 
     sampler: RowSampler
@@ -47,7 +46,7 @@ class RowSampling:
     def of(
         cls, spec: PPOJobSpec, dataset: PromptDataset, stack: contextlib.ExitStack
     ) -> "RowSampling | None":
-        """That of a job; None where rows come in an order of their own.
+        """Build the sampler of a job; None if rows follow the data order.
 
         Raises:
             ConfigError: there is no such function.
@@ -67,14 +66,14 @@ class RowSampling:
         return cls(sampler, spec.prompts.seed or 0, algorithm.most_drawn, first, asks)
 
     def begin(self, progress: Progress) -> None:
-        """Begin the step behind a state, or begin it again."""
+        """Begin the step after a state, or repeat it."""
         self._before, self._chosen, self._dealt = progress, [], 0
 
     def next(self, count: int) -> list[int]:
-        """The next rows of the step, as many.
+        """Return the next `count` rows of the step.
 
         Raises:
-            SamplerFailed: the function did not choose them.
+            SamplerFailed: the function did not select them.
         """
         assert self._before is not None, "a step has begun"
         if not self._chosen:
@@ -87,14 +86,14 @@ class RowSampling:
         return self._chosen[first : self._dealt]
 
     def after(self, trained: Progress, drawn: Sequence[Batch]) -> Progress:
-        """The state behind a step, with what its rows have scored."""
+        """Return the state after a step, with the scores of its rows."""
         scored = [one for batch in drawn for one in _scores(batch)]
         seen = after_step(trained.rows_seen, trained.step, scored)
         return msgspec.structs.replace(trained, rows_seen=seen, sampler_state=self._state)
 
 
 def _scores(batch: Batch) -> Iterator[tuple[int, list[float]]]:
-    """The rows of a batch, with the scores of their responses that have one."""
+    """Return the rows of a batch with the scores of their scored responses."""
     values = batch.values()
     for position, prompt in enumerate(batch.prompts):
         first = position * batch.samples

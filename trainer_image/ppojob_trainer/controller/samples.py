@@ -35,12 +35,12 @@ class _Response(msgspec.Struct, kw_only=True):
 
     @property
     def is_given(self) -> bool:
-        """Whether the data has it, and the policy did not draw it."""
+        """Whether the data supplied it, and the policy did not generate it."""
         return any(segment.version == OF_DATA for segment in self.segments or ())
 
 
 class Place(_Response):
-    """Which response of a batch it is, by which some are chosen; the score may be NaN."""
+    """Identifies a response of a batch, for selection; the score may be NaN."""
 
     row: int
     sample: int
@@ -48,13 +48,13 @@ class Place(_Response):
 
 
 class Sample(_Response, kw_only=True):
-    """A response: a row of the step's file, with the step and purpose of its batch.
+    """A response as text: a row of the step's file, with step and purpose of its batch.
 
     Attributes:
         prompt: with the chat template's tokens.
         response: without special tokens.
         is_truncated: whether a length limit ended it.
-        reward_values: JSON object of what reward functions said beside the score, if they did.
+        reward_values: JSON object of the reward functions' further values, if any.
     """
 
     row: int
@@ -79,10 +79,10 @@ _COLUMNS: Final = {
 
 
 def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[Sample]:
-    """The first responses of a step's first prompts: one a prompt, while there are prompts.
+    """Read the first responses of a step's first prompts: one per prompt, while there are prompts.
 
-    Those that the policy drew come before those that the data gives. Answers them in row order;
-    none where the rows are missing or cannot be read, since samples are worth no interruption.
+    Generated responses come before given ones. Returns them in row order; none if the rows are
+    missing or unreadable, since samples must not interrupt training.
     """
 
     def first(places: Sequence[Place]) -> Collection[int]:
@@ -95,7 +95,7 @@ def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[
 def chosen_samples(
     run_folder: Path, key: BatchKey, choose: Callable[[Sequence[Place]], Collection[int]]
 ) -> list[Sample]:
-    """The responses of a batch whose rows are chosen, as `read_samples` answers them."""
+    """Read the responses of a batch that `choose` selects; see `read_samples`."""
     folder = run_folder / key.folder
     try:
         parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
@@ -109,21 +109,21 @@ def chosen_samples(
 
 
 def log_samples(run_folder: Path, purpose: str, step: int, count: int) -> None:
-    """Show samples of a step in the log, for those who do not look at the run folder."""
+    """Log samples of a step, for those who do not look at the run folder."""
     samples = read_samples(run_folder, purpose, step, count) if count else []
     for line in (line for sample in samples for line in sample_lines(sample)):
         _log.info("%s", line)
 
 
 def log_teacher_prompt(step: int, row: int, prompt: str) -> None:
-    """Show in the log what the teacher reads before a response."""
+    """Log the teacher's prompt of a response."""
     _log.info("--- step %d, row %d: what its teacher reads", step, row)
     for line in _block("prompt", _head(prompt[-_RESPONSE_CHARACTERS:])):
         _log.info("%s", line)
 
 
 def sample_lines(sample: Sample) -> list[str]:
-    """A sample as lines that cannot rewrite the terminal."""
+    """Format a sample as lines that cannot control the terminal."""
     place = f"step {sample.step}" if sample.purpose == "train" else f"validation {sample.step}"
     cut = " (cut at the length limit)" if sample.is_truncated else ""
     given = " (given by the data)" if sample.is_given else ""
@@ -135,7 +135,7 @@ def sample_lines(sample: Sample) -> list[str]:
 
 
 def excerpt(prompt: str, response: str, ground_truth: str) -> list[str]:
-    """A prompt, its response and the ground truth, shortened to what a person reads at a glance."""
+    """Shorten a prompt, its response and the ground truth to what a person reads at a glance."""
     return [
         *_block("prompt", _tail(prompt.rstrip("\n"))),
         *_block("response", _head(response)),
@@ -144,7 +144,7 @@ def excerpt(prompt: str, response: str, ground_truth: str) -> list[str]:
 
 
 def _rows(part: Path, form: type[_Row]) -> Iterator[_Row]:
-    """The rows of a part, the columns of `form` only, a few at a time."""
+    """Iterate over the rows of a part in small batches, with the columns of `form` only."""
     with pq.ParquetFile(part) as file:
         batches = file.iter_batches(_BATCH_ROWS, columns=_COLUMNS[form], use_threads=False)
         for batch in batches:
@@ -152,7 +152,7 @@ def _rows(part: Path, form: type[_Row]) -> Iterator[_Row]:
 
 
 def _matching(part: Path, wanted: Collection[int]) -> Iterator[Sample]:
-    """The wanted rows of a part; reads no further than the last of them."""
+    """Return the wanted rows of a part; reads no further than the last of them."""
     here = sum(place.row in wanted for place in _rows(part, Place))
     yield from islice((row for row in _rows(part, Sample) if row.row in wanted), here)
 

@@ -1,7 +1,7 @@
-"""What responses are worth: reward functions, a reward model, or the sum of both.
+"""Scoring: reward functions, a reward model, or the sum of both.
 
-Texts go from the ranks that own the rows straight to those that score them; the controller says who
-sends what to whom, and gets numbers.
+Texts go directly from the ranks that own the rows to those that score them; the controller assigns
+the work, and gets numbers.
 """
 
 import math
@@ -30,12 +30,12 @@ Item = TypeVar("Item", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class RewardModel:
-    """Where the reward model runs.
+    """Where the reward model runs, and how its score counts.
 
     Attributes:
-        mean: what is taken off its score.
-        weight: factor of what is left.
-        began: unix seconds at which the run began.
+        mean: subtracted from its score.
+        weight: factor of the difference.
+        began: start of the run, in unix seconds.
     """
 
     host: RoleGroup
@@ -46,12 +46,12 @@ class RewardModel:
 
 @dataclass(frozen=True)
 class _Begun(Generic[Answer]):
-    """Scores that were asked for.
+    """Scoring requests in flight.
 
     Attributes:
         rounds: requests, one for each rank in each round.
-        id_: which work; the index counts rounds.
-        first: the first round, which is under way.
+        id_: id of the work; its index counts rounds.
+        first: the first round, which is in flight.
     """
 
     group: RoleGroup
@@ -62,11 +62,11 @@ class _Begun(Generic[Answer]):
 
     @property
     def is_over(self) -> bool:
-        """Whether all answers have arrived, before anything waited for them."""
+        """Whether all answers have arrived without waiting."""
         return self.first.is_done and self.first.refusal is None and len(self.rounds) == 1
 
     def answers(self, roles: Roles) -> list[Answer]:
-        """The answers in the order of the items: those of the first rank before the next one's."""
+        """Return the answers in item order: rank by rank."""
         asked = [roles.collect(self.first)]
         for index, requests in enumerate(self.rounds[1:], start=1):
             id_ = msgspec.structs.replace(self.id_, index=index)
@@ -76,16 +76,16 @@ class _Begun(Generic[Answer]):
 
 @dataclass
 class Scoring:
-    """Scores batches, each once until the job is rewound.
+    """Scores batches, each once until the job rewinds.
 
-    Whoever has scored may be lost before its step is done. What it said is kept here: users'
-    functions, an LLM that judges say, may say something else when they are asked again, and the
-    owners of the rows have been told already.
+    A scorer may be lost before its step is done. Its scores are kept here: a user's function or an
+    LLM judge may answer differently when asked again, and the owners of the rows have the scores
+    already.
 
     Attributes:
-        functions: the role that runs reward functions; None where a model alone scores.
+        functions: the role that runs reward functions; None if only a model scores.
         model: the reward model; with neither of them the scores are NaN.
-        chunk_bytes: of what a rank is told of its rows at once.
+        chunk_bytes: limit of one request about a rank's rows.
     """
 
     roles: Roles
@@ -98,10 +98,10 @@ class Scoring:
 
     @contextmanager
     def begun(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
-        """Begin to have the rows scored; what is given waits for it, and fills in what was said.
+        """Begin to score the rows; the returned function waits and fills the scores in.
 
-        Reward functions work meanwhile in pods of their own; a reward model's ranks may be those
-        that something else is asked of, so they begin at the end.
+        Reward functions work meanwhile in pods of their own. A reward model's ranks may get other
+        requests meanwhile, so they begin at the end.
         """
         name = batch.name(self.roles.rewinds, step)
         last, known = self._scored.get(batch.purpose, (None, []))
@@ -127,7 +127,7 @@ class Scoring:
                 self.roles.caller.give_up(functions.first)
 
     def _begin(self, group: RoleGroup, batch: Batch, step: int) -> _Begun[Scored]:
-        """Each pod scores a run of rows; what they all said before a role was lost counts."""
+        """Score one range of rows per pod; answers from before a role was lost count."""
         name = batch.name(self.roles.rewinds, step)
         last, known = self._begun.get(batch.purpose, (None, None))
         if known is not None and last == name and known.is_over:
@@ -147,7 +147,7 @@ class Scoring:
         return [score for answer in answers for score in answer.scores]
 
     def _by_model(self, model: RewardModel, batch: Batch, step: int) -> list[float]:
-        """All ranks of the model work together, so those without rows are asked as well."""
+        """Ask all ranks of the model, which work together, also those without rows."""
         name = batch.name(self.roles.rewinds, step)
         items = [
             batch.model_score_items(*part) for part in self._send_texts(model.host, batch, step)
@@ -171,10 +171,10 @@ class Scoring:
         request: Callable[[list[Item]], msgspec.Struct],
         id_: RequestId,
     ) -> _Begun[Answer]:
-        """Ask ranks for the scores of items, in rounds where one request cannot hold them.
+        """Ask ranks for scores of items, in several rounds if one request cannot hold them.
 
         `items` are those of each rank, from the first on; each round asks all of these ranks.
-        `request` makes a request of some of them.
+        `request` builds a request for some of them.
         """
         cuts = [
             chunks([len(encode(item)) for item in of_rank], self.chunk_bytes) for of_rank in items
@@ -190,7 +190,7 @@ class Scoring:
         return _Begun(group, method, rounds, id_, first)
 
     def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
-        """Have the owners send all rows to the ranks of a role; which rank gets which run."""
+        """Have the owners send all texts to a role's ranks; return each rank's range of rows."""
         # A function may compare the responses to a prompt with each other.
         whole = batch.samples if group is self.functions else 1
         runs = shares(batch.num_rows // whole, len(group.ranks))
@@ -209,7 +209,7 @@ class Scoring:
                 )
                 for _, begin, end in senders
             ]
-            # A role that was restarted must get the texts again: its attempt is in the id.
+            # A restarted role must get the texts again: its attempt is in the id.
             stage = f"{batch.label}/send_texts/{group.name}.{group.attempt}"
             id_ = RequestId(0, step, stage, rank)
             ranks = [owner for owner, _, _ in senders]
@@ -218,7 +218,7 @@ class Scoring:
 
 
 def _failed(group: RoleGroup, failure: NotScored, batch: Batch) -> RewardFailed:
-    """The failure with what it failed at: the scorer knows the response, and not its prompt."""
+    """Return the failure with its prompt, which the scorer does not know."""
     lines = [failure.message]
     if failure.row is not None:
         asked = batch.prompt_of(failure.row)
@@ -230,7 +230,7 @@ def _failed(group: RoleGroup, failure: NotScored, batch: Batch) -> RewardFailed:
 def _sum(
     functions: list[RowScore] | None, judged: list[float], model: RewardModel
 ) -> list[RowScore]:
-    """The scores of both; the model's own is among the variables of the functions' answer."""
+    """Sum both scores; the model's own is added to the functions' values."""
     counted = [model.weight * (score - model.mean) for score in judged]
     if functions is None:
         return [

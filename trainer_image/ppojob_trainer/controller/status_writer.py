@@ -1,12 +1,12 @@
-"""Tells the cluster how far the job is: `status.training` of its PPOJob, all that it may write.
+"""Status writer: sends `status.training` of the job's PPOJob to the Kubernetes API server.
 
-`JobResource` is a client of one request, server-side apply, by the standard library: a connection
-a request, so that none is ever found dead, and none sticks to one of several servers.
+`JobResource` is a client of one request, server-side apply, by the standard library. It opens a
+connection per request, so that none is ever found dead, and none sticks to one of several servers.
 docs/adr/0010 says how a job is told from an earlier one of the same name.
 
-`StatusWriter` sends the newest state from a thread that is never in the way of the loop: one that
-was not sent in time is dropped. At most six states a minute, but a change of stage or controller
-goes out at once, and so does the last state, before the process ends.
+`StatusWriter` sends the newest state from a thread, so it never blocks the loop; a state that was
+not sent in time is dropped. It sends at most six states a minute, but a change of stage or
+controller goes out at once, and so does the last state, before the process ends.
 """
 
 import http.client
@@ -31,7 +31,7 @@ _log = logging.getLogger(__name__)
 FIELD_MANAGER: Final = "ppojob-controller"
 REQUEST_SECONDS: Final = 10.0
 TAKEN_OVER: Final = "has taken over"
-"""What the chart's admission policy says of an attempt that has fallen."""
+"""The message of the chart's admission policy for an attempt that decreased."""
 
 _ATTEMPTS: Final = 3
 _ANSWER_BYTES: Final = 4 << 20
@@ -50,15 +50,15 @@ class NotWrittenError(Exception):
 
 
 class RefusedError(NotWrittenError):
-    """The API server said no: if asked again soon it will say the same."""
+    """The API server refused; a retry soon would be refused too."""
 
 
 class DisownedError(Exception):
-    """The job is gone, is another one, or has another controller: there is no more to write."""
+    """The job is gone, was replaced, or has another controller: stop writing."""
 
 
 class _ConflictError(Exception):
-    """Somebody else has written to the job since it was seen."""
+    """The job changed since it was read."""
 
 
 class _Metadata(msgspec.Struct):
@@ -67,7 +67,7 @@ class _Metadata(msgspec.Struct):
 
 
 class _Job(msgspec.Struct):
-    """What of a PPOJob is looked at."""
+    """The fields of a PPOJob that are read."""
 
     metadata: _Metadata
 
@@ -77,7 +77,7 @@ class _Details(msgspec.Struct):
 
 
 class _Refusal(msgspec.Struct):
-    """What of a `Status` of the API server is looked at."""
+    """The fields of an API server's `Status` that are read."""
 
     message: str = ""
     details: _Details = msgspec.field(default_factory=_Details)
@@ -111,15 +111,15 @@ class JobResource:
         self._version = ""
 
     def write(self, training: TrainingStatus) -> None:
-        """Make this `status.training`, even if another controller wrote it before.
+        """Write `status.training`, even if another controller wrote it before.
 
         Raises:
             NotWrittenError: it could not be written now.
-            DisownedError: it is not this controller's to write any more.
+            DisownedError: it no longer belongs to this controller.
         """
         for _ in range(_ATTEMPTS):
             try:
-                # The version is the fence: the API server checks no uid where it writes a status.
+                # The version is the fence: the API server checks no uid on a status write.
                 self._version = self._version or self._current_version(training)
                 self._version = self._apply(training, self._version).version
             except _ConflictError:
@@ -129,7 +129,7 @@ class JobResource:
         raise NotWrittenError(f"others have written {_ATTEMPTS} times meanwhile")
 
     def _current_version(self, training: TrainingStatus) -> str:
-        """The job's version, read off a write that is only tried: this needs no right to read."""
+        """Return the job's version, from a dry-run write: this needs no permission to read."""
         found = self._apply(training)
         if found.uid != self._uid:
             raise DisownedError(f"it is another job now, of uid {found.uid}")
@@ -174,7 +174,7 @@ class JobResource:
         raise self._refusal(answer.status, text, answer.headers.get("Retry-After", ""))
 
     def _refusal(self, status: int, text: bytes, retry_after: str) -> Exception:
-        """What an answer other than 200 means."""
+        """Return the error of an answer other than 200."""
         try:
             said = msgspec.json.decode(text, type=_Refusal)
         except msgspec.MsgspecError:
@@ -198,17 +198,17 @@ class JobResource:
 
 
 FINAL_SECONDS: Final = 20.0
-"""For so long the end of the controller may be held up by its last state."""
+"""Longest delay of the controller's end by its last state, in seconds."""
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How often the API server is asked.
+    """Rate limits of requests to the API server.
 
     Attributes:
-        interval_seconds: from one state to the next one of the same stage.
-        first_pause_seconds: after a failure; doubled by each that follows.
-        longest_pause_seconds: at most.
+        interval_seconds: between two states of the same stage.
+        first_pause_seconds: after a failure; doubled by each further one.
+        longest_pause_seconds: maximum.
         final_pause_seconds: after a failure, once the controller wants to end.
     """
 
@@ -224,9 +224,9 @@ class Pace:
 
 
 class StatusWriter:
-    """Sends states; the thread begins when the writer is made.
+    """Sends states; its thread starts on construction.
 
-    `write` delivers a state. It raises NotWrittenError, or DisownedError when nothing more of this
+    `write` sends a state. It raises NotWrittenError, or DisownedError when nothing more of this
     controller is wanted.
     """
 
@@ -246,7 +246,7 @@ class StatusWriter:
         self._thread.start()
 
     def offer(self, state: TrainingStatus) -> None:
-        """Have a state sent, unless a newer one comes first; returns at once."""
+        """Queue a state, which replaces an unsent one; returns at once."""
         with self._changed:
             self._newest = state
             self._changed.notify()
@@ -254,8 +254,8 @@ class StatusWriter:
     def close(self, seconds: float = FINAL_SECONDS) -> None:
         """Send the last state, and end.
 
-        Returns when that is done, when it is refused (by a cluster, say, that has let go of the
-        job and its accounts), or after so many seconds.
+        Returns when that is done, when it is refused (by a cluster, say, that has deleted the job
+        and its accounts), or after so many seconds.
         """
         with self._changed:
             self._deadline = time.monotonic() + seconds
@@ -287,14 +287,14 @@ class StatusWriter:
                 self._changed.wait(min(left, end, threading.TIMEOUT_MAX))
 
     def _due_at(self) -> float:
-        """When the newest state may go out, in monotonic seconds."""
+        """Return when the newest state may be sent, in monotonic seconds."""
         if self._deadline is not None:
             return max(self._asked_until, self._pause_until)
         rest = float("-inf") if self._is_change() else self._tried_at + self._pace.interval_seconds
         return max(self._asked_until, self._pause_until, rest)
 
     def _is_change(self) -> bool:
-        """Whether the newest state is of another stage or controller than the one sent last."""
+        """Whether stage or controller differ from the state sent last."""
         if self._newest is None or self._sent is None:
             return True
         newest, sent = self._newest, self._sent

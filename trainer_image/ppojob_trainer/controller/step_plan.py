@@ -1,6 +1,6 @@
-"""What a step of a job consists of: passes over its rows, and updates of models.
+"""Step plan: the forward passes and model updates of a step.
 
-Decided once, when the step is built, by the settings of the job.
+It follows from the job's settings, once, when the step is built.
 """
 
 from collections.abc import Callable, Mapping
@@ -14,9 +14,9 @@ from ppojob_trainer.controller.roles import RoleGroup
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A pass over the rows before the updates of the policy.
+    """A forward pass over the rows before the updates of the policy.
 
-    `column` is what it tells the owners of the rows, if it does; `timer` is its name among the
+    `column` is the column that it fills for the owners, if any; `timer` is its name among the
     timer's stages; `knows_outcomes`: the model learns the outcomes of the rows first, or is shown
     some of them.
     """
@@ -33,13 +33,13 @@ class Updates:
     """The optimizer steps of one model in a step.
 
     Attributes:
-        role: under which its state is in a checkpoint.
+        role: name of its state in a checkpoint.
         timer: its name among the timer's stages.
         prompts_per_step: prompts of a step.
         mini_batch_prompts: prompts of one optimizer step.
         first_step: the first step that trains it.
-        columns: what it needs besides what its own forward pass knows.
-        of_outcomes: it learns the scores themselves, in front of the advantages.
+        columns: columns that it needs besides those of its own forward pass.
+        of_outcomes: it learns the scores themselves, before the advantages are computed.
     """
 
     model: str
@@ -54,7 +54,7 @@ class Updates:
     of_outcomes: bool = False
 
     def mini_batches(self, order: Callable[[int], list[int]]) -> list[list[int]]:
-        """Positions of the prompts of each optimizer step.
+        """Return the positions of the prompts of each optimizer step.
 
         Args:
             order: epoch -> order of the prompts, a permutation of `range(prompts_per_step)`.
@@ -68,15 +68,15 @@ class Updates:
 
     @property
     def of_step(self) -> int:
-        """Optimizer steps in a step."""
+        """Return the optimizer steps in a step."""
         return self.epochs * -(-self.prompts_per_step // self.mini_batch_prompts)
 
     def done_after(self, step: int) -> int:
-        """Optimizer steps behind a step."""
+        """Return the optimizer steps up to the end of a step."""
         return max(0, step - self.first_step + 1) * self.of_step
 
     def state_after(self, step: int) -> RoleState:
-        """What a checkpoint behind a step says of the model."""
+        """Return the model's entry in a checkpoint after a step."""
         return RoleState(
             role=self.role,
             world_size=len(self.host.ranks),
@@ -88,13 +88,12 @@ class Updates:
 def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
     """Whether the policy's log-probabilities must be known before its update.
 
-    When the whole batch is one optimizer step they are the update's own: the ratio is one by
-    definition, and a pass is saved; a divergence over the vocabulary reads none, nor does a loss
-    of pairs. A KL in the reward needs them before, and so do what a teacher says of the tokens
-    that were drawn, a correction for the engine, a choice of tokens by their entropy, a bonus that
-    depends on it, a reward for what the policy is sure of, and an estimator that reads
-    probabilities, which the pass tells as well; with `bypass` the engine's stand for them. The pass
-    also records what routers choose, for several updates.
+    If the whole batch is one optimizer step they are the update's own: the ratio is one by
+    definition, and a pass is saved. A divergence over the vocabulary reads none, nor does a loss of
+    pairs. These need them before: a KL in the reward, a teacher's log-probabilities of sampled
+    tokens, a correction for the engine, token selection by entropy, an entropy-dependent bonus, a
+    reward for certainty, and an estimator that reads probabilities. With `bypass` the engine's
+    log-probabilities replace them. The pass also records routing decisions, for several updates.
     """
     if algorithm.certainty_reward is not None:
         return True
@@ -113,7 +112,7 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
 
 
 def passes_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[ForwardPass, ...]:
-    """Those that a job needs, by who hosts each role, in their order; none where nobody trains."""
+    """Return the forward passes of a job in order, by host of each role; none without training."""
     if not spec.steps.trains:
         return ()
     passes = list[ForwardPass]()
@@ -134,7 +133,7 @@ def passes_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Forward
 
 
 def updates_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Updates, ...]:
-    """Those of a step, likewise; the policy's are the last."""
+    """Return the updates of a step in order; the policy's are the last."""
     if not spec.steps.trains:
         return ()
     algorithm, critic = spec.algorithm, spec.critic
@@ -167,7 +166,7 @@ def updates_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Update
 
 
 def _columns_of_values(spec: PPOJobSpec) -> tuple[str, ...]:
-    """What a value model is trained on."""
+    """Return the columns that a value model is trained on."""
     algorithm, correction = spec.algorithm, spec.algorithm.rollout_correction
     rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
     columns = ["returns"]

@@ -1,4 +1,4 @@
-"""What a person should know of a step that is done: less is learnt of it than it seems."""
+"""Warnings about a finished step from which less is learnt than expected."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,7 +9,7 @@ PREEMPTIONS_A_ROW: Final = 0.5
 
 
 class StepWarnings:
-    """Lines that warn of steps, each when its cause comes up; they decide nothing."""
+    """Warnings, each logged when its cause first appears; they decide nothing."""
 
     def __init__(self) -> None:
         self._silent = 0
@@ -18,10 +18,10 @@ class StepWarnings:
     def no_signal(
         self, step: int, zero_signal_groups: float, scores: list[float] | None
     ) -> str | None:
-        """The responses to each prompt score the same, for several steps: one may be chance.
+        """Warn if all responses to each prompt score the same for several steps: one may be chance.
 
         `zero_signal_groups` is the share of its prompts whose rows have no advantage. Without
-        `scores` something else is learnt.
+        `scores` the job learns something else.
         """
         self._silent = self._silent + 1 if zero_signal_groups == 1.0 else 0
         if self._silent != SILENT_STEPS:
@@ -39,7 +39,7 @@ class StepWarnings:
         )
 
     def failed_calls(self, step: int, failed_share: float) -> str | None:
-        """Most calls of tools, and answers of users and programs, failed."""
+        """Warn if most tool calls, and answers of user simulators and programs, failed."""
         if failed_share < FAILED_SHARE or not self._is_new("failed_calls"):
             return None
         return (
@@ -49,7 +49,7 @@ class StepWarnings:
         )
 
     def no_room(self, step: int, counts: Mapping[str, int]) -> str | None:
-        """Engines compute rows again for want of room (`counts` as of `RolloutEngine.counts`)."""
+        """Warn if engines recompute rows for lack of memory (see `RolloutEngine.counts`)."""
         rate = counts.get("preempted", 0) / max(1, counts.get("rows", 0))
         if rate < PREEMPTIONS_A_ROW or not self._is_new("no_room"):
             return None
@@ -60,7 +60,7 @@ class StepWarnings:
         )
 
     def _is_new(self, cause: str) -> bool:
-        """Whether nobody was told of it yet."""
+        """Whether this cause was not reported yet."""
         is_new = cause not in self._told
         self._told.add(cause)
         return is_new

@@ -1,12 +1,12 @@
-"""One step of the loop, in the order of the paper.
+"""One training step: generate, score, forward passes, advantages, updates, weight sync.
 
-generate -> score, beside (old, reference log-probabilities, values) -> keep the rows -> advantages
--> update critic -> update policy -> sync weights. A process reward model, the critic of PRIME,
-learns the scores in front of the advantages, before or behind its pass; prompts of a teacher that
-are made of good responses come before its pass too. A source of rows does the
-first, and one that chooses among them scores and keeps them too, before the passes. What a job does
-not need (a reference without KL, a critic without PPO, old log-probabilities when the step is one
-update) is decided when the step is built, never inside it.
+generate -> score, beside (old, reference log-probabilities, values) -> record the rows ->
+advantages -> update critic -> update policy -> sync weights. A process reward model, the critic of
+PRIME, learns the scores before the advantages, before or after its pass. Teacher prompts that are
+built from good responses precede the teacher's pass too. A batch source generates; one that selects
+rows also scores and records them, before the passes. What a job does not need (a reference without
+KL, a critic without PPO, old log-probabilities when the step is one update) is decided when the
+step is built, never inside it.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -16,15 +16,15 @@ from dataclasses import dataclass, replace
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.algorithms.prompt_values import Belief, value
-from ppojob_trainer.controller import known_values
+from ppojob_trainer.controller import value_tracking
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
-from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
-from ppojob_trainer.controller.one_round import Draw, Rows
 from ppojob_trainer.controller.reprompting import TAUGHT, Reprompting
 from ppojob_trainer.controller.role_channels import RoleChannels
+from ppojob_trainer.controller.rollout_round import Draw, Rows
 from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.controller.step_plan import ForwardPass, Updates
 from ppojob_trainer.data.order import epoch_order
 from ppojob_trainer.json_value import plain_text
@@ -41,7 +41,7 @@ REWARD_KEYS = "spec.algorithm.gdpo.rewardKeys"
 
 
 def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
-    """The order of a step's prompts in one epoch over them: a pure function of the seed."""
+    """Return the order of a step's prompts in one epoch over them: a pure function of the seed."""
     size = spec.algorithm.prompts_per_step
     if not spec.algorithm.shuffle_mini_batches:
         return list(range(size))
@@ -51,7 +51,7 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class Coefficients:
-    """Weights of terms of the policy's loss that may change from step to step."""
+    """Coefficients of policy loss terms that may change from step to step."""
 
     kl: float = 0.0
     entropy: float = 0.0
@@ -59,11 +59,11 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What a step leaves behind for the records.
+    """The result of a step, for the records.
 
-    `advantaged` is None where tokens have no advantages; `statistics` are by name of the metric;
-    `dropped` rows, which have no score, were not trained on, nor `filtered` ones; `drawn` are all
-    rows of the step, also of prompts that gave way to others.
+    `advantaged` is None if tokens have no advantages; `statistics` are by metric name. `dropped`
+    rows, which have no score, and `filtered` ones were not trained on; `drawn` are all rows of the
+    step, also of prompts that were replaced by others.
     """
 
     batch: Batch
@@ -75,12 +75,12 @@ class StepResult:
 
     @property
     def kl(self) -> float | None:
-        """That of the reward; None where it has none."""
+        """Return the mean KL of the reward; None without one."""
         return None if self.advantaged is None else self.advantaged.kl
 
     @property
     def visits(self) -> Iterator[tuple[str, list[float]]]:
-        """The prompts that were trained on, by what they ask, with what rows earned."""
+        """Return the trained prompts by key, with the rewards of their rows."""
         if self.advantaged is None:
             return
         earned = self.advantaged.row_rewards
@@ -92,7 +92,7 @@ class StepResult:
 
     @property
     def scores(self) -> list[float]:
-        """Those of the rows that have one."""
+        """Return the scores of rows that have one."""
         dropped = set(self.dropped)
         return [score for row, score in enumerate(self.batch.scores) if row not in dropped]
 
@@ -102,10 +102,10 @@ class TrainingStep:
     """Runs one step on the job's roles.
 
     Attributes:
-        shaping: what becomes of scores before anything is learnt of them.
-        entropy: weighs the entropy bonus by the entropy; None where its weight is the job's.
-        reprompting: makes prompts of the teacher; None where they are those of the data.
-        supervised: what the policy learns beside the rows of the step; None for nothing.
+        shaping: transforms scores before anything is learnt from them.
+        entropy: adapts the entropy coefficient to the entropy; None if it is fixed.
+        reprompting: builds teacher prompts; None if they come from the data.
+        supervised: demonstrations beside the rows of the step; None without.
     """
 
     spec: PPOJobSpec
@@ -127,9 +127,9 @@ class TrainingStep:
         timer: StepTimer,
         beliefs: Mapping[str, Belief],
     ) -> StepResult:
-        """Do the step; afterwards the rollout engine holds the weights of version `step`.
+        """Run the step; afterwards the rollout engine holds the weights of version `step`.
 
-        `beliefs` are what prompts were known to score, by what they ask.
+        `beliefs` are the tracked values of prompts, by key.
         """
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
@@ -149,7 +149,7 @@ class TrainingStep:
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
                 known = self._known(batch, beliefs)
-                statistics |= known_values.metrics(known)
+                statistics |= value_tracking.metrics(known)
                 advantaged = self._advantages(
                     batch, greedy, step, coefficients.kl, left_out, outcomes, known, untaught or ()
                 )
@@ -167,7 +167,7 @@ class TrainingStep:
             is_due = refresh is not None and step % refresh.every_steps == 0
             weights = SyncWeights(step, refresh_reference=is_due)
             self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
-        # A pass over all rows knows better than updates, which leave rows out.
+        # A pass over all rows measures more than the updates, which skip rows.
         statistics |= before | rows.metrics | self._penalties(batch)
         if self.spec.algorithm.guidance is not None:
             statistics |= guidance_metrics(batch.scores, batch.lengths, batch.given_rows, dropped)
@@ -175,13 +175,13 @@ class TrainingStep:
         return StepResult(batch, advantaged, statistics, dropped, filtered, drawn)
 
     def _answers(self, batch: Batch) -> list[str]:
-        """(prompts,) the known ones; none where their probability is no reward."""
+        """Return (prompts,) the known answers; empty if their probability is no reward."""
         if self.spec.algorithm.answer_reward is None:
             return []
         return [plain_text(prompt.ground_truth) for prompt in batch.prompts]
 
     def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
-        """Pass over the rows, while reward functions score those that have no scores yet."""
+        """Run the passes, while reward functions score the rows that have no scores yet."""
         with ExitStack() as stack:
             finish_scoring: Callable[[], None] | None = None
             with timer("reward"):
@@ -196,7 +196,7 @@ class TrainingStep:
         return measured
 
     def _keep(self, rows: Rows, step: int, timer: StepTimer) -> None:
-        """Have the rows written that are not yet on the disk."""
+        """Write the rows that are not yet on disk."""
         with timer("write_rows"):
             if rows.greedy is not None:
                 self.stages.keep(rows.greedy, step)
@@ -206,14 +206,14 @@ class TrainingStep:
     def _reprompt(
         self, batch: Batch, dropped: Collection[int], step: int, timer: StepTimer
     ) -> list[int] | None:
-        """Have prompts of the teacher made; answers the rows without, None where none are made."""
+        """Build the teacher prompts; return the rows without one, None if none are built."""
         if self.reprompting is None:
             return None
         with timer("reprompt"):
             return self.reprompting.prompts_of(batch, dropped, step)
 
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
-        """The coefficients, that of the entropy bonus as the entropy of this step wants it."""
+        """Return the coefficients, with the entropy bonus adapted to this step's entropy."""
         if self.entropy is None:
             return coefficients
         bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
@@ -223,7 +223,7 @@ class TrainingStep:
     def _learn_outcomes(
         self, batch: Batch, step: int, outcomes: list[float], timer: StepTimer
     ) -> dict[str, float]:
-        """Train what learns the scores, and let it say of the rows what it knows then."""
+        """Train the model that learns the scores, and run its pass after that."""
         statistics: dict[str, float] = {}
         for updates in self.updates:
             if updates.of_outcomes:
@@ -234,7 +234,7 @@ class TrainingStep:
     def _forwards(
         self, batch: Batch, step: int, timer: StepTimer, *, know_outcomes: bool = False
     ) -> dict[str, float]:
-        """The passes of models that learn the outcomes first, or of the others."""
+        """Run the passes of models that learn the outcomes first, or of the others."""
         measured: dict[str, float] = {}
         for forward in self.passes:
             if forward.knows_outcomes == know_outcomes:
@@ -261,7 +261,7 @@ class TrainingStep:
         known: list[Belief],
         untaught: Collection[int],
     ) -> Advantaged:
-        """Every owner estimates the whole batch and keeps its rows; so they all say the same."""
+        """Have every owner estimate the whole batch and keep its rows, so all agree bit for bit."""
         gdpo = self.spec.algorithm.gdpo
         keys = gdpo.reward_keys if gdpo else ()
         masks = self.spec.algorithm.mask_truncated
@@ -282,24 +282,24 @@ class TrainingStep:
         return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
 
     def _known(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
-        """(prompts,) what each was known to score; none where no estimator reads it."""
+        """Return (prompts,) the tracked value of each; empty if no estimator reads it."""
         if (spo := self.spec.algorithm.spo) is None:
             return []
-        return known_values.known_of(batch.prompts, beliefs, spo.decay)
+        return value_tracking.tracked_values(batch.prompts, beliefs, spo.decay)
 
     def _positives(self, batch: Batch) -> list[int]:
-        """The rows that scored well; none where no loss reads it."""
+        """Return the rows that scored well; empty if no loss reads it."""
         settings = self.spec.algorithm.positive_examples
         if settings is None:
             return []
         return [row for row, score in enumerate(batch.scores) if score >= settings.min_score]
 
     def _shaped(self, batch: Batch) -> list[float]:
-        """(rows,) the scores as estimators get them."""
+        """Return (rows,) the scores as estimators get them."""
         return self.shaping.shaped(batch.scores, batch.lengths, batch.truncated)
 
     def _penalties(self, batch: Batch) -> dict[str, float]:
-        """What was taken, and of how many rows; the names are verl's."""
+        """Return the score penalty and the number of penalized rows, under verl's names."""
         if self.shaping.overlong is None:
             return {}
         taken = self.shaping.overlong.rewards(batch.lengths)

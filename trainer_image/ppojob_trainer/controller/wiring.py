@@ -1,4 +1,4 @@
-"""Builds the loop of a job out of its parts: the one place where all of them are named."""
+"""Wiring: builds the training loop of a job, the one place that names all of its parts."""
 
 import contextlib
 import hashlib
@@ -22,6 +22,7 @@ from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
 from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
+from ppojob_trainer.controller.lookahead import PrefetchedSource
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.prompts import Datasets, open_datasets
 from ppojob_trainer.controller.records import Records
@@ -34,7 +35,6 @@ from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.controller.step_plan import passes_of, updates_of
-from ppojob_trainer.controller.steps_ahead import StepsAhead
 from ppojob_trainer.controller.training_step import TrainingStep
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
@@ -61,7 +61,7 @@ def build_loop(
     heartbeat: HeartbeatPipe,
     stack: contextlib.ExitStack,
 ) -> Loop:
-    """Wire the loop of a job.
+    """Build the loop of a job.
 
     Raises:
         ConfigError: data, keys or checkpoints do not fit the job.
@@ -85,7 +85,7 @@ def build_loop(
     training = _training_step(spec, stages, hosts, channels, source, datasets.demonstrations)
     checkpoints = _checkpoints(config, roles, store, journal, records, shown, reporter)
     roles.meanwhile = checkpoints.look
-    if isinstance(source, (StepsAhead, DynamicSampling)) and source.ahead is not None:
+    if isinstance(source, (PrefetchedSource, DynamicSampling)) and source.ahead is not None:
         checkpoints.write_ahead = source.ahead.save
     return Loop(
         spec=spec,
@@ -142,7 +142,7 @@ def _source(
 
 
 def _hosts(config: RunConfig, roles: Roles) -> dict[str, RoleGroup]:
-    """The ranks in which each role's model runs: its own, or those of the role it lives with."""
+    """Return the ranks that run each role's model: its own, or those it is colocated with."""
     return {
         role.role: roles.group(role.colocated_with or role.role)
         for role in config.topology.roles
@@ -166,7 +166,7 @@ def _rollout_stages(
     tell_drawn: Callable[[int, int], None],
 ) -> RolloutStages:
     actor, model = hosts["actorRollout"], None
-    if "rewardModel" in hosts and spec.reward_model is not None:  # not where nobody scores
+    if "rewardModel" in hosts and spec.reward_model is not None:  # not if nothing scores
         own = spec.reward_model
         model = RewardModel(hosts["rewardModel"], own.mean, own.weight, began)
     tensor = spec.rollout.parallelism.tensor
@@ -219,7 +219,7 @@ def _checkpoints(
 
 
 def _code_files(config: RunConfig, host: str | None = None) -> dict[str, str]:
-    """Digests of what decides answers, where the controller's pod can read it.
+    """Return digests of the files that decide answers, if the controller's pod can read them.
 
     These are the files of reward functions, tools, users, samplers, estimators and losses, and the
     manifest of an index; with a host, those of the roles that live there.
@@ -244,7 +244,7 @@ def _tape(
     settings: bytes,
     datasets: Datasets,
 ) -> RowTape:
-    """The tape, whose rows are those of these settings and of this data."""
+    """Return the tape, whose rows belong to these settings and this data."""
     decisive = hashlib.sha256(settings)
     for digest in datasets.digests:
         decisive.update(b"\0" if digest is None else digest.encode())

@@ -1,1 +1,1 @@
-"""Prompts: files, chat templates, order, generators."""
+"""Datasets: files, chat templates, prompt order, generators."""

@@ -1,4 +1,4 @@
-"""Chat messages and text to token ids and back, without torch or transformers."""
+"""Chat tokenizer: chat messages and text to token ids and back, without torch or transformers."""
 
 import hashlib
 import time
@@ -21,11 +21,11 @@ _OURS = frozenset(
 )
 _PROBE = "ppojobProbeq"
 Tools = Sequence[Mapping[str, Json]]
-"""Schemas of tools, in OpenAI's form, as a template sees them in its variable ``tools``."""
+"""Tool schemas, in OpenAI's form, as a template gets them in its variable ``tools``."""
 
 
-class Told(NamedTuple):
-    """What a template sees beside the messages: variables, and schemas of tools."""
+class TemplateInputs(NamedTuple):
+    """What a template gets besides the messages: variables, and tool schemas."""
 
     variables: Mapping[str, Json]
     tools: Tools
@@ -44,10 +44,10 @@ class ChatTokenizer(Closeable):
         tokenizer_path: folder of the tokenizer; None for the model's.
         chat_template: a chat template, or a file with one; None for the tokenizer's own.
         setting: field of the resource that can name another template, for messages.
-        began: what a template's ``strftime_now`` tells in UTC, in unix seconds. It is the time at
-            which a run began: with any other, a run that is resumed on another day or machine would
-            see other prompts. None for the time of this call.
-        tools: schemas of what the model may call, for its prompts.
+        began: the time of a template's ``strftime_now`` in UTC, in unix seconds: the start of the
+            run. With any other, a run that is resumed on another day or machine would see other
+            prompts. None for the time of this call.
+        tools: tool schemas for the model's prompts.
         blind: says why rows of a data source have no pictures; empty where they may.
 
     Attributes:
@@ -93,7 +93,7 @@ class ChatTokenizer(Closeable):
 
     @property
     def digest(self) -> str:
-        """SHA-256, in hex, of all that decides which ids a text gets."""
+        """Return the SHA-256, in hex, of everything that decides which ids a text gets."""
         told: list[object] = [self._files.tokenizer.to_str(), dict(self._files.special_tokens)]
         told += [self._files.chat_template, *([self.tools] if self.tools else [])]
         told += [self.pictures] if self.pictures else []
@@ -112,24 +112,24 @@ class ChatTokenizer(Closeable):
 
     @property
     def template(self) -> tuple[str, str]:
-        """The chat template, empty where there is none, and where it is from."""
+        """Return the chat template, empty if there is none, and where it is from."""
         return self._files.chat_template or "", self._files.template_file
 
     def without_tokens(self, texts: Collection[str]) -> Tokenizer:
-        """The tokenizer, but that these added tokens are text as any other."""
+        """Return the tokenizer with these added tokens treated as ordinary text."""
         body = msgspec.json.decode(self._files.tokenizer.to_str())
         body["added_tokens"] = [one for one in body["added_tokens"] if one["content"] not in texts]
         return Tokenizer.from_str(msgspec.json.encode(body).decode())
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """The id of each token, added ones too; ids may leave gaps."""
+        """Return the id of each token, added ones too; ids may have gaps."""
         found: dict[str, int] = self._files.tokenizer.get_vocab(with_added_tokens=True)
         return found
 
     @property
     def largest_token_id(self) -> int:
-        """The largest id that a text can get, -1 where there is none."""
+        """Return the largest id that a text can get, -1 if there is none."""
         return max(self.vocabulary.values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
@@ -143,7 +143,7 @@ class ChatTokenizer(Closeable):
         return text
 
     def encode_marked(self, text: str, start: int) -> tuple[list[int], list[bool]]:
-        """Token ids of a text, and which of them hold something of it from a character on."""
+        """Return the token ids of a text, and which of them contain text from a character on."""
         encoding = self._files.tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, [end > start for _, end in encoding.offsets]
 
@@ -155,7 +155,7 @@ class ChatTokenizer(Closeable):
         tools: Tools | None = None,
         open_turn: bool = True,
     ) -> list[list[int] | BadChatTemplate]:
-        """Tokenise several conversations; in place of one that the template refuses, why.
+        """Tokenise several conversations; one that the template refuses gives the reason.
 
         Args:
             conversations: their messages have "role" and "content".
@@ -165,7 +165,7 @@ class ChatTokenizer(Closeable):
 
         Raises:
             BadChatTemplate: what concerns all of them: the template is missing, wrong or too slow.
-            JobFailed: its process cannot start, or is killed again and again by something else.
+            JobFailed: its process cannot start, or is killed repeatedly by something else.
         """
         return self._encoded(
             self.render_chats(conversations, variables, tools=tools, open_turn=open_turn)
@@ -179,7 +179,7 @@ class ChatTokenizer(Closeable):
         tools: Tools | None = None,
         open_turn: bool = True,
     ) -> list[str | BadChatTemplate]:
-        """The texts that `encode_chats` tokenises."""
+        """Render the texts that `encode_chats` tokenises."""
         given = variables or {}
         taken = sorted(_OURS & given.keys())
         if taken:
@@ -209,14 +209,14 @@ class ChatTokenizer(Closeable):
     def encode_prompts(
         self,
         prompts: Sequence[str | Messages],
-        told: Sequence[Told] | None = None,
+        told: Sequence[TemplateInputs] | None = None,
     ) -> list[list[int] | BadChatTemplate]:
         """Tokenise prompts of both kinds: text as it is, messages by `encode_chats`.
 
         Each shows the template what it is ``told``, (prompts,); without that, the constructor's
         tools.
         """
-        told = [Told({}, self.tools)] * len(prompts) if told is None else told
+        told = [TemplateInputs({}, self.tools)] * len(prompts) if told is None else told
         rendered: dict[int, str | BadChatTemplate] = {}
         alike: dict[object, dict[int, Messages]] = {}
         for at, prompt in enumerate(prompts):
@@ -243,9 +243,9 @@ class ChatTokenizer(Closeable):
         ]
 
     def _wants_parts(self) -> bool:
-        """Whether the template shows what a user says as a part, and nothing of it as a text.
+        """Whether the template shows a user's content as parts only.
 
-        Those of SmolVLM pass over texts, so the model would read empty messages.
+        Those of SmolVLM skip plain texts, so the model would read empty messages.
         """
         if self._parts is None:
             assert self._renderer is not None, "who asks has a template"
@@ -257,7 +257,7 @@ class ChatTokenizer(Closeable):
         return self._parts
 
     def tell_time(self, began: float) -> None:
-        """Tell templates another time from now on, in unix seconds."""
+        """Set the time that templates see from now on, in unix seconds."""
         if self._renderer is not None:
             self._renderer.tell_time(began)
 

@@ -1,4 +1,4 @@
-"""Finds all that is wrong with a job's data, before anything is started."""
+"""Data checks: finds all problems of a job's data before anything is started."""
 
 from array import array
 from collections.abc import Collection, Iterator
@@ -20,10 +20,10 @@ from ppojob_trainer.data.scan import Scan
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """What the checks found.
+    """Results of the checks.
 
     `train_rows` are prompts to draw from; `text_prompt` is the place of a prompt that is text,
-    empty where all are messages.
+    empty if all are messages.
     """
 
     errors: list[str]

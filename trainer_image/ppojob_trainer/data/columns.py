@@ -1,9 +1,8 @@
-"""What the cells of a row mean: verl's columns, checked one by one.
+"""Columns of a row: verl's columns, checked cell by cell.
 
-prompt, data_source, reward_model.ground_truth and extra_info are read, and agent_name where rows
-are conversations; ability and every other column are left alone. Where a job names the column of
-the answer, its files are as people have them: a question, an answer, and other columns, which
-become extra_info.
+prompt, data_source, reward_model.ground_truth and extra_info are read, and agent_name if rows are
+conversations; ability and every other column are ignored. A job that names the column of the answer
+has files in ordinary form: a question, an answer, and other columns, which become extra_info.
 """
 
 import contextlib
@@ -29,11 +28,11 @@ EXTRA_COLUMN = "extra_info"
 GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
 AGENT_COLUMN = "agent_name"
 INTERACTION = "interaction_kwargs"
-"""Entry of extra_info: the simulated user of a row, and what it is told."""
+"""Entry of extra_info: a row's user simulator, and its arguments."""
 
 
 def allowed_columns(spec: DataSpec | None, name: str) -> str:
-    """What is allowed in the place of a column that is missing, by the field that names it."""
+    """Return the columns allowed in place of a missing one, by the field that names it."""
     if spec is None:
         return "a column of that name, or the name of another in spec.data"
     # Their keys are not those of a job's other rows.
@@ -50,7 +49,7 @@ def allowed_columns(spec: DataSpec | None, name: str) -> str:
 
 
 def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple[str, ...]:
-    """Columns that every file of a job must have."""
+    """Return the columns that every file of a job must have."""
     if given is not None:
         keys = spec.answer_columns(given)
         if given not in PAIRS and not spec.split_pairs:
@@ -75,7 +74,7 @@ def read_columns(
     given: GivenType | None = None,
     media: Collection[str] = (),
 ) -> tuple[str, ...] | None:
-    """Columns that are read of a job's files; None for all. Those of `media` are shown to it."""
+    """Return the columns to read from a job's files, `media` included; None for all."""
     ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
     ordering += [spec.scores_key, EXTRA_COLUMN] if spec.scores_key else []
     if given is not None:
@@ -95,9 +94,9 @@ def read_columns(
 def read_row(
     row: Row, spec: DataSpec, *, has_agents: bool, media: Collection[str] = ()
 ) -> tuple[PromptRow, float]:
-    """Read a row of a job, and its difficulty, which is 0 where no curriculum asks for one.
+    """Read a row of a job, and its difficulty, which is 0 without a curriculum.
 
-    What it shows is read apart from it (`media`).
+    Its pictures, videos and sounds are read separately (`media`).
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
@@ -134,7 +133,7 @@ def read_row(
 
 
 def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
-    """What the reference reads in the place of a prompt, if that is another."""
+    """Return the teacher's prompt of a row, if it differs from the policy's."""
     key = spec.teacher_prompt_key
     if key is None:
         return None
@@ -172,7 +171,7 @@ def _no_such_column(row: Row, name: str, spec: DataSpec | None) -> BadCell:
 
 
 def known_scores(row: Row, info: Mapping[str, Json], name: str) -> tuple[float, ...]:
-    """Scores of responses to a row that were drawn beforehand; none where the cell is empty."""
+    """Return scores of earlier responses to a row; empty for an empty cell."""
     value = row.get(name, info.get(name))
     found = [_finite(one) for one in value] if isinstance(value, list | tuple) else [None]
     if value is None:
@@ -191,7 +190,7 @@ def _finite(value: object) -> float | None:
 
 
 def difficulty_of(row: Row, info: Mapping[str, Json], name: str) -> float:
-    """The number that orders a row: a column's, or that of an entry of extra_info."""
+    """Return the number that orders a row: a column's, or that of an entry of extra_info."""
     value = row.get(name, info.get(name))
     if (number := _finite(value)) is not None:
         return number
@@ -204,7 +203,7 @@ def difficulty_of(row: Row, info: Mapping[str, Json], name: str) -> float:
 
 
 def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
-    """The columns that are left; what no reward function can be given is not among them."""
+    """Return the remaining columns, without those that a reward function cannot receive."""
     found = {}
     for name, cell in row.items():
         if name in names:
@@ -214,10 +213,10 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
 
 
 def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
-    """A prompt that the policy is to answer.
+    """Read a prompt for the policy.
 
     Raises:
-        BadCell: it is none.
+        BadCell: it is not a prompt.
     """
     if isinstance(cell, str) and cell.strip():
         return [{"role": "user", "content": cell}] if spec.text_prompts == "user_message" else cell
@@ -233,10 +232,10 @@ def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
 
 
 def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict[str, Json]]:
-    """Chat messages, of which one says something; with calls a message may have those alone.
+    """Read chat messages, at least one with content; with calls a message may have those alone.
 
     Raises:
-        BadCell: they are none.
+        BadCell: they are not chat messages.
     """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(
@@ -270,7 +269,7 @@ def _bad_prompt(column: str, cell: object) -> BadCell:
 
 
 def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
-    """A list of messages from a struct of lists, as some writers store it."""
+    """Convert a list of messages from a struct of lists, as some writers store it."""
     roles, contents = cell.get("role"), cell.get("content")
     if not isinstance(roles, list) or not isinstance(contents, list):
         raise _bad_prompt(column, cell)
@@ -328,7 +327,7 @@ def _ground_truth(cell: object) -> Json:
 
 
 def mapping_of(cell: object, column: str) -> dict[str, Json]:
-    """Named values as JSON; none where the cell is empty.
+    """Read named values as JSON; empty for an empty cell.
 
     Raises:
         BadCell: it holds something else.
@@ -346,7 +345,7 @@ def mapping_of(cell: object, column: str) -> dict[str, Json]:
 
 
 def as_json(value: object, column: str) -> Json:
-    """A cell as JSON: reward functions, templates and sample files get nothing else.
+    """Convert a cell to JSON, the only form for reward functions, templates and sample files.
 
     Raises:
         BadCell: it holds something else.

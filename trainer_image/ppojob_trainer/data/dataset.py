@@ -1,4 +1,4 @@
-"""Prompts by number, from files that may be larger than memory."""
+"""Prompt dataset: prompts by number, from files that may be larger than memory."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -35,13 +35,12 @@ _IN_DIGEST_IF_SET = {
 
 
 class PromptDataset(PromptStore):
-    """The rows of several files, one after the other, without those that are too long.
+    """The rows of several files, concatenated, without those that are too long.
 
-    Opening reads, checks and tokenises everything once. What becomes of the files later changes
-    nothing.
+    Opening reads, checks and tokenises everything once. Later changes of the files have no effect.
 
     Attributes:
-        digest: SHA-256, in hex, of all that decides which prompts there are, in which order.
+        digest: SHA-256, in hex, of everything that decides the prompts and their order.
     """
 
     def __init__(self) -> None:
@@ -100,7 +99,7 @@ class PromptDataset(PromptStore):
         return dataset
 
     def order(self, spec: DataSpec, batch: int, *, field: str = "spec.data.train") -> PromptOrder:
-        """The order in which batches of so many rows of the files of a field are drawn.
+        """Return the order in which batches of so many rows are drawn from the files of a field.
 
         Raises:
             ConfigError: a file has too few rows for its share of a batch.

@@ -1,9 +1,9 @@
-"""Rows that have their answers: conversations whose assistant turns the policy learns to write.
+"""Demonstrations: conversations whose assistant turns the policy learns to write (SFT data).
 
-A row becomes the tokens that a rollout would have made of it: the prompt as an engine gets it, with
-the header of the turn to come; that turn and its end token, as the policy would have drawn them;
-what stands until its next turn; and so on. So what is learnt here is what is generated later, by
-any chat template that rows of several turns can be made with (`turns`).
+A row becomes the tokens that a rollout would have produced: the prompt as an engine gets it, with
+the header of the next turn; that turn and its end token, as the policy would have generated them;
+the tokens until its next turn; and so on. So training and generation use the same tokens, with any
+chat template that supports rows of several turns (`turns`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools
 from ppojob_trainer.data.columns import (
     EXTRA_COLUMN,
     as_prompt,
@@ -36,15 +36,15 @@ from ppojob_trainer.json_value import Json
 Message = Mapping[str, Json]
 ASSISTANT = "assistant"
 LOSS_MASK = "loss_mask"
-"""Entry of a message, by verl's name: 0 where its turn is given and not learnt."""
+"""Entry of a message, by verl's name: 0 if its turn is read but not trained on."""
 _KEPT, _CHECKED = 64, 16
-"""Of the sets of variables that rows have, how many templates are held and how many are checked."""
+"""Limits for the sets of variables in rows: templates kept, and templates checked."""
 
 
 def read_demonstration(
     row: Row, spec: DataSpec
 ) -> tuple[PromptRow, float, list[Sequence[Message]]]:
-    """Read a row with its answer: the prompt, its difficulty, and the messages from the answer on.
+    """Read a demonstration: the prompt, its difficulty, and the messages from the answer on.
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
@@ -62,7 +62,7 @@ def read_demonstration(
 
 
 def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
-    """Read the responses that are given beside those that are drawn, a message each.
+    """Read the given responses of a row that train beside sampled ones, one message each.
 
     Raises:
         BadCell: a cell is missing or wrong; the first one.
@@ -85,10 +85,10 @@ def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
 
 
 def given_row(row: Row, prompt: Prompt, spec: DataSpec) -> tuple[PromptRow, float]:
-    """A prompt whose answers are given, and its difficulty.
+    """Return a prompt with given answers, and its difficulty.
 
     Raises:
-        BadCell: a curriculum asks for a difficulty that is not there.
+        BadCell: a curriculum needs a difficulty that is missing.
     """
     difficulty = 0.0
     if spec.curriculum is not None:
@@ -98,7 +98,7 @@ def given_row(row: Row, prompt: Prompt, spec: DataSpec) -> tuple[PromptRow, floa
 
 
 def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
-    """A conversation up to the first turn of the assistant, and from there on."""
+    """Split a conversation before the assistant's first turn."""
     if isinstance(cell, str):
         where = "spec.data.answerKey (of data.demonstrations: demonstrationAnswerKey)"
         why, allowed = "it has no answer", f"chat messages, or its column in {where}"
@@ -115,7 +115,7 @@ def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
 
 
 def check_message(message: Message, before: Message | None, place: str) -> None:
-    """Refuse what no rollout could have made, or nobody learns.
+    """Refuse a message that no rollout could produce, or that has nothing to learn.
 
     Raises:
         BadCell: it is such a message.
@@ -135,7 +135,7 @@ def check_message(message: Message, before: Message | None, place: str) -> None:
 
 
 def refuse_calls(messages: Sequence[Message], column: str) -> None:
-    """Refuse calls where the template is given a conversation as it stands.
+    """Refuse tool calls if the template gets a conversation unchanged.
 
     Raises:
         BadCell: a message has some.
@@ -148,7 +148,7 @@ def refuse_calls(messages: Sequence[Message], column: str) -> None:
 
 
 def learnt(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
-    """The first `limit` tokens of an answer, up to the last that is trained; none where none is."""
+    """Return the first `limit` tokens of an answer, up to the last trained one; maybe none."""
     parts: list[AnswerPart] = []
     for part in answer:
         parts.append(part._replace(tokens=part.tokens[:limit]))
@@ -159,7 +159,7 @@ def learnt(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
 
 
 class Demonstrations:
-    """Makes tokens of answers."""
+    """Tokenises answers."""
 
     def __init__(self, chat: ChatTokenizer) -> None:
         self._chat = chat
@@ -171,26 +171,30 @@ class Demonstrations:
         prompt: Prompt,
         ids: list[int],
         answers: Sequence[Sequence[Message]],
-        told: Told,
+        told: TemplateInputs,
         later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
-        """The ids of the prompt, and those of each answer by who wrote them.
+        """Return the ids of the prompt, and those of each answer by author.
 
-        What nobody answers is left out. ``told`` is what the template saw of the row, and ``later``
-        are the pictures behind its prompt, which an answer that has marks of them shows.
+        Text after the last answer is dropped. ``told`` is the template's input besides messages,
+        and ``later`` are the pictures after the prompt, which an answer shows at its marks.
 
         Raises:
-            BadChatTemplate: the template has no such turns, or writes a turn in another way
-                where others follow.
+            BadChatTemplate: the template has no such turns, or writes a turn in another way if
+                others follow.
         """
         return ids, [self._answer(prompt, messages, told, later) for messages in answers]
 
     def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
-        """What is learnt of the first `limit` tokens of an answer; none where nothing is."""
+        """Return the trained part of the first `limit` tokens of an answer; maybe none."""
         return learnt(answer, limit)
 
     def _answer(
-        self, prompt: Prompt, messages: Sequence[Message], told: Told, later: Sequence[bytes]
+        self,
+        prompt: Prompt,
+        messages: Sequence[Message],
+        told: TemplateInputs,
+        later: Sequence[bytes],
     ) -> list[AnswerPart]:
         if isinstance(prompt, str):
             (said,) = messages
@@ -224,7 +228,7 @@ class Demonstrations:
         return parts
 
     def _given(self, ids: list[int], shown: Sequence[bytes], start: int) -> AnswerPart:
-        """What is given between two turns, with the tokens of pictures; `start` is its first."""
+        """Return the tokens between two turns, with pictures; `start` is the first place."""
         form = self._chat.pictures
         if form is None or not shown:
             return AnswerPart(tuple(ids), False)
@@ -241,7 +245,7 @@ class Demonstrations:
         return TurnTemplate(self._chat, msgspec.json.decode(variables))
 
     def _check_turns(self, key: bytes, template: TurnTemplate, tools: Tools) -> None:
-        """Once: a row of several turns grows as the template writes it whole."""
+        """Check once that a row of several turns grows as the template writes the whole."""
         if (key, bool(tools)) not in self._checked and len(self._checked) < _CHECKED:
             self._checked.add((key, bool(tools)))
             if (refusal := check_template(template, tools)) is not None:
@@ -249,7 +253,7 @@ class Demonstrations:
 
 
 def _check_tools(template: TurnTemplate, between: Sequence[Message], tools: Tools) -> None:
-    """Refuse a template that shows tools in front of later turns: the prompt has them already."""
+    """Refuse a template that shows tools before later turns: the prompt has them already."""
     if tools and template.suffix(between, tools) != template.suffix(between):
         told = "the chat template shows the tools in front of later turns, too"
         raise BadChatTemplate(told, told)

@@ -1,7 +1,6 @@
-"""A corpus of people, towns and trades that exist nowhere, and questions about them.
+"""Synthetic corpus of people, towns and trades, and questions about them.
 
-No model knows them, so they have to be searched for: a policy that learns to answer has learnt to
-search.
+The facts are invented, so no model knows them: a policy that learns to answer has learnt to search.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""Which files a job names, and what is wrong with one before its first row is read."""
+"""File checks: resolves the files that a job names, and checks each before its rows are read."""
 
 import glob
 import os
@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.columns import allowed_columns, read_columns, required_columns
+from ppojob_trainer.data.custom_rows import CustomRows
 from ppojob_trainer.data.formats import ParquetRows, RowFile, open_json
-from ppojob_trainer.data.made_rows import MadeRows
 from ppojob_trainer.data.problems import DataProblem
 
 _LISTED_COLUMNS = 20
@@ -29,10 +29,10 @@ _WANTED = "a parquet or JSON-lines file, or a folder that ends in /"
 
 
 def _files_of(path: str, form: str) -> list[str] | DataProblem:
-    """The files that a path of the job means, in the order of their names.
+    """Return the files of a path of the job, sorted by name.
 
     It is a file, a pattern such as ``data/train-*.parquet``, or a folder that ends in ``/``, of
-    which the files are taken whose ending fits the format.
+    which the files are taken whose suffix fits the format.
     """
     if path.endswith("/") and os.path.isdir(path):
         try:
@@ -63,7 +63,7 @@ def open_files(
     given: GivenType | None = None,
     media: Collection[str] = (),
 ) -> Iterator[RowFile | DataProblem]:
-    """Open the files that an entry of a job means, or say why they cannot be used."""
+    """Open the files that an entry of a job names, or say why they cannot be used."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths
@@ -98,7 +98,7 @@ def open_row_file(
         return _unreadable(path, _told(error))
     form, name = file.format if file else "auto", path.lower()
     if file and (form == "python" or (form == "auto" and name.endswith(_PROGRAM_ENDING))):
-        return MadeRows.open(path, file.function or "rows", file.arguments or {})
+        return CustomRows.open(path, file.function or "rows", file.arguments or {})
     if form == "jsonl" or (form == "auto" and name.endswith(_JSON_ENDINGS)):
         return open_json(path)
     try:

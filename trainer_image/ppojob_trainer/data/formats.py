@@ -1,4 +1,4 @@
-"""Files of rows, whatever their format: JSON lines, an array of JSON objects, or parquet."""
+"""Row files by format: JSON lines, an array of JSON objects, or parquet."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -89,7 +89,7 @@ class JsonArray(RowFile):
 
 
 def open_json(path: str) -> RowFile | DataProblem:
-    """Open a file of JSON, which is an array where it begins like an array of objects."""
+    """Open a JSON file: an array if it begins like an array of objects, else JSON lines."""
     with open(path, "rb") as file:
         if b"".join(file.read(4_096).split())[:2] not in (b"[{", b"[]"):
             return JsonLines(path)
@@ -106,7 +106,7 @@ def open_json(path: str) -> RowFile | DataProblem:
 
 
 def parse_row(place: str, text: bytes, unit: str = "item") -> Row | DataProblem:
-    """The row that a piece of JSON is; place and unit of its file are for messages."""
+    """Parse a row from JSON; place and unit of its file are for messages."""
     try:
         row = msgspec.json.decode(text)
     except UnicodeDecodeError as error:
@@ -160,7 +160,7 @@ class ParquetRows(RowFile):
 
 
 def _python_rows(batch: pa.RecordBatch) -> list[Row]:
-    """Rows as Python values; cells that have none are marked."""
+    """Convert rows to Python values; cells without one are marked."""
     try:
         return list(batch.to_pylist())
     except (ValueError, OverflowError):

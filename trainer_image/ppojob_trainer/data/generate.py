@@ -1,4 +1,4 @@
-"""Tasks that need no download: sums, countdown, products."""
+"""Generated tasks that need no download: addition, countdown, multiplication."""
 
 import itertools
 import json
@@ -20,7 +20,7 @@ WORKED_CALLS = ((27, 364), (815, 42))
 """Factors of the products that prompts begin with. No item is one of them: its factors have as many
 digits as each other."""
 _TRIES = 200_000
-"""In vain, one after the other: then there is hardly another item."""
+"""Failed draws in a row after which the items count as exhausted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def addition(
 
 
 def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
-    """All there are, but the example's own digits are never held out: every prompt tells them."""
+    """Return all single-digit sums; the worked example's digits are never held out."""
     chosen = random.Random(seed)
     kinds: list[tuple[int, ...]] = list(itertools.combinations_with_replacement(range(1, 10), 3))
     chosen.shuffle(kinds)

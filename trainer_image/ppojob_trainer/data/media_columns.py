@@ -1,4 +1,4 @@
-"""What a row shows: files of its pictures and of the clips of its videos, or sounds, at marks."""
+"""Media columns: reads a row's pictures, video clips and sounds for the marks in its messages."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -18,7 +18,7 @@ from ppojob_trainer.data.prompt_store import Prompt
 
 
 class Medium(NamedTuple):
-    """A kind of what rows show."""
+    """A kind of media in rows."""
 
     column: str
     mark: str
@@ -30,7 +30,7 @@ VIDEOS: Final = Medium(videos.COLUMN, videos.MARK, "video")
 
 
 def media_of(form: MediaForm | None, spec: DataSpec) -> tuple[Medium, ...]:
-    """Kinds of what a model may be shown."""
+    """Return the kinds of media that a model takes."""
     seen = (PICTURES, VIDEOS) if isinstance(form, PictureForm) else ()
     heard = (Medium(spec.audio_key, sounds.MARK, "sound"),) if sound_form_of(form) else ()
     return seen + heard

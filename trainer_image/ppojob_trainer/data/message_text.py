@@ -1,7 +1,7 @@
-"""Tokenises the texts of messages so that no control token is among their tokens.
+"""Tokenises message texts so that no control token can be injected.
 
-In a template's own text `<|im_end|>` ends a turn. In the answer of a tool it must be ordinary text:
-the author of a web page could write a turn of the user otherwise.
+In a template's own text `<|im_end|>` ends a turn. In a tool's answer it must be ordinary text:
+otherwise the author of a web page could write a turn of the user.
 """
 
 import re

@@ -1,7 +1,7 @@
-"""In which order prompts are drawn: a pure function of (seed, epoch, cursor).
+"""Prompt order: a pure function of (seed, epoch, cursor).
 
-Files with weights are sources: each has its share of every batch, to less than two prompts, and
-its own order. Each source is read in passes of its own, a small one with a large weight more often.
+Files with weights are sources: each has its share of every batch, to less than two prompts, and its
+own order. Each source is read in epochs of its own, a small one with a large weight more often.
 Rows at the end of a pass that would fill only a part of the share are left out, so that no batch
 holds a row twice. All of it is a function of the seed and of the number of the batch. A curriculum
 is the same with one source.
@@ -25,7 +25,7 @@ Rows = npt.NDArray[np.int64]
 
 @lru_cache(maxsize=4)
 def epoch_order(num_rows: int, *key: int) -> Rows:
-    """Permutation of ``range(num_rows)`` that belongs to a key, such as (seed, epoch).
+    """Return the permutation of ``range(num_rows)`` for a key, such as (seed, epoch).
 
     Rows are sorted by raw 64-bit draws of Philox keyed with it. The stream of a bit generator is
     fixed for all time, which NumPy does not promise of ``permutation``.
@@ -37,7 +37,7 @@ def epoch_order(num_rows: int, *key: int) -> Rows:
 
 
 def uniform_draws(count: int, *key: int) -> npt.NDArray[np.float64]:
-    """Numbers in [0, 1) that belong to a key, such as (seed, step); alike on every machine."""
+    """Return uniform numbers in [0, 1) for a key, such as (seed, step); equal on every machine."""
     raw = np.random.Philox(np.random.SeedSequence(list(key))).random_raw(count)
     drawn = (raw >> np.uint64(11)).astype(np.float64)
     drawn *= 2.0**-53
@@ -45,12 +45,12 @@ def uniform_draws(count: int, *key: int) -> npt.NDArray[np.float64]:
 
 
 def spread(counts: Sequence[int]) -> Rows:
-    """A sequence in which each source stands so often, less than one place off its share.
+    """Interleave sources by count, each less than one place off its share.
 
     The chairman assignment of Tijdeman (1980), https://doi.org/10.1016/0012-365X(80)90269-1: of the
-    first n places a source with the share w has w * n up to 1 - 1 / (2m - 2), where m sources are.
-    The k-th of a source is held back until it would not be too early, and the one that would
-    soonest be late comes next.
+    first n places a source with the share w has w * n up to 1 - 1 / (2m - 2), with m sources. The
+    k-th of a source is held back until it would not be too early, and the one that would soonest be
+    late comes next.
     """
     places, early = sum(counts), 1 / max(2 * sum(count > 0 for count in counts) - 2, 1)
     waiting = [(0, source, 0) for source, count in enumerate(counts) if count]
@@ -94,7 +94,7 @@ class Mixture:
     """Of each source the pass that was asked for last."""
 
     def drawn(self, epoch: int, begin: int) -> list[int]:
-        """The batch that begins at a place of an epoch, which is as long as all rows together."""
+        """Return the batch at a place of an epoch, which is as long as all rows together."""
         in_epoch = begin // self.batch
         number = epoch * self._batches + in_epoch
         parts = [
@@ -198,7 +198,7 @@ def mixture_problems(
 
 
 Place: TypeAlias = tuple[int, int]
-"""An epoch, from 0, and the rows of it that were drawn: all that a resumed run needs."""
+"""An epoch, from 0, and the number of its rows drawn so far: the data cursor of a resumed run."""
 
 
 class PromptOrder:
@@ -243,19 +243,19 @@ class PromptOrder:
         return [int(row) for row in order[begin : begin + size]]
 
     def batches_behind(self, place: Place, size: int, count: int) -> list[list[int]]:
-        """What `next_batch` would draw so many times from another place; nothing is drawn."""
+        """Return the next `count` batches after another place, without drawing them."""
         here, self.place = self.place, place
         batches = [self.next_batch(size) for _ in range(count)]
         self.place = here
         return batches
 
     def batches_read(self, place: Place, size: int) -> int:
-        """How many batches of a size are drawn before a place, if all are of that size."""
+        """Return how many batches of a size are drawn before a place, if all are of that size."""
         epoch, cursor = place
         assert cursor % size == 0, "a job that goes on draws as many at once as before"
         return epoch * (self._num_rows // size) + cursor // size
 
     def passes_read(self, place: Place, size: int) -> int:
-        """How many epochs are over at a place where batches of a size are drawn."""
+        """Return how many epochs are finished at a place, for batches of a size."""
         epoch, cursor = place
         return epoch + (cursor + size > self._num_rows)

@@ -1,4 +1,4 @@
-"""Rows whose answers were judged: two, of which one was preferred, or one that is good or bad.
+"""Preference data: pairs of a chosen and a rejected answer, or answers labelled good or bad.
 
 DPO and reward models are trained on the former, KTO on the latter.
 """
@@ -10,7 +10,7 @@ from typing import Final
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.training import DataSpec
-from ppojob_trainer.data.chat import ChatTokenizer, Told, up_to_padding
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, up_to_padding
 from ppojob_trainer.data.columns import as_prompt, cell_of, conversation
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
@@ -27,13 +27,13 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 
 _SPEAKERS: Final = {"Human": "user", "Assistant": ASSISTANT}
 _TURN: Final = re.compile(rf"\n\n({'|'.join(_SPEAKERS)}):")
-"""What begins a turn in the texts of Anthropic's HH-RLHF."""
+"""The beginning of a turn in the texts of Anthropic's HH-RLHF."""
 
 _SOMEBODY: Message = {"role": "user"}
 _MOST: Final = 1_000_000
-"""Of a margin, as of coefficients of the manifest."""
+"""Largest margin, like coefficients of the manifest."""
 _READ_BY_NOBODY = AnswerPart((0,), True)
-"""A token behind a text that is scored: what is said of it comes from the state before it."""
+"""A token after a scored text: its value comes from the state before it."""
 
 
 def read_pair(
@@ -142,9 +142,9 @@ def _messages(cell: object, column: str) -> Sequence[Message]:
 
 
 def _common(chosen: Sequence[Message], rejected: Sequence[Message], spec: DataSpec) -> int:
-    """How many messages two conversations begin with alike, which are their prompt.
+    """Return the number of leading messages that two conversations share: their prompt.
 
-    Of equal ones, from which nothing is learnt, those in front of the answer.
+    For equal ones, from which nothing is learnt, it is the messages before the answer.
     """
     if chosen == rejected:
         return len(chosen) - 1
@@ -161,10 +161,10 @@ def _common(chosen: Sequence[Message], rejected: Sequence[Message], spec: DataSp
 
 
 class ScoredAnswers:
-    """Makes tokens of conversations that are scored, as a reward model of a job reads them.
+    """Tokenises conversations to be scored, as a reward model of a job reads them.
 
     That is the whole conversation by the template (`engine.score_engine`), up to padding at its
-    end. What its answers have in common with the prompt of a rollout is the prompt of the row.
+    end. The common prefix of its answers is the prompt of the row.
     """
 
     def __init__(self, chat: ChatTokenizer) -> None:
@@ -175,7 +175,7 @@ class ScoredAnswers:
         prompt: Prompt,
         ids: list[int],
         answers: Sequence[Sequence[Message]],
-        _told: Told,
+        _told: TemplateInputs,
         _later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
         """The prompt of the row, out of the ids of the prompt, and what follows in each answer.

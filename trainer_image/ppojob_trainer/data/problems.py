@@ -1,11 +1,11 @@
-"""What is wrong with data, in the same one line that mistakes in a manifest get."""
+"""Problems of data, in the same one-line form as mistakes in a manifest."""
 
 from dataclasses import dataclass, replace
 
 from ppojob_api.problem import counted, printable
 
 LISTED_PROBLEMS = 50
-"""Lines of one report; what is beyond is counted."""
+"""Lines of one report; further ones are counted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Prompts between their files and the steps: read, checked and tokenised once, found by number."""
+"""Prompt store: rows between files and steps, checked and tokenised once, found by number."""
 
 import base64
 import hashlib
@@ -42,18 +42,18 @@ class PromptRow:
             in a data set has -1, and no tokens.
         token_ids: the prompt as the model gets it, cut where that is the policy.
         prompt: the same as the file has it.
-        data_source: routes to a reward.
+        data_source: selects the reward function.
         ground_truth: what the reward compares with; of answers that are given whether one is good,
             or the margin of two; None where the row has none of these.
         extra_info: other data of the row, for its reward and its tools.
         agent: who answers in it; empty where rows are no conversations.
         answers: what the policy learns to answer, of two the better one first; or responses that
-            are given beside those that it draws; empty where there are none.
+            are given beside its own samples; empty without any.
         pictures: those of the prompt and clips of videos, as `pictures.packed` has them.
         teacher_prompt: what the reference reads in its place, as the file has it; None where it
             reads the prompt. It is not kept.
         teacher_token_ids: its tokens, cut as those of the prompt.
-        known_scores: of responses that were drawn beforehand; empty where nothing tells them.
+        known_scores: scores of earlier responses; empty without any.
     """
 
     index: int
@@ -71,7 +71,7 @@ class PromptRow:
 
     @property
     def asks(self) -> str:
-        """Digest of what is asked: rows of the same tokens and pictures have the same."""
+        """Return the digest of the prompt: rows of the same tokens and pictures have the same."""
         digest = hashlib.blake2b(json.dumps(self.token_ids).encode(), digest_size=8)
         digest.update(self.pictures)
         return digest.hexdigest()

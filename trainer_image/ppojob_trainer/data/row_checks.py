@@ -1,8 +1,8 @@
-"""What a row asks of rewards, agents and tools, and what they say of it.
+"""Row checks against the job's rewards, agents and tools.
 
-Of tools it says in its `extra_info`, by verl's names: `tools_kwargs.NAME.create_kwargs` is what a
-tool is made with. `tool_selection` is a list of names: the row shows the model these tools, in this
-order, and no other can be called; where it is absent or empty, all can.
+A row refers to tools in its `extra_info`, by verl's names: `tools_kwargs.NAME.create_kwargs` are
+the arguments of a tool's constructor. `tool_selection` is a list of names: the row shows the model
+these tools, in this order, and no other can be called; if absent or empty, all can.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -21,7 +21,7 @@ from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
 
 UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
-"""What is wrong with what a row tells its user: the entry, and what is allowed."""
+"""Returns the problem of a row's user simulator arguments: the entry, and what is allowed."""
 _INTERACTION_COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 _KWARGS = "tools_kwargs"
 _SELECTION = "tool_selection"
@@ -29,7 +29,7 @@ _NO_TOOL = "the row's agent has no such tool"
 
 
 class RewardChecks(Protocol):
-    """What the reward side knows about rows: which it can score."""
+    """What the reward side can check of rows: which ones it can score."""
 
     def data_source_problem(self, data_source: str) -> str | None:
         """Say what is allowed, where no scorer knows the data source."""
@@ -42,7 +42,7 @@ class RewardChecks(Protocol):
 
 @dataclass(frozen=True)
 class RowAgent:
-    """One agent: what the model is shown, and whether a user speaks with it, whom rows name."""
+    """One agent: the model's tools, and whether rows name a user simulator."""
 
     tools: Tools
     has_users: bool
@@ -50,10 +50,10 @@ class RowAgent:
 
 @dataclass(frozen=True)
 class RowAgents:
-    """Who answers the model in the rows of a job: what the job has, and what a row asks for.
+    """The agents and user simulators of a job, for the checks of its rows.
 
     Attributes:
-        agents: by the name that rows have for them.
+        agents: by the name that rows use.
         default: agent of rows that name none.
         users: of `spec.agent.interactions` by name.
     """
@@ -67,12 +67,12 @@ class RowAgents:
         return row.agent or self.default
 
     def tools(self, row: PromptRow) -> Tools:
-        """What the model is shown in a row; of an unknown agent nothing."""
+        """Return the tools of a row's agent; none for an unknown agent."""
         agent = self.agents.get(self.name(row))
         return agent.tools if agent is not None else ()
 
     def problem(self, row: PromptRow) -> DataProblem | None:
-        """Say why the job has not the agent or the user that a row asks for."""
+        """Return why the job lacks the agent or user simulator of a row; None if it has both."""
         agent = self.agents.get(self.name(row))
         if agent is None:
             return DataProblem(
@@ -101,7 +101,7 @@ class RowAgents:
 
 
 def unrewarded(row: PromptRow, rewards: RewardChecks | None, spec: DataSpec) -> DataProblem | None:
-    """Say why nothing can score a row; None where something can, or that is not known."""
+    """Return why nothing can score a row; None if something can, or that is unknown."""
     if rewards is None:
         return None
     allowed = rewards.data_source_problem(row.data_source)
@@ -118,7 +118,7 @@ def unrewarded(row: PromptRow, rewards: RewardChecks | None, spec: DataSpec) -> 
 
 
 def unread(row: PromptRow, sources: Collection[str] | None, spec: DataSpec) -> DataProblem | None:
-    """Say that no model of the reference reads a row; `sources` are theirs, None for all."""
+    """Return the problem of a row that no reference model reads; `sources` None means all."""
     if sources is None or row.data_source in sources:
         return None
     got, why = repr(row.data_source), "none of spec.reference.teachers has it in its dataSources"
@@ -127,7 +127,7 @@ def unread(row: PromptRow, sources: Collection[str] | None, spec: DataSpec) -> D
 
 
 def truthless(row: PromptRow, spec: DataSpec) -> DataProblem | None:
-    """Tell of a row without ground truth, which a function of the user's may not need."""
+    """Warn of a row without ground truth, which a custom function may not need."""
     if row.ground_truth is not None:
         return None
     why, allowed = "reward functions are given None", "fine where they need no ground truth"
@@ -137,7 +137,7 @@ def truthless(row: PromptRow, spec: DataSpec) -> DataProblem | None:
 def with_control_token(
     prompt: Prompt, control: tuple[str, ...], spec: DataSpec
 ) -> DataProblem | None:
-    """Tell of a message that holds a control token; prompts that are text bring their own."""
+    """Warn of a message that holds a control token; prompts that are text bring their own."""
     contents = [] if isinstance(prompt, str) else [str(message["content"]) for message in prompt]
     found = (token for content in contents for token in control if token in content)
     token = next(found, None)
@@ -150,9 +150,9 @@ def with_control_token(
 def with_unseen_media(
     prompt: Prompt, columns: Collection[str], spec: DataSpec, because: str
 ) -> DataProblem | None:
-    """Tell of a prompt with marks of what its row has in a column, and the model is not shown.
+    """Warn of a prompt with marks for media of a column that the model does not see.
 
-    `because` says of a model with a tower why it is shown no pictures, or no sounds.
+    `because` says of a model with a tower why it sees no pictures, or no sounds.
     """
     media = {pictures.MARK: pictures.COLUMN, videos.MARK: videos.COLUMN}
     media[sounds.MARK] = spec.audio_key
@@ -166,7 +166,7 @@ def with_unseen_media(
 
 
 def created_tools(extra_info: Mapping[str, Json]) -> dict[str, bytes]:
-    """What a row's tools are made with, JSON by tool.
+    """Return the constructor arguments of a row's tools, JSON by tool.
 
     Data of another form is ignored, as in verl.
     """
@@ -194,9 +194,9 @@ def shown_tools(extra_info: Mapping[str, Json], tools: Tools) -> Tools:
 
 
 def untaken_kwargs(extra_info: Mapping[str, Json], names: Collection[str]) -> DataProblem | None:
-    """Tell of data for a tool that the row's agent does not have: no tool is made with it.
+    """Warn of data for a tool that the row's agent does not have: it is never constructed.
 
-    Names are those of the tools of the row's agent. Where it has none, nothing is told.
+    Names are those of the tools of the row's agent. Without tools there is no warning.
     """
     told = extra_info.get(_KWARGS)
     if not names or not isinstance(told, dict):

@@ -1,4 +1,4 @@
-"""A function that chooses the rows of a step: the parent's side, and what it and its child say."""
+"""Custom sampler: selects the rows of a step in a child process; the parent, and the messages."""
 
 import logging
 from collections import defaultdict
@@ -20,17 +20,17 @@ if TYPE_CHECKING:  # the child loads this module too, and has no time for these
 FIELD: Final = "spec.data.sampler"
 MAX_STATE_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 600.0
-"""For the import of the file, and for a call."""
+"""Timeout of the import of the file, and of a call."""
 _CHUNK_ROWS: Final = 1024
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Of one message with cells, which may be long; a row has a message to itself then."""
+"""Size of one message with cells; a larger row has a message to itself."""
 _ROW_BYTES: Final = 32 * 1024 * 1024
 """Of the cells of a row at most, well below what a message may have."""
 _CHUNK_NUMBERS: Final = 1 << 20
 """Of one message with numbers of rows."""
 _NULL: Final = b"null"
 _ATTEMPTS: Final = 2
-"""Processes of which the last may be killed from outside: the kernel takes them first."""
+"""Processes to try: the last may be killed from outside, since the kernel takes them first."""
 _log = logging.getLogger(__name__)
 
 Numbers = npt.NDArray[np.float64]
@@ -89,10 +89,10 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class RowSampler(Closeable):
-    """Calls the function in a child, which is started anew where something killed it.
+    """Calls the function in a child process, which is restarted if something killed it.
 
     Args:
-        rows: of which it is told.
+        rows: the rows that the function gets.
     """
 
     def __init__(self, spec: "SamplerSpec", rows: "PromptStore") -> None:
@@ -114,10 +114,10 @@ class RowSampler(Closeable):
     def choose(
         self, step: int, seed: int, count: int, numbers: Mapping[str, Numbers], state: str
     ) -> tuple[list[int], str]:
-        """The rows of a step, and the state for the next one.
+        """Return the rows of a step, and the state for the next one.
 
         Raises:
-            SamplerFailed: the function raised, hung, died, or answered something else.
+            SamplerFailed: the function raised, hung, died, or returned something else.
         """
         for left in reversed(range(_ATTEMPTS)):
             try:

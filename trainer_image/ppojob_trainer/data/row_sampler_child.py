@@ -1,4 +1,4 @@
-"""The child that calls a sampler: it runs the user's function, away from what the job keeps."""
+"""Child process that runs the user's sampler, isolated from the job's secrets."""
 
 import json
 import sys
@@ -31,7 +31,7 @@ _dumps: Final = json.dumps
 
 
 class _Served:
-    """A function, and what it is told of the rows."""
+    """A function and its inputs about the rows."""
 
     def __init__(self) -> None:
         self._function: samplers.Sampler | None = None

@@ -1,7 +1,7 @@
-"""Functions that choose the rows of a step: those that are built in, and what others answer.
+"""Built-in samplers of rows, and validation of any sampler's result.
 
-Each is a pure function of the step, the seed and what rows have scored before, as all that decides
-which rows a step trains on.
+Each is a pure function of the step, the seed and earlier scores, like everything that decides which
+rows a step trains on.
 """
 
 import inspect
@@ -19,18 +19,18 @@ from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
 
 Columns: TypeAlias = Mapping[str, Any]
-"""What is known of the rows, by name: arrays of numbers, and lists of whatever files have."""
+"""Data about the rows, by name: arrays of numbers, and lists of file cells."""
 Sampler: TypeAlias = Callable[..., object]
 
 SIGNATURE: Final = "(step, seed, count, rows, **arguments)"
 STATE: Final = "state"
-"""A function whose signature has it is given what it answered last, and answers it anew."""
+"""Argument by which a function gets its previous state; it then returns the next one."""
 
 
 def uncertain(
     step: int, seed: int, count: int, rows: Columns, *, epsilon: float = 0.05
 ) -> list[int]:
-    """Draw rows by how unsure it is that a response is right, each in proportion to a weight.
+    """Draw rows weighted by the uncertainty of their score.
 
     Single-stream Policy Optimization (arXiv:2509.13232), its prioritized draws: the weight of a row
     of the value v is `sqrt(v (1 - v)) + epsilon`. The draw without replacement is that of
@@ -58,10 +58,10 @@ def nearest(
     explore: float = 0.25,
     column: str = "value",
 ) -> list[int]:
-    """Take the rows of which a number is nearest to a target, and a share of any others.
+    """Select the rows with a number nearest to a target, and a random share of others.
 
-    Equal ones come by chance, and so do those of the share, which finds out what has become of
-    rows that were too hard or too easy.
+    Ties are broken at random. The random share finds out whether rows that were too hard or too
+    easy have changed.
     """
     if column not in rows:
         raise Wrong(f"column {column}", "no such column is known", ", ".join(rows))
@@ -106,17 +106,17 @@ def checked(name: str, function: Sampler, arguments: Mapping[str, Json]) -> Samp
 
 
 def keeps_state(function: Sampler) -> bool:
-    """Whether a function is given what it answered last."""
+    """Whether a function takes its previous state."""
     return STATE in inspect.signature(function).parameters
 
 
 def read_answer(
     answer: Any, count: int, num_rows: int, *, has_state: bool
 ) -> tuple[list[int], Json]:
-    """The rows that a function answers, and the state for the next step; None without.
+    """Return the rows that a function selected, and the state for the next step; None without.
 
     Raises:
-        Wrong: it is not so many of the rows, each another one.
+        Wrong: it did not return so many distinct rows.
     """
     state: Json = None
     if has_state:
@@ -134,7 +134,7 @@ def read_answer(
 
 
 def _check(chosen: Sequence[int], count: int, num_rows: int) -> None:
-    """Refuse what is not so many of the rows, each another one."""
+    """Refuse anything but so many distinct rows."""
     if len(chosen) != count:
         why, allowed = f"the step draws {count}", "as many rows as count says"
         raise Wrong(counted(len(chosen), "row"), why, allowed)

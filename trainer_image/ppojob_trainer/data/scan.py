@@ -1,4 +1,4 @@
-"""The one pass over the data at the start: check every row, tokenise it, keep it."""
+"""Data scan: the one pass at the start that checks, tokenises and stores every row."""
 
 import hashlib
 import itertools
@@ -11,7 +11,7 @@ from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import row_checks
-from ppojob_trainer.data.chat import ChatTokenizer, Told, Tools, tool_name
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools, tool_name
 from ppojob_trainer.data.columns import read_row
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
@@ -44,14 +44,14 @@ class _Asked(TypedDict):
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """A readable row on its way through the tokenizer.
+    """A readable row before tokenization.
 
     Attributes:
-        answers: those that are learnt, each from its first turn of the assistant on.
-        later: pictures behind the prompt.
-        told: what the chat template sees of the row beside its messages.
-        entry: of the list of files in the specification.
-        number: of the row in all files together.
+        answers: trained answers, each from its first turn of the assistant on.
+        later: pictures after the prompt.
+        told: the chat template's inputs besides the row's messages.
+        entry: index in the list of files in the specification.
+        number: index of the row in all files together.
         columns: that the row has, read or not.
     """
 
@@ -59,7 +59,7 @@ class _Candidate:
     difficulty: float
     answers: Sequence[Sequence[Message]]
     later: Sequence[bytes]
-    told: Told
+    told: TemplateInputs
     entry: int
     number: int
     path: str
@@ -69,26 +69,25 @@ class _Candidate:
 
 @dataclass(slots=True)
 class Scan:
-    """Reads the files of one data set, and holds what was found.
+    """Reads the files of one dataset, and holds the results.
 
     Attributes:
         rewards: what the reward side can score; None for no check (a custom function).
-        agents: who answers in rows that are conversations; None where none is.
+        agents: agents of rows that are conversations; None without such rows.
         max_rows: only the first rows; None for all.
         sources: data sources that the job's reference reads; None for all.
-        store: takes the rows to draw from; None where rows are checked only. Keys that find
-            duplicates are collected then.
-        digests: SHA-256 of what each file's rows are made of, in hex.
-        shown: SHA-256 of their pictures, which may lie beside the files; None without any.
+        store: stores the rows to draw from; None for a check only. Keys that find duplicates are
+            collected then.
+        digests: SHA-256 of each file's rows, in hex.
+        shown: SHA-256 of their pictures, which may be separate files; None without any.
         kept: rows to draw from; ``kept_of`` has those of each entry of the list of files.
-        difficulties: what a curriculum orders them by.
-        given: the type of the job where rows have their answers, which are learnt.
-        scored: rows to draw from with scores of responses that were drawn beforehand; ``guided``
-            are those with responses that are given.
-        dropped: rows left out as too long; ``untrained`` are rows of which nothing is learnt.
+        difficulties: order of a curriculum.
+        given: the type of a job with demonstrations.
+        scored: rows with scores of earlier responses; ``guided`` are those with given responses.
+        dropped: rows dropped as too long; ``untrained`` are rows without trained tokens.
         prompt_kind: "text" or "messages", as the first readable row has it, at ``prompt_place``.
         prompt_keys: eight-byte digest of every prompt seen.
-        row_keys: the same of (data source, split, index), 0 where a row has no index.
+        row_keys: the same of (data source, split, index), 0 for a row without index.
         key_rows: numbers of the rows that the keys belong to.
     """
 
@@ -151,7 +150,7 @@ class Scan:
         self._tell_left_out()
 
     def _tell_left_out(self) -> None:
-        """Tell how many rows are not drawn from, and refuse data of which none is."""
+        """Report how many rows are left out, and refuse data without usable rows."""
         most = f"maxPromptTokens {self.spec.max_prompt_tokens}"
         if self.spec.teacher_prompt_key is not None:
             most += f" or maxTeacherPromptTokens {self._longest_of_teacher}"
@@ -177,7 +176,7 @@ class Scan:
             self._tell_empty_columns()
 
     def _tell_empty_columns(self) -> None:
-        """Refuse the name of a column in which no row has anything."""
+        """Refuse the name of a column that is empty in every row."""
         for field_, key, filled, what in (
             ("scoresKey", self.spec.scores_key, self.scored, "scores"),
             ("guidanceKey", self.spec.guidance_key, self.guided, "responses"),
@@ -264,7 +263,7 @@ class Scan:
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
 
     def _read(self, cells: Row) -> list[tuple[PromptRow, float, Sequence[Sequence[Message]]]]:
-        """What is drawn of a row of a file: one row, or where pairs are split two."""
+        """Read a row of a file: one row, or two for a split pair."""
         if self.given in PAIRS:
             return [read_pair(cells, self.spec, is_scored=self.given == "reward_model")]
         if self.given == "kto" and self.spec.split_pairs:
@@ -280,7 +279,7 @@ class Scan:
     def _seeing(
         self, row: PromptRow, cells: Row, answers: Sequence[Sequence[Message]]
     ) -> tuple[PromptRow, Sequence[bytes]]:
-        """A row with what its prompt shows, and the pictures behind it."""
+        """Return a row with its prompt's pictures, and the pictures after the prompt."""
         form = self.chat.pictures
         if form is None or not self._media:
             return row, ()
@@ -297,12 +296,12 @@ class Scan:
             raise BadCell(pictures.COLUMN, f"{size} bytes of pictures", why, allowed)
         return replace(row, pictures=pictures.packed(files)), behind
 
-    def _told(self, cells: Row, row: PromptRow) -> Told:
-        """What the chat template sees of a row beside its messages."""
+    def _told(self, cells: Row, row: PromptRow) -> TemplateInputs:
+        """Return the chat template's inputs besides the row's messages."""
         variables = self._columns.variables(cells)
         if self.given is not None:
-            return Told(variables, self._columns.tools(cells))
-        return Told(variables, row_checks.shown_tools(row.extra_info, self._tools(row)))
+            return TemplateInputs(variables, self._columns.tools(cells))
+        return TemplateInputs(variables, row_checks.shown_tools(row.extra_info, self._tools(row)))
 
     def _take(self, candidates: list[_Candidate], control: tuple[str, ...]) -> None:
         told = [candidate.told for candidate in candidates]
@@ -342,12 +341,12 @@ class Scan:
 
     @property
     def _media(self) -> tuple[Medium, ...]:
-        """What rows show the model; a reward model is shown nothing."""
+        """Return the media of the model's input; a reward model sees none."""
         return () if self.given == "reward_model" else media_of(self.chat.pictures, self.spec)
 
     @property
     def _asked(self) -> _Asked:
-        """What rows have beside their prompts."""
+        """Return the contents of rows besides their prompts."""
         media = [one.column for one in self._media]
         return {"has_agents": self.agents is not None, "media": media}
 
@@ -372,11 +371,11 @@ class Scan:
         return form.expanded(ids, held)
 
     def _tools(self, row: PromptRow) -> Tools:
-        """What the model may call in a row."""
+        """Return the tools that the model may call in a row."""
         return self.chat.tools if self.agents is None else self.agents.tools(row)
 
     def _check(self, candidate: _Candidate, control: tuple[str, ...]) -> None:
-        """What the rows before it, rewards, tools and tokenizer say of a row."""
+        """Check a row against the rows before it, rewards, tools and tokenizer."""
         row = candidate.row
         tools = tuple(map(tool_name, self._tools(row)))
         may_need_truth = self.rewards is None and not self.given
@@ -404,7 +403,7 @@ class Scan:
                 _add(findings, bad, candidate.path, candidate.place)
 
     def _unseen(self, candidate: _Candidate) -> set[str]:
-        """Columns of media of which the row shows the model nothing."""
+        """Return the media columns that the row's prompt does not show."""
         form = self.chat.pictures
         if form is None or not self._media:
             return set(candidate.columns)
@@ -416,7 +415,7 @@ class Scan:
         return ({*candidate.columns} | may) - shown
 
     def _other_kind(self, candidate: _Candidate) -> DataProblem | None:
-        """Say that a prompt is text where the first one is messages, or the other way round."""
+        """Return a problem if a prompt is text and the first one is messages, or vice versa."""
         kind = "text" if isinstance(candidate.row.prompt, str) else "messages"
         if not self.prompt_kind:
             self.prompt_kind, self.prompt_place = kind, candidate.place
@@ -439,7 +438,7 @@ class Scan:
         return self.spec.max_teacher_prompt_tokens or self.spec.max_prompt_tokens
 
     def _bad_prompt(self, candidate: _Candidate, ids: list[int], taught: list[int]) -> bool:
-        """Whether a prompt has too many tokens or none, which is told."""
+        """Whether a prompt has too many tokens or none, which is reported."""
         spec, key = self.spec, self.spec.teacher_prompt_key
         prompts = [(spec.prompt_key, ids, "maxPromptTokens", spec.max_prompt_tokens)]
         if key is not None:

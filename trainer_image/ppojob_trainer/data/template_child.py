@@ -1,13 +1,4 @@
-"""The child that renders chat templates: what Hugging Face gives them, and nothing more.
-
-A template comes with a model and is a program of its publisher. The sandbox keeps it from Python,
-but ``{{ 10 ** 10 ** 10 }}`` and three nested loops are legal Jinja that ends neither memory nor
-time well, and nothing within one process can stop the first. So it runs where it can be killed.
-
-Semantics of transformers' ``apply_chat_template`` (``utils/chat_template_utils.py``, which loads
-torch): immutable sandbox, trimmed blocks, ``{% break %}``, ``{% generation %}``,
-``raise_exception``, ``strftime_now`` and a ``tojson`` that escapes no HTML.
-"""
+"""Child process that renders chat templates, with Hugging Face's semantics in a sandbox."""
 
 import datetime
 import json

@@ -1,4 +1,4 @@
-"""What a chat template is told of a row beside its messages: variables, and schemas of tools."""
+"""Template inputs of a row besides its messages: variables, and tool schemas."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -31,7 +31,7 @@ class TemplateColumns:
         self._tools_key = spec.tools_column(given)
 
     def variables(self, row: Row) -> Mapping[str, Json]:
-        """The job's variables, and those of the row over them; null leaves one as it is.
+        """Return the job's variables, overridden by those of the row; null overrides nothing.
 
         Raises:
             BadCell: a column is missing, or holds something else.
@@ -42,7 +42,7 @@ class TemplateColumns:
         return {**self._variables, **{k: value for k, value in own.items() if value is not None}}
 
     def tools(self, row: Row) -> Tools:
-        """Schemas of what the model may call in a row whose answers are given; none without any.
+        """Return the tool schemas of a demonstration row; empty without any.
 
         Raises:
             BadCell: the column holds something else.

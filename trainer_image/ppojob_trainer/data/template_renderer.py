@@ -1,6 +1,6 @@
-"""Turns conversations into text in a child process that a chat template cannot keep busy.
+"""Template renderer: renders conversations in a child process with time limits.
 
-The parent's side, and what it and its child say to each other.
+It is the parent's side, and the messages with the child.
 """
 
 import datetime
@@ -24,15 +24,15 @@ from ppojob_trainer.json_value import Json
 Messages = Sequence[Mapping[str, Json]]
 
 RENDER_SECONDS = 10.0
-"""Time for one call of the child: a chunk of conversations takes milliseconds."""
+"""Timeout of one call of the child: a chunk of conversations takes milliseconds."""
 START_SECONDS = 60.0
 ATTEMPTS = 2
 """Processes that a request may end before the template counts as the cause."""
 TEMPLATE_MEMORY_BYTES = 512 * 1024 * 1024
 MAX_CHAT_BYTES = 16 * 1024 * 1024
-"""Of one conversation, as messages and as text: far more than any model reads."""
+"""Limit of one conversation, as messages and as text: far more than any model reads."""
 CHUNK_CHATS = 32
-"""Of one call: their texts fit into a frame also where each repeats the longest template."""
+"""Conversations per call: their texts fit a frame even if each repeats the longest template."""
 CHUNK_BYTES = 4 * 1024 * 1024
 """Of the conversations of one call; not above `MAX_CHAT_BYTES`, for the longest of them alone."""
 
@@ -69,7 +69,7 @@ class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
     """The template is missing, wrong, takes too long, or refuses the messages.
 
     Attributes:
-        refusal: what the template said, or what is too long; empty where it said nothing.
+        refusal: the template's own message, or what is too long; empty without one.
     """
 
     def __init__(self, problem: str, refusal: str = "") -> None:
@@ -122,7 +122,7 @@ class TemplateRenderer(Closeable):
         return rendered
 
     def tell_time(self, began: float) -> None:
-        """Tell another time from now on, in unix seconds."""
+        """Set another time from now on, in unix seconds."""
         if began != self._began:
             self._began = began
             self.close()  # the child has compiled the template with another time
@@ -209,9 +209,9 @@ class TemplateRenderer(Closeable):
 
 
 def chunked(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Put bodies together, in their order, as far as `CHUNK_CHATS` and `CHUNK_BYTES` allow.
+    """Group bodies, in their order, within `CHUNK_CHATS` and `CHUNK_BYTES`.
 
-    One that is longer is alone.
+    A longer one is alone.
     """
     chunk: list[bytes] = []
     size = 0

@@ -1,4 +1,4 @@
-"""Compares rows that grow turn by turn with what a chat template writes of the whole row."""
+"""Checks a chat template: rows that grow turn by turn must equal the rendered whole."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product, zip_longest
@@ -25,18 +25,18 @@ _SYSTEM = {"role": "system", "content": "Be brief."}
 def check_template(
     template: TurnTemplate, tools: Tools, *, parallel: int = 1, users: bool = True
 ) -> str | None:
-    """Say why no row of several turns can be made with a chat template; None where one can.
+    """Return why a chat template cannot build rows of several turns; None if it can.
 
-    Made-up rows, turn by turn and as a whole, are compared by their special tokens.
+    Test rows, turn by turn and as a whole, are compared by their special tokens.
 
     Args:
         template: of the model.
-        tools: schemas of what it may call; empty: no turn has a call.
+        tools: schemas of its tools; empty: no turn has a call.
         parallel: calls of one turn that may be answered.
         users: whether a user may answer a turn.
 
     Raises:
-        JobFailed: the template's process cannot start, or is killed again and again.
+        JobFailed: the template's process cannot start, or is killed repeatedly.
     """
     turns = [["tool"], ["tool"] * parallel] if tools else []
     turns += [["user"]] if users else []

@@ -1,10 +1,10 @@
-"""What a chat template puts between two turns of the model, as tokens.
+"""Turn template: the tokens that a chat template puts between two turns of the model.
 
-A row of several turns is never rendered again. The model's tokens stay as they were drawn, since a
-text can be cut into tokens in more than one way, and templates rewrite earlier turns (they drop
-thoughts, trim spaces). After each turn, only what the template puts there is appended. It is taken
-from a made-up conversation in which an assistant has just spoken, or has just made calls: there
-templates only add at the end, while elsewhere many change what is before it.
+A row of several turns is never rendered again. The model's tokens stay as they were generated: a
+text can be tokenised in more than one way, and templates rewrite earlier turns (they drop thoughts,
+trim spaces). After each turn, only what the template puts there is appended. It is taken from a
+dummy conversation in which an assistant has just spoken, or has just made calls: there templates
+only append, while elsewhere many change earlier text.
 """
 
 import json
@@ -28,9 +28,9 @@ _Form = Callable[[str], str]
 _Kinds = str | list[str]
 
 SPOKEN, CALLED = "ppojobSpokenq", "ppojobCalledq"
-"""Words of the made-up assistant; a template whose text lacks them shows no such turn."""
+"""Words of the dummy assistant; a template whose text lacks them shows no such turn."""
 ASKED: _Message = {"role": "user", "content": "Hello."}
-"""A made-up message that a turn answers."""
+"""A dummy message that a turn answers."""
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _CACHED = 256
 
@@ -46,19 +46,19 @@ _FORMS: tuple[_Form, ...] = (
     _in_json,
     lambda body: _in_json(body.strip()),
 )
-"""What templates do with a message's text."""
+"""How templates transform a message's text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """What a template puts after a turn, without the texts of the messages.
+    """The tokens that a template puts after a turn, without the texts of the messages.
 
     Attributes:
-        pieces: (texts + 1,) around the texts of messages; the first begins right
-            after the last word of the turn, so it may end a call and the turn.
-        forms: (texts,) what the template does with them.
-        closing: length of what ends the turn, in the first piece, with its end token.
-        end: where that end token begins; equal to `closing` where the template has none.
+        pieces: (texts + 1,) around the texts of messages; the first begins right after the last
+            word of the turn, so it may end a call and the turn.
+        forms: (texts,) the template's transformation of each.
+        closing: length of the end of the turn, in the first piece, with its end token.
+        end: where that end token begins; equal to `closing` if the template has none.
     """
 
     pieces: tuple[str, ...]
@@ -139,7 +139,7 @@ class TurnTemplate:
         return self.text.encode([*pieces, rest], bodies)
 
     def turn(self, content: str) -> list[int]:
-        """Tokens of a turn of the model that says this, as it would draw them, its end included.
+        """Return the tokens of a model turn with this content, as generated, its end included.
 
         Raises:
             BadChatTemplate: see `delta`.
@@ -157,7 +157,7 @@ class TurnTemplate:
         return [*self.chat.encode(text.rstrip()), *self.chat.eos_token_ids[:1]]
 
     def suffix(self, messages: Messages, tools: Tools | None = None) -> Suffix:
-        """What is the same for all messages of these roles and names; rendered once, then kept."""
+        """Return the common part of messages of these roles and names; rendered once."""
         plain = [_plain(message, i) for i, message in enumerate(messages)]
         kinds = [_kinds(message) for message in messages]
         key = msgspec.json.encode([plain, kinds, tools])
@@ -238,7 +238,7 @@ class TurnTemplate:
         return self.refusal(got, "how the chat template ends a turn depends on what follows")
 
     def _forms(self, text: str, pieces: Sequence[str], probes: Sequence[str]) -> tuple[_Form, ...]:
-        """What the template does with each text, seen by probes."""
+        """Detect the template's transformation of each text by probes."""
         at = len(pieces[0])
         forms = []
         for probe, piece in zip(probes, pieces[1:], strict=True):

@@ -1,8 +1,8 @@
-"""Turns of the assistant that only the chat template can write: with calls of tools, or thoughts.
+"""Assistant turns with tool calls or thoughts, which only the chat template can write.
 
-What a turn says in `content` is what the model writes. How it writes a call or a thought is known
-to the template alone, so such a turn is rendered behind a made-up message, and what follows the
-header that a rollout would have begun it with is the turn.
+The `content` of a turn is what the model writes. The format of a call or a thought is known to the
+template alone, so such a turn is rendered after a dummy message; the turn is what follows the
+header that a rollout would have begun it with.
 """
 
 import json
@@ -47,7 +47,7 @@ def check_calls(message: Mapping[str, Json], place: str) -> None:
 
 
 def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Tools) -> list[int]:
-    """Tokens of a turn, its end token included, as the policy would draw them.
+    """Return the tokens of a turn, its end token included, as the policy would generate them.
 
     Raises:
         BadChatTemplate: the template refuses the turn, hides a part of it, or begins it with

@@ -1,1 +1,1 @@
-"""Training of one model on one rank: packed forward and backward, objective, optimizer."""
+"""Training of one model on one rank: packed forward and backward passes, objectives, optimizers."""

@@ -1,16 +1,16 @@
-"""Attention over packed rows: exact, without padding outside of it, linear in memory.
+"""Attention over packed sequences: exact, without padding outside of it, linear in memory.
 
-Short rows are gathered into tiles of about equal lengths, and a tile is a few batched matrix
-products; a row that fills more than a tile goes through `long_rows`. Probabilities are computed
-again in the backward pass instead of being kept. What is held beside queries, keys and values grows
-with the tokens of the rows; a short row counts with its prompt, shared or not, since a tile has a
-copy of its keys, and up to twice for padding. On a CPU tiles take less than half the time of the
-fused kernel of `scaled_dot_product_attention` in bfloat16 at the lengths of the demo. On a GPU
-`varlen_rows` does all of that, but for float32, dropout, capped scores, sinks and tokens that see
-ahead, which its kernel lacks.
+Short rows are gathered into tiles of similar lengths, and each tile is computed by a few batched
+matrix products. A row longer than a tile goes through `long_rows`. The backward pass recomputes
+attention probabilities instead of storing them. Memory beside queries, keys and values grows
+linearly with the tokens. A short row also counts its prompt, shared or not, since each tile copies
+the prompt's keys, and up to twice that for padding. On a CPU tiles take less than half the time of
+the fused bfloat16 kernel of `scaled_dot_product_attention` at the lengths of the demo. On a GPU
+`varlen_rows` computes everything but float32, dropout, softcapped scores, attention sinks and
+bidirectional spans, which its kernel does not support.
 
-Legend: T packed tokens, t of them in a rank's run, H query heads, K key heads, G = H / K, D head
-size; a tile has R rows of Q queries and S keys.
+Legend: T packed tokens, t of them on this sequence-parallel rank, H query heads, K key/value heads,
+G = H / K (GQA), D head size; a tile has R rows of Q queries and S keys.
 """
 
 from __future__ import annotations
@@ -45,29 +45,29 @@ from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 PACKED_ATTENTION = "ppojob_packed"
-"""Name under which transformers knows this attention."""
+"""Name under which this attention is registered with transformers."""
 
 TILE_SCORES = 2**20
-"""Scores of a tile or block at most (heads x queries x keys over its rows): they stay in cache."""
+"""Most scores of a tile or block (heads x queries x keys x rows), so that they stay in cache."""
 
 GPU_TILE_SCORES = 2**25
 """The same on a GPU, where a launch takes longer than the products of a small tile."""
 
 HEAD_STREAM = 2**20
-"""Between the seeds of dropout of ranks that have other heads of the same rows."""
+"""Stride between the dropout seeds of ranks that hold different heads of the same rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Rows whose attention is computed at once; indices count (token, head) pairs."""
+    """Rows whose attention is computed in one batch; indices count (token, head) pairs."""
 
-    queries: Tensor  # (R * K * G * Q,) int64 into T * H; T * H stands for padding
-    keys: Tensor  # (R * K * S,) int64 into T * K; T * K stands for padding
-    hidden: Tensor  # (R, 1, Q, S) bool, True where a query must not see a key
+    queries: Tensor  # (R * K * G * Q,) int64 indices into T * H; T * H stands for padding
+    keys: Tensor  # (R * K * S,) int64 indices into T * K; T * K stands for padding
+    hidden: Tensor  # (R, 1, Q, S) bool, True where a query is masked from a key
     shape: tuple[int, int, int, int, int]  # R, K, G, Q, S
 
     def to(self, device: torch.device) -> Tile:
-        """The same on a device."""
+        """Return a copy on a device."""
         return Tile(
             self.queries.to(device), self.keys.to(device), self.hidden.to(device), self.shape
         )
@@ -75,20 +75,20 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class AttentionPlan:
-    """The tiles of a packed sequence and the way back."""
+    """Tiles of a packed sequence, and the indices that scatter their results back."""
 
-    tiles: tuple[Tile, ...]  # together they hold every query of the short rows once
-    long_rows: LongRows  # the others
-    # (T * H,) int64, where each query lies in the tiles one after the other; right behind
-    # them for queries of long rows
+    tiles: tuple[Tile, ...]  # each query of the short rows is in exactly one of them
+    long_rows: LongRows  # rows that do not fit into a tile
+    # (T * H,) int64, place of each query in the concatenated tiles; for queries of long rows, the
+    # index just after them
     query_slots: Tensor
-    # flat int64, where the copies of each key lie in the tiles one after the other
+    # flat int64, places of the copies of each key in the concatenated tiles
     key_slots: Tensor
     key_offsets: Tensor  # (T * K,) int64, where the copies of each key begin in `key_slots`
-    stream: int = 0  # added to the seeds of dropout
+    stream: int = 0  # offset of the dropout seeds
 
     def to(self, device: torch.device) -> AttentionPlan:
-        """The same on a device."""
+        """Return a copy on a device."""
         return AttentionPlan(
             tuple(tile.to(device) for tile in self.tiles),
             self.long_rows,
@@ -110,10 +110,10 @@ def plan_attention(
 ) -> AttentionPlan:
     """Cut the attention of packed rows into tiles and long rows.
 
-    In a window a token sees so many, itself and those before it in its row. Rows of a tile have
-    prefixes and lengths within a factor of two of each other, which bounds what padding to the
-    longest of them costs. A tile or block has `tile_scores` scores at most. Plans of other streams
-    drop other weights.
+    With a sliding `window` a token attends to that many tokens, itself included. Rows of one tile
+    have prefixes and lengths within a factor of two of each other, which bounds the cost of padding
+    to the longest. A tile or block has at most `tile_scores` scores. Plans with different `stream`s
+    draw different dropout masks.
     """
     total = sum(span.length for span in spans)
     short, long_rows = _cut(spans, heads, tile_scores)
@@ -136,9 +136,10 @@ def plan_attention(
 
 
 class AttentionPlans:
-    """The plans of a packed sequence: one for each window and number of heads that layers have.
+    """Attention plans of a packed sequence: one for each sliding window and number of heads.
 
-    Beside them the rows as the kernel of GPUs takes them, for which a window is but an argument.
+    Also holds the rows in the form of the varlen kernel of GPUs, which takes the window as an
+    argument.
     """
 
     def __init__(
@@ -149,15 +150,15 @@ class AttentionPlans:
         ahead_in_windows: bool = False,
         **options: int,
     ) -> None:
-        """Each is made when it is first asked for; options are others of `plan_attention`.
+        """Prepare plans that are built on first use; `options` are passed to `plan_attention`.
 
-        With `ahead_in_windows` tokens see some behind them in layers with a window alone.
+        With `ahead_in_windows` only layers with a sliding window are bidirectional within images.
         """
         if device.type == "cuda":
             options = {"tile_scores": GPU_TILE_SCORES, **options}
         self._options = options
         self._spans = spans
-        self._see_ahead = any(span.wholes for span in spans)
+        self._is_bidirectional = any(span.bidirectional for span in spans)
         self._ahead_in_windows = ahead_in_windows
         self._device = device
         self._longest = max(span.prefix_length + span.length for span in spans)
@@ -165,20 +166,20 @@ class AttentionPlans:
         self._chunks: dict[int, ChunkPlan] = {}
         self._neighbours: dict[int, Tensor] = {}
 
-    def see_ahead(self, window: int | None) -> bool:
-        """Whether tokens see some behind them, as those of a picture may, in layers with it."""
-        return self._see_ahead and not (self._ahead_in_windows and window is None)
+    def is_bidirectional(self, window: int | None) -> bool:
+        """Return whether layers with this window have bidirectional spans, as images have."""
+        return self._is_bidirectional and not (self._ahead_in_windows and window is None)
 
     def of(self, window: int | None, heads: int, key_heads: int) -> AttentionPlan:
-        """The plan of a window; one that no row is longer than hides nothing."""
-        ahead = self.see_ahead(window)
+        """Return the plan of a sliding window; a window longer than every row masks nothing."""
+        ahead = self.is_bidirectional(window)
         if window is not None and window >= self._longest:
             window = None
         kind = window, heads, key_heads, ahead
         if kind not in self._made:
             spans = self._spans
-            if self._see_ahead and not ahead:
-                spans = [replace(span, wholes=()) for span in spans]
+            if self._is_bidirectional and not ahead:
+                spans = [replace(span, bidirectional=()) for span in spans]
             made = plan_attention(
                 spans, window=window, heads=heads, key_heads=key_heads, **self._options
             )
@@ -186,27 +187,27 @@ class AttentionPlans:
         return self._made[kind]
 
     def chunks(self, before: int) -> ChunkPlan:
-        """The chunks of linear attention whose convolution sees so many tokens before one."""
+        """Return the chunks of linear attention whose convolution sees `before` previous tokens."""
         if before not in self._chunks:
             self._chunks[before] = plan_chunks(self._spans, before).to(self._device)
         return self._chunks[before]
 
     def neighbours(self, before: int) -> Tensor:
-        """So many tokens before each one in its row."""
+        """Return for each token the indices of the `before` previous tokens of its row."""
         if before not in self._neighbours:
             self._neighbours[before] = plan_neighbours(self._spans, before).to(self._device)
         return self._neighbours[before]
 
     @cached_property
     def rows(self) -> VarlenRows:
-        """The rows by their lengths."""
+        """Return the rows in the form of the varlen kernel."""
         return VarlenRows.of(self._spans, self._device)
 
 
 def _cut(
     spans: Sequence[Span], heads: int, tile_scores: int
 ) -> tuple[list[list[Span]], list[Span]]:
-    """Rows of each tile, and those too long for one."""
+    """Split rows by length into tiles, and those too long for one."""
     classes: dict[tuple[int, int], list[Span]] = {}
     for span in spans:
         key = (span.prefix_length.bit_length(), (span.length - 1).bit_length())
@@ -225,7 +226,7 @@ def _cut(
 
 
 def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int | None) -> Tile:
-    """Indices and mask of some rows."""
+    """Build the indices and the mask of a tile."""
     start, length, prefix_start, prefix = torch.tensor(
         [(span.start, span.length, span.prefix_start, span.prefix_length) for span in spans]
     )[:, :, None].unbind(1)
@@ -240,7 +241,7 @@ def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int
         dim=2,
     )
     for row, span in enumerate(spans):
-        for first, end in span.wholes:
+        for first, end in span.bidirectional:
             run = slice(first - span.start, end - span.start)
             seen[row, run, len(before) :][:, run] = True
     if window is not None:
@@ -256,13 +257,13 @@ def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int
 
 
 def _with_heads(tokens: Tensor, heads: int, total: int) -> Tensor:
-    """(R, n) tokens to (R * heads * n,) indices of (token, head) pairs; padding is one index."""
+    """Turn (R, n) tokens into (R * heads * n,) indices of (token, head) pairs; padding has one."""
     pairs = tokens[:, None, :] * heads + torch.arange(heads)[:, None]
     return torch.where(tokens[:, None, :] < total, pairs, total * heads).flatten()
 
 
 class _PackedAttention(torch.autograd.Function):
-    """softmax(scores) V in tiles and blocks; see the docstring of this file."""
+    """softmax(scores) V in tiles and blocks; see the docstring of the module."""
 
     @staticmethod
     def forward(
@@ -277,7 +278,7 @@ class _PackedAttention(torch.autograd.Function):
     ) -> Tensor:
         """(T, H, D), (T, K, D), (T, K, D), maybe (H,) to (T, H, D)."""
         ctx.plan, ctx.scoring = plan, scoring
-        # Ranks that share heads draw the same seed, and drop other weights.
+        # Tensor-parallel ranks draw the same seed but must drop different weights.
         ctx.dropout = share, draw_seed() + plan.stream if share > 0.0 else 0, query.device
         dropout = Dropout(*ctx.dropout)
         query_rows, key_rows, value_rows = map(_padded_rows, (query, key, value))
@@ -295,7 +296,7 @@ class _PackedAttention(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """Gradients of what was read; probabilities are computed again, tile by tile."""
+        """Compute the gradients of the inputs; probabilities are recomputed tile by tile."""
         query, key, value, sinks, output, log_sums = ctx.saved_tensors
         plan: AttentionPlan = ctx.plan
         scoring: Scoring = ctx.scoring
@@ -340,12 +341,12 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _padded_rows(x: Tensor) -> Tensor:
-    """(T, heads, D) as (T * heads + 1, D), the last row zero: what padding is gathered from."""
+    """Reshape (T, heads, D) to (T * heads + 1, D); the last row, zero, serves as padding."""
     return F.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, 1))
 
 
 def _gather(tile: Tile, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(R * K, G * Q, D), (R * K, S, D), (R * K, S, D)."""
+    """Gather queries (R * K, G * Q, D), keys and values (R * K, S, D) of a tile."""
     rows, key_heads, per_key, queries, keys = tile.shape
     batch, size = rows * key_heads, query.shape[-1]
     return (
@@ -356,7 +357,7 @@ def _gather(tile: Tile, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tens
 
 
 def _scores(tile: Tile, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
-    """(R * K, G * Q, S), -inf where a query does not see a key."""
+    """Return scores (R * K, G * Q, S), -inf where a query is masked from a key."""
     rows, key_heads, per_key, queries, keys = tile.shape
     scores = scoring.capped(scaled_bmm(query, key.mT, scoring.scale))
     scores.view(rows, key_heads * per_key, queries, keys).masked_fill_(tile.hidden, -torch.inf)
@@ -364,7 +365,7 @@ def _scores(tile: Tile, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
 
 
 def _weights(tile: Tile, scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Of scores (R * K, G * Q, S) what each key weighs, and (R * K, G * Q, 1) what sinks do."""
+    """Apply softmax to scores (R * K, G * Q, S); also return sinks' weights (R * K, G * Q, 1)."""
     weights = torch.softmax(scores, dim=-1)
     if sinks is None:
         return weights, None
@@ -375,18 +376,18 @@ def _weights(tile: Tile, scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, 
 
 
 def _by_head(tile: Tile, of_queries: Tensor) -> Tensor:
-    """(R * K, G * Q, 1) as (R, K, G, Q)."""
+    """Reshape (R * K, G * Q, 1) to (R, K, G, Q)."""
     return of_queries.view(tile.shape[:4])
 
 
 def _in_order(parts: list[Tensor], plan: AttentionPlan, like: Tensor) -> Tensor:
-    """(T, H, D): what tiles say of each query, zero where none does."""
+    """Scatter the outputs of the tiles to (T, H, D); zero for queries of no tile."""
     rows = torch.cat([*parts, like.new_zeros(1, like.shape[-1])])
     return rows.index_select(0, plan.query_slots).view(like.shape)
 
 
 def _sum_copies(grads: list[Tensor], plan: AttentionPlan, like: Tensor) -> Tensor:
-    """(T, K, D): the gradients of all copies of each key, added up in a fixed order."""
+    """Sum the gradients (T, K, D) over all copies of each key, in a fixed order."""
     rows = torch.cat([*grads, like.new_zeros(1, like.shape[-1])])
     return F.embedding_bag(plan.key_slots, rows, plan.key_offsets, mode="sum").view(like.shape)
 
@@ -407,22 +408,24 @@ def attend_packed(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Attention function in the form transformers calls it; there is no mask.
+    """Compute attention with the signature that transformers calls; there is no mask argument.
 
-    Queries are (1, H, t, D), keys (1, K, t, D) and values (1, K, t, V <= D), positions applied, of
-    this rank's run of the tokens, and `s_aux`, the sinks, (H,); plans are for all tokens. The first
-    two keywords are given to the model's forward, which hands them down. Returns (1, t, H, V), and
-    no weights.
+    Queries are (1, H, t, D), keys (1, K, t, D) and values (1, K, t, V <= D) of this rank's tokens,
+    after RoPE; `s_aux` (H,) are the attention sinks. Plans cover all tokens. `attention_plans` and
+    `sequence_ranks` are given to the model's forward, which hands them down. Returns (1, t, H, V),
+    and None for attention weights.
     """
     width = value.shape[-1]
-    if width < query.shape[-1]:  # of latent attention; what is added says 0
+    if width < query.shape[-1]:  # of MLA: values are padded with zeros to D
         value = F.pad(value, (0, query.shape[-1] - width))
-    # Under autocast the rotation leaves queries and keys in float32; products run in value's type.
+    # Under autocast RoPE leaves queries and keys in float32; products run in value's dtype.
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
     with torch.autocast(query.device.type, enabled=False):
         queries, keys, values = sequence_ranks.to_heads(*packed)
         is_plain = (
-            softcap is None and s_aux is None and not attention_plans.see_ahead(sliding_window)
+            softcap is None
+            and s_aux is None
+            and not attention_plans.is_bidirectional(sliding_window)
         )
         if has_kernel(queries) and dropout == 0.0 and is_plain:
             rows = attention_plans.rows
@@ -443,20 +446,21 @@ def attend_packed(
 def use_packed_attention(model: PreTrainedModel) -> None:
     """Let every layer of a model attend by `attend_packed`."""
     AttentionInterface.register(PACKED_ATTENTION, attend_packed)
-    AttentionMaskInterface.register(PACKED_ATTENTION, lambda *_, **__: None)  # it is in the plan
-    # A tower beside the decoder attends within each picture.
+    AttentionMaskInterface.register(PACKED_ATTENTION, lambda *_, **__: None)  # plans have it
+    # The vision tower uses its own attention, within each image.
     model.base_model.set_attn_implementation(PACKED_ATTENTION)
     use_packed_states(model)
-    if FAMILIES[model.config.model_type].is_untold:
+    if FAMILIES[model.config.model_type].drops_attention_kwargs:
         for layer in model.base_model.layers:
-            if hasattr(layer, "self_attn"):  # at this stage
+            if hasattr(layer, "self_attn"):  # at this pipeline stage
                 layer.register_forward_pre_hook(_tell_attention, with_kwargs=True)
 
 
 def _tell_attention(layer: Any, _args: Any, options: dict[str, Any]) -> None:
-    """Give attention the keywords of a pass, which its layer's code in transformers keeps.
+    """Give attention the keyword arguments of the pass, which this layer's transformers code drops.
 
-    They come with each call, for a layer may be computed again behind another pass.
+    They are set at each call, since activation checkpointing may recompute a layer after another
+    pass.
     """
     told = {name: options[name] for name in KEYWORDS if name in options}
     attention = layer.self_attn

@@ -1,7 +1,8 @@
-"""Estimators and policy losses from a Python file of the job's author (ADR 69).
+"""Custom estimators and policy losses: functions from a Python file of the job's author (ADR 69).
 
-A function is loaded once a process and called as those of the tables are. What it gives is held
-against what they give, so that a mistake ends the job by the name of the function and its line.
+A file is loaded once per process, and its functions are called as the built-in ones are. Their
+results are checked against the built-in contract, so a mistake ends the job with the function's
+name and line.
 """
 
 import inspect
@@ -43,16 +44,16 @@ _OF_TOKENS: Final = "token_rewards, mask, lengths, groups"
 _FORMS: Final = {_ESTIMATOR: f"({_OF_TOKENS}, **arguments)", _LOSS: "(inputs, **arguments)"}
 _KNOWN: Final = frozenset(name for loss in POLICY_LOSSES.values() for name in loss.metrics)
 _COPIED: Final = ("old_logprobs", "rollout_logprobs", "advantages", "mask", "lengths", "groups")
-"""Of what a loss reads, all that has no gradient: a function may write into it."""
+"""Inputs of a loss that have no gradient; they are copied, as a function may write into them."""
 _NUMBERS: Final = ("logprobs", "old_logprobs", "rollout_logprobs", "advantages")
 _folders: Final = ImportFolder()
 
 
 def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
-    """A job's own estimator, called as those of `ADVANTAGES`, with `kept` besides.
+    """Return the job's custom estimator, called as those of `ADVANTAGES` with `kept` in addition.
 
     Raises:
-        ConfigError: the file has no such function, or none that takes such arguments.
+        ConfigError: the file has no such function, or it takes other arguments.
     """
     called = _Called(_ESTIMATOR, spec, _function(_ESTIMATOR, spec))
     takes_kept = "kept" in inspect.signature(called.function).parameters
@@ -105,7 +106,7 @@ def _loss_of(told: str) -> PolicyLoss:
 
     def compute(inputs: LossInputs, **arguments: object) -> LossOutput:
         copies = {name: getattr(inputs, name).clone() for name in _COPIED}
-        # A masked token may have any number: of 0 times its gradient nothing is left but NaN.
+        # A masked token may hold any number: 0 times its gradient must not become NaN.
         copies["logprobs"] = inputs.trained(inputs.logprobs)
         with called.blamed():
             found = called.function(replace(inputs, **copies), **deepcopy(arguments))
@@ -135,10 +136,10 @@ def _loss_of(told: str) -> PolicyLoss:
 
 
 def policy_loss_of(spec: PolicyLossSpec) -> PolicyLoss:
-    """The job's policy loss: a row of `POLICY_LOSSES`, or its own as such a row.
+    """Return the job's policy loss: a row of `POLICY_LOSSES`, or its custom one in the same form.
 
     Raises:
-        ConfigError: the file has no such function, or none that takes such arguments.
+        ConfigError: the file has no such function, or it takes other arguments.
     """
     if spec.custom is None:
         return POLICY_LOSSES[spec.type]
@@ -146,7 +147,7 @@ def policy_loss_of(spec: PolicyLossSpec) -> PolicyLoss:
 
 
 def check(algorithm: AlgorithmSpec) -> None:
-    """Load the functions of a job; ConfigError has a line for each that cannot be used."""
+    """Load the custom functions of a job; raises ConfigError with a line for each unusable one."""
     problems: list[str] = []
     for load in (
         lambda: algorithm.custom and estimator_of(algorithm.custom),
@@ -162,7 +163,7 @@ def check(algorithm: AlgorithmSpec) -> None:
 
 @dataclass(frozen=True)
 class _Called:
-    """A function of a file, and how calls of it are told of."""
+    """A custom function, and the words by which errors name it."""
 
     where: str
     spec: CustomSpec
@@ -170,13 +171,13 @@ class _Called:
 
     @property
     def place(self) -> str:
-        """The function with its file and first line."""
+        """Return the function's name with its file and first line."""
         code = getattr(inspect.unwrap(self.function), "__code__", None)
         place = f"{code.co_filename}:{code.co_firstlineno}" if code else self.spec.source.file
         return f"{place} {self.spec.function}"
 
     def check(self, *columns: str, **named: object) -> None:
-        """Refuse a function that cannot be called so by ConfigError."""
+        """Raise ConfigError if the function cannot be called with these arguments."""
         signature = inspect.signature(self.function)
         try:
             if taken := self.spec.arguments.keys() & {*columns, "kept"}:
@@ -191,7 +192,7 @@ class _Called:
 
     @contextmanager
     def blamed(self) -> Iterator[None]:
-        """Say of what the function raises where it did."""
+        """Turn an exception of the function into an error that names its place."""
         _enter(self.spec)
         try:
             yield
@@ -202,13 +203,13 @@ class _Called:
             ) from None
 
     def fail(self, got: str, allowed: str) -> NoReturn:
-        """End the job by what the function gave."""
+        """End the job with an error about the function's result."""
         raise CustomCodeFailed(f"{self.where}: got {got}: {self.place} gave it; {allowed}")
 
     def column(
         self, name: str, value: object, like: Tensor, mask: Tensor, is_finite: bool
     ) -> Tensor:
-        """A number a token as the tables' functions give it: 0 where no token is trained."""
+        """Check a per-token result of the function; masked tokens become 0, as in built-in ones."""
         wanted = f"({like.numel()},) floating-point numbers on {like.device.type}"
         if not isinstance(value, Tensor):
             self.fail(f"{name} {type(value).__name__}", f"a tensor of {wanted}")
@@ -236,7 +237,7 @@ def _module(path: str) -> ModuleType:
 
 
 def _function(where: str, spec: CustomSpec) -> Any:
-    """A function, or a `PolicyLoss`, of the file."""
+    """Load a function, or a `PolicyLoss`, from the file."""
     path, name = spec.source.file or "", spec.function
     _enter(spec)
     try:
@@ -256,7 +257,7 @@ def _function(where: str, spec: CustomSpec) -> Any:
 
 
 def main() -> None:
-    """Load what the section on standard input names; answers the problems as the last line."""
+    """Load the functions of the section on standard input; print the problems as the last line."""
     problems: list[str] = []
     try:
         check(AlgorithmSpec.model_validate_json(sys.stdin.buffer.read()))
@@ -268,4 +269,4 @@ def main() -> None:
 if __name__ == "__main__":
     main()
     sys.stdout.flush()
-    os._exit(0)  # what a file says at its end is no answer
+    os._exit(0)  # discard what the file prints at exit

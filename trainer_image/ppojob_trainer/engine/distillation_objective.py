@@ -1,8 +1,8 @@
-"""What distillation minimizes where it compares the whole vocabulary: the divergence itself.
+"""Distillation loss over the whole vocabulary: the divergence to the teacher itself.
 
-`L = aggregate(D(π, π_teacher))` of the states that the policy has drawn, by `engine.full_kl`
-(Agarwal et al. 2024, arXiv:2306.13649, equation 2 without given answers). With a limit it is
-`aggregate(min(D, limit))`: a token that is further away gives no gradient.
+`L = aggregate(D(π, π_teacher))` at the states of responses that the policy generated, by
+`engine.full_kl` (Agarwal et al. 2024, arXiv:2306.13649, equation 2 on-policy only). With a limit
+it is `aggregate(min(D, limit))`: a token further away has no gradient.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from ppojob_trainer.engine.objective import (
     Aggregation,
     Denominators,
     LossParts,
-    OfTokens,
+    TokenObjective,
     token_sums,
 )
 from ppojob_trainer.engine.policy_objective import SAMPLING_STATISTICS, sampling_diagnostics
@@ -25,8 +25,8 @@ from ppojob_trainer.rows.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
-class DistillationObjective(OfTokens):
-    """The loss of an update, over the outputs of a `HeadWithKl`."""
+class DistillationObjective(TokenObjective):
+    """The distillation loss of an update, over the outputs of a `HeadWithKl`."""
 
     aggregation: Aggregation
     limit: float | None = None
@@ -37,14 +37,14 @@ class DistillationObjective(OfTokens):
 
     @classmethod
     def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> DistillationObjective:
-        """The objective that a job asks for."""
+        """Return the objective of a job."""
         assert spec.divergence is not None, "the whole vocabulary is compared"
         return cls(Aggregation.of(spec, max_response_tokens), spec.divergence.max_token_loss)
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch."""
+        """Return the loss of a micro-batch."""
         logprobs, entropy, divergence = outputs
         bounded = divergence if self.limit is None else divergence.clamp(max=self.limit)
         loss = self.aggregation(bounded, rows, denominators)

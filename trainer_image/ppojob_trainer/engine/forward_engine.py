@@ -1,4 +1,4 @@
-"""ForwardEngine: packed forward passes of one model. All that a frozen model is asked for."""
+"""ForwardEngine: packed forward passes of one model, trained or frozen."""
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
-from ppojob_trainer.engine.feed_forward_tiles import use_tiles
 from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import (
     Head,
@@ -26,43 +25,44 @@ from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.packing import plan_micro_batches
 from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.engine.routers import Routers
+from ppojob_trainer.engine.tiled_mlp import use_tiles
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.gemma import told_of_tokens
+from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.mtp_layers import states_for_mtp
-from ppojob_trainer.models.pipeline_stages import WHOLE, HandsOn, PipelineStage, stage_of
+from ppojob_trainer.models.pipeline_stages import WHOLE, PassThrough, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
 from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
-from ppojob_trainer.parallel.fsdp import as_forward, keep_whole, release
+from ppojob_trainer.parallel.fsdp import as_forward, keep_unsharded, release
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
 Saving = Callable[[], AbstractContextManager[object]]
-"""Makes what the layers compute within: it may say where they save what a backward pass needs."""
+"""Makes the context in which layers run; it may offload activations for the backward pass."""
 
 _AUTOCAST: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""The type of matrix products by `spec.training.autocast`; of others that of the weights."""
+"""Dtypes of matrix products by `spec.training.autocast`; absent: the dtype of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
 class Passed:
-    """What the forward pass of a micro-batch leaves at a stage, which may be all of a model."""
+    """Result of the forward pass of a micro-batch at a pipeline stage, or of the whole model."""
 
-    outputs: TokenOutputs  # of the head, at the last stage; none before it
-    # (1, t, h) states from the stage before, whose gradient goes back there; None at the first
+    outputs: TokenOutputs  # of the head, at the last stage; None at the others
+    # (1, t, h) input from the previous stage, which gets its gradient; None at the first
     arrived: Tensor | None = None
-    # (1, t, h) those for the next stage, which gives their gradient; None at the last
+    # (1, t, h) output for the next stage, which returns its gradient; None at the last
     handed_on: Tensor | None = None
-    routes: Routes | None = None  # of its tokens, where routers are recorded or given them
+    routes: Routes | None = None  # experts of its tokens, where routing is recorded or replayed
 
 
 class ForwardEngine:
     """Packed forward passes of one model under one head.
 
-    The same rows, weights and number of threads give the same bits. Micro-batches change memory and
-    speed only.
+    The same rows, weights and number of threads give the same bits. Micro-batch size changes memory
+    and speed only.
     """
 
     def __init__(
@@ -72,11 +72,11 @@ class ForwardEngine:
         training: TrainingSpec,
         world: World | None = None,
     ) -> None:
-        """Take over a model: its attention becomes the packed one, its norms fused on GPUs.
+        """Take over a model: packed attention replaces its own, and norms are fused on GPUs.
 
-        The ranks of the world compute together, None for this one alone; the model is sharded over
-        them. Ranks that share tokens or have stages of the model have the same rows, and are told
-        the same of them. The head is computed at each trained token.
+        The model is sharded over the ranks of `world`; None for this rank alone. Ranks that share
+        tokens (sequence parallel) or stages of the model get the same rows and return the same
+        results. The head is computed at each trained token.
         """
         self.model = model
         self._head = head
@@ -89,22 +89,22 @@ class ForwardEngine:
         use_fused_norms(model)
         use_tiles(model, training.mlp_tile_tokens)
         if not training.reshard_after_forward:
-            keep_whole(model)
+            keep_unsharded(model)
 
     def predict(
         self, experience: Experience, head: Head | None = None, *, records: bool = False
     ) -> TokenOutputs:
-        """Compute a head's outputs without gradient or dropout; all ranks do so together.
+        """Compute a head's outputs without gradient or dropout; a collective of all ranks.
 
-        The rows are this rank's, maybe none; without a head the engine's own is taken. Tensors are
-        (tokens,) float32, in row order; 0 where a token is not trained. With `records` the rows
-        are told which experts their tokens went to.
+        The rows are this rank's, maybe none; the default head is the engine's own. Returns
+        (tokens,) float32 tensors in row order, 0 where a token is not trained. With `records` the
+        experts of each token are stored in the rows.
         """
         self.model.eval()
         outputs: TokenOutputs = ()
         record = RouterRecord(experience, self.model.config) if records else None
         with torch.no_grad():
-            # At least one pass tells how many outputs there are.
+            # At least one pass, to learn the number of outputs.
             for rows in self._passes(experience, torch.arange(experience.num_rows), at_least=1):
                 batch = experience.select(rows) if len(rows) else one_token()
                 passed = self._forward(batch, head, records=records)
@@ -118,17 +118,19 @@ class ForwardEngine:
         if record is not None:
             record.keep(self._stage, self.model.device)
         self.release()
-        return self._stage.ranks.told_by_last(outputs, experience.num_tokens, self.model.device)
+        return self._stage.ranks.broadcast_from_last(
+            outputs, experience.num_tokens, self.model.device
+        )
 
     def last_states(self, rows: Experience) -> LastStates:
-        """What a head is given of a micro-batch, without gradient; all ranks do so together.
+        """Return the head's inputs for a micro-batch, without gradient; a collective of all ranks.
 
-        The rows are read as the reference reads them. Of ranks that share tokens each has the
-        states of the trained tokens that it predicts as the policy reads them; of stages the last
-        one has them.
+        The rows have the reference's context (prompt). Of sequence-parallel ranks each gets the
+        states of the trained tokens that it predicts with the policy's context; of pipeline stages
+        the last one.
 
         Returns:
-            Tensors on the model's device; the weight is whole until `release`.
+            Tensors on the model's device; the weight stays unsharded until `release`.
         """
         policy, kept = self._head, [LastStates(torch.empty(0), torch.empty(0))]
         assert isinstance(policy, PolicyHead), "no other head is of a vocabulary"
@@ -145,23 +147,23 @@ class ForwardEngine:
         states = kept[-1]
         if self._sequence.size == 1 or not rows.teacher_prompts or not self._stage.ranks.is_last:
             return states
-        # Behind another prompt they lie in the runs of other ranks.
+        # With another prompt they may lie on other sequence-parallel ranks.
         places, wanted = self._own_places(read), self._own_places(rows)
         whole = self._sequence.gathered(states.hidden, places, int(rows.mask.sum()))
         return states._replace(hidden=whole[wanted])
 
     def _own_places(self, rows: Experience) -> Tensor:
-        """Which of the trained tokens of a micro-batch this rank predicts; see `PackedRows`."""
+        """Return the indices of the trained tokens that this rank predicts; see `PackedRows`."""
         ranks, shared = self._sequence, self._training.share_prompts
         packed = pack_rows(rows, share_prompts=shared, multiple=ranks.size)
         return packed.run(ranks.number, ranks.size).places.to(self.model.device)
 
     def release(self) -> None:
-        """Give back what a pass without gradient has left whole of a cut model."""
+        """Reshard weights that a pass without gradient has left unsharded."""
         release(self.model)
 
     def over_ranks(self, mine: PassStatistics) -> PassStatistics:
-        """Add up what each rank has measured, under the same names; all ranks do so together."""
+        """Sum the statistics of all ranks by name; a collective."""
         told = (mine.values, mine.token_sums, mine.counts)
         flat = [value for one in told for value in one.values()]
         tokens, *sums = sum_over_data(self._world, [mine.tokens, *flat])
@@ -178,10 +180,10 @@ class ForwardEngine:
         whole_groups: bool = False,
         with_reference: bool = False,
     ) -> list[Tensor]:
-        """Row numbers of each micro-batch out of `rows`, as many on every rank: empty at the end.
+        """Split `rows` into micro-batches, equally many on every rank: the last ones may be empty.
 
-        A forward or backward pass of a cut model needs all ranks. The budget is that of the
-        reference's pass too where it computes the same micro-batches.
+        Passes of a sharded model are collectives of all ranks. Where the reference computes the
+        same micro-batches, the token budget covers its pass too.
         """
         row_groups, prompts = experience.row_groups, experience.prompt_lengths
         if with_reference and not whole_groups:
@@ -247,15 +249,15 @@ def packed_pass(
 ) -> Passed:
     """Compute a head's outputs of every trained token; those of the others are 0.
 
-    Only hidden states that predict a trained token meet the head, each on the rank in whose run of
-    the tokens it lies. The model is under `use_packed_attention`. There is at least one row; rows
-    and outputs, tensors (tokens,) float32 in row order, are in host memory. The place is this
-    rank's among the tensor ranks: each has its heads of attention, of which its ranks share again.
-    All ranks of a stage call this, and the stages one after the other. Tokens go to the experts
-    that the rows have for them; else `records` says whether `Passed.routes` are kept. The backward
-    pass holds the gradient of the losses of `routers` too. `with_log_z` asks for one more output,
-    log Z of the prompt at each token, and `mtp` for another one behind it, log p of each token by
-    the layer that predicts further ones.
+    The head gets only hidden states that predict a trained token, each on the sequence-parallel
+    rank that holds it. The model must be under `use_packed_attention`. There is at least one row;
+    rows and outputs, (tokens,) float32 tensors in row order, are in host memory. `tensor_place` is
+    this rank's (index, count) among the tensor-parallel ranks, which shard the heads;
+    sequence-parallel ranks shard those again. A collective of the ranks of a stage; stages run one
+    after the other. Routers replay the routes in the rows; without them `records` says whether
+    `Passed.routes` are kept. The backward pass includes the gradient of the losses of `routers`.
+    `with_log_z` adds an output, log Z of the prompt at each token; `mtp` adds another one behind
+    it, log p of each token by the MTP layer.
     """
     number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -300,7 +302,7 @@ def packed_pass(
 def _packed(
     model: PreTrainedModel, rows: Experience, ranks: SequenceRanks, *, share_prompts: bool
 ) -> PackedRows:
-    """The rows of a micro-batch in one sequence, on the model's device."""
+    """Pack the rows of a micro-batch into one sequence on the model's device."""
     tower, shown = tower_of(model), (*rows.pictures, *rows.later_pictures)
     assert tower is not None or not any(shown), "rows with pictures for a blind model"
     form = tower.form if tower is not None else None
@@ -311,7 +313,7 @@ def _packed(
 def _given(
     own: PackedRows, stage: PipelineStage, device: torch.device
 ) -> tuple[Tensor | None, dict[str, Any]]:
-    """What the layers of a stage read: tokens at the first, else the states that arrive."""
+    """Return the input of a stage's layers: tokens at the first, else arriving hidden states."""
     if stage.ranks.is_first:
         return None, {"input_ids": own.input_ids[None]}
     arrived = stage.ranks.receive(stage.states_like(len(own.input_ids), device))
@@ -319,7 +321,7 @@ def _given(
 
 
 def _heard(model: PreTrainedModel, mtp: Mtp | None) -> AbstractContextManager[list[Tensor]]:
-    """The states that a layer reads which predicts further tokens, where there is one."""
+    """Capture the hidden states that the MTP layer reads, if it is trained."""
     return nullcontext([]) if mtp is None else states_for_mtp(model)
 
 
@@ -330,7 +332,7 @@ def _states(
     plans: AttentionPlans,
     ranks: SequenceRanks,
 ) -> Tensor:
-    """(1, t, h) what the layers of a stage make of a run of tokens and its pictures."""
+    """Compute (1, t, h) hidden states of this rank's tokens and images by the layers of a stage."""
     tower, read = tower_of(model), dict(given)
     if tower is not None and "input_ids" in read and (own.pictures or tower.learns):
         del read["input_ids"]
@@ -346,14 +348,14 @@ def _states(
 
 
 def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
-    """What stands for a run of tokens; each rank of a sequence sees all of the pictures."""
+    """Embed this rank's tokens with image features; each sequence rank encodes all images."""
     ids, places = own.input_ids[None], own.picture_places
     embeddings = tower.within(model.get_input_embeddings()(ids))
-    told = told_of_tokens(model, ids, places)
+    told = per_layer_inputs(model, ids, places)
     if places is None:
         return {"inputs_embeds": embeddings, **told}
     given = tower.shown(embeddings, places, own.pictures, own.picture_rows)
-    held = sum(not isinstance(layer, HandsOn) for layer in model.base_model.layers)
+    held = sum(not isinstance(layer, PassThrough) for layer in model.base_model.layers)
     assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"
     return {**given, **told}
 
@@ -361,9 +363,10 @@ def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) 
 def _prompt_means(
     states: Tensor, rows: Experience, packed: PackedRows, own: PackedRows, ranks: SequenceRanks
 ) -> Tensor:
-    """(t, h) states of this rank's run of the packed tokens to (groups, h), float32 at least.
+    """Return the mean hidden state of each prompt, (groups, h), at least float32.
 
-    Where each row has its prompt again, the mean is over all of them. All ranks are told the same.
+    `states` (t, h) are of this rank's packed tokens; all ranks return the same. Where prompts are
+    not shared the mean is over all copies.
     """
     wide = torch.float64 if states.dtype == torch.float64 else torch.float32
     lengths = rows.prompt_lengths
@@ -372,7 +375,7 @@ def _prompt_means(
     counts = of_tokens[packed.sources[is_read]].bincount(minlength=rows.num_groups)
     places = ((own.sources >= 0) & (own.sources < len(of_tokens))).nonzero()[:, 0]
     groups = of_tokens[own.sources[places]]
-    # A product, as scattered sums have no order on a GPU.
+    # A matrix product, as scatter-add has no fixed order on a GPU.
     shares = torch.zeros(rows.num_groups, len(places), dtype=wide)
     shares[groups, torch.arange(len(places))] = 1.0 / counts[groups].to(wide)
     with torch.autocast(states.device.type, enabled=False):
@@ -381,19 +384,19 @@ def _prompt_means(
 
 
 def _prompts_of_targets(rows: Experience, own: PackedRows) -> Tensor:
-    """(trained,) int64: which prompt each trained token of a run answers."""
+    """Return (trained,) int64: the index of the prompt of each trained token of this rank."""
     return rows.row_groups[rows.token_rows][rows.mask][own.places.cpu()]
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
-    """Values of the trained tokens among zeros: (trained,) -> (tokens,)."""
+    """Scatter the values of the trained tokens into zeros: (trained,) -> (tokens,)."""
     return values if mask.all() else values.new_zeros(mask.shape).masked_scatter(mask, values)
 
 
 def as_prompts(texts: Sequence[list[int]]) -> Experience:
-    """Rows whose prompts are the texts, each with one response token.
+    """Make rows whose prompts are the texts, each with one response token.
 
-    That token is never read: its outputs are those of the state before it, the whole text.
+    That token is never read: its outputs come from the state before it, the end of the text.
     """
     count = len(texts)
     return Experience(
@@ -407,5 +410,5 @@ def as_prompts(texts: Sequence[list[int]]) -> Experience:
 
 
 def one_token() -> Experience:
-    """The least that a forward pass can be made of, for a rank that has no rows left."""
+    """Return the smallest valid input, for a rank that has no rows left."""
     return as_prompts([[0]])

@@ -1,11 +1,11 @@
-"""KL to the reference over the whole vocabulary, straight from hidden states of both models.
+"""Full-vocabulary KL to the reference, computed from the hidden states of both models.
 
-`KL(π || π_ref) = Σ p (log p - log r)` at each token: what estimators like k3 (`algorithms.kl`)
-guess from the sampled token alone, without their variance, and with its own gradient; for a teacher
-also the other direction and what lies between (Agarwal et al. 2024, arXiv:2306.13649). Logits of
-both models are made tile by tile and dropped, as in `fused_logprobs`, whose legend holds here; y
-are the reference's logits / temperature, r = softmax(y). Rows that the reference has beyond those
-of the policy are padding, and left out of r.
+`KL(π || π_ref) = Σ p (log p - log r)` at each token: the exact value, with its own gradient, of
+what estimators like k3 (`algorithms.kl`) estimate with variance from the sampled token alone. For a
+teacher also the forward KL and the generalized JSD (Agarwal et al. 2024, arXiv:2306.13649). Logits
+of both models are made tile by tile and dropped, as in `fused_logprobs`, whose legend holds here; y
+are the reference's logits / temperature, r = softmax(y). Vocabulary rows that only the reference
+has are padding, and left out of r.
 """
 
 import math
@@ -36,25 +36,25 @@ from ppojob_trainer.parallel.vocabulary import VocabularyRun
 
 @dataclass(frozen=True, slots=True)
 class Divergence:
-    """How far p is from r.
+    """The divergence between the policy's distribution p and the reference's r.
 
-    reverse_kl: `Σ p (log p - log r)`. forward_kl: `Σ r (log r - log p)`. jsd, between both:
+    reverse_kl: `Σ p (log p - log r)`. forward_kl: `Σ r (log r - log p)`. jsd:
     `β Σ r (log r - log m) + (1 - β) Σ p (log p - log m)` with `m = β r + (1 - β) p`, equation 1 of
     arXiv:2306.13649.
     """
 
     name: str = "reverse_kl"
-    beta: float = 0.5  # between 0 and 1, of jsd
+    beta: float = 0.5  # between 0 and 1, for jsd
 
     def log_mixture(self, log_p: Tensor, log_r: Tensor) -> Tensor:
-        """Make log m of a tile."""
+        """Compute log m of a tile."""
         return torch.logaddexp(log_r + math.log(self.beta), log_p + math.log1p(-self.beta))
 
     def slope(self, log_p: Tensor, log_r: Tensor, mean: Tensor) -> Tensor:
-        """Make dD/dz of a tile in place of log p and log r.
+        """Compute dD/dz of a tile, in place of log p and log r.
 
-        Of forward_kl it is p - r, else `p (g - Σ p g)`: g is log p - log r, of jsd
-        `(1 - β) (log p - log m)`, for what m changes with p falls out. `mean` (N,) is Σ p g.
+        For forward_kl it is p - r, else `p (g - Σ p g)`, where g is log p - log r, for jsd
+        `(1 - β) (log p - log m)`: the terms from m's dependence on p cancel. `mean` (N,) is Σ p g.
         """
         if self.name == "forward_kl":
             return log_p.exp_().sub_(log_r.exp_())
@@ -70,9 +70,9 @@ REVERSE_KL: Final = Divergence()
 
 @dataclass(frozen=True, slots=True)
 class HeadWithKl:
-    """Outputs what the policy's head does, and behind it the KL to the reference at each token.
+    """The policy's head with one more output: the divergence to the reference at each token.
 
-    The last states of the reference are of the same micro-batch.
+    The reference's last states must be of the same micro-batch.
     """
 
     policy: PolicyHead
@@ -80,7 +80,7 @@ class HeadWithKl:
     divergence: Divergence = REVERSE_KL
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
-        """`(logprobs, ..., kl)`."""
+        """Return `(logprobs, ..., kl)`."""
         read, settings = read_by_output_layer(model, hidden), self.policy.settings_of(model)
         kl = full_kl(*read, self.reference, settings, self.divergence)
         return (*self.policy(model, hidden, targets), kl)
@@ -93,20 +93,20 @@ def full_kl(
     settings: LogprobSettings,
     divergence: Divergence = REVERSE_KL,
 ) -> Tensor:
-    """Compute KL(π || π_ref), or another divergence of both, of each token over the vocabulary.
+    """Compute KL(π || π_ref), or another divergence, of each token over the vocabulary.
 
-    Types are those of `fused_logprobs`.
+    Dtypes are as in `fused_logprobs`.
 
     Args:
         hidden: (N, h) of the policy, with gradient.
-        weight: (V, h) of its output layer, with gradient; may be cut as in `fused_logprobs`.
-        reference: (N, h') and (V', h') of the reference, without, V' at least V; where they are
-            cut, alike.
+        weight: (V, h) of its output layer, with gradient; may be sharded as in `fused_logprobs`.
+        reference: (N, h') and (V', h') of the reference, without gradient, V' at least V; sharded
+            as `weight` is.
         settings: temperature, cap and tile size; a tile has two tensors of logits.
-        divergence: which one.
+        divergence: reverse KL, forward KL or JSD.
 
     Returns:
-        (N,), at least 0 but for rounding; of a KL 0 where both are the same.
+        (N,), at least 0 up to rounding; a KL is 0 where both are the same.
     """
     kl: Tensor = _FullKl.apply(  # type: ignore[no-untyped-call]
         hidden,
@@ -185,13 +185,13 @@ class _FullKl(torch.autograd.Function):
 
 
 Logits = tuple[Tensor, Tensor, LogprobSettings]
-"""What logits are made of: (N, h) states, (V, h) of the output layer, and how."""
+"""Inputs of the logits: (N, h) states, the output layer's (V, h), and the settings."""
 Folded = tuple[Tensor, Tensor, Tensor]
-"""log Σ exp z, log Σ exp y, and Σ p (z - y) under the first; (N,) each."""
+"""log Σ exp z, log Σ exp y, and Σ p (z - y) with p under the first normalizer; (N,) each."""
 
 
 def _fold(policy: Logits, reference: Logits) -> Folded:
-    """Fold tile after tile, each under the normalizers so far."""
+    """Accumulate over the tiles, rescaling to the running maximum."""
     (states, weight, settings), (ref_states, ref_weight, ref_settings) = policy, reference
     count, dtype, device = states.shape[0], wide(states.dtype), states.device
     normalizer = torch.full((count,), -torch.inf, dtype=dtype, device=device)
@@ -218,7 +218,7 @@ def _to_mixture(
     ref_normalizer: Tensor,
     divergence: Divergence,
 ) -> tuple[Tensor, Tensor]:
-    """`β Σ r (log r - log m)` and `(1 - β) Σ p (log p - log m)`, (N,), of these rows."""
+    """Return `β Σ r (log r - log m)` and `(1 - β) Σ p (log p - log m)`, (N,), of its rows."""
     (states, weight, settings), (ref_states, ref_weight, ref_settings) = policy, reference
     of_ref, of_policy = torch.zeros_like(normalizer), torch.zeros_like(normalizer)
     for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
@@ -234,7 +234,7 @@ def _to_mixture(
 
 
 def _joined(parts: Tensor) -> Folded:
-    """What runs of the vocabulary come to together, of (ranks, 3, N)."""
+    """Combine the results of vocabulary shards, (ranks, 3, N)."""
     normalizers, ref_normalizers, means = parts.unbind(1)
     normalizer = normalizers.logsumexp(0)
     mean = ((normalizers - normalizer).exp() * means).sum(0)

@@ -1,10 +1,10 @@
-"""Log-probabilities and entropy straight from hidden states; the full logits never exist.
+"""Fused log-probabilities and entropy from hidden states; the full logits never exist.
 
-Logits are made tile by tile, some tokens by some of the vocabulary, folded into a running
-log-sum-exp (Milakov and Gimelshein, arXiv:1805.02867) and dropped; the backward pass makes them
-again. Tiles run over the vocabulary inside a block of tokens, so each row of the output matrix is
-cast, and gets its gradient written, once a block. Of an output layer that is cut over tensor ranks
-each folds its own rows, and what they have found of each token is put together.
+Logits are made in tiles of some tokens by some of the vocabulary, folded into an online log-sum-exp
+(Milakov and Gimelshein, arXiv:1805.02867) and dropped; the backward pass recomputes them. The inner
+loop runs over the vocabulary, so each row of the output matrix is cast, and its gradient written,
+once per block of tokens. With a vocabulary-parallel output layer each tensor-parallel rank folds
+its own rows, and the results of each token are combined over the ranks.
 
 Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature (or capped
 logits), p = softmax(z).
@@ -24,38 +24,39 @@ from ppojob_trainer.parallel.vocabulary import VocabularyRun
 from ppojob_trainer.repeated_bits import any_kernels
 
 TOKEN_BLOCK = 4096
-"""Tokens of a tile at most; more tokens make wider passes over the output matrix rarer."""
+"""Most tokens of a tile; larger tiles read the output matrix less often."""
 
 Entropy = Literal["none", "value", "gradient"]
 
 
 @dataclass(frozen=True, slots=True)
 class LogprobSettings:
-    """How logits are made."""
+    """How logits are made, and which statistics of them are returned."""
 
     temperature: float = 1.0  # above 0; logits are divided by it
     chunk_tokens: int = 256  # a tile holds at most this many tokens times V logits; 0 for no limit
-    entropy: Entropy = "none"  # none, its value (without gradient), or with gradient
-    squares: bool = False  # whether Σ p² is asked for too, without gradient
-    certainty: bool = False  # whether KL(U, p) is asked for too, without gradient; U has 1 / V each
-    cap: float | None = None  # of logits before the division: `cap tanh(logits / cap)`
+    entropy: Entropy = "none"  # none, its value without gradient, or with gradient
+    squares: bool = False  # whether Σ p² is returned too, without gradient
+    certainty: bool = False  # whether KL(U, p) is returned too, without gradient; U: 1 / V each
+    cap: float | None = None  # softcap of logits before the division: `cap tanh(logits / cap)`
 
 
 def fused_logprobs(
     hidden: Tensor, weight: Tensor, targets: Tensor, settings: LogprobSettings
 ) -> tuple[Tensor, ...]:
-    """Compute log p of each target, and of p what is asked for.
+    """Compute log p of each target, and the statistics of p that the settings ask for.
 
     `log p_a = z_a - log Σ exp z`, the entropy `-Σ p log p`, `Σ p²`, and the KL of the uniform
     distribution to p, `-Σ log(V p) / V`.
 
-    Products run in autocast's type where it is on, else in that of `hidden`; everything after them
+    Products run in autocast's dtype where it is on, else in that of `hidden`; everything after them
     in float32 (float64 stays).
 
     Args:
         hidden: (N, h), with gradient.
-        weight: (V, h) of the output layer, with gradient; may be tied to the embedding, and cut by
-            rows over tensor ranks, which have the same hidden states and get the same outputs.
+        weight: (V, h) of the output layer, with gradient; may be tied to the embedding, and sharded
+            by rows over tensor-parallel ranks, which have the same hidden states and get the same
+            outputs.
         targets: (N,) int64.
         settings: temperature, tile size, entropy.
 
@@ -134,18 +135,18 @@ class _FusedLogprobs(torch.autograd.Function):
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
-    """The type of products: that of autocast where it is on, else that of the hidden states."""
+    """Return the dtype of products: autocast's where it is on, else that of the hidden states."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The type of what is made of logits of this one."""
+    """Return the dtype of what is computed from logits of this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
 def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, slice]]:
-    """Tiles of at most `chunk_tokens` x vocab logits, the vocabulary running fastest."""
+    """Yield tiles of at most `chunk_tokens` x vocab logits; the vocabulary is the inner loop."""
     rows = max(1, min(TOKEN_BLOCK, tokens))
     limit = max(1, chunk_tokens or tokens) * vocab
     columns = max(1, min(vocab, limit // rows))
@@ -158,7 +159,7 @@ def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, s
 
 
 def tile_logits(states: Tensor, matrix: Tensor, settings: LogprobSettings) -> Tensor:
-    """Make z of a tile, in a buffer of its own."""
+    """Compute z of a tile, in a buffer of its own."""
     if states.is_cuda and states.dtype != wide(states.dtype):
         # The products are summed in float32 there: rounding them first would cost a pass.
         z = torch.mm(states, matrix.mT, out_dtype=torch.float32)
@@ -170,19 +171,19 @@ def tile_logits(states: Tensor, matrix: Tensor, settings: LogprobSettings) -> Te
 
 
 def slope_of(z: Tensor, settings: LogprobSettings) -> Tensor | None:
-    """What a cap multiplies gradients by, by what `tile_logits` has made; None without a cap."""
+    """Return the derivative of the softcap, from `tile_logits`' result; None without a cap."""
     if settings.cap is None:
         return None
     return (z * (settings.temperature / settings.cap)).square_().neg_().add_(1.0)
 
 
 class _Folded(NamedTuple):
-    """What logits come to, (N,) each: log Σ exp z is m + log s, entropy log s - u / s, Σ p² q / s².
+    """Online statistics, (N,) each: log Σ exp z is m + log s, entropy log s - u / s, Σ p² q / s².
 
-    u, q and the total are zeros where nobody asks for them.
+    u, q and the total are zeros unless asked for.
     """
 
-    target_logits: Tensor  # z of the target, 0 where that is no row of the matrix
+    target_logits: Tensor  # z of the target, 0 where another rank holds its row
     m: Tensor  # the largest z
     s: Tensor  # Σ exp(z - m)
     u: Tensor  # Σ exp(z - m) (z - m)
@@ -191,7 +192,7 @@ class _Folded(NamedTuple):
 
 
 def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSettings) -> _Folded:
-    """Fold tile after tile, each under the largest z so far; targets are rows of the matrix."""
+    """Fold tile after tile, each under the running maximum of z; targets are rows of the matrix."""
     count, dtype = states.shape[0], wide(states.dtype)
     target_logits = torch.zeros(count, dtype=dtype, device=states.device)
     m = torch.full_like(target_logits, -torch.inf)
@@ -222,7 +223,7 @@ def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSetti
 
 
 def _joined(parts: Tensor) -> _Folded:
-    """What runs of the vocabulary come to together, of (ranks, 6, N)."""
+    """Combine the results of vocabulary shards, (ranks, 6, N)."""
     target_logits, m, s, u, q, total = parts.unbind(1)
     largest = m.amax(0)
     fall = m - largest
@@ -240,19 +241,19 @@ def _joined(parts: Tensor) -> _Folded:
 def _logit_gradient(
     log_p: Tensor, place: Tensor, grad: Tensor, settings: LogprobSettings
 ) -> Tensor:
-    """Gradient of the logits by log p_a: d log p_a / dz = 1[a] - p, times each token's own."""
+    """Return the gradient of the logits by log p_a: d log p_a / dz = 1[a] - p, times `grad`."""
     p = log_p.exp() if settings.entropy == "gradient" else log_p.exp_()
     result = p.mul_(-grad[:, None])
-    # Which targets are in the tile a GPU is not asked: each answer would be waited for.
+    # Targets outside the tile are masked, not selected: a GPU would have to synchronise.
     inside = (place >= 0) & (place < log_p.shape[1])
     at = place.clamp(0, log_p.shape[1] - 1)[:, None]
     added = result.gather(1, at) + torch.where(inside, grad, 0.0)[:, None]
-    # A row has one target, so there is no order; the fixed one is sorted on GPUs.
+    # Each row has one target, so order does not matter; the deterministic scatter sorts on GPUs.
     with any_kernels() if result.is_cuda else nullcontext():
         return result.scatter_(1, at, added)
 
 
 def _entropy_gradient(log_p: Tensor, entropy: Tensor, grad: Tensor) -> Tensor:
-    """What the entropy takes off it: -dH/dz = p (log p + H), times each token's own."""
+    """Return the part subtracted for the entropy: -dH/dz = p (log p + H), times `grad`."""
     p = log_p.exp()
     return p.mul_(log_p.add_(entropy[:, None])).mul_(grad[:, None])

@@ -1,6 +1,6 @@
-"""Norms of layers on GPUs: one kernel each way, and what goes into products in their type.
+"""Fused RMSNorm of layers on GPUs: one kernel per direction, in the dtype of the products.
 
-That of transformers is half a dozen passes over the states forth and a dozen back, and under
+transformers' own is half a dozen passes over the states forward and a dozen backward, and under
 autocast each product casts the same states again.
 """
 
@@ -18,10 +18,9 @@ from ppojob_trainer.parallel.tensor_styles import TensorLayer
 
 
 def use_fused_norms(model: PreTrainedModel) -> None:
-    """Let the norms in front of a model's matrices be computed so, where it is on a GPU.
+    """Fuse the norms in front of a model's matrices, if it is on a GPU.
 
-    Those of queries and keys and the last one keep the type of what they are given: what comes
-    behind them computes in it.
+    QK-norms and the final norm keep the dtype of their input: what follows them computes in it.
     """
     if model.device.type == "cuda":
         for norm in fusible(model):
@@ -29,18 +28,18 @@ def use_fused_norms(model: PreTrainedModel) -> None:
 
 
 def fusible(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Those norms of a model, of whole weights: a tensor rank's sums gradients over the ranks."""
+    """Return the norms that can be fused: unsharded ones, as tensor ranks must reduce gradients."""
     family = FAMILIES[model.config.model_type]
     if family.centred_norms or family.has_layer_norms:
         return
     for layer in decoder_layers(model):
         found = (getattr(layer, name, None) for name in family.norms)
-        # Of a layer at another stage there are none.
+        # Of a layer at another pipeline stage there are none.
         yield from (one for one in found if one is not None and not isinstance(one, TensorLayer))
 
 
 def normalised(norm: nn.Module, states: Tensor) -> Tensor:
-    """RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of a module of transformers."""
+    """Apply the RMSNorm (Zhang and Sennrich 2019, arXiv:1910.07467) of a transformers module."""
     weight, epsilon = norm.weight, getattr(norm, "variance_epsilon", None) or norm.eps  # Gemma's
     assert isinstance(weight, Tensor)
     assert isinstance(epsilon, float)

@@ -1,4 +1,4 @@
-"""Heads: what is computed of the hidden states at each trained token."""
+"""Heads: outputs computed from the hidden state of each trained token."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.vocabulary import with_column
 
 TokenOutputs = tuple[Tensor, ...]
-"""The outputs of a head: one or more tensors (tokens,), float32."""
+"""The outputs of a head: one or more (tokens,) float32 tensors."""
 
 
 class Head(Protocol):
-    """How hidden states become outputs; it holds no weights, those are the model's."""
+    """Function from hidden states to outputs; it holds no weights, the model does."""
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor, /) -> TokenOutputs:
         """Compute the outputs of a micro-batch.
 
         Args:
-            model: its weights outside of the layers are whole while this runs.
+            model: its weights outside of the layers are unsharded while this runs.
             hidden: (tokens, h), the last hidden state in front of each trained token: that of the
                 state s_t in which a_t was chosen.
             targets: (tokens,) int64, the trained tokens a_t.
 
         Returns:
-            Always the same number of tensors (tokens,); the first has the gradient.
+            Always the same number of (tokens,) tensors; the first has the gradient.
         """
         ...
 
 
 def read_by_output_layer(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Hidden states and a weight whose products are what the output layer says of the states.
+    """Return hidden states and a weight whose product is the output layer's.
 
-    A bias, as Phi's, is a column of the weight, for a feature that is 1 everywhere.
+    A bias, as Phi's, becomes a column of the weight, with a hidden feature of 1.
     """
     layer = model.get_output_embeddings()
     weight, bias = layer.weight, getattr(layer, "bias", None)
@@ -52,16 +52,16 @@ def read_by_output_layer(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor
 
 
 class LastStates(NamedTuple):
-    """What a head is given, of one micro-batch."""
+    """The inputs of a head for one micro-batch."""
 
     hidden: Tensor  # (tokens, h), the last hidden state in front of each trained token
     weight: Tensor  # (V, h) of the output layer
-    settings: LogprobSettings | None = None  # of its logits; absent: those of whom it is held to
+    settings: LogprobSettings | None = None  # of its logits; None: the policy's settings
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyHead:
-    """Outputs log pi(a_t|s_t) and what the settings ask of pi(.|s_t), such as its entropy."""
+    """Returns log pi(a_t|s_t) and the statistics of pi(.|s_t) that the settings ask for."""
 
     settings: LogprobSettings
 
@@ -74,11 +74,10 @@ class PolicyHead:
         squares: bool = False,
         certainty: bool = False,
     ) -> PolicyHead:
-        """The head at the temperature that responses are sampled with.
+        """Make the head at the sampling temperature of the job.
 
-        Log-probabilities are of all tokens. What the sampler reports under top-p and top-k is
-        renormalised over the tokens that these leave, so the two then differ even where the
-        engines agree.
+        Log-probabilities are over the full vocabulary. The sampler's, under top-p and top-k, are
+        renormalised over the remaining tokens, so the two then differ even where the engines agree.
         """
         chunk = spec.training.logprob_chunk_tokens
         temperature = spec.rollout.temperature
@@ -86,18 +85,18 @@ class PolicyHead:
 
     @classmethod
     def of_updates(cls, spec: PPOJobSpec) -> PolicyHead:
-        """What updates ask of the policy."""
+        """Make the head of policy updates."""
         if spec.algorithm.given:
             return cls.of(spec, "none")
         return cls.of(spec, "gradient" if spec.algorithm.has_entropy_bonus else "value")
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
-        """`(logprobs, entropy, squares, certainty)`, all but the first where they are asked for."""
+        """Return `(logprobs, entropy, squares, certainty)`, all but the first if asked for."""
         read = read_by_output_layer(model, hidden)
         return fused_logprobs(*read, targets, self.settings_of(model))
 
     def settings_of(self, model: PreTrainedModel) -> LogprobSettings:
-        """The settings with what the model's family makes of its output layer's products."""
+        """Return the settings with the model family's logit scale and softcap."""
         family = FAMILIES[model.config.model_type]
         divisor = getattr(model.config, family.logit_divisor, 1.0)
         divisor /= getattr(model.config, family.logit_multiplier, 1.0)
@@ -109,14 +108,14 @@ class PolicyHead:
 
 
 class ValueHead:
-    """Outputs V(s_t) of a model with a `score` layer: values of a critic, scores of a reward model.
+    """Returns V(s_t) of a model with a `score` layer: a critic's values, a reward model's scores.
 
-    s_t is the state in which a_t is chosen, so a value knows no token that its advantage judges: it
+    s_t is the state in which a_t is chosen, so a value does not depend on the action it judges: it
     comes from the same packed position as log pi(a_t|s_t). verl: `values[:, -n - 1 : -1]`.
     """
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
-        """`(values,)`, (tokens,), in float32 also under autocast: bfloat16 keeps three digits."""
+        """Return `(values,)`, (tokens,), float32 under autocast too: bfloat16 has three digits."""
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         weight, bias = local_part(model.score.weight).to(wide), model.score.bias
         bias = None if bias is None else local_part(bias).to(wide)

@@ -1,10 +1,10 @@
-"""What updates on good and bad answers minimize: KTO (Ethayarajh et al. 2024, arXiv:2402.01306).
+"""KTO: the loss of answers labelled good or bad (Ethayarajh et al. 2024, arXiv:2402.01306).
 
 `L = mean of λ (1 - s(± β (r - z)))`, section 4.1: r is `log(pi(y|x) / pi_ref(y|x))` of an answer,
-the sign and λ are those of its label, s is the logistic function. The point of reference
-`z = max(0, mean of r of mismatched answers)` has no gradient: of prompts with the answers to
-others, by the policy of now. With z = 0 it is APO-zero of single answers (D'Oosterlinck et al.
-2024, arXiv:2408.06266). Numbers are those of TRL's `KTOTrainer`.
+the sign and λ depend on its label, s is the logistic function. The reference point
+`z = max(0, mean of r of mismatched answers)` has no gradient; it pairs prompts with the answers to
+others, under the current policy. With z = 0 it is APO-zero of single answers (D'Oosterlinck et al.
+2024, arXiv:2408.06266). Metrics are those of TRL's `KTOTrainer`.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class KtoObjective:
-    """The loss of an update, over the first output of a `PolicyHead`.
+    """The KTO loss of an update, over the first output of a `PolicyHead`.
 
-    `of_batch` finds the point z of a mini-batch, before its update.
+    `of_batch` computes the reference point z of a mini-batch before its update.
     """
 
     spec: KtoSpec
@@ -39,7 +39,7 @@ class KtoObjective:
     token_names: ClassVar = ("train/rewards/chosen", "train/rewards/rejected")
 
     def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, KtoObjective]:
-        """The rows of a mini-batch that have a label, and their objective; all ranks call it."""
+        """Return a mini-batch's labelled rows and their objective; a collective of all ranks."""
         labels = _labels(rows)
         own, mismatched = (rows.select(one.nonzero()[:, 0]) for one in (labels != 0, labels == 0))
         if self.spec.loss_type != "kto":
@@ -50,7 +50,7 @@ class KtoObjective:
         return own, replace(self, point=max(0.0, told.values["kl"] / told.tokens))
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64: all rows."""
+        """Return (n,) int64: all rows."""
         return torch.arange(rows.num_rows)
 
     def __call__(
@@ -63,13 +63,13 @@ class KtoObjective:
         return LossParts(losses.sum() / count, terms, sums, counts=measured.counts)
 
     def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
-        """The same of held-out rows: sums."""
+        """Return the statistics of held-out rows, as sums."""
         return self._losses(outputs[0], rows, "val")[1]
 
     def _losses(
         self, logprobs: Tensor, rows: Experience, area: str
     ) -> tuple[Tensor, PassStatistics]:
-        """Losses, (rows,), and what is told of them."""
+        """Return losses, (rows,), and the statistics to report."""
         spec, labels, ratios = self.spec, _labels(rows), _ratios(logprobs, rows)
         weights = torch.where(labels > 0, spec.desirable_weight, spec.undesirable_weight)
         # 1 - s(x) = s(-x)
@@ -85,12 +85,12 @@ class KtoObjective:
 
 
 def _labels(rows: Experience) -> Tensor:
-    """(rows,) 1 of a good answer, -1 of a bad one, 0 of one to another prompt."""
+    """Return (rows,): 1 for a good answer, -1 for a bad one, 0 for a mismatched one."""
     assert rows.turn_rewards is not None, "labels are rewards of the answers"
     return row_sum(rows.turn_rewards, rows.mask, rows.lengths)
 
 
 def _ratios(logprobs: Tensor, rows: Experience) -> Tensor:
-    """(rows,) how much likelier an answer is than by the reference, as a logarithm."""
+    """Return (rows,): the log-ratio of each answer to the reference."""
     assert rows.ref_logprobs is not None, "the reference comes before the update"
     return row_sum(logprobs - rows.ref_logprobs, rows.mask, rows.lengths)

@@ -1,10 +1,11 @@
-"""How the rows of a micro-batch lie in one packed sequence, without padding.
+"""Packed layout: the rows of a micro-batch in one sequence without padding, prompts shared.
 
-With shared prompts a group lies as `prompt, response_1, ..., response_n`: every response attends
-to all of the prompt and causally to itself, never to another response, and its positions go on from
-the prompt's. Without, every row lies as `prompt, response`. Of a row of several contexts the first
-lies so; each later one lies behind it, reads itself alone, and its positions are from 0. Of each
-context, what comes before its last trained token is the input: nothing is predicted from the rest.
+With shared prompts a group is packed as `prompt, response_1, ..., response_n`: each response
+attends to the whole prompt and causally to itself, never to another response, and its positions
+continue the prompt's. Without, every row is packed as `prompt, response`. If a row has several
+contexts, the first is packed like this; each later one follows, attends to itself only, and its
+positions start at 0. Tokens of a context after the predictor of its last trained token are left
+out.
 """
 
 from __future__ import annotations
@@ -23,46 +24,46 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive packed tokens that attend to each other causally, but for `wholes`."""
+    """Consecutive packed tokens with causal attention, full attention in `bidirectional`."""
 
     start: int  # place of the first token in the packed sequence
     length: int
-    prefix_start: int = 0  # place of the prompt that all of the span attends to
-    prefix_length: int = 0  # tokens of that prompt, 0 where the span has none before it
-    # its runs of packed tokens, (first, behind the last), that also see what is ahead in their run
-    wholes: tuple[tuple[int, int], ...] = ()
+    prefix_start: int = 0  # place of the prompt that the whole span attends to
+    prefix_length: int = 0  # tokens of that prompt, 0 without one
+    # bidirectional runs of packed tokens, (first, behind the last), such as those of an image
+    bidirectional: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """The input of one packed forward pass, and where its answers are."""
+    """The input of one packed forward pass, and where its outputs are."""
 
     input_ids: Tensor  # (packed,) int64
-    # (packed,) int64, each token's position in its own row; (3, packed) where pictures have axes
+    # (packed,) int64, each token's position in its own row; (3, packed) with M-RoPE
     position_ids: Tensor
-    spans: tuple[Span, ...]  # who attends to whom; they cover the packed sequence, in order
-    # (trained,) int64, the packed token from which each trained token is predicted
+    spans: tuple[Span, ...]  # the attention structure; they cover the packed sequence, in order
+    # (trained,) int64, the packed token that predicts each trained token
     predictors: Tensor
     targets: Tensor  # (trained,) int64, the trained tokens themselves, in row order
-    places: Tensor  # (trained,) int64, which of all trained tokens these are
-    # (packed,) int64 in host memory, which token of the rows each is: those of all prompts, and
-    # behind them those of all responses; -1 for one that nobody reads
+    places: Tensor  # (trained,) int64, their indices among all trained tokens
+    # (packed,) int64 in host memory, index of each packed token in the rows: first the tokens of
+    # all prompts, then those of all responses; -1 for padding
     sources: Tensor
-    # of each row with a trained token the spans that it reads, in order; of the others none
+    # for each row with a trained token the spans of its context, in order; () for the others
     readings: tuple[tuple[Span, ...], ...]
-    pictures: tuple[bytes, ...] = ()  # of prompts and responses as they lie, each as one value
-    picture_places: Tensor | None = None  # (n,) int64, the packed tokens that stand for them
-    picture_rows: Tensor | None = None  # (n,) int64, which rows of the tower's features these are
+    pictures: tuple[bytes, ...] = ()  # of prompts and responses in packed order, each as one value
+    picture_places: Tensor | None = None  # (n,) int64, the packed image tokens
+    picture_rows: Tensor | None = None  # (n,) int64, rows of the vision tower's features for these
 
     def tokens_of(self, number: int, runs: int) -> slice:
-        """The packed tokens of one of so many equal runs."""
+        """Return the packed tokens of one of `runs` equal sequence-parallel shards."""
         length = len(self.input_ids) // runs
         return slice(number * length, (number + 1) * length)
 
     def run(self, number: int, runs: int) -> PackedRows:
-        """One of so many equal runs of the packed tokens, with the trained tokens it predicts.
+        """Return one of `runs` equal shards of the packed tokens, and the tokens it predicts.
 
-        Spans are those of all tokens; predictors count from the beginning of the run.
+        Spans stay those of all tokens; predictors count from the beginning of the shard.
         """
         if runs == 1:
             return self
@@ -86,7 +87,7 @@ class PackedRows:
         )
 
     def to(self, device: torch.device) -> PackedRows:
-        """The same on a device."""
+        """Return a copy on a device."""
         return replace(
             self,
             input_ids=self.input_ids.to(device),
@@ -101,14 +102,14 @@ class PackedRows:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A prompt, or what is read of a response."""
+    """A prompt, or the part of a response that is packed."""
 
     ids: Tensor  # (tokens,) int64
     sources: Tensor  # (tokens,) int64, see `PackedRows`
-    positions: Tensor  # (1, tokens) int64, or (3, tokens) of those that pictures have
-    pictures: bytes  # as one value
-    places: Tensor  # (n,) int64, its tokens that stand for these
-    wholes: tuple[tuple[int, int], ...] = ()  # see `Span`, as the text counts them
+    positions: Tensor  # (1, tokens) int64, or (3, tokens) for M-RoPE
+    pictures: bytes  # encoded, as one value
+    places: Tensor  # (n,) int64, its image tokens
+    bidirectional: tuple[tuple[int, int], ...] = ()  # see `Span`, from the start of the text
 
     @classmethod
     def of(
@@ -119,18 +120,18 @@ class _Text:
         pictures: bytes = b"",
         later: Sequence[int] = (),
     ) -> _Text:
-        """With positions from 0; `later` is that of `MediaForm.places`."""
+        """Make a text with positions from 0; `later` is as in `MediaForm.places`."""
         if form is None or not pictures:
             return cls(ids, sources, torch.arange(len(ids))[None], b"", ids[:0])
         listed = ids.tolist()
         found = form.places(listed, pictures, later)
         places = torch.tensor([one for own in found for one in own])
         positions = torch.tensor(form.positions(listed, pictures, later))
-        wholes = tuple((own[0], own[-1] + 1) for own in found) if form.sees_ahead else ()
-        return cls(ids, sources, positions, pictures, places, wholes)
+        bidirectional = tuple((own[0], own[-1] + 1) for own in found) if form.sees_ahead else ()
+        return cls(ids, sources, positions, pictures, places, bidirectional)
 
     def followed_by(self, read: _Text) -> _Text:
-        """What is read behind it, of a response."""
+        """Return the text of a response that continues this one, with positions going on."""
         return replace(read, positions=read.positions + self.positions.max() + 1)
 
 
@@ -140,14 +141,14 @@ class _Response:
 
     ids: Tensor  # (tokens,) int64
     sources: Tensor  # (tokens,) int64, see `PackedRows`
-    trained: Tensor  # (n,) int64, places of its trained tokens
-    starts: Tensor  # (contexts - 1,) int64, where the later ones begin
-    shown: tuple[LaterPicture, ...]  # what it shows
+    trained: Tensor  # (n,) int64, indices of its trained tokens
+    starts: Tensor  # (contexts - 1,) int64, where the later contexts begin
+    shown: tuple[LaterPicture, ...]  # images in it
 
     def contexts(self, form: MediaForm | None) -> list[tuple[_Text, Tensor]]:
-        """What is read of each context, and places in it of what is trained.
+        """Return the packed part of each context, and the indices of trained tokens in it.
 
-        The first is read behind the prompt. Later ones in which nothing is trained are left out.
+        The first continues the prompt. Later ones without trained tokens are left out.
         """
         found = []
         for begin, end in pairwise([0, *self.starts.tolist(), len(self.ids)]):
@@ -163,7 +164,7 @@ class _Response:
 
 
 class _Packer:
-    """Lays pieces of rows one after the other."""
+    """Concatenates the pieces of rows."""
 
     def __init__(self) -> None:
         self.texts: list[_Text] = []
@@ -174,14 +175,16 @@ class _Packer:
     def add(self, *texts: _Text, prefix: Span | None = None) -> Span:
         """Append a span of texts that continues `prefix`, or starts a row."""
         length = sum(len(text.ids) for text in texts)
-        begin, wholes = self.end, []
+        begin, bidirectional = self.end, []
         for text in texts:
-            wholes += [(self.end + first, self.end + end) for first, end in text.wholes]
+            bidirectional += [
+                (self.end + first, self.end + end) for first, end in text.bidirectional
+            ]
             self.texts.append(text)
             self.starts.append(self.end)
             self.end += len(text.ids)
         before = (0, 0) if prefix is None else (prefix.start, prefix.length)
-        span = Span(begin, length, *before, tuple(wholes))
+        span = Span(begin, length, *before, tuple(bidirectional))
         if length:
             self.spans.append(span)
         return span
@@ -189,9 +192,9 @@ class _Packer:
     def add_row(
         self, prompt: _Text, response: _Response, form: MediaForm | None, shared: Span | None
     ) -> tuple[tuple[Span, ...], Tensor]:
-        """Append a response behind its prompt, which is appended too if none is `shared`.
+        """Append a response after its prompt, which is appended too unless `shared` holds it.
 
-        Answers what is read, and where the states lie that predict its trained tokens.
+        Returns the spans of the row, and the packed indices that predict its trained tokens.
         """
         (first_read, places), *others = response.contexts(form)
         read = prompt.followed_by(first_read)
@@ -214,7 +217,7 @@ class _Packer:
     def packed(
         self, predictors: Tensor, targets: Tensor, readings: Sequence[tuple[Span, ...]]
     ) -> PackedRows:
-        """All of it. Positions are in three rows where pictures have them so."""
+        """Return the packed rows. Positions have three rows with M-RoPE."""
         seeing = [
             (start, text)
             for start, text in zip(self.starts, self.texts, strict=True)
@@ -245,10 +248,10 @@ def pack_rows(
     multiple: int = 1,
     form: MediaForm | None = None,
 ) -> PackedRows:
-    """Lay out all rows of an experience, at least one; each prompt once a group, or once a row.
+    """Pack all rows of an experience, at least one; each prompt once per group, or once per row.
 
-    Tokens that nobody reads fill the packed sequence up to a multiple of some number. `form` says
-    how the model takes pictures; None where it sees none.
+    The sequence is padded to a multiple of `multiple`. `form` describes the model's image inputs;
+    None for text models.
     """
     packer = _Packer()
     prompts, responses = _prompts(experience, form), _responses(experience)
@@ -270,7 +273,7 @@ def pack_rows(
 
 
 def _prompts(experience: Experience, form: MediaForm | None) -> list[_Text]:
-    """By groups."""
+    """Return the prompts, one per group."""
     numbers = _numbered(experience.prompt_lengths.tolist())
     shown = experience.pictures or [b""] * experience.num_groups
     return [
@@ -294,5 +297,5 @@ def _responses(experience: Experience) -> list[_Response]:
 
 
 def _numbered(lengths: list[int], first: int = 0) -> tuple[Tensor, ...]:
-    """Runs of so many numbers each, one behind the other."""
+    """Return consecutive ranges of these lengths."""
     return torch.split(torch.arange(first, first + sum(lengths)), lengths)

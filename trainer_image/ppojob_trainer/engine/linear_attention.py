@@ -1,18 +1,18 @@
-"""Linear attention over packed rows: gated delta networks (Yang et al. 2024, arXiv:2412.06464).
+"""Gated delta networks over packed rows: linear attention (Yang et al. 2024, arXiv:2412.06464).
 
-Such a layer keeps a state S of each head, and each token of a row changes it and reads it::
+Such a layer keeps a recurrent state S per head, which each token of a row updates and reads::
 
     S <- exp(g) S;   S <- S + k (w (v - S^T k))^T;   o = S^T q
 
-Queries, keys and values come out of a short convolution over the row. Spans are cut into chunks,
-within which all is a few matrix products (section 3.3 there; Yang et al. 2024, arXiv:2406.06484).
-Chunks are computed in waves: those of a wave begin with states that the wave before has left. So a
-prompt is computed once, and each of its responses goes on from its last state and its last tokens.
-All of it is computed again in the backward pass, at least in float32: what is held beside its input
-is one layer's at a time.
+Queries, keys and values come out of a short causal convolution over the row. This is a chunked
+scan: spans are cut into chunks, each computed by a few matrix products (section 3.3 there; Yang et
+al. 2024, arXiv:2406.06484). Chunks run in waves: a wave starts from the states that the previous
+wave left. So a prompt is computed once, and each of its responses continues from its last state and
+last tokens. The backward pass recomputes everything, at least in float32: beside a layer's input,
+memory holds one layer at a time.
 
-Legend: T packed tokens, t of them in a rank's run, K key heads, H value heads, G = H / K, D key
-size, V value size, N chunks of C tokens, B inputs of the convolution at a token.
+Legend: T packed tokens, t of them on this sequence-parallel rank, K key heads, H value heads, G = H
+/ K, D key size, V value size, N chunks of C tokens, B taps of the convolution.
 """
 
 from __future__ import annotations
@@ -34,44 +34,44 @@ from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import SequenceRanks
 
 CHUNK: Final = 64
-"""Tokens of a chunk; of a shorter one the rest is padding."""
+"""Tokens of a chunk; a shorter one is padded."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkPlan:
     """The chunks of packed rows, wave after wave."""
 
-    # (N, B - 1 + C) int64 into T, tokens of each chunk behind those before it in its row; T stands
-    # for padding
+    # (N, B - 1 + C) int64 into T, the tokens of each chunk after those before it in its row; T
+    # stands for padding
     tokens: Tensor
-    slots: Tensor  # (T,) int64, where each token lies in the N * C
-    waves: tuple[int, ...]  # how many chunks each has
-    parents: tuple[Tensor, ...]  # of each wave but the first int64, from which chunk of the wave
-    # before each of its chunks goes on
+    slots: Tensor  # (T,) int64, place of each token in the N * C
+    waves: tuple[int, ...]  # chunks of each wave
+    parents: tuple[Tensor, ...]  # for each wave but the first int64: the chunk of the previous wave
+    # from which each of its chunks continues
 
     def to(self, device: torch.device) -> ChunkPlan:
-        """The same on a device."""
+        """Return a copy on a device."""
         parents = tuple(parent.to(device) for parent in self.parents)
         return ChunkPlan(self.tokens.to(device), self.slots.to(device), self.waves, parents)
 
 
 class HasChunks(Protocol):
-    """Plans of a packed sequence."""
+    """Source of the chunk plans of a packed sequence."""
 
     def chunks(self, before: int) -> ChunkPlan:
-        """That of `plan_chunks`."""
+        """Return the result of `plan_chunks`."""
 
     def neighbours(self, before: int) -> Tensor:
-        """Those of `short_convolutions.plan_neighbours`."""
+        """Return the result of `short_convolutions.plan_neighbours`."""
 
 
 def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> ChunkPlan:
     """Cut spans, which cover the packed tokens in order, into chunks.
 
-    A token's convolution sees so many tokens `before` it.
+    The convolution of a token sees the `before` tokens in front of it.
     """
-    waves: list[list[tuple[Span, int, int]]] = []  # span, first token in it, parent
-    ends: dict[int, tuple[int, int]] = {}  # by the start of a span: wave and place of its last one
+    waves: list[list[tuple[Span, int, int]]] = []  # span, its first token, parent chunk
+    ends: dict[int, tuple[int, int]] = {}  # by a span's start: wave and place of its last chunk
     for span in spans:
         wave, place = ends[span.prefix_start] if span.prefix_length else (-1, 0)
         for first in range(0, span.length, chunk):
@@ -101,9 +101,9 @@ def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> Chunk
 
 
 def placed(own: Tensor, start: Tensor, prefix_start: Tensor, prefix: Tensor, total: int) -> Tensor:
-    """Where tokens of spans lie, by their places in these, which are below 0 in their prefixes.
+    """Turn token indices relative to spans into packed indices; negative ones are in the prefix.
 
-    In front of those is nothing: `total`.
+    Tokens before the prefix get `total`, the index of padding.
     """
     in_prefix = torch.where(prefix + own >= 0, prefix_start + prefix + own, total)
     return torch.where(own < 0, in_prefix, start + own)
@@ -111,7 +111,7 @@ def placed(own: Tensor, start: Tensor, prefix_start: Tensor, prefix: Tensor, tot
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """Heads of a rank: K, H, D and V of the legend."""
+    """Sizes of the heads of a rank: K, H, D and V of the legend."""
 
     key_heads: int
     value_heads: int
@@ -122,10 +122,10 @@ class HeadSizes:
 def mix_rows(
     mixed: Tensor, filters: Tensor, decay: Tensor, weight: Tensor, sizes: HeadSizes, plan: ChunkPlan
 ) -> Tensor:
-    """What the tokens of all rows read of the states of their rows.
+    """Compute the recurrence over all rows.
 
     Args:
-        mixed: (T, 2 K D + H V) queries, keys and values in front of their convolution.
+        mixed: (T, 2 K D + H V) queries, keys and values before their convolution.
         filters: (2 K D + H V, B) of the convolution.
         decay: (T, H) g, at most 0.
         weight: (T, H) w, from 0 to 1.
@@ -146,7 +146,7 @@ def mix_rows(
     width = sizes.key_heads * sizes.key
     widths = [width, width, sizes.value_heads * sizes.value]
     query, key, value = torch.split(seen, widths, dim=-1)
-    # Padding has no weight and no decay, and leaves states as they are.
+    # Padding has no weight and no decay, so it leaves states as they are.
     output = _read_states(
         _unit(by_head(query, sizes.key_heads)) * sizes.key**-0.5,
         _unit(by_head(key, sizes.key_heads)),
@@ -159,15 +159,15 @@ def mix_rows(
 
 
 def of_chunks(x: Tensor, tokens: Tensor, kind: torch.dtype) -> Tensor:
-    """(T, n) of tokens to (N, c, n) of those in chunks, (N, c); of padding it is zero."""
+    """Gather (T, n) of tokens to (N, c, n) of chunks, by their tokens (N, c); padding is zero."""
     rows = F.pad(x, (0, 0, 0, 1)).index_select(0, tokens.flatten()).to(kind)
     return rows.view(*tokens.shape, x.shape[1])
 
 
 def convolved(mixed: Tensor, filters: Tensor, shifts: Tensor | None, plan: ChunkPlan) -> Tensor:
-    """(T, n) through the short convolution of their rows and SiLU: (N, C, n), at least float32.
+    """Apply the short causal convolution and SiLU to (T, n): (N, C, n), at least float32.
 
-    Filters are (n, B), and what is added (n,).
+    Filters are (n, B), biases (n,).
     """
     kind = torch.promote_types(mixed.dtype, torch.float32)
     inputs = of_chunks(mixed, plan.tokens, kind)
@@ -180,17 +180,17 @@ def convolved(mixed: Tensor, filters: Tensor, shifts: Tensor | None, plan: Chunk
 
 
 def _unit(x: Tensor) -> Tensor:
-    """Vectors of length one; the summand is that of the models' own code."""
+    """L2-normalise vectors; the epsilon is that of the models' own code."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)
 
 
 def _read_states(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, weight: Tensor, plan: ChunkPlan
 ) -> Tensor:
-    """(N, K, C, D) twice, (N, H, C, V) and (N, H, C) twice to (N, H, C, V).
+    """Run the chunked scan: (N, K, C, D) twice, (N, H, C, V) and (N, H, C) twice to (N, H, C, V).
 
-    What a chunk's tokens write, u = w (v - S^T k), hangs on what those before them in it write, and
-    on the state B in front of it: `u = own - reach B`, of which one triangular system says both.
+    The writes of a chunk's tokens, u = w (v - S^T k), depend on the writes of earlier tokens in it
+    and on the state B before it: `u = own - reach B`. One triangular solve gives both.
     """
     groups = value.shape[1] // key.shape[1]
     shares = faded(decay)
@@ -222,11 +222,11 @@ def _read_states(
 
 
 def faded(decay: Tensor) -> Tensor:
-    """What is left behind token i of a state that j tokens were in front of, j of (0, ..., C).
+    """Return the decay from the states after j tokens to token i of a chunk, j of (0, ..., C).
 
-    (..., C) to (..., C, C + 1), 1 where j > i. Each is the exponential of a sum of its own: of
-    differences between sums from the start, which are large where states fade fast, float32 would
-    keep few digits. As a matrix product the sums have one order on GPUs too.
+    (..., C) to (..., C, C + 1), 1 where j > i. Each is the exponential of its own sum: differences
+    of cumulative sums, which are large where states decay fast, would lose digits in float32. As a
+    matrix product the sums have a fixed order on GPUs too.
     """
     at = torch.arange(decay.shape[-1] + 1, device=decay.device)
     token, behind, since = at[:-1, None, None], at[:-1, None], at
@@ -235,10 +235,10 @@ def faded(decay: Tensor) -> Tensor:
 
 
 def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
-    """The forward pass of a gated delta network of transformers, `net`, over packed rows.
+    """Run the forward pass of a gated delta network of transformers, `net`, over packed rows.
 
-    States are (t, h) of this rank's run, and so is what comes out; plans are for all tokens, and
-    each rank computes its share of the heads.
+    States in and out are (t, h) of this rank's tokens; plans cover all tokens, and each
+    sequence-parallel rank computes its share of the heads.
     """
     parts, gate, by, at = _projected(net, states)
     wide = torch.promote_types(states.dtype, torch.float32)
@@ -252,16 +252,16 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     filters = [part.chunk(ranks.size)[ranks.number] for part in weights]
     mixed, plan = torch.cat(ranks.dealt(*parts), dim=-1), plans.chunks(net.conv_kernel_size - 1)
     dealt = torch.cat(filters), *ranks.dealt(decay, weight)
-    read = ranks.to_tokens(computed_again(mix_rows, mixed, *dealt, sizes, plan))
+    read = ranks.to_tokens(checkpointed(mix_rows, mixed, *dealt, sizes, plan))
     normed = net.norm(read.flatten(0, 1), gate.reshape(-1, net.head_v_dim))
     output: Tensor = net.out_proj(normed.view(len(states), -1))
     return output
 
 
-def computed_again(mix: Callable[..., Tensor], mixed: Tensor, *others: Any) -> Tensor:
-    """What all tokens read of the states of heads, (T, H, V), by `mix`.
+def checkpointed(mix: Callable[..., Tensor], mixed: Tensor, *others: Any) -> Tensor:
+    """Run `mix` over all tokens, (T, H, V), with activation checkpointing.
 
-    That is computed again in the backward pass, and in the types that it chooses itself.
+    The backward pass recomputes it, in the dtypes that `mix` chooses itself.
     """
     with torch.autocast(mixed.device.type, enabled=False):
         read: Tensor = checkpoint(
@@ -271,9 +271,9 @@ def computed_again(mix: Callable[..., Tensor], mixed: Tensor, *others: Any) -> T
 
 
 def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
-    """Queries, keys, values, gates, all (t, heads * size), and what w and g are made of, (t, H).
+    """Return queries, keys, values, gates, (t, heads * size), and the inputs of w and g, (t, H).
 
-    Qwen3-Next has all of them in two matrices, key head by key head.
+    Qwen3-Next fuses all of them in two matrices, ordered key head by key head.
     """
     if hasattr(net, "in_proj_qkvz"):
         projected = net.in_proj_qkvz(states[None]), net.in_proj_ba(states[None])
@@ -285,8 +285,8 @@ def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
 
 
 def padded_lengths(model: PreTrainedModel, lengths: Sequence[int]) -> list[int]:
-    """Tokens of spans as a model computes them: in whole chunks, where layers keep a state."""
-    # Stages of a pipeline ask alike, whichever layers they have.
+    """Return span lengths as computed: whole chunks, where layers have a recurrent state."""
+    # All stages of a pipeline return the same, whichever layers they have.
     kinds = layer_kinds(model.config.to_dict())
     kind = FAMILIES[model.config.model_type].recurrence
     has_chunks = kind and kind.rule != "convolution" and (kinds is None or STATE in kinds)

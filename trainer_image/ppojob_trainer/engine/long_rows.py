@@ -1,10 +1,10 @@
-"""Attention of rows too long for a tile: block by block, linear in memory.
+"""Blockwise attention of rows too long for a tile, linear in memory.
 
 FlashAttention-2 (Dao 2023, arXiv:2307.08691) in plain tensor operations. A block of queries meets
-the keys it sees block by block, and a running maximum and sum make the softmax whole. All that is
-kept for the backward pass is the logarithm of that sum, one number a query and head; gradients of
-keys and values are added up in place, always in the same order. Keys are slices of the packed
-sequence, so that a shared prompt is neither copied nor indexed.
+the keys it sees block by block, with an online softmax (running maximum and sum). Only the
+log-sum-exp, one number per query and head, is kept for the backward pass; gradients of keys and
+values are accumulated in place, always in the same order. Keys are slices of the packed sequence,
+so a shared prompt is neither copied nor indexed.
 
 Legend: T packed tokens, H query heads, K key heads, G = H / K, D head size; a block has Q queries
 and S keys.
@@ -26,9 +26,9 @@ LOG2_E = 1.0 / log(2.0)
 
 
 class Dropout:
-    """Drops a share of weights, and keeps no mask: the backward pass draws it again.
+    """Dropout without a stored mask: the backward pass draws it again from the same seed.
 
-    Another one of the same seed (`draw_seed`) drops the same, call by call. A share of 0 draws
+    Two objects with one seed (`draw_seed`) drop the same weights, call by call. A rate of 0 draws
     nothing. The device is that of the weights.
     """
 
@@ -46,28 +46,28 @@ class Dropout:
 
 
 def draw_seed() -> int:
-    """A seed out of torch's global generator, whose state is part of a checkpoint."""
+    """Draw a seed from torch's global generator, whose state is in the checkpoint."""
     return int(torch.randint(2**62, ()))
 
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """What a score is made of: `scale q k`, and under a cap `cap tanh(scale q k / cap)`.
+    """How scores are computed: `scale q k`, with a softcap `cap tanh(scale q k / cap)`.
 
-    Caps: Gemma 2 (arXiv:2408.00118), section 2.
+    Softcap: Gemma 2 (arXiv:2408.00118), section 2.
     """
 
     scale: float
     cap: float | None = None
 
     def capped(self, scores: Tensor, unit: float = 1.0) -> Tensor:
-        """Scores under the cap, in place; they are in units of 1 / `unit`."""
+        """Apply the softcap in place; scores are in units of 1 / `unit`."""
         if self.cap is None:
             return scores
         return scores.div_(self.cap * unit).tanh_().mul_(self.cap * unit)
 
     def slope(self, scores: Tensor, unit: float = 1.0) -> Tensor | None:
-        """What gradients of capped scores are multiplied by; 0 of -inf. None without a cap."""
+        """Return the derivative of the softcap, 0 at -inf; None without one."""
         if self.cap is None:
             return None
         return (scores / (self.cap * unit)).clamp_(min=-1.0).square_().neg_().add_(1.0)
@@ -75,18 +75,18 @@ class Scoring:
 
 @dataclass(frozen=True, slots=True)
 class LongRows:
-    """Rows that are cut into blocks."""
+    """Rows whose attention is computed in blocks."""
 
     spans: tuple[Span, ...]  # each at least one token
-    block: int  # queries of a block, and keys of a block, at most
-    window: int | None = None  # tokens that one sees, itself and those before it; None for all
+    block: int  # most queries, and most keys, of a block
+    window: int | None = None  # sliding window in tokens, with the query itself; None for all
 
 
 @dataclass(frozen=True, slots=True)
 class QueryKeyValue:
-    """What attention reads, or the gradients of it.
+    """Inputs of attention, or their gradients.
 
-    A sink is a key of its head that all queries see: its score is a learnt number, and its value 0
+    An attention sink is a learnt score per head that joins the softmax of every query with value 0
     (gpt-oss: arXiv:2508.10925, section 2.2).
     """
 
@@ -96,7 +96,7 @@ class QueryKeyValue:
     sinks: Tensor | None = None  # (H,)
 
     def by_key_head(self) -> tuple[Tensor, Tensor, Tensor]:
-        """(K, G, T, D), (K, T, D), (K, T, D), the same memory."""
+        """View as (K, G, T, D), (K, T, D), (K, T, D)."""
         key, value = self.key.transpose(0, 1), self.value.transpose(0, 1)
         return _by_key_head(self.query, len(key)), key, value
 
@@ -104,17 +104,17 @@ class QueryKeyValue:
 def attend_long_rows(
     rows: LongRows, read: QueryKeyValue, output: Tensor, *, scoring: Scoring, dropout: Dropout
 ) -> Tensor:
-    """Write softmax(scores) V of some rows.
+    """Write softmax(scores) V of these rows into `output`.
 
     Args:
         rows: whose attention is computed.
         read: queries, keys and values of all packed tokens.
         output: (T, H, D), overwritten at the tokens of `rows`.
-        scoring: what scores are made of.
-        dropout: drops weights.
+        scoring: scale and softcap.
+        dropout: of attention weights.
 
     Returns:
-        (K, G, T), at the tokens of `rows` the binary logarithm of what the softmax divides by.
+        (K, G, T), the base-2 log-sum-exp at the tokens of `rows`.
     """
     query, key, value = read.by_key_head()
     output = _by_key_head(output, len(key))
@@ -151,11 +151,12 @@ def differentiate_long_rows(
     scoring: Scoring,
     dropout: Dropout,
 ) -> QueryKeyValue:
-    """Add the gradients of `attend_long_rows` to those of the other rows.
+    """Compute the backward pass of `attend_long_rows` into `grads`.
 
-    `output` (T, H, D) is what it wrote and `grad` the gradient of that, `log_sums` (K, G, T) what
-    it returned; the dropout drops the same again. `grads` are those of the other rows, in whose
-    type all come back; that of queries is overwritten at the tokens of `rows`.
+    `output` (T, H, D) is its result, `grad` the gradient of that, `log_sums` (K, G, T) its return
+    value; `dropout` must draw the same again. `grads` already holds the gradients of the other rows
+    and sets the dtype; those of queries are overwritten at the tokens of `rows`, the others
+    accumulated.
     """
     if not rows.spans:
         return grads
@@ -167,7 +168,7 @@ def differentiate_long_rows(
     for queries, blocks in _blocks(rows):
         left, right, mixed = (x[:, :, queries].flatten(1, 2) for x in (query, grad, output))
         log_sum = log_sums[:, :, queries].flatten(1)[:, :, None]
-        # What the softmax takes off all gradients of a query's weights: sum of weight * gradient.
+        # The softmax's correction of all gradients of a query: sum of weight * gradient.
         common = (right.to(log_sum.dtype) * mixed).sum(-1, keepdim=True)
         if read.sinks is not None and sums.sinks is not None:
             scores = _sink_scores(read.sinks, left, len(key)).to(log_sum.dtype).mul_(LOG2_E)
@@ -193,30 +194,30 @@ def differentiate_long_rows(
 
 
 def scaled_bmm(left: Tensor, right: Tensor, scale: float) -> Tensor:
-    """Batched matrix product times a number, in one pass."""
+    """Compute a batched matrix product times a number, in one pass."""
     return torch.baddbmm(left.new_empty(1, 1, 1), left, right, beta=0.0, alpha=scale)
 
 
 def _sink_scores(sinks: Tensor, queries: Tensor, key_heads: int) -> Tensor:
-    """(H,) as scores of queries (K, G * Q, D): (K, G * Q, 1), memory of its own."""
+    """Expand sinks (H,) to scores (K, G * Q, 1), in memory of their own."""
     count = queries.shape[1] * key_heads // len(sinks)
     return sinks.repeat_interleave(count).view(key_heads, -1, 1)
 
 
 def _sum_type(dtype: torch.dtype) -> torch.dtype:
-    """Type of sums over blocks: at least float32."""
+    """Return the dtype of sums over blocks: at least float32."""
     return torch.promote_types(dtype, torch.float32)
 
 
 def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
-    """(T, H, D) as (K, G, T, D), the same memory."""
+    """View (T, H, D) as (K, G, T, D)."""
     return x.view(len(x), key_heads, -1, x.shape[-1]).permute(1, 2, 0, 3)
 
 
 def _scores(query: Tensor, key: Tensor, hide: _Hiding, scoring: Scoring) -> Tensor:
-    """(K, G * Q, D), (K, S, D) to (K, G * Q, S) in `_sum_type`, for powers of two instead of e.
+    """Return base-2 scores (K, G * Q, S) in `_sum_type`, of (K, G * Q, D) and (K, S, D).
 
-    On a CPU those take a third of the time.
+    On a CPU powers of two take a third of the time of exponentials.
     """
     scores = scaled_bmm(query, key.mT, scoring.scale * LOG2_E).to(_sum_type(query.dtype))
     return hide(scoring.capped(scores, LOG2_E))
@@ -224,16 +225,16 @@ def _scores(query: Tensor, key: Tensor, hide: _Hiding, scoring: Scoring) -> Tens
 
 @dataclass(frozen=True, slots=True)
 class _Hiding:
-    """Hides what a query does not see of a block's keys: later ones, and those before a window."""
+    """The causal and sliding-window mask of a block."""
 
     queries: int
-    distance: int  # of the first query behind the first key, in tokens of the row; 0 of own keys
+    distance: int  # from the first key to the first query, in tokens; 0 for a span's own keys
     window: int | None
-    # (queries, keys) of the block that see each other all the same
+    # (queries, keys) of the block that see each other although not causal
     ahead: tuple[tuple[slice, slice], ...] = ()
 
     def __call__(self, scores: Tensor) -> Tensor:
-        """(K, G * Q, S), in place."""
+        """Mask scores (K, G * Q, S) in place."""
         keys = scores.shape[-1]
         by_query = scores.view(len(scores), -1, self.queries, keys)
         if self.distance <= 0:
@@ -248,10 +249,10 @@ class _Hiding:
 
 
 def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]]]:
-    """Queries of each block, with the keys of each block they see.
+    """Yield the queries of each block with the blocks of keys they see.
 
-    With a window own keys come first, for every query sees one of them. Keys that only tokens see
-    which see ahead come last.
+    With a window a span's own keys come first, as every query sees one of them. Keys that are
+    visible only bidirectionally come last.
     """
     for span in rows.spans:
         prefix = _pieces(span.prefix_start, span.prefix_length, rows.block)
@@ -261,11 +262,11 @@ def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]
             blocks = [(keys, queries.start - keys.start + behind) for keys in prefix]
             blocks += [(keys, queries.start - keys.start) for keys in own[: i + 1]]
             if rows.window is not None:
-                first = rows.window - 1  # how far behind the last key may be
+                first = rows.window - 1  # furthest that the last key may lie behind
                 blocks = [
                     (k, d) for k, d in reversed(blocks) if d - (k.stop - k.start - 1) <= first
                 ]
-            seeing = [one for one in span.wholes if _overlap(queries, one)]
+            seeing = [one for one in span.bidirectional if _overlap(queries, one)]
             blocks += [
                 (keys, queries.start - keys.start)
                 for keys in own[i + 1 :]
@@ -280,21 +281,21 @@ def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]
 
 
 def _overlap(piece: slice, run: tuple[int, int]) -> slice | None:
-    """What of a piece lies in a run, counted from the beginning of the piece."""
+    """Return the part of a piece that lies in a run, counted from the beginning of the piece."""
     first, end = max(piece.start, run[0]), min(piece.stop, run[1])
     return slice(first - piece.start, end - piece.start) if first < end else None
 
 
 def _ahead(
-    queries: slice, keys: slice, wholes: Sequence[tuple[int, int]]
+    queries: slice, keys: slice, bidirectional: Sequence[tuple[int, int]]
 ) -> tuple[tuple[slice, slice], ...]:
-    """Queries and keys of each run that see each other."""
-    pairs = [(_overlap(queries, one), _overlap(keys, one)) for one in wholes]
+    """Return the queries and keys of each bidirectional run that overlaps the block."""
+    pairs = [(_overlap(queries, one), _overlap(keys, one)) for one in bidirectional]
     return tuple((left, right) for left, right in pairs if left and right)
 
 
 def _pieces(start: int, length: int, largest: int) -> list[slice]:
-    """As few pieces as `largest` allows, of about equal lengths."""
+    """Cut into as few pieces as `largest` allows, of about equal lengths."""
     count = -(-length // largest)
     ends = [start + length * i // count for i in range(1, count + 1)]
     return [slice(first, last) for first, last in pairwise([start, *ends])]

@@ -1,9 +1,9 @@
-"""Scales losses of passes in float16, whose gradients would else be too small for a number.
+"""Dynamic loss scaling for float16, whose gradients would otherwise underflow.
 
-Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2: the backward pass begins with a multiple
-of the loss, and gradients are divided by it in front of the step. Where a gradient has become too
-large for a number the step is left out and the next one takes half of it; after so many steps it is
-doubled. All are powers of two, so they round nothing.
+Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2: the loss is multiplied by the scale before
+the backward pass, and gradients are divided by it before the step. If a gradient overflows, the
+step is skipped and the scale halved; after a number of good steps it is doubled. All scales are
+powers of two, so they add no rounding.
 """
 
 from dataclasses import dataclass
@@ -16,21 +16,21 @@ LOSS_SCALE: Final = "loss_scale"
 """Its name among the tensors of an engine's state."""
 
 _LEAST: Final = 2.0**-24
-"""The smallest number of float16."""
+"""The smallest positive float16."""
 
 _GROWS_AFTER: Final = 400
-"""Steps, as in verl; torch's own default is 2000."""
+"""Good steps before doubling, as in verl; torch's own default is 2000."""
 
 
 @dataclass(slots=True)
 class LossScale:
-    """The scale of the next update, and how many updates it has served."""
+    """The scale of the next update, and for how many updates it has been used."""
 
     value: float = 65_536.0
     steps: int = 0
 
     def after(self, *, is_finite: bool) -> None:
-        """Go on behind an update, whose gradient was finite or not."""
+        """Return the state after an update, whose gradient was finite or not."""
         self.steps = self.steps + 1 if is_finite else 0
         if not is_finite:
             self.value = max(self.value / 2.0, _LEAST)
@@ -38,10 +38,10 @@ class LossScale:
             self.value, self.steps = self.value * 2.0, 0
 
     def state(self) -> Tensor:
-        """(2,) float64."""
+        """Return the state, (2,) float64."""
         return torch.tensor([self.value, self.steps], dtype=torch.float64)
 
     def load(self, state: Tensor) -> None:
-        """Go on from a state."""
+        """Restore a state."""
         value, steps = state.tolist()
         self.value, self.steps = value, int(steps)

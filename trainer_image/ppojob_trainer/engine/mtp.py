@@ -1,9 +1,10 @@
-"""The loss of a layer that predicts further tokens (MTP), beside that of the objective.
+"""Multi-token prediction (MTP) loss, beside that of the objective.
 
-Of a row of tokens t with last hidden states h the layer reads h_i and the embedding of t_(i+1) at
-each i, with those of the same row before it, and predicts t_(i+2) (DeepSeek-V3, arXiv:2412.19437,
-section 2.2, at a depth of 1). Its loss is the mean of -log p(a_t) over all trained tokens of the
-mini-batch, at temperature 1; of a token without two others before it in its context it is 0.
+For tokens t of a row with last hidden states h, the MTP layer reads h_i and the embedding of
+t_(i+1) at each i, attends causally within the row, and predicts t_(i+2) (DeepSeek-V3,
+arXiv:2412.19437, section 2.2, at a depth of 1). Its loss is the mean of -log p(a_t) over all
+trained tokens of the mini-batch, at temperature 1; it is 0 for a token with fewer than two tokens
+before it in its context.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from ppojob_trainer.parallel.sequence import ALONE
 
 @dataclass(frozen=True, slots=True)
 class Mtp:
-    """How the layer is trained."""
+    """How the MTP layer is trained."""
 
     coefficient: float  # of its loss
-    detach: bool  # whether its gradient ends at what it reads, and at the output layer
+    detach: bool  # whether its inputs and the output layer are detached from its gradient
     head: PolicyHead  # at temperature 1
 
     @classmethod
     def of(cls, spec: PPOJobSpec) -> Mtp | None:
-        """As a job asks for it; None where it does not."""
+        """Make it as the job asks; None without MTP training."""
         if (mtp := spec.model.mtp) is None:
             return None
         settings = LogprobSettings(1.0, spec.training.logprob_chunk_tokens, "none")
@@ -44,7 +45,7 @@ class Mtp:
     def joined(
         self, part: LossParts, logprobs: Tensor, denominators: Denominators, area: str
     ) -> LossParts:
-        """What a micro-batch adds to the mini-batch, and the layer's part of it."""
+        """Add the MTP loss of a micro-batch to its other loss."""
         loss = -logprobs.sum() / max(denominators.tokens, 1.0)
         weighted, whole = self.coefficient * loss, f"{area}/loss"
         terms = {whole: part.terms[whole] + weighted.item(), mtp_loss_name(area): loss.item()}
@@ -53,9 +54,9 @@ class Mtp:
     def logprobs(
         self, model: PreTrainedModel, states: Tensor, packed: PackedRows, stream: int
     ) -> Tensor:
-        """(trained,) log p of the trained tokens, or 0 where two others are not before one.
+        """Return (trained,) log p of the trained tokens, 0 with fewer than two tokens before them.
 
-        `states` are the last ones, (1, packed, h), `stream` that of `AttentionPlans`.
+        `states` are the last hidden states, (1, packed, h); `stream` is that of `AttentionPlans`.
         """
         spans, before = _pairs(packed.spans)
         before = before.to(states.device)
@@ -82,18 +83,18 @@ class Mtp:
 
 
 def mtp_loss_name(area: str) -> str:
-    """Name of its loss among the metrics of an update."""
+    """Return the metric's name of its loss."""
     return f"{area}/mtp_loss"
 
 
 def _pairs(spans: Sequence[Span]) -> tuple[tuple[Span, ...], Tensor]:
-    """Who attends to whom of the pairs, each at the place of its embedding's token.
+    """Build the attention structure of (state, next embedding) pairs, at the embedding's token.
 
-    The first token of a context is in no pair: it attends to itself, and nobody to it.
+    The first token of a context is in no pair: it attends to itself, and no other token to it.
 
     Returns:
-        Spans that cover the packed sequence, and (packed,) int64, the place before each in its row;
-        of the first of a context its own.
+        Spans that cover the packed sequence, and (packed,) int64, the previous token in each row;
+        for the first of a context itself.
     """
     found: list[Span] = []
     before = []

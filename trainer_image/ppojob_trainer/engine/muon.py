@@ -1,4 +1,4 @@
-"""Muon: momentum whose matrices are made orthogonal before they are added to the weights."""
+"""Muon optimizer: momentum orthogonalized by Newton-Schulz before it updates the weights."""
 
 import math
 from collections.abc import Callable, Iterable
@@ -7,7 +7,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.parallel.boxes import box_of, cut_like, local_part, whole
+from ppojob_trainer.parallel.boxes import box_of, local_part, shard_like, whole
 
 BUFFER: Final = "momentum_buffer"
 
@@ -17,12 +17,12 @@ _LEAST_NORM: Final = 1e-7
 
 
 def orthogonal(matrix: Tensor) -> Tensor:
-    """About U Vᵀ of a matrix U S Vᵀ (rows, columns), whatever its singular values S are.
+    """Return approximately U Vᵀ of a matrix U S Vᵀ (rows, columns).
 
-    Five rounds of the quintic of Newton and Schulz of Jordan et al. 2024
+    Five Newton-Schulz iterations with the quintic of Jordan et al. 2024
     (https://kellerjordan.github.io/posts/muon), which leaves singular values between 0.7 and 1.2.
-    In float32, where its author has bfloat16: a rounding of the gradients stays a rounding, and so
-    layouts agree.
+    In float32, where its author uses bfloat16, so rounding differences of gradients are not
+    amplified and parallel layouts agree.
     """
     a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
@@ -38,10 +38,10 @@ def orthogonal(matrix: Tensor) -> Tensor:
 class Muon(torch.optim.Optimizer):
     """Muon for the matrices of a model's layers, and AdamW for all other parameters.
 
-    Momentum is Nesterov's. As in Liu et al. 2025 (arXiv:2502.16982) an update counts 0.2 √n times,
-    n the longer side: elements change about as much as by AdamW, and both have one learning rate
-    and weight decay. What is cut over ranks is put together, one matrix after the other, and every
-    rank computes it: a step is a collective of those that hold the model.
+    Nesterov momentum. As in Liu et al. 2025 (arXiv:2502.16982) an update is scaled by 0.2 √n, n the
+    longer side: elements change about as much as by AdamW, so both share one learning rate and
+    weight decay. Sharded momentum is all-gathered one matrix at a time, and every rank
+    orthogonalizes it: a step is a collective of the ranks that hold the model.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class Muon(torch.optim.Optimizer):
         weight_decay: float,
         momentum: float,
     ) -> None:
-        """`others` is None where all parameters are matrices, as adapters are."""
+        """Make it; `others` is None where all parameters are matrices, as with adapters."""
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__([{"params": list(matrices)}], defaults)
         self._others = others
@@ -63,7 +63,7 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """One step by the gradients that are there."""
+        """Do one step with the present gradients."""
         assert closure is None, "the gradients have been computed"
         if self._others is not None:
             self._others.step()
@@ -77,10 +77,10 @@ class Muon(torch.optim.Optimizer):
         assert gradient is not None, "others are left alone"
         mine = local_part(gradient)
         if BUFFER not in state:
-            state[BUFFER] = cut_like(parameter, torch.zeros_like(mine))
+            state[BUFFER] = shard_like(parameter, torch.zeros_like(mine))
         buffer = local_part(state[BUFFER])
         buffer.lerp_(mine, 1.0 - momentum)
-        update = orthogonal(whole(cut_like(parameter, mine.lerp(buffer, momentum))))
+        update = orthogonal(whole(shard_like(parameter, mine.lerp(buffer, momentum))))
         scale = 0.2 * math.sqrt(max(parameter.shape))
         weights = local_part(parameter)
         weights.mul_(1.0 - rate * decay)

@@ -1,7 +1,7 @@
-"""What an update minimizes, in general: losses of micro-batches that add up to a mini-batch's.
+"""Objectives: the losses that updates minimize, as sums over micro-batches and ranks.
 
-Every denominator is the whole mini-batch's over all ranks, so losses, gradients and statistics of
-micro-batches and ranks are sums.
+Every denominator is that of the whole mini-batch over all ranks, so losses, gradients and
+statistics of micro-batches and ranks add up.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class Denominators:
-    """Counts of a mini-batch."""
+    """Counts of the whole mini-batch, over all ranks."""
 
     tokens: float  # trained tokens
     sequences: float  # rows with at least one trained token
-    positives: float = 0.0  # trained tokens of rows that scored well, where that is known
+    positives: float = 0.0  # trained tokens of correct responses, where correctness is known
 
     @classmethod
     def of(cls, rows: Experience) -> Denominators:
-        """Those of rows that are all on this rank."""
+        """Count rows that are all on this rank."""
         counts = row_count(rows.mask, rows.lengths)
         positives = 0.0 if rows.positives is None else float((rows.mask & rows.positives).sum())
         return cls(float(rows.mask.sum()), float((counts > 0).sum()), positives)
@@ -36,14 +36,14 @@ class Denominators:
 
 @dataclass(frozen=True, slots=True)
 class Aggregation:
-    """How token losses become one number; see `algorithms.aggregate`."""
+    """How token losses are reduced to one number; see `algorithms.aggregate`."""
 
     mode: str
     scale_tokens: float | None = None
 
     @classmethod
     def of(cls, spec: AlgorithmSpec, max_response_tokens: int | None) -> Aggregation:
-        """That of a job, whose longest response stands for an absent `lossScaleTokens`."""
+        """Return that of a job; absent `lossScaleTokens` means its longest response."""
         return cls(spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens)
 
     def __call__(
@@ -53,7 +53,7 @@ class Aggregation:
         denominators: Denominators,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """This micro-batch's share of the mini-batch's value; the rows have a mask of their own."""
+        """Return this micro-batch's share of the mini-batch's value; `mask` defaults to theirs."""
         return aggregate(
             values,
             rows.mask if mask is None else mask,
@@ -65,32 +65,32 @@ class Aggregation:
         )
 
 
-class OfTokens:
-    """An objective whose loss is of each trained token, or of each row that has one."""
+class TokenObjective:
+    """An objective with a loss for each trained token, or for each row with one."""
 
     __slots__ = ()
 
     token_names: ClassVar[tuple[str, ...]] = ()
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64: the rows that hold a trained token."""
+        """Return (n,) int64: the rows with a trained token."""
         return rows_with_any(rows.mask, rows.lengths)
 
 
 @dataclass(slots=True)
 class LossParts:
-    """What a micro-batch adds to the mini-batch."""
+    """Contribution of a micro-batch to the mini-batch."""
 
     loss: Tensor  # scalar with gradient
-    # statistics that are sums over micro-batches already divided by the denominators
+    # statistics already divided by the denominators; sums over micro-batches
     terms: dict[str, float] = field(default_factory=dict)
-    # statistics that are sums over the computed tokens; `tokens` counts those
+    # statistics summed over the computed tokens; `tokens` counts those
     token_sums: dict[str, float] = field(default_factory=dict)
     tokens: int = 0
-    # how many values a sum is of, where they are not those tokens
+    # number of values in a sum, where it is not that of those tokens
     counts: dict[str, float] = field(default_factory=dict)
 
 
 def token_sums(columns: Mapping[str, Tensor], mask: Tensor) -> dict[str, float]:
-    """The sum of each column over the trained tokens."""
+    """Return the sum of each column over the trained tokens."""
     return {name: masked_sum(values, mask).item() for name, values in columns.items()}

@@ -1,4 +1,4 @@
-"""Optimizers, their learning rate as a function of the step, and their state as named tensors."""
+"""Optimizers, learning-rate schedules, and optimizer state as named tensors."""
 
 import math
 from collections import defaultdict
@@ -10,15 +10,15 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
-from ppojob_trainer.engine.chance_rounding import round_into
 from ppojob_trainer.engine.muon import BUFFER, Muon
+from ppojob_trainer.engine.stochastic_rounding import round_into
 from ppojob_trainer.parallel.boxes import (
     Box,
     box_of,
-    cut_like,
     is_first_holder,
-    laid_as,
     local_part,
+    shard_like,
+    sharded_as,
 )
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import decoder_layers
@@ -26,20 +26,20 @@ from ppojob_trainer.parallel.offload import HostMemory
 from ppojob_trainer.parallel.world import World
 
 COUNT = "step"
-"""The one state of a parameter that is no tensor of its shape."""
+"""The one state of a parameter that has not its shape."""
 OF_ADAMW = ("exp_avg", "exp_avg_sq", COUNT)
 
 
 def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
-    """The learning rate of optimizer step `step`, counted from 0.
+    """Return the learning rate of optimizer step `step`, counted from 0.
 
-    Linear warm-up from its start, which the first step takes: `lr * step / warmup` from 0. Then
-    constant, or from `lr` towards `lr * r`, r the minimum's ratio: `lr * (r + (1 - r) f)`. With x
-    the share of the steps after the warm-up that are done, of those behind the stable ones, f is
-    `1 - x` of a linear schedule, as in transformers and Megatron, `(1 - x)^power` of a polynomial,
-    and `(1 + cos(2 pi cycles x)) / 2` of a cosine, of half a cycle by default, as in verl. Past the
-    end the rate stays where it is; verl's cosine would go on. An inverse root has no end:
-    `lr * max(r, sqrt(warmup / step))`, with both 1 at least, as in Megatron.
+    Linear warm-up first: `lr * step / warmup` from 0 (or from its start rate). Then constant, or
+    decay from `lr` towards `lr * r`, r the ratio of the minimum: `lr * (r + (1 - r) f)`. With x the
+    share done of the steps after warm-up and the stable phase, f is `1 - x` of a linear schedule,
+    as in transformers and Megatron, `(1 - x)^power` of a polynomial, and `(1 + cos(2 pi cycles x))
+    / 2` of a cosine, of half a cycle by default, as in verl. Past the end the rate is constant;
+    verl's cosine would go on. An inverse square root has no end: `lr * max(r, sqrt(warmup /
+    step))`, with both at least 1, as in Megatron.
     """
     warmup = spec.warmup_steps or int(spec.warmup_ratio * total_steps)
     if step < warmup:
@@ -61,14 +61,14 @@ def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The parameters that updates change, by name: all, or where a model has adapters those."""
+    """Return the parameters that updates change, by name: the adapters, or all without LoRA."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def matrices_of(model: nn.Module) -> set[nn.Parameter]:
-    """The trained matrices of the layers: neither embedding nor head, no norm and no bias.
+    """Return the trained matrices of the layers: not embedding, head, norms or biases.
 
-    Nor experts that are of one tensor, whose matrices would be made orthogonal one by one.
+    Nor stacked experts, which would have to be orthogonalized one by one.
     """
     return {
         one
@@ -79,10 +79,10 @@ def matrices_of(model: nn.Module) -> set[nn.Parameter]:
 
 
 def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimizer:
-    """An optimizer of every parameter that is trained, each with weight decay as in verl.
+    """Build an optimizer of all trained parameters, with weight decay on each as in verl.
 
-    The fused form makes one pass over weights, gradients and moments; sgd has none for weights that
-    are cut.
+    The fused form makes one pass over weights, gradients and moments; SGD has none for sharded
+    weights.
     """
     parameters = list(trained_parameters(model).values())
     shared: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
@@ -101,15 +101,15 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
 
 
 class _ByParts(torch.optim.Optimizer):
-    """Steps by what this rank holds of each weight, gradient and moment; each element for itself.
+    """Steps on the local shards of weights, gradients and moments; elementwise optimizers only.
 
-    Of a list of tensors that are cut PyTorch first finds out how to compute with them, which takes
-    tenths of a second for each list that a process has not had before.
+    With a list of DTensors PyTorch first plans how to compute with them, which takes tenths of a
+    second for each list that a process has not seen before.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """One step by the gradients that are there."""
+        """Do one step with the present gradients."""
         kept, groups = self.state, [(group, group["params"]) for group in self.param_groups]
         parts = {
             weight: local_part(weight).detach()
@@ -129,7 +129,7 @@ class _ByParts(torch.optim.Optimizer):
             for weight, part in parts.items():
                 if part in self.state and weight not in kept:
                     kept[weight] = {
-                        key: one if key == COUNT else cut_like(weight, one)
+                        key: one if key == COUNT else shard_like(weight, one)
                         for key, one in self.state[part].items()
                     }
         finally:
@@ -143,11 +143,11 @@ class _AdamW(_ByParts, torch.optim.AdamW):
 
 
 class _Sgd(_ByParts, torch.optim.SGD):
-    """Gradient descent."""
+    """SGD."""
 
 
 def divide_gradients(parameters: Iterable[Tensor], divisor: float) -> None:
-    """Divide gradients, where they are, by a power of two."""
+    """Divide the gradients that exist by a power of two."""
     grads = [local_part(p.grad) for p in parameters if p.grad is not None]
     torch._foreach_mul_(grads, 1.0 / divisor)
 
@@ -157,12 +157,12 @@ def clip_gradients(
 ) -> float:
     """Scale gradients so that their global norm is at most `limit`.
 
-    A part that several ranks hold counts once; `elsewhere` counts at another stage. A limit of 0
-    leaves the gradients as they are.
+    A shard that is replicated counts once; the gradient `elsewhere` is counted at another pipeline
+    stage. A limit of 0 leaves the gradients as they are.
 
     Returns:
-        The global norm before, the same on all ranks. Where it is not finite the gradients are of
-        no use.
+        The global norm before clipping, the same on all ranks. If it is not finite the gradients
+        are unusable.
     """
     cut = [(p, p.grad) for p in parameters if p.grad is not None]
     grads = [local_part(grad) for _, grad in cut]
@@ -183,10 +183,11 @@ def step_by_weight(
     names: Mapping[Tensor, str] | None = None,
     update: int = 0,
 ) -> None:
-    """Step as the optimizer does, with the moments of one weight at a time on the device.
+    """Step with the moments of one weight at a time on the device.
 
-    Between steps moments are in host memory, where that is given. With names of the weights those
-    of float32 weights are bfloat16 then, rounded by a chance that hangs on name and `update`.
+    Between steps moments are in host memory, if `host` is given. With `names` of the weights,
+    moments of float32 weights are stored in bfloat16, stochastically rounded with a hash of name
+    and `update`.
     """
     for weight in _one_by_one(optimizer):
         if host is not None:
@@ -198,7 +199,7 @@ def step_by_weight(
 
 
 def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Each weight while the optimizer has no other: it would look at all of them in every step."""
+    """Yield each weight as the optimizer's only one: it iterates over all in each step."""
     groups = [(group, group["params"]) for group in optimizer.param_groups]
     try:
         for group, _ in groups:
@@ -217,39 +218,39 @@ def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _in_float32(
     optimizer: torch.optim.Optimizer, weight: Tensor, what: str | None
 ) -> Iterator[None]:
-    """Within the block the moments of a weight are float32, and bfloat16 behind it.
+    """Convert the moments of a weight to float32 within the block, and to bfloat16 after it.
 
-    Without a name for what is rounded, and of other weights than float32, they stay as they are.
+    Without a name, and for weights that are not float32, they stay as they are.
     """
     if what is None or weight.dtype != torch.float32:
         yield
         return
     kept = _moments(optimizer, weight)
     for key, moment in kept.items():
-        optimizer.state[weight][key] = cut_like(weight, local_part(moment).float())
+        optimizer.state[weight][key] = shard_like(weight, local_part(moment).float())
     yield
     for key, moment in _moments(optimizer, weight).items():
         values = local_part(moment)
         low = kept.get(key)
         if low is None:
-            low = cut_like(weight, torch.empty_like(values, dtype=torch.bfloat16))
+            low = shard_like(weight, torch.empty_like(values, dtype=torch.bfloat16))
         round_into(local_part(low), values, box_of(weight), f"{what}/{key}")
         optimizer.state[weight][key] = low
 
 
 def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
-    """Those of a weight by their keys; none before the first step."""
+    """Return the moments of a weight by their keys; empty before the first step."""
     return {key: kept for key, kept in optimizer.state.get(weight, {}).items() if key != COUNT}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
-    """The optimizer's state, `<parameter name>/<key>` -> tensor; empty before the first step.
+    """Return the optimizer's state, `<parameter>/<key>` -> tensor; empty before the first step.
 
-    Moments are cut over the ranks as their parameter is.
+    Moments are sharded as their parameters are.
     """
     names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": laid_as(parameter, state[key])
+        f"{names[parameter]}/{key}": sharded_as(parameter, state[key])
         for parameter, state in optimizer.state.items()
         for key in (*OF_ADAMW, BUFFER)
         if key in state
@@ -257,7 +258,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
 
 
 def _kept(model: nn.Module, spec: OptimizerSpec) -> dict[str, tuple[str, ...]]:
-    """What an optimizer keeps for each parameter, by its name."""
+    """Return the state keys that an optimizer keeps for each parameter."""
     parameters = trained_parameters(model)
     if spec.type == "sgd":
         return dict.fromkeys(parameters, (BUFFER,) if spec.momentum else ())
@@ -266,7 +267,7 @@ def _kept(model: nn.Module, spec: OptimizerSpec) -> dict[str, tuple[str, ...]]:
 
 
 def optimizer_boxes(model: nn.Module, spec: OptimizerSpec) -> dict[str, Box]:
-    """What this rank holds of each tensor of the optimizer."""
+    """Return this rank's shard of each tensor of the optimizer."""
     parameters = trained_parameters(model)
     return {
         f"{name}/{key}": Box.whole(()) if key == COUNT else box_of(parameters[name])
@@ -282,9 +283,9 @@ def load_optimizer_tensors(
     parts: Mapping[str, Tensor],
     host: HostMemory | None = None,
 ) -> None:
-    """Take up a copy of this rank's parts of `optimizer_tensors`, of which there may be none.
+    """Load copies of this rank's shards of `optimizer_tensors`, of which there may be none.
 
-    Where host memory is given, moments go there weight by weight.
+    If `host` is given, moments move there weight by weight.
     """
     optimizer.state.clear()
     parameters = trained_parameters(model)
@@ -292,7 +293,7 @@ def load_optimizer_tensors(
         parameter = parameters[name]
         state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in keys}
         optimizer.state[parameter] = {
-            key: value if key == COUNT else cut_like(parameter, value)
+            key: value if key == COUNT else shard_like(parameter, value)
             for key, value in state.items()
         }
         if host is not None:

@@ -1,4 +1,4 @@
-"""Which rows are computed together: micro-batches of whole groups under a token budget. Pure."""
+"""Micro-batches: whole groups of rows under a token budget. Pure functions."""
 
 from collections.abc import Sequence
 from itertools import groupby
@@ -13,20 +13,20 @@ def plan_micro_batches(
     share_prompts: bool = True,
     whole_groups: bool = False,
 ) -> list[list[int]]:
-    """Cut rows into micro-batches of at most `budget` tokens.
+    """Split rows into micro-batches of at most `budget` tokens.
 
-    The rows of a group stay together so that its prompt is computed once; a group above the budget
-    is split into runs of its rows, each of which computes the prompt again, or with `whole_groups`
-    goes alone. A single row above the budget goes alone. Of all cuts with the fewest micro-batches
-    in this order, the one with the smallest largest micro-batch is taken, so that none is left
-    nearly empty.
+    The rows of a group stay together so that its prompt is computed once. A group above the budget
+    is split into runs of rows, each of which computes the prompt again; with `whole_groups` it is a
+    micro-batch of its own. A single row above the budget is a micro-batch of its own. Of all splits
+    with the fewest micro-batches in this order, the one whose largest micro-batch is smallest is
+    taken, so that none is left nearly empty.
 
     The budget includes prompts: a shared one counts once for the rows of its group in a
     micro-batch, else once a row.
 
     Returns:
         Row numbers of each micro-batch. Groups come in the order of their first row, rows in
-        their own order; the same input always gives the same cut.
+        their own order; the same input always gives the same split.
     """
     first_rows: dict[int, int] = {}
     for row, group in enumerate(row_groups):
@@ -57,7 +57,7 @@ _Group = tuple[int, list[tuple[int, int]]]
 
 
 def _fill(groups: list[_Group], budget: int, whole_groups: bool) -> list[list[int]]:
-    """Fill micro-batches one after the other: the fewest that keep the order."""
+    """Fill micro-batches greedily: the fewest that keep the order."""
     batches: list[list[int]] = []
     room = -1
     for prompt, rows in groups:

@@ -1,8 +1,7 @@
-"""What updates on preferences minimize: the mean of a loss of pairs, of answers c and r.
+"""Preference losses: the mean of a loss over pairs of a chosen and a rejected answer.
 
-Of answers that are given row 2 i is the chosen one of pair i and row 2 i + 1 the rejected one. Of
-responses that are drawn a pair is two rows of a group. No rank, mini-batch or micro-batch parts a
-group.
+Offline, row 2 i is the chosen answer of pair i and row 2 i + 1 the rejected one. Online, a pair is
+two generated rows of a group. No split over ranks, mini-batches or micro-batches parts a group.
 """
 
 from __future__ import annotations
@@ -18,31 +17,31 @@ from ppojob_api.v1alpha1.preferences import DpoSpec, RewardModelTrainingSpec
 from ppojob_trainer.algorithms.masked import row_mean, row_sum
 from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Denominators, LossParts, OfTokens, token_sums
+from ppojob_trainer.engine.objective import Denominators, LossParts, TokenObjective, token_sums
 from ppojob_trainer.engine.policy_objective import SAMPLING_STATISTICS, sampling_diagnostics
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
 Pairs = tuple[Tensor, Tensor]
-"""(pairs,) int64: the rows of the chosen answers, and those of the rejected ones."""
+"""(pairs,) int64 each: the rows of the chosen answers, and those of the rejected ones."""
 
 _OF_REWARDS: Final = ("chosen", "rejected", "margins", "accuracies")
 _TOLD: Final = ("loss", *(f"rewards/{name}" for name in _OF_REWARDS))
-"""What is told of the pairs of an update, and of those that are held out."""
+"""Metrics of the pairs of an update, and of held-out ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class DpoLoss:
     """A loss of `PAIR_LOSSES`, and the cross-entropy of the chosen answers beside it.
 
-    The rewards that are told are `beta` times what the loss compares: `log(pi(y|x) / pi_ref(y|x))`,
-    or `log pi(y|x)` without a reference, over an answer or its mean over the tokens.
+    Reported rewards are `beta` times the compared quantity: `log(pi(y|x) / pi_ref(y|x))`, or
+    `log pi(y|x)` without a reference, over an answer or its mean over the tokens.
     """
 
     spec: DpoSpec
 
     def __call__(self, logprobs: Tensor, rows: Experience, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Losses (pairs,) and rewards (rows,); `ref_logprobs` are there, if it reads them."""
+        """Return losses (pairs,) and rewards (rows,); may read `ref_logprobs`."""
         spec, needs = self.spec, self.spec.loss
         compared = logprobs
         if needs.has_reference:
@@ -57,7 +56,7 @@ class DpoLoss:
 
 
 def _options(spec: DpoSpec) -> dict[str, float]:
-    """What its loss reads, by the names of the arguments."""
+    """Return the arguments of the loss by name."""
     found, needs = {"beta": spec.beta}, spec.loss
     if needs.has_smoothing:
         found["label_smoothing"] = spec.label_smoothing
@@ -70,15 +69,15 @@ def _options(spec: DpoSpec) -> dict[str, float]:
 class BradleyTerryLoss:
     """`-log sigmoid(r_c - r_r - m)` (Ouyang et al. 2022, arXiv:2203.02155, equation 1).
 
-    A reward is what a `ValueHead` says at the one trained token of a row. The margin m, that of the
-    chosen row's turn, is 0 where pairs have none (Touvron et al. 2023, arXiv:2307.09288, equation
-    2). Centering adds `(r_c + r_r)^2` (Eisenstein et al. 2023, arXiv:2312.09244).
+    A reward is the output of a `ValueHead` at a row's only trained token. The margin m, from the
+    chosen row's turn, is 0 without margins in the data (Touvron et al. 2023, arXiv:2307.09288,
+    equation 2). Centering adds `(r_c + r_r)^2` (Eisenstein et al. 2023, arXiv:2312.09244).
     """
 
     spec: RewardModelTrainingSpec
 
     def __call__(self, values: Tensor, rows: Experience, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Losses (pairs,) and rewards (rows,)."""
+        """Return losses (pairs,) and rewards (rows,)."""
         rewards = row_sum(values, rows.mask, rows.lengths)
         chosen, rejected = (rewards[rows_of] for rows_of in pairs)
         wanted = chosen - rejected
@@ -90,7 +89,7 @@ class BradleyTerryLoss:
 
 @dataclass(frozen=True, slots=True)
 class PairObjective:
-    """The loss of an update, over the first output of a head; rows of every pair are trained."""
+    """Preference loss of an update, over a head's first output; rows of every pair are trained."""
 
     loss: DpoLoss | BradleyTerryLoss
 
@@ -99,26 +98,26 @@ class PairObjective:
     token_names: ClassVar[tuple[str, ...]] = ()
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64: all rows."""
+        """Return (n,) int64: all rows."""
         return rows.lengths.new_ones(rows.num_rows).nonzero()[:, 0]
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch of whole groups."""
+        """Return the loss of a micro-batch of whole groups."""
         losses, sums = self._compared(outputs, rows)
         pairs = denominators.sequences / 2.0
         terms = {name: total / pairs for name, total in zip(self.term_names, sums, strict=True)}
         return LossParts(losses.sum() / pairs, terms, tokens=int(rows.mask.sum()))
 
     def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
-        """The same of held-out rows: sums, counted by pairs."""
+        """Return the statistics of held-out rows: sums, counted by pairs."""
         _, sums = self._compared(outputs, rows)
         told = {f"val/{name}": total for name, total in zip(_TOLD, sums, strict=True)}
         return PassStatistics(token_sums=told, tokens=rows.num_rows / 2.0)
 
     def _compared(self, outputs: TokenOutputs, rows: Experience) -> tuple[Tensor, list[float]]:
-        """Losses (pairs,), and sums over the pairs of what is told of them."""
+        """Return losses (pairs,), and sums of the metrics over the pairs."""
         pairs = self._pairs(rows)
         losses, rewards = self.loss(outputs[0], rows, pairs)
         chosen, rejected = (rewards.detach()[rows_of] for rows_of in pairs)
@@ -131,10 +130,10 @@ class PairObjective:
         return every[0::2], every[1::2]
 
 
-class DrawnPairObjective(OfTokens, PairObjective):
-    """The same of pairs that were drawn: of a group's rows two have tokens that are trained.
+class DrawnPairObjective(TokenObjective, PairObjective):
+    """Preference loss of generated pairs: two rows of a group have trained tokens.
 
-    Those of the chosen one have a positive advantage, those of the rejected one a negative one.
+    The chosen row has a positive advantage, the rejected one a negative one.
     """
 
     area: ClassVar = "actor"
@@ -145,7 +144,7 @@ class DrawnPairObjective(OfTokens, PairObjective):
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch; a step's figures are means over its pairs."""
+        """Return the loss of a micro-batch; a step's metrics are means over its pairs."""
         logprobs, entropy, *_ = outputs
         losses, of_pairs = self._compared(outputs, rows)
         told = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)

@@ -1,9 +1,9 @@
-"""What an update of the policy minimizes: policy loss, entropy bonus, KL to the reference.
+"""Policy objective: policy loss, entropy bonus, KL to the reference.
 
 `L = aggregate(policy loss) - c_H aggregate(H) + β aggregate(KL)`: PPO (arXiv:1707.06347), equation
 9, without its value term (the critic has its own update), and GRPO's KL (arXiv:2402.03300),
-equation 3. VAPO (arXiv:2504.05118) adds `μ L_pos`, the cross-entropy of right responses. With LUFFY
-(arXiv:2504.14945) tokens of responses that are given have a policy loss of their own.
+equation 3. VAPO (arXiv:2504.05118) adds `μ L_pos`, the cross-entropy of correct responses. LUFFY
+(arXiv:2504.14945) has a separate policy loss for tokens of off-policy demonstrations.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts
 from ppojob_trainer.rows.experience import Experience
 
 OFF_POLICY_SHARE = "actor/off_policy_frac"
-"""Name of the share of tokens that `off_policy` leaves out."""
+"""Metric: the share of tokens masked by `off_policy`."""
 
 GUIDANCE = ("actor/off_pg_loss", "actor/off_ratio_mean", "actor/off_policy_prob")
-"""Names of means over the computed tokens of responses that are given."""
+"""Metrics of the tokens of demonstrations: means over the computed ones."""
 
 SAMPLING_STATISTICS = ("actor/entropy", "training/rollout_probs_diff_mean", "rollout_corr/kl")
-"""Names of `sampling_diagnostics`."""
+"""Metrics of `sampling_diagnostics`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class KlTerm:
 
     estimator: str  # a name in `algorithms.kl.KL`, or `FULL_KL`
     coefficient: float  # β
-    unbiased: bool = False  # times the ratio to the old policy
+    unbiased: bool = False  # multiply by the ratio to the old policy
 
     @property
     def is_full(self) -> bool:
@@ -58,7 +58,7 @@ class KlTerm:
 
     @classmethod
     def of(cls, spec: KlSpec, coefficient: float | None = None) -> KlTerm | None:
-        """The term that a job asks for, with β of this step, or None for that of the spec."""
+        """Return the term of a job, with this step's β; None for that of the spec."""
         if spec.loss_term is not None:
             return cls(spec.loss_term.estimator, spec.loss_term.coefficient)
         if spec.in_ != "loss":
@@ -73,19 +73,19 @@ class PolicyObjective:
     """The loss of an update, over the outputs of a `PolicyHead`, or a `HeadWithKl`."""
 
     policy_loss: PolicyLoss  # called with `options`
-    needs: Loss  # what it asks of a job
+    needs: Loss  # the loss's requirements on a job
     options: Mapping[str, JsonValue]
-    aggregation: Aggregation  # how all terms are added up
-    # for the engine, by the policy in the update; None for none, or for one that was made
-    # before the updates
+    aggregation: Aggregation  # reduces all terms
+    # correction of the trainer-sampler mismatch within the update; None for none, or if it was
+    # computed before the updates
     correction: Correction | None = None
     entropy_coefficient: float = 0.0  # c_H; 0 for no bonus
     kl: KlTerm | None = None
     positive_coefficient: float = 0.0  # μ; 0 for no such term
-    # of `off_policy`; None where every token has its loss
+    # of `off_policy`; None for no masking
     off_policy_threshold: float | None = None
     whole_groups: bool = False  # the loss compares the rows of a group
-    guidance_gamma: float | None = None  # of `shaped_ratio`; None where all responses are drawn
+    guidance_gamma: float | None = None  # of `shaped_ratio`; None without demonstrations
 
     area: ClassVar = "actor"
 
@@ -98,9 +98,9 @@ class PolicyObjective:
         entropy_coefficient: float | None = None,
         max_response_tokens: int | None = None,
     ) -> PolicyObjective:
-        """The objective that a job asks for.
+        """Return the objective of a job.
 
-        Both coefficients are of this step, or None for those of the spec.
+        Both coefficients are of this step; None for those of the spec.
         """
         correction = None
         if spec.is_bypass and spec.rollout_correction is not None:
@@ -143,11 +143,11 @@ class PolicyObjective:
         return (*of_the_loss, *SAMPLING_STATISTICS, *told, *kl)
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """(n,) int64 row numbers whose gradient is not provably zero.
+        """Return (n,) int64 row numbers whose gradient is not provably zero.
 
-        A row without trained tokens never has one. Where the policy loss vanishes with the
-        advantages, a row whose advantages are all zero has none either, unless an entropy or KL
-        term is on, or it scored well and is learnt for that.
+        A row without trained tokens has none. Where the policy loss is zero with the advantages,
+        nor has a row whose advantages are all zero, unless an entropy or KL term is on, or the row
+        is correct and trained by the positive term.
         """
         needed = rows.mask
         vanishes = self.policy_loss.vanishes_without_advantage
@@ -162,12 +162,12 @@ class PolicyObjective:
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch.
+        """Return the loss of a micro-batch.
 
-        Where the rows have no `old_logprobs` the update is the only one of its step, and they are
-        the update's own: the ratio is one, its gradient that of log pi. The outputs are
+        Rows without `old_logprobs` are of a step with a single update, whose own log-probabilities
+        are the old ones: the ratio is one, its gradient that of log pi. The outputs are
         log-probabilities, entropy, the KL to the reference where it is over the whole vocabulary,
-        and log Z where the loss reads it; for a KL estimate the rows have `ref_logprobs`.
+        and log Z where the loss reads it; a KL estimate needs `ref_logprobs` in the rows.
         """
         assert rows.advantages is not None, "advantages come before the update"
         logprobs, entropy, *others = outputs
@@ -218,9 +218,9 @@ class PolicyObjective:
         rows: Experience,
         denominators: Denominators,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """What is measured of each token, the share of the mini-batch's policy loss, and the mask.
+        """Return per-token metrics, the share of the mini-batch's policy loss, and the mask.
 
-        Of the mask that the rows have, it is what the correction in the update does not reject.
+        The mask is that of the rows without the tokens that the correction rejects.
         """
         assert rows.advantages is not None, "advantages come before the update"
         mask, weights, told = rows.mask, rows.loss_weights, {}
@@ -271,9 +271,9 @@ class PolicyObjective:
 def positive_loss(
     logprobs: Tensor, rows: Experience, denominators: Denominators, kept: Tensor
 ) -> Tensor:
-    """A micro-batch's share of the mean of `-log pi` over the trained tokens of right responses.
+    """Return a micro-batch's share of the mean `-log pi` over trained tokens of correct responses.
 
-    VAPO (arXiv:2504.05118), positive example LM loss; 0 where a mini-batch has no such response.
+    VAPO (arXiv:2504.05118), positive example LM loss; 0 for a mini-batch without correct responses.
     Trained tokens that are not `kept` have no loss and still count, as in the policy loss.
     """
     assert rows.positives is not None, "what scored well is told with the advantages"
@@ -281,13 +281,13 @@ def positive_loss(
 
 
 def guidance_diagnostics(logprobs: Tensor, advantages: Tensor, gamma: float) -> dict[str, Tensor]:
-    """The policy loss of given responses, f(π) in it, and π, by the names of `GUIDANCE`."""
+    """Return the metrics `GUIDANCE`: the policy loss of demonstrations, its f(π), and π."""
     ratio = shaped_ratio(logprobs, gamma)
     return dict(zip(GUIDANCE, (-advantages * ratio, ratio, logprobs.exp()), strict=True))
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:
-    """How sure the policy that the step begins with is, and how far the sampler is from it."""
+    """Return metrics of the initial policy's certainty, and of its distance to the sampler."""
     return {
         "actor/entropy": entropy,
         "training/rollout_probs_diff_mean": (logprobs.exp() - rows.rollout_logprobs.exp()).abs(),

@@ -1,4 +1,4 @@
-"""What routers of a mixture are trained for besides the objective: even loads and small logits.
+"""MoE router losses: load balancing and z-loss, added to the objective.
 
 Of a row of n tokens, in each layer of E experts of which a token gets k, with logits x and
 p = softmax(x), over all tokens that the row's pass reads, its prompt's too:
@@ -6,8 +6,8 @@ p = softmax(x), over all tokens that the row's pass reads, its prompt's too:
     balance = E Σ_e f_e P_e    f_e = 1/(k n) Σ_t [the router sends t to e],  P_e = 1/n Σ_t p_te
     z       = 1/n Σ_t logsumexp(x_t)²
 
-the balance loss of a sequence (DeepSeek-V2: arXiv:2405.04434, section 2.1.4; 1 where loads are
-even) and the z-loss (ST-MoE: Zoph et al. 2022, arXiv:2202.08906, equation 5). Layers are added up;
+the sequence-wise balance loss (DeepSeek-V2: arXiv:2405.04434, section 2.1.4; 1 where loads are
+even) and the z-loss (ST-MoE: Zoph et al. 2022, arXiv:2202.08906, equation 5). Layers are summed;
 rows with a trained token are averaged over the whole mini-batch.
 """
 
@@ -21,13 +21,13 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.engine.layout import PackedRows
-from ppojob_trainer.models.routes import goes_to
+from ppojob_trainer.models.routes import expert_mask
 from ppojob_trainer.parallel.sequence import SequenceRanks
 
 
 @dataclass(frozen=True, slots=True)
 class RouterCoefficients:
-    """Weights of the losses of routers, as terms of the objective's loss, and their bias's rate."""
+    """Coefficients of the router losses, and the rate of the selection bias."""
 
     balance: float
     z: float
@@ -35,18 +35,18 @@ class RouterCoefficients:
 
     @classmethod
     def of(cls, spec: AlgorithmSpec) -> RouterCoefficients | None:
-        """Those that a job asks for; None for none."""
+        """Return those of a job; None without any."""
         own = cls(spec.router_balance_coefficient, spec.router_z_coefficient, spec.router_bias_rate)
         return own if own.has_losses or own.bias_rate else None
 
     @property
     def has_losses(self) -> bool:
-        """Whether the loss has terms for routers."""
+        """Whether the loss has router terms."""
         return self.balance > 0.0 or self.z > 0.0
 
 
 class RouterLosses:
-    """The losses of routers in the passes of one update, of which this rank measures its share."""
+    """Router losses of the passes of one update; each rank measures its share."""
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class RouterLosses:
         Args:
             coefficients: of both losses.
             rows: rows with a trained token in the mini-batch, over all ranks.
-            ranks: those that share the tokens of a pass.
-            tensor: ranks with equal routers, whose gradients are added up.
+            ranks: the sequence-parallel ranks that share the tokens of a pass.
+            tensor: ranks with replicated routers, whose gradients are summed.
             scale: of gradients, as of the other losses.
         """
         self._coefficients = RouterCoefficients(
@@ -73,7 +73,7 @@ class RouterLosses:
         self._passes: list[dict[int, Tensor]] = []
 
     def of_pass(self, packed: PackedRows, device: torch.device) -> PassLosses:
-        """Those of the next pass; `packed` are the tokens of all ranks that share them."""
+        """Return the losses of the next pass; `packed` are the tokens of all its ranks."""
         own = packed.tokens_of(self._ranks.number, self._ranks.size)
         reads = _reads(packed)[:, own].to(device)
         one = PassLosses(self._coefficients, self._share, reads, self._ranks)
@@ -81,14 +81,14 @@ class RouterLosses:
         return one
 
     def measured(self) -> tuple[float, float]:
-        """This rank's share of the balance and the z-loss, added up over the layers it has."""
+        """Return this rank's share of the balance and the z-loss, summed over its layers."""
         told = [part for one in self._passes for part in one.values()]
         balance, z = torch.stack(told).double().sum(dim=0).tolist() if told else (0.0, 0.0)
         return balance, z
 
 
 class PassLosses:
-    """The losses of routers in one forward pass."""
+    """Router losses of one forward pass."""
 
     def __init__(
         self, coefficients: RouterCoefficients, share: float, reads: Tensor, ranks: SequenceRanks
@@ -100,20 +100,20 @@ class PassLosses:
         self._ranks = ranks
 
     def attach(self, layer: int, logits: Tensor, chosen: Tensor, carrier: Tensor) -> Tensor:
-        """Let the backward pass of a layer hold the gradient of its router's losses.
+        """Add the gradient of a router's losses to the backward pass of its layer.
 
-        They are made where the layer is, and made again with it where it is computed again: so
-        nothing of them is kept, and no stage waits for another's.
+        The losses are computed in the layer, and recomputed with it under activation checkpointing:
+        so none of them is stored, and no pipeline stage waits for another's.
 
         Args:
             layer: its number in the model.
             logits: (t, E) of this rank's tokens.
-            chosen: (t, k) the experts that the router itself finds.
-            carrier: what the layer computes with; given back as it is.
+            chosen: (t, k) experts by the router's own choice, also under replay.
+            carrier: a tensor that the layer computes with; returned unchanged.
         """
         with torch.autocast(logits.device.type, enabled=False):
             numbers = logits.float()
-            loads = self._ranks.summed(self._reads @ goes_to(logits, chosen).float())
+            loads = self._ranks.summed(self._reads @ expert_mask(logits, chosen).float())
             probabilities = self._reads @ numbers.softmax(dim=-1)
             balance = (loads * probabilities).sum() * (logits.shape[1] / chosen.shape[1])
             z = (self._reads @ numbers.logsumexp(dim=-1).square()).sum()
@@ -125,7 +125,7 @@ class PassLosses:
 
 
 def _reads(packed: PackedRows) -> Tensor:
-    """(rows, packed): of each row with a trained token 1/n at the n tokens that its pass reads."""
+    """Return (rows, packed): 1/n at the n context tokens of each row with a trained token."""
     reads = torch.zeros(len(packed.readings), len(packed.input_ids))
     for row, spans in enumerate(packed.readings):
         of_row = sum(span.length for span in spans)
@@ -135,7 +135,7 @@ def _reads(packed: PackedRows) -> Tensor:
 
 
 class _Attached(torch.autograd.Function):
-    """A tensor as it is, whose backward pass goes through a loss too."""
+    """Identity whose backward pass also runs through a loss."""
 
     @staticmethod
     def forward(_ctx: Any, carrier: Tensor, _loss: Tensor) -> Tensor:

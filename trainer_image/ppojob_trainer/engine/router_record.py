@@ -1,4 +1,4 @@
-"""The record of which experts tokens went to in a pass over rows, for later passes over them."""
+"""Record of MoE routing: the experts of each token in a pass, for router replay in later passes."""
 
 from typing import Any
 
@@ -12,14 +12,13 @@ from ppojob_trainer.rows.experience import Experience
 
 
 class RouterRecord:
-    """Experts of all tokens of some rows, of their prompts once a group.
+    """Experts of all tokens of some rows; prompts count once a group.
 
-    Of a prompt that is computed several times the last one counts. Tokens that nobody reads have
-    the first expert.
+    If a prompt is computed several times the last pass counts. Padding has expert 0.
     """
 
     def __init__(self, rows: Experience, config: Any) -> None:
-        """Begin a record of rows, with the configuration of the whole model."""
+        """Begin a record of rows; `config` is that of the whole model."""
         self._rows = rows
         self._layers: int = config.num_hidden_layers
         self._sizes = [int(rows.prompt_lengths.sum()), rows.num_tokens]
@@ -27,7 +26,7 @@ class RouterRecord:
         self._experts = torch.zeros(shape, dtype=EXPERT_DTYPE)
 
     def add(self, rows: Tensor, routes: Routes, ranks: SequenceRanks) -> None:
-        """Note what a pass over some of the rows has chosen; ranks that share tokens do so."""
+        """Record the routes of a pass over some rows; a collective of the sequence ranks."""
         chosen = ranks.every(routes.chosen(self._layers)).cpu()
         groups = torch.tensor(list(dict.fromkeys(self._rows.row_groups[rows].tolist())))
         of_prompts = self._rows.prompt_index(groups.to(torch.int64))
@@ -38,7 +37,7 @@ class RouterRecord:
         self._experts[places[last >= 0]] = chosen[last[last >= 0]]
 
     def keep(self, stage: PipelineStage, device: torch.device) -> None:
-        """Tell the rows, once all of them are noted; all stages do so together."""
+        """Store the complete record in the rows; a collective of all pipeline stages."""
         for number in range(stage.ranks.size if stage.ranks.size > 1 else 0):
             own = layers_of(number, range(stage.ranks.size), self._layers)
             part = self._experts[:, own.start : own.stop].contiguous().to(device)
@@ -56,9 +55,9 @@ def routes_of(
     records: bool,
     attach: Attach | None = None,
 ) -> Routes | None:
-    """The routes of a pass: those that the rows have, or those that routers choose.
+    """Return the routes of a pass: replayed from the rows, or recorded.
 
-    None where nobody asks: neither a record nor what attaches losses.
+    None if nothing is replayed, recorded or attached (losses).
 
     `sources` are of all packed tokens, `own` of those of this rank.
     """

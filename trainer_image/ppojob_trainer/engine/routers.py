@@ -1,4 +1,4 @@
-"""What an update does for the routers of a mixture: their losses, and the bias they choose by."""
+"""MoE routers in an update: their losses, and their selection bias."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from ppojob_trainer.parallel.world import World
 
 
 class Routers:
-    """The routers of a model in one update; all ranks make one together."""
+    """The routers of a model in one update; a collective of all ranks makes one."""
 
     def __init__(
         self,
@@ -32,9 +32,9 @@ class Routers:
 
         Args:
             coefficients: of the losses, and of the bias.
-            model: whose routers these are.
+            model: with the routers.
             world: the ranks that compute the update.
-            ranks: those of them that share the tokens of a pass.
+            ranks: the sequence-parallel ranks among them.
             rows: see `RouterLosses`.
             scale: see `RouterLosses`.
         """
@@ -50,16 +50,16 @@ class Routers:
             self._loads = RouterLoads(model, world, ranks)
 
     def of_pass(self, packed: PackedRows, device: torch.device) -> Attach:
-        """What is attached to each router in the next pass.
+        """Return what is attached to each router in the next pass.
 
-        One that chooses by a bias has no losses (`models.layout_checks`).
+        A router with a selection bias has no losses (`models.layout_checks`).
         """
         part = self._losses or self._loads
         assert part is not None, "there are losses, or a bias that moves"
         return part.of_pass(packed, device).attach
 
     def with_measured(self, measured: PassStatistics, area: str) -> PassStatistics:
-        """What was measured, and behind all passes what is of the routers; all ranks call it."""
+        """Add the router metrics, after all passes of an update; a collective of all ranks."""
         values, own = dict(measured.values), self._coefficients
         if self._losses is not None:
             balance, z = sum_over_ranks(self._world, self._losses.measured())
@@ -71,6 +71,6 @@ class Routers:
         return msgspec.structs.replace(measured, values=values)
 
     def follow(self) -> None:
-        """Move the bias behind the optimizer's step, if it is to move."""
+        """Move the selection bias after the optimizer's step, if a rate is set."""
         if self._loads is not None:
             self._loads.move_biases(self._coefficients.bias_rate)

@@ -19,9 +19,9 @@ from ppojob_trainer.parallel.world import World
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A response of the policy, to be scored."""
+    """A response of the policy to score."""
 
-    prompt: str | Messages  # or text that the policy got as it is
+    prompt: str | Messages  # text if the policy got it without a chat template
     response: str
 
 
@@ -40,15 +40,16 @@ class ScoreEngine:
         *,
         max_tokens: int | None = None,
     ) -> None:
-        """Take over a reward model of `load_model`, with its own tokenizer and template.
+        """Take over a reward model of `load_model`, with its own tokenizer and chat template.
 
-        Its attention becomes the packed one; it computes in the dtype of its weights. Of `training`
-        it reads `micro_batch_tokens` and `share_prompts`. Texts longer than `max_tokens`, None for
-        what the model was made for, lose their beginning.
+        Packed attention replaces its own; it computes in the dtype of its weights. Of `training` it
+        reads `micro_batch_tokens` and `share_prompts`. Texts longer than `max_tokens` (None: the
+        model's context length) lose their beginning.
 
         Raises:
-            ConfigError: if `max_tokens` is more than the model was made for, or the tokenizer knows
-                tokens that the model does not.
+            ConfigError: `max_tokens` exceeds the model's context length, or the tokenizer has
+                tokens that
+                the model does not.
         """
         context = context_tokens(model.config.to_dict())
         unfit = check_score_fit(
@@ -67,18 +68,18 @@ class ScoreEngine:
         self._engine = ForwardEngine(model, ValueHead(), plain, self._world)
 
     def scores(self, answers: Sequence[Answer]) -> list[float]:
-        """Score every answer; all ranks do so together, each its own.
+        """Score this rank's answers; a collective of all ranks.
 
-        Those of a data-parallel coordinate compute the answers of all of them.
+        The ranks of a data-parallel coordinate compute the answers of all of them.
 
         A score is the classifier's logit at the last token of the conversation, whose last message
         is the response, in the reward model's own template; a prompt that is text is followed by
-        the response as it is. Tokens of padding at the end are not the last one, as in
-        transformers, also where they are the template's end tokens.
+        the response as it is. Padding tokens at the end are not the last token, as in transformers,
+        also where they are the template's end tokens.
 
         Raises:
             ConfigError: the template refuses a conversation, or a text has no token.
-            JobFailed: so it is on another rank, or the template's process is killed over and over.
+            JobFailed: the same on another rank, or the template's process is killed repeatedly.
             NonFiniteReward: a score is NaN or infinite.
         """
         with refused_together(self._world):
@@ -91,7 +92,7 @@ class ScoreEngine:
         return scores
 
     def _encode(self, answers: Sequence[Answer]) -> list[list[int]]:
-        """Token ids of each conversation."""
+        """Return the token ids of each conversation."""
         conversations = [
             [*answer.prompt, {"role": "assistant", "content": answer.response}]
             for answer in answers
@@ -110,7 +111,7 @@ class ScoreEngine:
         ]
 
     def _trimmed(self, number: int, ids: list[int]) -> list[int]:
-        """The last tokens of a text, up to the one that is scored."""
+        """Return the last tokens of a text, up to the scored one."""
         kept = ids if self._max_tokens is None else ids[-self._max_tokens :]
         if not kept:
             raise ConfigError(

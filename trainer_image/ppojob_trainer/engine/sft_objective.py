@@ -1,7 +1,7 @@
-"""What supervised fine-tuning minimizes: the cross-entropy of the trained tokens of given answers.
+"""Supervised fine-tuning (SFT) loss: cross-entropy of the trained tokens of demonstrations.
 
-`L = aggregate(-log pi(a_t|s_t))`, s_t all that stands before the token a_t. It is the loss of a
-job, or stands beside that of a policy.
+`L = aggregate(-log pi(a_t|s_t))`, s_t the context before the token a_t. It is the loss of an SFT
+job, or is added to that of a policy.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import ClassVar
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.algorithms.masked import masked_sum
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts, OfTokens
+from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts, TokenObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
@@ -20,8 +20,8 @@ _TOKEN_MEAN = Aggregation("token_mean")
 
 
 @dataclass(frozen=True, slots=True)
-class SftObjective(OfTokens):
-    """The loss of an update, over the first output of a `PolicyHead`."""
+class SftObjective(TokenObjective):
+    """The SFT loss of an update, over the first output of a `PolicyHead`."""
 
     aggregation: Aggregation
 
@@ -30,28 +30,28 @@ class SftObjective(OfTokens):
 
     @classmethod
     def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> SftObjective:
-        """The objective that a job asks for."""
+        """Return the objective of a job."""
         return cls(Aggregation.of(spec, max_response_tokens))
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch."""
+        """Return the loss of a micro-batch."""
         loss = self.aggregation(-outputs[0], rows, denominators)
         return LossParts(loss, {"train/loss": loss.item()}, tokens=int(rows.mask.sum()))
 
     def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
-        """The cross-entropy of held-out rows, a token."""
+        """Return the mean cross-entropy per token of held-out rows."""
         sums = {"val/loss": masked_sum(-outputs[0], rows.mask).item()}
         return PassStatistics(token_sums=sums, tokens=int(rows.mask.sum()))
 
 
 @dataclass(frozen=True, slots=True)
-class SupervisedObjective(OfTokens):
-    """`c L` with the mean over tokens, to be added to the loss of a policy.
+class SupervisedObjective(TokenObjective):
+    """`c L` with the mean over tokens, added to the loss of a policy.
 
     PPO-ptx (InstructGPT, arXiv:2203.02155), equation 2. With `uncertain_tokens` each token is
-    weighed with p (1 - p), p its probability, of which no gradient is taken: CHORD's φ
+    weighted by p (1 - p), p its probability, without gradient through the weight: CHORD's φ
     (arXiv:2508.11408).
     """
 
@@ -64,7 +64,7 @@ class SupervisedObjective(OfTokens):
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The share of a micro-batch; its tokens do not count among those of the policy's rows."""
+        """Return a micro-batch's share; its tokens do not count among the policy's."""
         losses = -outputs[0]
         if self.uncertain_tokens:
             likely = outputs[0].detach().exp()

@@ -1,18 +1,19 @@
 """Mamba-2 over packed rows (Dao and Gu 2024, arXiv:2405.21060).
 
-Such a layer keeps a state S of each head, which each token of a row lets fade and writes to::
+Such a layer keeps a recurrent state S per head, which each token of a row decays and writes to::
 
     S <- exp(d A) S + d k v^T;   o = S^T q + D v
 
 Queries and keys (C and B of the paper) are shared by groups of heads; with the values (x) they come
-out of a short convolution over the row. Rows are cut into the chunks of `linear_attention`, within
-which all is a few matrix products (section 6 there), and which go on from states that the wave
-before has left. All of it is computed again in the backward pass, at least in float32, a few heads
-at a time: what is held beside a layer's input is that of `AT_ONCE` heads of one layer, of a token
-and head C + 1 numbers a few times over and D V / C of states, however long its row is.
+out of a short causal convolution over the row. It is a chunked scan like that of
+`linear_attention`: a few matrix products per chunk (section 6 there), which continue from the
+states of the previous wave. The backward pass recomputes everything, at least in float32, a few
+heads at a time. So memory beside a layer's input is that of `AT_ONCE` heads of one layer: per token
+and head a few times C + 1 numbers and D V / C of states, however long the row is.
 
-Legend: T packed tokens, t of them in a rank's run, G groups, H heads, R = H / G, D size of queries
-and keys, V size of values, N chunks of C tokens, w of them in a wave, B inputs of the convolution.
+Legend: T packed tokens, t of them on this sequence-parallel rank, G groups, H heads, R = H / G, D
+size of queries and keys, V size of values, N chunks of C tokens, w of them in a wave, B taps of the
+convolution.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from ppojob_trainer.engine.linear_attention import (
     ChunkPlan,
     HasChunks,
     HeadSizes,
-    computed_again,
+    checkpointed,
     convolved,
     faded,
     of_chunks,
@@ -44,31 +45,31 @@ from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
 Compute = Callable[[Any, Tensor, HasChunks, SequenceRanks], Tensor]
-"""The forward pass of a layer that keeps a state, over packed rows."""
+"""The forward pass of a recurrent layer over packed rows."""
 
 AT_ONCE: Final = 32
-"""Heads that are computed together, at most."""
+"""Most heads that are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadWeights:
-    """What heads have of a layer's weights."""
+    """A layer's weights of some heads."""
 
     filters: Tensor  # (H V + 2 G D, B) of the convolution
-    shifts: Tensor  # (H V + 2 G D,) what it adds
-    skips: Tensor  # (H,) D of the rule
+    shifts: Tensor  # (H V + 2 G D,) bias of the convolution
+    skips: Tensor  # (H,) D of the recurrence
 
 
 def mix_rows(
     mixed: Tensor, step: Tensor, decay: Tensor, own: HeadWeights, sizes: HeadSizes, plan: ChunkPlan
 ) -> Tensor:
-    """What the tokens of all rows read of the states of their rows.
+    """Compute the recurrence over all rows.
 
     Args:
-        mixed: (T, H V + 2 G D) values, keys and queries in front of their convolution.
-        step: (T, H) d of the rule, from 0 on.
+        mixed: (T, H V + 2 G D) values, keys and queries before their convolution.
+        step: (T, H) d of the recurrence, at least 0.
         decay: (T, H) d A, at most 0.
-        own: of the heads.
+        own: weights of the heads.
         sizes: of the heads.
         plan: of the rows.
 
@@ -87,7 +88,7 @@ def mix_rows(
         return x.reshape(count, length, heads, -1).transpose(1, 2)
 
     value = by_head(values, sizes.value_heads)
-    # Padding writes nothing and lets nothing fade, so it leaves states as they are.
+    # Padding writes nothing and does not decay, so it leaves states as they are.
     step, decay = (of_chunks(x, places, kind).transpose(1, 2) for x in (step, decay))
     read = _read_states(
         by_head(queries, sizes.key_heads),
@@ -101,7 +102,7 @@ def mix_rows(
 
 
 Run = tuple[Tensor, Tensor, Tensor, HeadWeights, HeadSizes]
-"""What `mix_rows` is given of some heads."""
+"""Arguments of `mix_rows` for some heads."""
 
 
 def in_runs(
@@ -112,7 +113,7 @@ def in_runs(
     sizes: HeadSizes,
     at_once: int = AT_ONCE,
 ) -> list[Run]:
-    """What `mix_rows` is given, of so many heads at once: of whole groups, or of a part of one."""
+    """Split the arguments of `mix_rows` by `at_once` heads: whole groups, or parts of one."""
     of_group = sizes.value_heads // sizes.key_heads
     heads = max(
         n
@@ -144,19 +145,19 @@ def in_runs(
 def _read_states(
     query: Tensor, key: Tensor, value: Tensor, decay: Tensor, plan: ChunkPlan
 ) -> Tensor:
-    """(N, G, C, D) twice, (N, H, C, V) and (N, H, C) to (N, H, C, V)."""
+    """Run the chunked scan: (N, G, C, D) twice, (N, H, C, V) and (N, H, C) to (N, H, C, V)."""
     count, groups, length, size = query.shape
     heads, width = value.shape[1], value.shape[3]
     shares = faded(decay)
     since, fade, left = shares[..., :1], shares[..., 1:].tril(), shares[..., -1, 1:, None]
-    # A token reads what those before it in its chunk have written, and itself.
+    # A token reads the writes of earlier tokens in its chunk, and its own.
     reads = fade.view(count, groups, -1, length, length) * (query @ key.mT)[:, :, None]
     within = reads.view(count, heads, length, length) @ value
 
-    def of_groups(x: Tensor) -> Tensor:  # (w, H, C, V) to (w, G, C, R V): one product a group
+    def of_groups(x: Tensor) -> Tensor:  # (w, H, C, V) to (w, G, C, R V): one product per group
         return x.view(len(x), groups, -1, length, width).transpose(2, 3).flatten(3)
 
-    def of_heads(x: Tensor) -> Tensor:  # and back, of any number of rows
+    def of_heads(x: Tensor) -> Tensor:  # and back, for any number of rows
         rows = x.shape[2]
         turned = x.view(len(x), groups, rows, -1, width).transpose(2, 3)
         return turned.reshape(-1, heads, rows, width)
@@ -180,9 +181,10 @@ def _read_states(
 
 
 def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
-    """The forward pass of a Mamba-2 layer of transformers, `net`, over packed rows.
+    """Run the forward pass of a Mamba-2 layer of transformers, `net`, over packed rows.
 
-    Of a group that several ranks have heads of each has a copy. See `linear_attention`'s.
+    Ranks that share the heads of a group each have a copy of its queries and keys. See
+    `linear_attention.compute_packed`.
     """
     keys = net.n_groups * net.ssm_state_size
     widths = [net.intermediate_size, keys, keys]
@@ -218,13 +220,13 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     plan = plans.chunks(net.conv_kernel_size - 1)
     step, decay = ranks.dealt(step, decay)
     runs = in_runs(mixed, step, decay, weights, sizes)
-    read = torch.cat([computed_again(mix_rows, *run, plan) for run in runs], dim=1)
+    read = torch.cat([checkpointed(mix_rows, *run, plan) for run in runs], dim=1)
     output: Tensor = net.out_proj(net.norm(ranks.to_tokens(read).flatten(1), gate).to(states.dtype))
     return output
 
 
 def use_packed_states(model: PreTrainedModel) -> None:
-    """Let the layers of a model that keep a state go over packed rows, if it has such."""
+    """Make the recurrent layers of a model, if any, run over packed rows."""
     kind = FAMILIES[model.config.model_type].recurrence
     if kind is None:
         return
@@ -235,9 +237,10 @@ def use_packed_states(model: PreTrainedModel) -> None:
 
 
 def _tell(net: Any, _layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
-    """Give a layer's net the keywords that its code in transformers hands to attention alone.
+    """Give a recurrent layer the keyword arguments that transformers gives to attention alone.
 
-    They come with each call, for a layer may be computed again behind another pass.
+    They are set at each call, since activation checkpointing may recompute a layer after another
+    pass.
     """
     told = {name: options[name] for name in KEYWORDS if name in options}
     net.forward = partial(_forward, net, _COMPUTE["convolution"], **told)
@@ -260,7 +263,7 @@ def _forward(
     sequence_ranks: SequenceRanks = ALONE,
     **options: Any,
 ) -> Tensor:
-    """A layer's forward pass, (1, t, h) to the same, with the keywords of `attend_packed`.
+    """Run a layer's forward pass, (1, t, h) to the same, with the keywords of `attend_packed`.
 
     Without plans it is that of transformers.
     """

@@ -1,4 +1,4 @@
-"""TrainEngine: forward passes and updates of one model in training."""
+"""TrainEngine: forward passes and optimizer updates of one model."""
 
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,7 +47,7 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
 GivenObjective = SftObjective | PairObjective | KtoObjective
-"""Those of answers that are given."""
+"""Metrics of supervised rows."""
 
 Objective = (
     PolicyObjective
@@ -59,22 +59,22 @@ Objective = (
 )
 
 HeadOf = Callable[[Experience], Head]
-"""Makes the head of a micro-batch, from what another model computes of it."""
+"""Makes the head of a micro-batch from another model's outputs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """Given answers that an update learns beside its rows, by a head of their own."""
+    """Demonstrations that an update trains on beside its rows, with a head of their own."""
 
     rows: Experience  # this rank's, maybe none
     objective: SupervisedObjective
     head: Head
-    policy_weight: float = 1.0  # by which the loss of the update's own rows is multiplied
+    policy_weight: float = 1.0  # factor of the loss of the update's own rows
 
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A part of the loss: rows, what they minimize, and how they are computed."""
+    """A term of the loss: rows, objective, and how they are computed."""
 
     rows: Experience
     objective: Objective
@@ -82,10 +82,10 @@ class _Term:
     head_of: HeadOf | None = None
     routers: Routers | None = None
     mtp: Mtp | None = None
-    weight: float = 1.0  # of the objective's loss
+    weight: float = 1.0  # factor of the objective's loss
 
     def loss(self, outputs: TokenOutputs, rows: Experience) -> LossParts:
-        """What the objective says of a micro-batch, weighed."""
+        """Return the weighted loss of a micro-batch."""
         part = self.objective(outputs, rows, self.denominators)
         if self.weight != 1.0:
             part.loss = self.weight * part.loss
@@ -95,17 +95,17 @@ class _Term:
 
 
 UPDATES = "updates"
-"""Name of the engine's own tensor among the optimizer's: how many updates were done."""
+"""Name of the engine's own tensor among the optimizer's: the number of updates done."""
 
 
 class TrainEngine(ForwardEngine):
     """Forward passes and optimizer steps of one model under one head.
 
-    The same rows, state and number of threads give the same bits. Dropout of the model's
-    configuration is at work in updates, off in `predict`, and draws from torch's global generator,
-    whose state belongs into a checkpoint.
-    A mini-batch may lie on the ranks in any way: losses are divided by counts of all of it,
-    gradients are added up once, behind the last micro-batch.
+    The same rows, state and number of threads give the same bits. Dropout by the model's
+    configuration is on in updates, off in `predict`, and draws from torch's global generator, whose
+    state belongs in the checkpoint. A mini-batch may be distributed over the ranks in any way:
+    losses are divided by counts of all of it, and gradients are reduced once, after the last
+    micro-batch.
     """
 
     def __init__(
@@ -121,14 +121,13 @@ class TrainEngine(ForwardEngine):
         average_decay: float | None = None,
         mtp: Mtp | None = None,
     ) -> None:
-        """Take over a model as `ForwardEngine` does, to be trained in place.
+        """Take over a model as `ForwardEngine` does, to train it in place.
 
-        The schedule is of `total_steps`, the optimizer steps of the whole job. Of `offload` the
-        optimizer and activations are the engine's, weights those of who owns the model. `routers`
-        weigh the losses of a mixture's routers, which then join the objective's, and say how their
-        bias moves; None for neither.
-        With `average_decay` there is an average of the weights, to be begun or loaded. `mtp` says
-        how a layer that predicts further tokens is trained; None where the model has none.
+        `total_steps` are the optimizer steps of the whole job. Of `offload` the engine handles
+        optimizer and activations; the owner of the model handles weights. `routers` are the
+        coefficients of the MoE router losses added to the objective's, and the rate of the
+        selection bias; None for neither. With `average_decay` there is an EMA of the weights, to be
+        begun or loaded. `mtp` says how the MTP layer is trained; None where the model has none.
         """
         super().__init__(model, head, training, world)
         if "activations" in offload:
@@ -158,20 +157,20 @@ class TrainEngine(ForwardEngine):
         heads: Sequence[HeadOf] = (),
         supervised: Supervised | None = None,
     ) -> PassStatistics:
-        """One optimizer step on a mini-batch; all ranks do so together.
+        """Do one optimizer step on a mini-batch; a collective of all ranks.
 
         Rows whose gradient is provably zero are not computed, and still count in the denominators.
-        A gradient that is not finite leaves weights and moments untouched and is reported as
+        A gradient that is not finite leaves weights and moments unchanged and is reported as
         `<area>/skipped`; the schedule goes on.
 
         The rows are this rank's of the mini-batch, maybe none, with the columns that the objective
-        reads. `heads` make the head of each micro-batch, one for the rows of each model of the
-        reference, model after model; none for the engine's own. All ranks call each equally often.
-        The gradient of `supervised` is added; its denominators are of its own rows. Losses of
-        routers and of `mtp` keep their weights beside it.
+        reads. `heads` make the head of each micro-batch: one for the rows of each reference model,
+        model after model; () for the engine's own head. All ranks call each equally often. The
+        gradient of `supervised` is added, with the denominators of its own rows. Losses of routers
+        and of `mtp` keep their coefficients beside it.
 
         Returns:
-            What all ranks have measured. Losses are divided by the denominators; sums over tokens
+            The statistics of all ranks. Losses are divided by the denominators; sums over tokens
             are over those that were computed.
         """
         self.model.train()
@@ -204,7 +203,7 @@ class TrainEngine(ForwardEngine):
         return self._step(objective.area, measured, routers)
 
     def state_tensors(self) -> dict[str, Tensor]:
-        """All that updates depend on besides weights and random state, by name; cut as weights."""
+        """Return the state of updates besides weights and random state, by name; sharded alike."""
         return {
             UPDATES: torch.tensor(self.updates),
             **({LOSS_SCALE: self._scale.state()} if self._scale else {}),
@@ -212,12 +211,12 @@ class TrainEngine(ForwardEngine):
         }
 
     def state_boxes(self) -> dict[str, Box]:
-        """What this rank holds of each of them, once there has been an update."""
+        """Return this rank's shard of each of them, as it is after the first update."""
         scale = {LOSS_SCALE: Box.whole((2,))} if self._scale else {}
         return {UPDATES: Box.whole(()), **scale, **optimizer_boxes(self.model, self._spec)}
 
     def load_state(self, parts: Mapping[str, Tensor]) -> None:
-        """Take up a copy of this rank's parts of `state_tensors`."""
+        """Load copies of this rank's shards of `state_tensors`."""
         state = dict(parts)
         self.updates = int(state.pop(UPDATES))
         if self._scale is not None:
@@ -226,17 +225,17 @@ class TrainEngine(ForwardEngine):
         load_optimizer_tensors(self.model, self._spec, self._optimizer, state, host)
 
     def _denominators(self, rows: Experience) -> Denominators:
-        """Those of a mini-batch, of which these are this rank's rows; all ranks call it."""
+        """Return those of a mini-batch, from this rank's rows; a collective of all ranks."""
         mine = Denominators.of(rows)
         counts = (mine.tokens, mine.sequences, mine.positives)
         return Denominators(*sum_over_data(self._world, counts))
 
     def _passes_of_update(self, term: _Term, heads: Sequence[HeadOf]) -> list[tuple[_Term, Tensor]]:
-        """The micro-batches of the mini-batch, with each head those of its rows."""
+        """Yield the micro-batches of the mini-batch; each of `heads` gets those of its rows."""
         experience, objective = term.rows, term.objective
         rows = torch.arange(experience.num_rows)
-        # Of the rows of a group that are kept together two may have a loss: the others would cost
-        # more memory than the budget.
+        # Of a group's rows that are kept together two may have a loss: the others would need more
+        # memory than the budget.
         whole_groups = _keeps_groups_whole(objective)
         has_more = term.routers is not None or term.mtp is not None
         if not has_more and (self._training.skip_zero_gradient_groups or whole_groups):
@@ -253,16 +252,17 @@ class TrainEngine(ForwardEngine):
         ]
 
     def _passes_beside(self, supervised: Supervised) -> list[tuple[_Term, Tensor]]:
-        """The micro-batches of given answers, behind the others, by their own loss alone."""
+        """Run the micro-batches of demonstrations after the others, with their own loss alone."""
         rows, objective = supervised.rows, supervised.objective
         term = _Term(rows, objective, self._denominators(rows), lambda _: supervised.head)
         passes = self._passes(rows, objective.rows_with_gradient(rows))
         return [(term, chosen) for chosen in passes]
 
     def _begin(self, term: _Term, chosen: Tensor) -> tuple[Passed, LossParts | None]:
-        """Forward pass of a micro-batch, and what the last stage says of it.
+        """Run the forward pass of a micro-batch, and the loss at the last stage.
 
-        Without rows, gradients of one token that are zero: ranks that have rows need all ranks.
+        Without rows, one token with zero gradients: ranks that have rows need all ranks in
+        collectives.
         """
         rows = term.rows.select(chosen) if len(chosen) else None
         batch = one_token() if rows is None else rows
@@ -286,7 +286,7 @@ class TrainEngine(ForwardEngine):
         return passed, term.mtp.joined(part, further, term.denominators, objective.area)
 
     def _backward(self, passed: Passed, part: LossParts | None) -> None:
-        """Backward pass of a micro-batch; what it is of comes from the stage behind, or is here."""
+        """Run the backward pass, from the loss or from the gradient that the next stage sends."""
         ranks = self._stage.ranks
         if part is not None:
             torch.autograd.backward(part.loss * self._scale.value if self._scale else part.loss)
@@ -300,7 +300,7 @@ class TrainEngine(ForwardEngine):
     def _measured(
         self, parts: list[LossParts], term_names: Sequence[str], token_names: Sequence[str]
     ) -> PassStatistics:
-        """What the micro-batches of all ranks say of the mini-batch."""
+        """Combine the statistics of the micro-batches of all ranks."""
         return self.over_ranks(
             PassStatistics(
                 values={
@@ -319,14 +319,14 @@ class TrainEngine(ForwardEngine):
         )
 
     def _routers_of_update(self, denominators: Denominators) -> Routers | None:
-        """Those of an update, where something is done for them."""
+        """Return the routers of an update, if they have losses or a bias to move."""
         if self._routers is None:
             return None
         scale, rows = self._scale.value if self._scale else 1.0, denominators.sequences
         return Routers(self._routers, self.model, self._world, self._sequence, rows, scale)
 
     def _clear_gradients(self) -> None:
-        """Zero gradients in place: fresh memory of that size costs more than the pass over it."""
+        """Zero gradients in place: allocating such memory costs more than the pass over it."""
         trained = [one for one in self.model.parameters() if one.requires_grad]
         for parameter in trained:
             if parameter.grad is None:
@@ -334,7 +334,7 @@ class TrainEngine(ForwardEngine):
         torch._foreach_zero_([local_part(one.grad) for one in trained if one.grad is not None])
 
     def _step(self, area: str, measured: PassStatistics, routers: Routers | None) -> PassStatistics:
-        """Clip, check, and step; every rank on its part of the weights, all or none."""
+        """Clip, check, and step; every rank on its shard of the weights, all or none."""
         rate = learning_rate(self._spec, self.updates, self._total_steps)
         ranks, shared = self._stage.ranks, shared_embedding(self.model)
         if shared is not None and shared.grad is not None:
@@ -374,7 +374,7 @@ class TrainEngine(ForwardEngine):
 
 
 def _keeps_groups_whole(objective: Objective) -> bool:
-    """Whether the rows of a group have a loss together only."""
+    """Whether the loss is of a group's rows together."""
     if isinstance(objective, PolicyObjective):
         return objective.whole_groups
     return isinstance(objective, PairObjective)

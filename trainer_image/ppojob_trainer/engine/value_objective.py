@@ -1,4 +1,4 @@
-"""What updates of models beside the policy minimize: a critic, and a process reward model."""
+"""Losses of models beside the policy: a critic, and a process reward model."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ppojob_trainer.engine.objective import (
     Aggregation,
     Denominators,
     LossParts,
-    OfTokens,
+    TokenObjective,
     token_sums,
 )
 from ppojob_trainer.rows.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
-class ValueObjective(OfTokens):
-    """The clipped squared error of the values of a critic, over the output of a `ValueHead`."""
+class ValueObjective(TokenObjective):
+    """Clipped squared error of a critic's values, over the output of a `ValueHead`."""
 
-    value_clip: float  # how far a value may move from the one before the update
+    value_clip: float  # furthest that a value may move from the one before the update
     aggregation: Aggregation
 
     area: ClassVar = "critic"
@@ -36,13 +36,13 @@ class ValueObjective(OfTokens):
     def of(
         cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
     ) -> ValueObjective:
-        """The objective that a job asks for."""
+        """Return the objective of a job."""
         return cls(critic.value_clip, Aggregation.of(algorithm, max_response_tokens))
 
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch, whose rows have `returns`, and `values` from before it."""
+        """Return the loss of a micro-batch, whose rows have `returns` and old `values`."""
         assert rows.values is not None, "values come before the update"
         assert rows.returns is not None, "returns come before the update"
         (values,) = outputs
@@ -60,10 +60,10 @@ class ValueObjective(OfTokens):
 
 
 @dataclass(frozen=True, slots=True)
-class OutcomeObjective(OfTokens):
-    """How badly the rewards of a process reward model tell the outcomes: a mean over the rows.
+class OutcomeObjective(TokenObjective):
+    """Cross-entropy of outcomes by a process reward model's rewards: a mean over the rows.
 
-    It is of the first output of a `PolicyHead`.
+    It reads the first output of a `PolicyHead`.
     """
 
     beta: float  # of the rewards
@@ -74,13 +74,13 @@ class OutcomeObjective(OfTokens):
     def __call__(
         self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
     ) -> LossParts:
-        """The loss of a micro-batch, whose rows have `critic_ref_logprobs` and `outcomes`."""
+        """Return the loss of a micro-batch, whose rows have outcomes and reference."""
         assert rows.critic_ref_logprobs is not None, "the reference comes before the update"
         assert rows.outcomes is not None, "outcomes come before the update"
         mask, lengths = rows.mask, rows.lengths
         own = rows_with_any(mask, lengths)
         totals = self.beta * row_sum(outputs[0] - rows.critic_ref_logprobs, mask, lengths)[own]
-        # All tokens of a row have its outcome; their mean in float64 is that number.
+        # All tokens of a row have its outcome; their mean in float64 is exactly it.
         wanted = row_mean(rows.outcomes.double(), mask, lengths)[own].to(totals.dtype)
         loss = outcome_loss(totals, wanted).sum() / denominators.sequences
         return LossParts(loss, {self.term_names[0]: loss.item()}, tokens=int(mask.sum()))

@@ -1,11 +1,10 @@
-"""Attention over packed rows on GPUs: PyTorch's flash kernel for rows of any lengths.
+"""Varlen attention over packed rows on GPUs, with PyTorch's flash kernel.
 
-One launch computes all rows. Every row has a copy of its prompt's keys, whose gradients are added
-up in a fixed order. The backward kernel adds in a fixed order where
-`torch.use_deterministic_algorithms` asks for it.
+One launch computes all rows. Every row has a copy of its prompt's keys, whose gradients are summed
+in a fixed order. The backward kernel is deterministic under `torch.use_deterministic_algorithms`.
 
-Legend: T packed tokens, S keys of all rows one after the other, N rows, H query heads, K key heads,
-D head size.
+Legend: T packed tokens, S keys of all rows, concatenated, N rows, H query heads, K key heads, D
+head size.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from torch.nn import functional as F
 from ppojob_trainer.engine.layout import Span
 
 Kernel = Callable[..., Any]
-"""`varlen_attn`, or what does the same."""
+"""`varlen_attn`, or a function with its signature."""
 
 _LARGEST_HEAD: Final = 256
 _HEAD_MULTIPLE: Final = 8
 
 
 def has_kernel(query: Tensor) -> bool:
-    """Whether the kernel takes such queries: (T, H, D) on a GPU, in 16 bits."""
+    """Return whether the kernel takes these queries: (T, H, D) on a GPU, in 16 bits."""
     size = query.shape[-1]
     fits = size <= _LARGEST_HEAD and size % _HEAD_MULTIPLE == 0
     return query.is_cuda and query.dtype in {torch.bfloat16, torch.float16} and fits
@@ -36,20 +35,20 @@ def has_kernel(query: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class VarlenRows:
-    """Where the queries and keys of each row lie."""
+    """Offsets of the queries and keys of each row."""
 
-    query_ends: Tensor  # (N + 1,) int32, from 0
-    key_ends: Tensor  # (N + 1,) int32, from 0
-    keys: Tensor  # (S,) int64, which token each key is
-    key_slots: Tensor  # (S,) int64, which keys the copies of each token are, token by token
+    query_ends: Tensor  # (N + 1,) int32 cumulative lengths, from 0
+    key_ends: Tensor  # (N + 1,) int32 cumulative lengths, from 0
+    keys: Tensor  # (S,) int64, the token of each key
+    key_slots: Tensor  # (S,) int64, the copies of each token among the keys, token by token
     key_offsets: Tensor  # (T,) int64, where the copies of each token begin in `key_slots`
     longest_query: int
     longest_key: int
-    has_copies: bool  # whether a token is a key of several rows; else keys are the tokens
+    has_copies: bool  # whether some token is a key of several rows; else keys are the tokens
 
     @classmethod
     def of(cls, spans: Sequence[Span], device: torch.device) -> VarlenRows:
-        """The rows of spans, which cover the packed tokens in their order."""
+        """Build the rows of spans, which cover the packed tokens in their order."""
         lengths = torch.tensor([span.length for span in spans])
         prefixes = torch.tensor([span.prefix_length for span in spans])
         total, pieces = int(lengths.sum()), []
@@ -75,7 +74,7 @@ def _ends(lengths: Tensor) -> Tensor:
 
 
 class _Copies(torch.autograd.Function):
-    """(T, K, D) to (S, K, D): the keys of each row."""
+    """Gather the keys of each row: (T, K, D) to (S, K, D)."""
 
     @staticmethod
     def forward(ctx: Any, tokens: Tensor, rows: VarlenRows) -> Tensor:
@@ -84,7 +83,7 @@ class _Copies(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """The gradients of all copies of each key, added up in a fixed order."""
+        """Sum the gradients of all copies of each key, in a fixed order."""
         rows: VarlenRows = ctx.rows
         of_copies = grads[0].flatten(1)
         summed = F.embedding_bag(rows.key_slots, of_copies, rows.key_offsets, mode="sum")
@@ -101,10 +100,10 @@ def attend_rows(
     window: int | None = None,
     kernel: Kernel | None = None,
 ) -> Tensor:
-    """softmax(scale q k) V of every row: (T, H, D), (T, K, D), (T, K, D) to (T, H, D).
+    """Compute softmax(scale q k) V of every row: (T, H, D), (T, K, D), (T, K, D) to (T, H, D).
 
-    Queries are the last of their row's tokens, and see what is before them; in a window so many
-    tokens, themselves among them.
+    Causal: queries are the last tokens of their row. A sliding window is in tokens, the query's own
+    included.
     """
     attend = kernel or _kernel()
     if rows.has_copies:
@@ -125,7 +124,7 @@ def attend_rows(
 
 
 def _kernel() -> Kernel:
-    # Late: it takes seconds to load, which only ranks with a GPU need.
+    # Imported late: it takes seconds, and only ranks with a GPU need it.
     from torch.nn.attention.varlen import varlen_attn
 
     return varlen_attn

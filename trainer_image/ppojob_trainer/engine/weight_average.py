@@ -1,20 +1,20 @@
-"""An average of a model's weights over its updates, which changes nothing of them."""
+"""EMA of a model's weights over its updates; training does not depend on it."""
 
 from collections.abc import Mapping
 
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.parallel.boxes import cut_like, local_part
+from ppojob_trainer.parallel.boxes import local_part, shard_like
 from ppojob_trainer.parallel.offload import HostMemory
 
 
 class WeightAverage:
-    """`a <- d a + (1 - d) w` behind every update, of what is trained; it begins as the weights.
+    """`a <- d a + (1 - d) w` after every update, for trained weights; it begins as the weights.
 
-    In float32, whatever the weights are; cut over the ranks as they are, in host memory where
-    moments are there. Exponential averages of iterates (Polyak and Juditsky 1992,
-    doi:10.1137/0330046) lie nearer to what they circle than the last one.
+    Float32 whatever the weights' dtype; sharded as they are, in host memory if the moments are.
+    Averaged iterates (Polyak and Juditsky 1992, doi:10.1137/0330046) lie nearer to the optimum that
+    they circle than the last one.
     """
 
     def __init__(
@@ -26,17 +26,17 @@ class WeightAverage:
         self._host = host
 
     def begin(self) -> None:
-        """Be the weights, which are on their device."""
+        """Start as the weights, which must be on their device."""
         for name, weight in self._weights.items():
             self._keep(name, local_part(weight.detach()))
 
     def load(self, parts: Mapping[str, Tensor]) -> None:
-        """Take up a copy of this rank's parts of the `tensors` of a checkpoint."""
+        """Load copies of this rank's shards of a checkpoint's `tensors`."""
         for name in self._weights:
             self._keep(name, parts[name])
 
     def follow(self) -> None:
-        """Take in the weights behind an update."""
+        """Update the average with the weights, after an optimizer step."""
         for name, weight in self._weights.items():
             average = self.tensors[name]
             if self._host is not None:
@@ -49,6 +49,6 @@ class WeightAverage:
     def _keep(self, name: str, part: Tensor) -> None:
         weight = self._weights[name]
         own = part.to(weight.device, torch.float32, copy=True)
-        self.tensors[name] = cut_like(weight, own)
+        self.tensors[name] = shard_like(weight, own)
         if self._host is not None:
             self._host.take([self.tensors[name]])

@@ -1,1 +1,1 @@
-"""Responses in files, scored without engine and model: what `ppojob evaluate` does. No torch."""
+"""Offline evaluation (`ppojob evaluate`): scoring of responses, without a model; no torch."""

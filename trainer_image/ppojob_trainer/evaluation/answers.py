@@ -1,6 +1,6 @@
-"""Responses in files: the rows of our runs, or what verl's main_generation writes.
+"""Responses read from files: rows of PPOJob runs, or verl's main_generation output.
 
-A row of ours is one response (`rows.row_files`). A row of verl's is a prompt with the list of its
+A row of a run is one response (`rows.row_files`). A row of verl's is a prompt with the list of its
 `responses` (or one `response`) beside the columns of prompts: data_source, extra_info and
 reward_model.ground_truth.
 """
@@ -41,17 +41,17 @@ _WANTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One response, and what its row says of it.
+    """One response, and the information in its row.
 
     Attributes:
         place: ``file:row``, for messages.
-        step: of the run; None where the file tells none.
-        prompt: which prompt it answers, of all that are read.
-        sample: which of the responses to it.
+        step: of the run; None if the file has none.
+        prompt: index of its prompt among all that are read.
+        sample: index among the prompt's responses.
         asked: the prompt as the file has it, messages as JSON.
-        tokens: of the response; None where the file does not tell.
-        figures: turns and calls, JSON; None for rows of one turn.
-        kept: score and values (JSON) that the file has already; None where it has none.
+        tokens: of the response; None if the file has none.
+        figures: turns and calls, JSON; None for single-turn rows.
+        kept: score and values (JSON) in the file; None without any.
         is_in_list: whether its row has a list of responses.
     """
 
@@ -72,7 +72,7 @@ class Answer:
 
     @property
     def response_place(self) -> str:
-        """``file:row``, and which of the responses of that row."""
+        """``file:row``, and the index in a list of responses."""
         return f"{self.place}:{RESPONSES}[{self.sample}]" if self.is_in_list else self.place
 
 
@@ -81,7 +81,7 @@ class _Segment(msgspec.Struct):
 
 
 class _OurRow(msgspec.Struct):
-    """The columns that are read of a row of ours."""
+    """The columns that are read of a run's row."""
 
     step: int | None
     row: int
@@ -102,18 +102,18 @@ class _OurRow(msgspec.Struct):
 
 
 _READ: Final = (*_OurRow.__struct_fields__, RESPONSES, REWARD_COLUMN)
-# Whatever a prompt is, nothing here reads it.
+# the prompt is not used here
 _COLUMNS: Final = DataSpec(train=(DataFile(path="-"),), max_prompt_tokens=1, max_response_tokens=1)
 _ANY_PROMPT: Final = {_COLUMNS.prompt_key: "-"}
 
 _Place = tuple[str, str, int]
-"""Folder, file and number. The files of a batch of ours are parts, which are numbered through."""
+"""Sort key: folder, file and number. Files of a run's batch are parts, numbered throughout."""
 
 
 def read_answers(path: Path) -> dict[int | None, list[Answer]]:
-    """All responses of a file, a folder, a pattern, or the validations of a run folder, by step.
+    """Read all responses of a file, a folder, a pattern, or a run folder's validations, by step.
 
-    Those of a step are in the order of the run, which decides the last bits of means.
+    Those of a step are in the order of the run, which determines the last bits of means.
 
     Raises:
         ConfigError: with every problem, one line each.
@@ -166,7 +166,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _answers_of(file: Path, errors: Findings) -> Iterator[tuple[_Place, _Place, Answer]]:
-    """The responses of a file: their place in the order, that of their prompt, what is read."""
+    """Yield a file's responses: sort key, that of their prompt, content."""
     opened = open_row_file(str(file), _READ)
     if isinstance(opened, DataProblem):
         errors.add(opened)
@@ -191,7 +191,7 @@ def _answers_of(file: Path, errors: Findings) -> Iterator[tuple[_Place, _Place, 
 def _answers(
     cells: Row, file: Path, number: int, place: str
 ) -> Iterator[tuple[_Place, _Place, Answer]]:
-    """The responses of a row of either form."""
+    """Return the responses of a row of either form."""
     for name, cell in cells.items():
         if isinstance(cell, DataProblem):
             raise BadCell(str(name), cell.got, cell.why, cell.allowed)
@@ -203,7 +203,7 @@ def _answers(
         except (msgspec.MsgspecError, ValueError) as error:
             why, allowed = printable(str(error)), "a row as a run has written it"
             raise BadCell("row", "columns of a run", why, allowed) from None
-        # What the data has given says nothing of the policy.
+        # Demonstrations in the data say nothing about the policy.
         if all(segment.version != OF_DATA for segment in row.segments or ()):
             yield (folder, "", row.row), (folder, "", row.prompt_id), answer
         return

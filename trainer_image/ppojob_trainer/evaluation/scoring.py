@@ -1,4 +1,4 @@
-"""What answers are worth: scored anew, or as their rows say, and verl's numbers of that."""
+"""Evaluation scores: computed anew or read from rows, and the metrics of them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -37,7 +37,7 @@ def check_answers(answers: Sequence[Answer], checks: RowChecks) -> None:
         ConfigError: with every problem, one line each.
     """
     errors = Findings()
-    for answer in {answer.place: answer for answer in answers}.values():  # once a row
+    for answer in {answer.place: answer for answer in answers}.values():  # once per row
         source, truth = answer.data_source, answer.ground_truth
         column, got, why = "data_source", shown(source), "no scorer knows it"
         allowed = checks.data_source_problem(source)
@@ -57,12 +57,12 @@ def check_answers(answers: Sequence[Answer], checks: RowChecks) -> None:
 def scored(
     answers: Sequence[Answer], pool: ScoringPool, tell: Callable[[], object]
 ) -> list[RewardResult]:
-    """What the rewards say of the answers of a step, which are told as in a job.
+    """Score the answers of a step by the rewards, called as in a job.
 
-    `tell` is called as often as there are answers, while they are scored.
+    `tell` is called once per answer as progress.
 
     Raises:
-        RewardFailed: a function gave no usable answer; the rest is not scored.
+        RewardFailed: a function returned no valid result; the rest is not scored.
     """
     try:
         return pool.score([_item(row, answer) for row, answer in enumerate(answers)], tell)
@@ -88,7 +88,7 @@ def _item(row: int, answer: Answer) -> RewardItem:
 
 
 def kept(answers: Sequence[Answer]) -> list[RewardResult]:
-    """The scores that the rows of a run have already.
+    """Return the scores already in the rows of a run.
 
     Raises:
         ConfigError: a row has none.
@@ -106,7 +106,7 @@ def kept(answers: Sequence[Answer]) -> list[RewardResult]:
 
 
 def evaluation(answers: Sequence[Answer], results: Sequence[RewardResult]) -> dict[str, float]:
-    """The `val-core` and `val-aux` metrics of a step, as its job would have them."""
+    """Return the `val-core` and `val-aux` metrics of a step, as its job would."""
     return validation_metrics(
         ValidationRow(
             answer.data_source, answer.prompt, result.score, result.extras, answer.figures
@@ -120,7 +120,7 @@ def write_evaluation(
     metrics: Sequence[Mapping[str, float]],
     rows: Sequence[tuple[Answer, RewardResult]],
 ) -> None:
-    """Write the metrics, a line a step, and the rows with what was said of them.
+    """Write the metrics, a line per step, and the rows with their scores.
 
     Raises:
         StorageError: the disk refused.

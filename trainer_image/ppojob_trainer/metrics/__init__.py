@@ -1,4 +1,4 @@
-"""What a step is measured by: pure statistics, names, times, and where they are written.
+"""Metrics of a step: pure statistics, names, times, and sinks.
 
 Nothing here loads torch; the controller imports all of it.
 """

@@ -1,4 +1,4 @@
-"""The event files of TensorBoard, apart from other sinks: its library takes long to import."""
+"""TensorBoard event files, separate from other sinks: the library takes long to import."""
 
 import math
 import re

@@ -1,7 +1,7 @@
-"""The sink that Prometheus reads: the last step's metrics over HTTP.
+"""Prometheus exporter: the last step's metrics over HTTP.
 
-A view like TensorBoard: the record is metrics.jsonl. Nothing is pushed anywhere, and a scrape
-costs the loop nothing, since it is answered by a thread of its own.
+A view like TensorBoard: the record is metrics.jsonl. Nothing is pushed, and a scrape does not delay
+the loop, since a thread of its own answers it.
 """
 
 import math
@@ -22,7 +22,7 @@ from prometheus_client import (
 from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.page_server import PageServer
 
-# From a stage of a toy model to a step of hours.
+# Buckets from a stage of a toy model to a step of hours.
 DURATION_BUCKETS: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40),
     *(60, 120, 300, 600, 1200, 3600, 7200),
@@ -37,10 +37,10 @@ _MAKERS: Final[Mapping[names.Kind, Callable[..., Instrument]]] = {
 
 
 class Prometheus:
-    """Serves the metrics of a job under `/metrics`; begins to listen when it is made.
+    """Serves the metrics of a job under `/metrics`; listens from construction.
 
     Gauges hold the values of the last step. Counters and histograms count work, also work that is
-    done again after a loss, and begin at 0 with the process, as Prometheus expects. Port 0 takes a
+    repeated after a loss, and begin at 0 with the process, as Prometheus expects. Port 0 selects a
     free one; an OSError says that address and port cannot be bound.
     """
 
@@ -69,7 +69,7 @@ class Prometheus:
         return self._server.port
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Show a step; a key that the table does not know is not shown."""
+        """Export a step; keys outside of the table are not exported."""
         for key, value in metrics.items():
             metric = names.find(key)
             if metric is not None:
@@ -78,12 +78,12 @@ class Prometheus:
         self._take(names.LAST_PROGRESS, self._clock())
 
     def saved(self, step: int) -> None:
-        """Show that the state behind a step is safe."""
+        """Export that the checkpoint of a step is complete."""
         self._take(names.CHECKPOINT_STEP, float(step))
         self._take(names.LAST_CHECKPOINT, self._clock())
 
     def cut_after(self, step: int) -> None:
-        """Does nothing: gauges follow with the step that is done again."""
+        """Do nothing: gauges follow with the repeated step."""
 
     def close(self) -> None:
         """Stop answering."""

@@ -20,7 +20,7 @@ JOB_LABEL: Final = "ppojob"
 """The label of every series: the job's name. The namespace is the scraped target's."""
 
 UNREPEATABLE_PREFIXES: Final = ("timing", "perf/", "rpc/")
-"""Two runs with one seed agree in every key but `time` and those that begin so."""
+"""Two runs with one seed agree in every key except `time` and those with these prefixes."""
 
 # Unit of the table -> base unit, as the suffix of a name, and how many of it one of the table's is.
 _BASE_UNITS: Final = {

@@ -1,4 +1,4 @@
-"""The HTTP server of a pod: pages that anybody may read, and nobody can hold on to."""
+"""HTTP server of a pod for public read-only pages; slow clients cannot block it."""
 
 import socket
 import socketserver
@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 _LOOK_SECONDS = 3600.0
-"""How often the thread of a server wakes up for nothing; `close` wakes it by itself."""
+"""Poll interval of a server's thread; `close` wakes it by itself."""
 
 
 class PageHandler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""What passes of a model over rows measure, and the metrics that a step makes of it."""
+"""Statistics of forward and update passes, and the step metrics from them."""
 
 import math
 from collections.abc import Sequence
@@ -7,7 +7,7 @@ import msgspec
 
 
 class PassStatistics(msgspec.Struct, frozen=True):
-    """What one pass over rows has measured, on all ranks, by name of the metric.
+    """Measurements of one pass over rows, on all ranks, by name of the metric.
 
     Sums and counts, not means: passes of a step compute different numbers of tokens, some none.
 

@@ -1,4 +1,4 @@
-"""Where metrics are written: one ``write`` a step, and a way back when steps are thrown away.
+"""Metric sinks: one ``write`` per step, and a cut on a rewind.
 
 ``metrics.jsonl`` is the record and is written durably; TensorBoard is a view of it for people.
 """
@@ -19,16 +19,16 @@ METRICS_CUT_POINT: Final = durable.point("metrics.cut", *durable.TRUNCATE_ACTS)
 
 
 class Sink(Protocol):
-    """Takes the metrics of each step."""
+    """Receives the metrics of each step."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         """Take a step's metrics; steps come in ascending order."""
 
     def cut_after(self, step: int) -> None:
-        """Forget all steps above ``step``: they will come again."""
+        """Remove all steps after ``step``: they will be written again."""
 
     def close(self) -> None:
-        """Let go of files."""
+        """Release files."""
 
 
 class _Line(msgspec.Struct):
@@ -36,10 +36,10 @@ class _Line(msgspec.Struct):
 
 
 class JsonLines:
-    """``metrics.jsonl``: one JSON object a step, on the disk when ``write`` returns.
+    """``metrics.jsonl``: one JSON object a step, on disk when ``write`` returns.
 
-    Keys are ``step``, ``time`` (unix seconds) and the metrics sorted by name. JSON knows no NaN
-    and no infinity: both are written as null.
+    Keys are ``step``, ``time`` (unix seconds) and the metrics sorted by name. JSON knows no NaN and
+    no infinity: both are written as null.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:

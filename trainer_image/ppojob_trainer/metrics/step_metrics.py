@@ -1,7 +1,8 @@
-"""Statistics of one step, from numbers that the ranks send: one row is one response.
+"""Metrics of one step, from numbers that the ranks send: one row is one response.
 
-Names and meanings are verl's (``compute_data_metrics`` and kin), so that dashboards carry over.
-Means are exact sums divided once, so they do not depend on the order of rows, nor on the layout.
+Names and meanings are verl's (``compute_data_metrics`` and related functions), so that dashboards
+carry over. Means are exact sums divided once, so they do not depend on the order of rows, nor on
+the layout.
 """
 
 import math
@@ -17,9 +18,9 @@ _T = TypeVar("_T")
 ABORTED: Final = "abort"
 CLIPPED: Final = "length"
 TOOL_SECONDS: Final = "timing_s/agent_loop/tool_calls"
-"""verl's name for how long the calls of a row took."""
+"""verl's name for the duration of a row's tool calls."""
 OWN_SCORE: Final = "/score"
-"""Ends the name of a function's own score among the values of several."""
+"""Suffix of a function's own score among the values of several."""
 
 # verl divides generation by response tokens and these by all tokens.
 _STAGES_OVER_ALL_TOKENS: Final = ("ref", "values", "adv", "update_critic", "update_actor")
@@ -47,10 +48,10 @@ class Spread(msgspec.Struct, frozen=True, array_like=True):
 
 
 def staleness_metrics(versions: Sequence[Mapping[int, int]], trained: int) -> dict[str, float]:
-    """By how many versions weights that drew tokens are older than those that train on them.
+    """Return staleness: versions between the weights that generated tokens and those trained.
 
     Args:
-        versions: (rows,) tokens of each row by the version of the weights that drew them.
+        versions: (rows,) token counts by version of the weights that generated them.
         trained: version of the weights that train on them.
     """
     tokens = Counter[int]()
@@ -71,9 +72,9 @@ def guidance_metrics(
     given: Collection[int],
     dropped: Collection[int] = (),
 ) -> dict[str, float]:
-    """Mean score and length of responses that were drawn, and of those that were given.
+    """Return mean score and length of generated responses, and of given ones.
 
-    The names are LUFFY's; what there is nothing of is left out.
+    The names are LUFFY's; empty kinds are left out.
 
     Args:
         scores: (rows,) of responses; `dropped` rows have none.
@@ -94,16 +95,15 @@ def guidance_metrics(
 
 
 class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Turns and calls of a row with several turns; its scorers get them in `extra_info`.
+    """Turns and tool calls of a multi-turn row; its scorers get them in `extra_info`.
 
     Attributes:
-        num_turns: of the model and of what answered it, and the prompt; as verl counts.
-        tool_failures: calls that failed, and failed answers of the user.
-        tool_rewards: what tools gave for the calls, in order.
+        num_turns: of the model and of tools or user, and the prompt; as verl counts.
+        tool_failures: failed calls, and failed answers of the user simulator.
+        tool_rewards: rewards of the tools for the calls, in order.
         given_tokens: tokens of the row that the model did not write.
-        turn_scores: what the user gave for the turns that it answered, in order; absent where the
-            row had none.
-        contexts: that the model has read, one after the other.
+        turn_scores: the user simulator's scores of turns, in order; absent for a row without one.
+        contexts: number of contexts that the model has read.
     """
 
     num_turns: int
@@ -117,21 +117,20 @@ class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """What the controller knows of the step's rows, in any one order.
+    """Metadata of the step's rows, in any consistent order.
 
     Attributes:
-        scores: (rows,) what the reward functions gave.
+        scores: (rows,) from the reward functions.
         rewards: (rows,) the same with penalties (KL in the reward).
         prompt_tokens: (rows,) length of each row's prompt.
         response_tokens: (rows,) length of each response, the end token included.
         finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
-        extras: (rows,) what the reward functions gave beside the score.
-        figures: (rows,) turns and calls of each; none where rows have one turn.
-        tool_seconds: (rows,) that the calls of each took; none where that is not known.
-        counts: what engines have counted, as `RolloutEngine.counts` has it; empty where that is
-            not known.
-        dropped: numbers of rows that are not trained on, since a reward function failed.
-        filtered: numbers of rows that have a score, and are not trained on either.
+        extras: (rows,) further values of the reward functions.
+        figures: (rows,) turns and tool calls; none for single-turn rows.
+        tool_seconds: (rows,) time in tool calls; none if unknown.
+        counts: engine counters (`RolloutEngine.counts`); empty if unknown.
+        dropped: rows that are not trained on, since a reward function failed.
+        filtered: scored rows that are not trained on either.
     """
 
     scores: Sequence[float]
@@ -160,15 +159,15 @@ def row_metrics(
     returns: Spread | None,
     is_scored: bool = True,
 ) -> dict[str, float]:
-    """Scores, rewards, advantages and lengths, of what there is.
+    """Return metrics of scores, rewards, advantages and lengths, as far as present.
 
     Departs from verl: ``response_length/clip_ratio`` counts responses that the limit ended, where
     verl counts those as long as the limit, also ones whose last token is the end token, and misses
     those that the model's own length ended; a row counts as aborted by its finish reason too.
 
     A response at which a reward function failed has no score and no reward, and one that its group
-    is not trained on with has no reward.
-    Advantages and returns are those of the trained tokens of all ranks.
+    is not trained on with has no reward. Advantages and returns are those of the trained tokens of
+    all ranks.
     """
     pairs = zip(rows.response_tokens, rows.finish_reasons, strict=True)
     is_aborted = [length == 0 or reason == ABORTED for length, reason in pairs]
@@ -200,7 +199,7 @@ def row_metrics(
 
 
 def length_metrics(rows: StepRows) -> dict[str, float]:
-    """Lengths alone, of rows whose answers are given."""
+    """Return metrics of lengths alone, for demonstrations."""
     return {
         **Spread.of(rows.response_tokens).named("response_length"),
         **Spread.of(rows.prompt_tokens).named("prompt_length"),
@@ -208,7 +207,7 @@ def length_metrics(rows: StepRows) -> dict[str, float]:
 
 
 def _turn_metrics(rows: StepRows) -> dict[str, float]:
-    """Turns and calls; the names are verl's where it has some."""
+    """Return metrics of turns and tool calls, under verl's names if it has them."""
     calls = [own.tool_calls for own in rows.figures]
     asked = sum(calls) + sum(len(own.turn_scores or ()) for own in rows.figures)
     failures = sum(own.tool_failures for own in rows.figures)
@@ -224,7 +223,7 @@ def _turn_metrics(rows: StepRows) -> dict[str, float]:
 
 
 def balance_metrics(given: Sequence[int], balanced: Sequence[int]) -> dict[str, float]:
-    """How evenly the tokens are spread over ranks: as rows came, and as they are computed."""
+    """Return the balance of tokens over ranks: as generated, and as computed."""
     return {
         "global_seqlen/min": float(min(given)),
         "global_seqlen/max": float(max(given)),
@@ -238,7 +237,7 @@ def balance_metrics(given: Sequence[int], balanced: Sequence[int]) -> dict[str, 
 def speed_metrics(
     rows: StepRows, stage_seconds: Mapping[str, float], *, step_seconds: float, num_devices: int
 ) -> dict[str, float]:
-    """Tokens a second, milliseconds a token, and the time of a row's calls.
+    """Return tokens per second, milliseconds per token, and a row's tool-call time.
 
     Stages go by their short names (``gen``). Devices are the GPUs of the job, or the ranks with a
     model where there is none.
@@ -262,7 +261,7 @@ def speed_metrics(
 
 
 def _engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
-    """Like times they are not told of rows that come from the disk."""
+    """Return engine metrics, which like times are absent for rows that were read from disk."""
 
     def by(name: str, all_of: str) -> float:
         return counts.get(name, 0) / max(1, counts.get(all_of, 0))
@@ -277,7 +276,7 @@ def _engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 def _draft_metrics(counts: Mapping[str, int]) -> dict[str, float]:
-    """Of guesses, likewise."""
+    """Return metrics of speculative decoding, likewise."""
     kept, guesses, passes = (counts.get(name, 0) for name in ("kept", "guesses", "passes"))
     return {
         "perf/draft_accept_rate": kept / guesses if guesses else 0.0,
@@ -286,14 +285,14 @@ def _draft_metrics(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 def progress_metrics(step: int, epoch: int) -> dict[str, float]:
-    """Steps done, this one included, and the pass over the data, from 0."""
+    """Return the number of finished steps, this one included, and of the epoch, from 0."""
     return {"training/global_step": float(step), "training/epoch": float(epoch)}
 
 
 def _extra_metrics(extras: Sequence[Mapping[str, float | str]]) -> dict[str, float]:
-    """Each number that rows have beside their score, over the rows that have it.
+    """Return each further value of rows, over the rows that have it.
 
-    With several functions the score of each is among them, and has a name of its own besides.
+    With several functions the score of each is among them, under a name of its own.
     """
     found: dict[str, list[float]] = {}
     for values in extras:

@@ -1,4 +1,4 @@
-"""Where a step's time goes: flat stages, and what none of them accounts for."""
+"""Step timer: durations of the stages of a step, and the unaccounted rest."""
 
 import contextlib
 import time
@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 
 class StepTimer:
-    """Times the stages of one step; the step begins when this is made.
+    """Times the stages of one step; the step begins on construction.
 
-    Stages do not nest: a second would count twice, and the rest could not be computed. The times
-    of a stage that comes again add up. `on_stage` is called with each stage's name at its start.
+    Stages do not nest: a second would count twice, and the rest could not be computed. A repeated
+    stage's times add up. `on_stage` is called with each stage's name at its start.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class StepTimes:
 
     @property
     def unaccounted_seconds(self) -> float:
-        """Time of the step that no stage accounts for."""
+        """Return the time of the step that belongs to no stage."""
         return max(0.0, self.step_seconds - sum(self.stages.values()))
 
     def metrics(self) -> dict[str, float]:

@@ -1,8 +1,8 @@
-"""Validation statistics as verl counts them: mean@N, std@N, best@n, worst@n, maj@n.
+"""Validation metrics with verl's definitions: mean@N, std@N, best@n, worst@n, maj@n.
 
-Each prompt has N samples. What n of them would give (the best, the worst, the majority's answer)
-is estimated by 1000 bootstraps of n draws with replacement, seed 42; then prompts are averaged.
-The draws depend on N and n alone and are numpy's legacy stream, so the figures equal verl's.
+Each prompt has N samples. The result of n of them (the best, the worst, the majority's answer) is
+estimated by 1000 bootstraps of n draws with replacement, seed 42; then prompts are averaged. The
+draws depend on N and n alone and are numpy's legacy stream, so the metrics equal verl's.
 """
 
 import functools

@@ -1,1 +1,1 @@
-"""Language models as they lie in folders: loading, and the names of their tensors."""
+"""Language models in Hugging Face folders: families, loading, sharding, names of tensors."""

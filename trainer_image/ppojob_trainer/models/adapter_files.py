@@ -1,6 +1,6 @@
-"""A folder of adapters in PEFT's form: what it holds, and whether a job can begin with it.
+"""LoRA adapter folders in PEFT's format: what they hold, and whether a job can start from one.
 
-Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. Loads no torch.
+Format: https://huggingface.co/docs/peft/developer_guides/checkpoint. Does not import torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -17,18 +17,18 @@ from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import BadHeader, listed, read_header
 
 ADAPTER_FOLDER: Final = "adapter"
-"""Folder of the adapters in an export, where a job has trained such."""
+"""Folder of the adapters in an export of a LoRA job."""
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
 _OF_CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq")
-"""Ways to begin adapters, of PEFT's `init_lora_weights`, that take something off the weights."""
+"""PEFT's `init_lora_weights` values that subtract the initial adapter from the base weights."""
 
 
 def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
-    """Why a job's adapters cannot begin as its folder has them; nothing where it names none.
+    """Return why the job cannot start from its adapter folder; nothing if it names none.
 
-    `model` is the folder of the weights below, and `where` the section of the adapters.
+    `model` is the folder of the base model, and `where` the section of the adapters.
     """
     if lora.path is None:
         return
@@ -100,7 +100,7 @@ def _settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterato
 def _tensors(
     lora: LoraSpec, found: Mapping[str, Shape], needed: Mapping[str, Shape], where: str
 ) -> Iterator[Problem]:
-    """Layers that the job adapts and the folder does not, and the other way round."""
+    """Return a problem for layers that only the job or only the folder adapts."""
     of_experts = [any(".experts." in name for name in names) for names in (found, needed)]
     if of_experts[0] != of_experts[1]:
         has = "adapters" if of_experts[0] else "no adapters"
@@ -129,7 +129,7 @@ def _tensors(
 
 
 def _modules(names: Mapping[str, Shape]) -> set[str]:
-    """The last names of the layers that matrices belong to, and of stacks that of their module."""
+    """Return the last names of adapted layers; for stacked experts that of their module."""
     ends = tuple(f".{end}" for end in PEFT_MATRICES.values())
     layers = (name.replace(".base_layer.", ".").split(".") for name in names if name.endswith(ends))
     return {layer[-3] for layer in layers}

@@ -1,6 +1,6 @@
-"""Names of the tensors of adapters: those here, by the weights that they change, and PEFT's.
+"""Names of adapter tensors: those used here, after the weights they adapt, and PEFT's.
 
-Loads no torch.
+Does not import torch.
 """
 
 from typing import Final
@@ -11,11 +11,11 @@ from ppojob_trainer.models.mixtures import STACKS
 A: Final = "lora_a"
 B: Final = "lora_b"
 M: Final = "lora_m"
-"""Of magnitudes, the lengths of a weight's rows: `weightDecomposed` trains them."""
+"""Of DoRA magnitudes, one per row of a weight: trained with `weightDecomposed`."""
 BEGINNING: Final = "base_model.model."
-"""Of PEFT's names; what follows are the model's."""
+"""Prefix of PEFT's names; the model's name follows."""
 LAYERS: Final = "model.layers"
-"""The layers of a model, by their name here."""
+"""The decoder layers of a model, by their name here."""
 
 _WEIGHT: Final = "weight"
 PEFT_MATRICES: Final = {A: "lora_A.weight", B: "lora_B.weight"}
@@ -23,9 +23,9 @@ _PEFT_NAMES: Final = {**PEFT_MATRICES, M: "lora_magnitude_vector"}
 
 
 def matrix_names(weight: str) -> tuple[str, str]:
-    """The names of A and B of a weight's adapter, which stand beside it.
+    """Return the names of A and B of a weight's adapter, beside the weight's.
 
-    `<layer>.lora_a` for `<layer>.weight`, and for a stack of experts, which is no layer,
+    `<layer>.lora_a` for `<layer>.weight`, and for stacked experts, which are no layer,
     `<stack>_lora_a`.
     """
     is_layer = weight.rpartition(".")[2] == _WEIGHT
@@ -34,17 +34,17 @@ def matrix_names(weight: str) -> tuple[str, str]:
 
 
 def magnitude_name(weight: str) -> str:
-    """The name of the magnitudes of a weight's rows, which stand beside its A and B."""
+    """Return the name of a weight's DoRA magnitudes, beside its A and B."""
     return f"{weight.removesuffix(_WEIGHT)}{M}"
 
 
 def is_magnitude(name: str) -> bool:
-    """Whether a tensor of this name holds magnitudes."""
+    """Whether a tensor of this name holds DoRA magnitudes."""
     return name.endswith(f".{M}")
 
 
 def weight_of(matrix: str) -> str:
-    """The name of the weight that a tensor of an adapter belongs to, as the two above have it."""
+    """Return the name of the weight that an adapter tensor of this name belongs to."""
     beside = matrix[: -len(A)]
     return f"{beside}{_WEIGHT}" if beside.endswith(".") else beside[:-1]
 
@@ -55,10 +55,10 @@ def is_adapter(name: str) -> bool:
 
 
 def peft_name(name: str, lora: LoraSpec, *, layers: str = LAYERS) -> str:
-    """PEFT's name of a tensor of an adapter, with the name that transformers has for the layers.
+    """Return PEFT's name of an adapter tensor; `layers`: transformers' name of decoder layers.
 
-    It wraps the module of stacks once for each that it adapts, and so the first one is found within
-    the wrapper of the second (`ParamWrapper` of PEFT 0.21).
+    PEFT wraps the module of stacked experts once for each adapted stack, so the first one's wrapper
+    is inside that of the second (`ParamWrapper` of PEFT 0.21).
     """
     weight, matrix = weight_of(name), name[-len(A) :]
     layer, _, own = weight.rpartition(".")
@@ -69,9 +69,9 @@ def peft_name(name: str, lora: LoraSpec, *, layers: str = LAYERS) -> str:
 
 
 def peft_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of a tensor of an adapter in PEFT's files, which have a stack as one matrix.
+    """Return an adapter tensor's shape in PEFT's files, which flatten stacked experts to a matrix.
 
-    Of A (e, rank, in) that is (e rank, in), of B (e, out, rank) it is (out, rank e).
+    A (e, rank, in) becomes (e rank, in), and B (e, out, rank) becomes (out, rank e).
     """
     if len(shape) < 3:
         return shape

@@ -1,4 +1,4 @@
-"""The sizes of a model, and the tensors that it consists of."""
+"""Model architectures: sizes from config.json, and the names and shapes of all tensors."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,6 @@ from ppojob_trainer.models.adapter_names import magnitude_name, matrix_names
 from ppojob_trainer.models.config_files import read_config, with_usual_keys
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
-from ppojob_trainer.models.layers_apart import Attention, LayersApart, read_layers_apart
 from ppojob_trainer.models.liquid import with_own_keys
 from ppojob_trainer.models.mixtures import (
     STACKS,
@@ -25,6 +24,7 @@ from ppojob_trainer.models.mixtures import (
     required_sizes,
     shared_layers,
 )
+from ppojob_trainer.models.per_layer_sizes import Attention, PerLayerSizes, read_per_layer_sizes
 from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.state_layers import (
     States,
@@ -35,7 +35,7 @@ from ppojob_trainer.models.state_layers import (
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 NF4_BLOCK: Final = 64
-"""Numbers of a row that share a scale in NF4."""
+"""Elements of a row that share a scale in NF4 (quantization block)."""
 
 _LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _REQUIRED: Final = {
@@ -50,13 +50,13 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Latents:
-    """Widths of latent attention.
+    """Widths of multi-head latent attention (MLA).
 
     Attributes:
-        query: of the vector that queries are made of; 0 where they are made of the states.
-        key: of that of keys and values.
-        plain: of a head's queries and keys, the part without positions.
-        rotary: of the part with them, which the keys of all heads have in common.
+        query: of the query latent; 0 where queries are projected from the hidden states.
+        key: of the latent of keys and values.
+        plain: of a head's queries and keys, the part without RoPE.
+        rotary: of the part with RoPE, which the keys of all heads share.
         value: of a head's values.
     """
 
@@ -68,31 +68,31 @@ class Latents:
 
     @property
     def cached(self) -> int:
-        """Numbers that engines keep of a token."""
+        """Numbers per token in an engine's KV cache."""
         return self.key + self.rotary
 
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What config.json says of a model's sizes.
+    """Sizes of a model by its config.json.
 
     Attributes:
         vocabulary: rows of the embedding.
         hidden: width of the residual stream.
-        inner: width within a feed-forward block, or within each expert of it.
-        key_heads: key and value heads.
-        is_tied: whether the embedding is the output layer too.
-        biased: linear layers of a block that add a bias.
-        experts: experts of each layer of a mixture; 0 of other models, of the same family too.
-        shared: width within the expert that all tokens go to; 0 where there is none.
-        plain_layers: layers without experts, the first ones of a mixture.
-        plain: width within plain blocks of a mixture; 0 where there are none.
-        has_head_norms: whether queries and keys are normalised.
-        kinds: what each layer is, of models whose layers are one block each; else empty.
-        latents: of a model whose queries, keys and values are made of latent vectors.
-        states: of a model with layers that keep states.
-        apart: of a model whose layers differ from each other.
-        positions: rows of the embedding of positions; 0 of models that learn none.
+        inner: intermediate width of a feed-forward block, or of each expert.
+        key_heads: key and value heads (GQA).
+        is_tied: whether the output layer is tied to the embedding.
+        biased: linear layers of a block that have a bias.
+        experts: experts of each MoE layer; 0 of dense models, of the same family too.
+        shared: intermediate width of the shared expert; 0 where there is none.
+        dense_layers: dense layers of an MoE model, the first ones.
+        plain: intermediate width of dense blocks in an MoE model; 0 where there are none.
+        has_qk_norm: whether there is a QK-norm.
+        kinds: block type of each layer, for models with one block per layer; else empty.
+        latents: of MLA models.
+        states: of models with recurrent layers.
+        per_layer: of models whose layers have different sizes.
+        positions: rows of the learned position embedding; 0 without one.
     """
 
     model_type: str
@@ -107,34 +107,34 @@ class Sizes:
     biased: frozenset[str]
     experts: int = 0
     shared: int = 0
-    plain_layers: int = 0
+    dense_layers: int = 0
     plain: int = 0
-    has_head_norms: bool = False
+    has_qk_norm: bool = False
     kinds: tuple[str, ...] = ()
     latents: Latents | None = None
     states: States | None = None
-    apart: LayersApart | None = None
+    per_layer: PerLayerSizes | None = None
     positions: int = 0
 
     @property
     def mixture(self) -> Mixture | None:
-        """What tells its mixtures of experts, if it has any."""
+        """The family's description of MoE blocks, if it has any."""
         return FAMILIES[self.model_type].mixture if self.experts else None
 
     @property
     def takes_nf4(self) -> bool:
-        """Whether matrices may be kept in four bits beside adapters."""
-        return self.mixture is None and not self.in_first
+        """Whether matrices may be quantized to NF4 beneath adapters."""
+        return self.mixture is None and not self.transposed_dims
 
     @property
-    def in_first(self) -> int:
-        """Dimensions of those weights that have their inputs first: 2 or 3, as stacks; or 0."""
-        if FAMILIES[self.model_type].is_in_first:
+    def transposed_dims(self) -> int:
+        """Dimensions of weights stored (in, out): 2 or 3 for stacks; 0 if none is."""
+        if FAMILIES[self.model_type].is_transposed:
             return 2
-        return 3 if self.mixture and self.mixture.is_in_first else 0
+        return 3 if self.mixture and self.mixture.is_transposed else 0
 
     def has_state(self, layer: int) -> bool:
-        """Whether a layer keeps a state in place of keys and values."""
+        """Whether a layer is recurrent: a state in place of keys and values."""
         return self.states is not None and layer in self.states.layers
 
     def has_attention(self, layer: int) -> bool:
@@ -142,36 +142,36 @@ class Sizes:
         return not self.has_state(layer) and (not self.kinds or self.kinds[layer] == ATTENTION)
 
     def has_experts(self, layer: int) -> bool:
-        """Whether a layer has a mixture of experts."""
+        """Whether a layer has MoE experts."""
         if self.kinds:
             return self.kinds[layer] == EXPERTS
-        return self.experts > 0 and layer >= self.plain_layers
+        return self.experts > 0 and layer >= self.dense_layers
 
-    def has_plain(self, layer: int) -> bool:
-        """Whether a layer has a plain feed-forward block."""
+    def has_dense(self, layer: int) -> bool:
+        """Whether a layer has a dense feed-forward block."""
         if self.kinds:
             return self.kinds[layer] == PLAIN
         own = FAMILIES[self.model_type].feed_forward
         return not self.has_experts(layer) or (own is not None and own.is_beside)
 
     def has_tiles(self, layer: int) -> bool:
-        """Whether that is a module, of which tiles of tokens can be computed."""
-        return self.has_plain(layer) and "." in FAMILIES[self.model_type].plain_out
+        """Whether that block is a module, so it can be tiled over tokens."""
+        return self.has_dense(layer) and "." in FAMILIES[self.model_type].plain_out
 
     def attention(self, layer: int) -> Attention:
-        """The attention of a layer that has one."""
-        if self.apart:
-            return self.apart.attention[layer]
+        """Return the attention sizes of an attention layer."""
+        if self.per_layer:
+            return self.per_layer.attention[layer]
         return Attention(self.key_heads, self.head_size)
 
     @property
     def numbers_of_key_heads(self) -> list[int]:
-        """Those of all layers, each once."""
+        """The distinct numbers of key/value heads over all layers."""
         return sorted({self.attention(layer).key_heads for layer in range(self.layers)})
 
 
 def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
-    """Read the sizes of a model of `FAMILIES`, as transformers fills them in."""
+    """Read the sizes of a model of `FAMILIES`, with transformers' defaults."""
     model_type = str(config["model_type"])
     family = FAMILIES[model_type]
     config = with_usual_keys({**family.defaults, **config})
@@ -179,7 +179,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if family.has_one_block and kinds is not None:
         config["num_hidden_layers"] = len(kinds)
     mixture, feed_forward = mixture_in(config), family.feed_forward
-    own: tuple[str, ...] = _LATENT if family.has_latents else ()
+    own: tuple[str, ...] = _LATENT if family.has_mla else ()
     if kind := family.recurrence:
         own, config = kind.sizes, with_own_keys(with_head_of_states(config))
         kinds = layer_kinds(config)
@@ -191,16 +191,16 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         return required
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
     keys = mixture.shared_inner if mixture else ()
-    plain_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
+    dense_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
     key_heads = _count(config.get("num_key_value_heads")) or heads
     head_size = _count(config.get("head_dim")) or hidden // heads
     latents = None
-    if family.has_latents:
+    if family.has_mla:
         of_queries = _count(config.get("q_lora_rank")) or 0
         latents = Latents(of_queries, *(required[key] for key in _LATENT))
         key_heads, head_size = heads, latents.plain + latents.rotary
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
-    has_plain = plain_layers > 0 or feed_forward is not None
+    has_dense = dense_layers > 0 or feed_forward is not None
     may_tie = True in family.only.get("tie_word_embeddings", (True,))
     return Sizes(
         model_type=model_type,
@@ -215,17 +215,17 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         biased=_biased(config, family),
         experts=required[key_of_experts(config)] if mixture else 0,
         shared=prod(required[key] for key in keys) if keys else 0,
-        plain_layers=plain_layers,
-        plain=required[plain] if mixture and has_plain else 0,
-        has_head_norms=family.head_norm != "none"
-        and (not family.head_norm_key or config.get(family.head_norm_key) is True),
+        dense_layers=dense_layers,
+        plain=required[plain] if mixture and has_dense else 0,
+        has_qk_norm=family.qk_norm != "none"
+        and (not family.qk_norm_key or config.get(family.qk_norm_key) is True),
         kinds=tuple(kinds or ()) if family.has_one_block else (),
         latents=latents,
         states=_states(config, family, kinds, required),
-        apart=read_layers_apart(
+        per_layer=read_per_layer_sizes(
             config, Attention(key_heads, head_size), required["num_hidden_layers"]
         )
-        if family.has_layers_apart
+        if family.has_per_layer_sizes
         else None,
         positions=required["max_position_embeddings"] + family.positions[1]
         if family.positions
@@ -239,7 +239,7 @@ def _states(
     kinds: Sequence[str] | None,
     counts: Mapping[str, int],
 ) -> States | None:
-    """What layers with states have; None of a model without any."""
+    """Return the sizes of recurrent layers; None of a model without any."""
     if family.recurrence is None:
         return None
     layers = layers_with_states(config, kinds, counts["num_hidden_layers"])
@@ -247,7 +247,7 @@ def _states(
 
 
 def _biased(config: Mapping[str, Json], family: Family) -> frozenset[str]:
-    """The modules of a layer that have a bias."""
+    """Return the modules of a layer that have a bias."""
     asked = (names for key, names in family.biases.items() if config.get(key) is True)
     return frozenset(family.always_biased).union(*asked)
 
@@ -255,7 +255,7 @@ def _biased(config: Mapping[str, Json], family: Family) -> frozenset[str]:
 def _read_counts(
     config: Mapping[str, Json], needed: Mapping[str, range], path: Path
 ) -> dict[str, int] | list[Problem]:
-    """The numbers at keys, of which it is given what they may be, or what is wrong with them."""
+    """Return the numbers at the keys, checked against the ranges, or a problem."""
     found, problems = {}, []
     for key, fitting in needed.items():
         value = config.get(key)
@@ -270,14 +270,14 @@ def _read_counts(
 
 
 def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
-    """Names and shapes of all tensors of a model but those of its head."""
+    """Return names and shapes of all tensors of a model but its head's."""
     yield EMBEDDING, (sizes.vocabulary, sizes.hidden)
     family = FAMILIES[sizes.model_type]
     yield from _norm("model.norm", family, sizes.hidden)
     if family.positions:
         yield f"model.{family.positions[0]}.weight", (sizes.positions, sizes.hidden)
-    if sizes.apart:
-        yield from sizes.apart.of_model(sizes.hidden)
+    if sizes.per_layer:
+        yield from sizes.per_layer.of_model(sizes.hidden)
     for layer in range(sizes.layers):
         for name, shape in _of_a_layer(sizes, layer):
             yield f"model.layers.{layer}.{name}", shape
@@ -290,9 +290,9 @@ def _norm(name: str, family: Family, width: int) -> Iterator[tuple[str, Shape]]:
 
 
 def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
-    """Linear layers of a decoder layer by their names in it, with the shapes of their weights.
+    """Return a decoder layer's linear layers by name in it, with the shapes of their weights.
 
-    Neither routers are among them nor experts, but for one that all tokens go to.
+    Routers and routed experts are not included; the shared expert is.
     """
     found: dict[str, Shape] = {}
     if sizes.has_attention(layer):
@@ -302,9 +302,9 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
         found = sizes.states.linear_layers(sizes.hidden, is_fused=is_fused)
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         found |= shared_layers(mixture, sizes.hidden, sizes.shared)
-    if sizes.apart:
-        found |= sizes.apart.linear_layers(sizes.hidden)
-    if sizes.has_plain(layer):
+    if sizes.per_layer:
+        found |= sizes.per_layer.linear_layers(sizes.hidden)
+    if sizes.has_dense(layer):
         found |= _feed_forward(sizes, layer)
     return found
 
@@ -314,7 +314,9 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
         return _latent_attention(sizes.latents, sizes.hidden, sizes.heads)
     family, hidden, own = FAMILIES[sizes.model_type], sizes.hidden, sizes.attention(layer)
     query, key, at = sizes.heads * own.head_size, own.key_heads * own.head_size, family.attention
-    found: dict[str, Shape] = {f"{at}.q_proj": (2 * query if family.has_gates else query, hidden)}
+    found: dict[str, Shape] = {
+        f"{at}.q_proj": (2 * query if family.has_attention_gates else query, hidden)
+    }
     if own.has_keys:
         found[f"{at}.k_proj"] = (key, hidden)
     if own.has_keys and own.has_values:
@@ -327,8 +329,8 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
 def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
     family, hidden = FAMILIES[sizes.model_type], sizes.hidden
     inner = sizes.plain if sizes.mixture else sizes.inner
-    if sizes.apart and not sizes.attention(layer).has_keys:
-        inner = sizes.apart.inner_of_sharing
+    if sizes.per_layer and not sizes.attention(layer).has_keys:
+        inner = sizes.per_layer.inner_of_sharing
     if own := family.feed_forward:
         found: dict[str, Shape] = {name: (n * inner, hidden) for name, n in own.into.items()}
         return found | {own.out: (hidden, inner)}
@@ -339,7 +341,7 @@ def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
 
 
 def expert_weights(sizes: Sizes) -> dict[str, Shape]:
-    """Weights of the experts of a decoder layer by their names in it, as (out, in) or stacks."""
+    """Return the expert weights of a decoder layer by name in it, as (out, in) or stacks."""
     mixture = sizes.mixture
     if mixture is None:
         return {}
@@ -347,7 +349,7 @@ def expert_weights(sizes: Sizes) -> dict[str, Shape]:
     if not mixture.is_stacked:
         return {name: shape for name, shape in tensors if ".experts." in name}
     found = {name: shape for name, shape in tensors if name.endswith(STACKS)}
-    if not mixture.is_in_first:
+    if not mixture.is_transposed:
         return found
     return {name: (experts, out, into) for name, (experts, into, out) in found.items()}
 
@@ -369,12 +371,12 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family = FAMILIES[sizes.model_type]
     yield from _norms(sizes, layer)
     for name, shape in linear_layers(sizes, layer).items():
-        yield f"{name}.weight", shape[::-1] if family.is_in_first else shape
+        yield f"{name}.weight", shape[::-1] if family.is_transposed else shape
         if name in sizes.biased:
             yield f"{name}.bias", shape[:1]
     if family.has_sinks:
         yield "self_attn.sinks", (sizes.heads,)
-    yield from ((name, (1,)) for name in (*family.learnt, *family.fixed))
+    yield from ((name, (1,)) for name in (*family.trained_scalars, *family.frozen_scalars))
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         widths = {"hidden": sizes.hidden, "inner": sizes.inner}
         yield from expert_tensors(mixture, sizes.experts, **widths)
@@ -385,9 +387,9 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
 def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     family, attention = FAMILIES[sizes.model_type], sizes.attention(layer)
     mixture = sizes.mixture if sizes.has_experts(layer) else None
-    for norm in (*family.norms, *family.late_norms, *(mixture.norms if mixture else ())):
+    for norm in (*family.norms, *family.post_norms, *(mixture.norms if mixture else ())):
         yield from _norm(norm, family, sizes.hidden)
-    if sizes.apart and sizes.apart.told:
+    if sizes.per_layer and sizes.per_layer.layer_embedding:
         yield "post_per_layer_input_norm.weight", (sizes.hidden,)
     if sizes.latents:
         yield "self_attn.kv_a_layernorm.weight", (sizes.latents.key,)
@@ -395,9 +397,9 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
     if sizes.states and sizes.has_state(layer):
         yield from sizes.states.norms()
-    elif sizes.has_head_norms:
-        each, size = family.head_norm == "each head", attention.head_size
-        of_queries, of_keys = family.head_norms
+    elif sizes.has_qk_norm:
+        each, size = family.qk_norm == "each head", attention.head_size
+        of_queries, of_keys = family.qk_norm_names
         yield f"self_attn.{of_queries}.weight", (size * (1 if each else sizes.heads),)
         if attention.has_keys:
             yield f"self_attn.{of_keys}.weight", (size * (1 if each else attention.key_heads),)
@@ -409,7 +411,7 @@ def _count(value: Json) -> int | None:
 
 
 def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
-    """Tensors of adapters by name: A (rank, in) and B (out, rank), or stacks of such; lengths."""
+    """Return adapter tensors by name: A (rank, in) and B (out, rank), or stacks, and magnitudes."""
     found: dict[str, Shape] = {}
     for layer in range(sizes.layers):
         adapted = {f"{name}.weight": shape for name, shape in linear_layers(sizes, layer).items()}
@@ -427,19 +429,19 @@ def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
 
 
 def nf4_bytes(rows: int, columns: int) -> int:
-    """What a matrix takes in NF4: four bits a number, and a scale of four bytes a block."""
+    """Return the bytes of a matrix in NF4: four bits an element, a four-byte scale a block."""
     return rows * -(-columns // NF4_BLOCK) * (NF4_BLOCK // 2 + 4)
 
 
 def count_adapters(lora: LoraSpec | None, folder: str) -> int:
-    """Numbers in all adapters of a model; 0 without, or where its config.json cannot be read."""
+    """Count the elements of all adapters; 0 without, or if config.json cannot be read."""
     if lora is None or (sizes := sizes_of(folder)) is None:
         return 0
     return sum(map(prod, adapter_shapes(sizes, lora).values()))
 
 
 def count_log_partition(loss: Loss, folder: str) -> int:
-    """Numbers in the network of log Z; 0 for a loss that learns none, as in `count_adapters`."""
+    """Count the parameters of the log Z network; 0 for a loss without one; see `count_adapters`."""
     if not loss.learns_log_z or (sizes := sizes_of(folder)) is None:
         return 0
     layer, norm = sizes.hidden * (sizes.hidden + 1), 2 * sizes.hidden
@@ -447,7 +449,7 @@ def count_log_partition(loss: Loss, folder: str) -> int:
 
 
 def sizes_of(folder: str) -> Sizes | None:
-    """What the config.json of a folder says; None where it cannot be read."""
+    """Return the sizes by the config.json of a folder; None where it cannot be read."""
     path = Path(folder) / "config.json"
     config = read_config(path)
     if isinstance(config, Problem) or config.get("model_type") not in FAMILIES:

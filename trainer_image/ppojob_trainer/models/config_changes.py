@@ -1,6 +1,6 @@
-"""What a job changes of a model's config.json: rotary positions, length, dropout of attention.
+"""Overrides of a model's config.json by a job: RoPE scaling, context length, attention dropout.
 
-Trainer, engine and export read it through these functions, so that all compute with one model.
+Trainer, engine and export all read it through these functions, so they compute the same model.
 """
 
 from collections.abc import Iterator, Mapping
@@ -22,16 +22,16 @@ _KEPT: Final[tuple[str, ...]] = (
     *("rope_theta", "partial_rotary_factor"),
     *("beta_fast", "beta_slow", "truncate"),  # of yarn
 )
-"""What transformers 5 keeps among the parameters of the positions, and no job changes."""
+"""Keys of transformers 5's RoPE parameters that no job changes."""
 
 _Config = TypeVar("_Config")
 
 
 def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
-    """What a job changes of the configuration in a folder, by transformers' names.
+    """Return the job's overrides of the configuration in a folder, by transformers' names.
 
     Empty for a folder other than the policy's, and for one whose config.json cannot be read, which
-    the checks tell of.
+    the checks report.
     """
     config = read_config(Path(folder) / "config.json")
     if not isinstance(config, dict) or Path(folder) != Path(model.path):
@@ -46,8 +46,8 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
         if scaling.type != "linear":
             original = scaling.original_max_position_embeddings or _original_length(config)
             rope[_ORIGINAL] = original
-            # The length after stretching, as transformers and vLLM read it beside these; beside
-            # linear both have the length before.
+            # Length after RoPE scaling, as transformers and vLLM read it beside these; beside
+            # linear scaling both have the original length.
             if isinstance(original, int):
                 changes[_LENGTH] = int(original * scaling.factor)
         changes[_NEW] = rope
@@ -60,7 +60,7 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
 
 
 def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> Iterator[Problem]:
-    """What a job changes, and no model of the family of a config.json takes."""
+    """Return a problem for each override that the model's family does not support."""
     family, rope = FAMILIES.get(str(config.get("model_type"))), changes.get(_NEW)
     if family is None:
         return
@@ -95,7 +95,7 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
 
 
 def can_be_stretched(folder: Path | str) -> bool:
-    """Whether the model of a folder takes any `spec.model.ropeScaling`."""
+    """Whether the model of a folder supports any `spec.model.ropeScaling`."""
     config = read_config(Path(folder) / "config.json")
     types = get_args(RopeScalingSpec.model_fields["type"].annotation)
     return isinstance(config, dict) and any(
@@ -104,13 +104,13 @@ def can_be_stretched(folder: Path | str) -> bool:
 
 
 def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
-    """Whether attention of a hybrid of Mamba-2 layers knows no positions."""
+    """Whether the attention of a Mamba-2 hybrid has no positions (NoPE)."""
     is_of_mamba = family.recurrence is not None and family.recurrence.rule == "mamba"
     return is_of_mamba and config.get("position_embedding_type") != "rope"
 
 
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
-    """A config.json with the changes, in the form that it has: transformers 5's, or the older."""
+    """Apply overrides to a config.json, in the form it has: transformers 5's, or the older."""
     if isinstance(thinker := config.get(THINKER), dict):
         return {**config, THINKER: changed_document(thinker, changes)}
     text = config.get(TEXT_SECTION)
@@ -129,7 +129,7 @@ def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) ->
 
 
 def change(config: _Config, changes: Mapping[str, Json]) -> _Config:
-    """Make the changes in a configuration of transformers; vLLM calls it on its own as well."""
+    """Apply overrides to a transformers configuration, in place; vLLM also calls it."""
     values: dict[str, Any] = dict(changes)
     language = getattr(config, TEXT_SECTION, config)
     if _NEW in values:
@@ -141,7 +141,7 @@ def change(config: _Config, changes: Mapping[str, Json]) -> _Config:
 
 
 def _original_length(config: Mapping[str, Json]) -> Json:
-    """The positions of the model's first training, as its config.json has them."""
+    """Return the original context length before RoPE scaling."""
     for section in (_NEW, _OLD):
         rope = config.get(section)
         if isinstance(rope, dict) and _ORIGINAL in rope:

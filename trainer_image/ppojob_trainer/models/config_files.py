@@ -1,4 +1,4 @@
-"""The config.json of a model's folder, as that of the language model in it."""
+"""config.json of a model's folder, reduced to that of its language model."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,12 +14,12 @@ from ppojob_trainer.models.families import FAMILIES, LANGUAGE_PART, WHOLES
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 TEXT_SECTION: Final = "text_config"
-"""Of a model with a vision tower: its language model. Older folders have it among the rest."""
+"""Language model of one with a vision tower. Older folders merge it with the rest."""
 TOWER_SECTION: Final = "vision_config"
 _TOWER_SECTIONS: Final = {TOWER_SECTION, "audio_config"}
 _TIED: Final = "tie_word_embeddings"
 TOWER: Final = "visual."
-"""What the names of the weights of a vision tower begin with."""
+"""Prefixes of the weight names of a vision tower."""
 _PARTS: Final = (
     *("vision_tower", "multi_modal_projector"),
     *("vision_model", "connector"),  # of SmolVLM and Idefics3
@@ -36,25 +36,25 @@ WHOLE_NAMES: Final = {
     **{f"model.{part}.": f"{TOWER}{part}." for part in _PARTS},
     "language_model.model.model.": "model.",  # of Qwen2-Audio, as transformers 5 saves it
     "language_model.model.": "model.",
-    "thinker.model.": "model.",  # of Qwen-Omni, whose other parts stay as they were
+    "thinker.model.": "model.",  # of Qwen-Omni, whose other parts are unchanged
     "thinker.lm_head.": "lm_head.",
     "thinker.visual.": TOWER,
     **{f"{part}.": f"{TOWER}{part.rpartition('.')[2]}." for part in _BESIDE_THINKER},
     "language_model.lm_head.": "lm_head.",
 }
-"""What names in files of a whole model begin with, and the names of the same weights here."""
+"""Prefixes of names in multimodal models' files, and those of the same weights here."""
 OTHER_NAMES: Final = {
     theirs: own for family in FAMILIES.values() for theirs, own in family.file_names.items()
 }
-"""Parts of names in files of some families, which are nobody else's, and what stands for them."""
+"""Parts of names in the files of single families, and their replacements."""
 SOUND: Final = (f"{TOWER}audio_tower.", f"{TOWER}embed_audio.")
-"""What the names of weights begin with that hear, of which none learns."""
+"""Prefixes of the weights of audio encoders, which are not trained."""
 TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWER in own))
-"""What the names of a tower's weights begin with, here and in files."""
+"""Prefixes of a tower's weights, here and in files."""
 
 
 def read_config(path: Path) -> dict[str, Json] | Problem:
-    """Read what a config.json says of the language model, or what is wrong with the file."""
+    """Read the language model's config.json, or a problem of the file."""
     config = read_object(path, ModelReason.BAD_CONFIG)
     if isinstance(config, Problem):
         return config
@@ -62,9 +62,9 @@ def read_config(path: Path) -> dict[str, Json] | Problem:
 
 
 def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
-    """A configuration of a language model, with the keys that all other models have too.
+    """Return a language model's configuration with the usual keys of other models.
 
-    GPT-2's feed-forward blocks are four times as wide as its states where `n_inner` is absent.
+    GPT-2's feed-forward blocks are four times as wide as its hidden states if `n_inner` is absent.
     """
     family, found = FAMILIES.get(str(config.get("model_type"))), dict(config)
     for own, theirs in family.keys.items() if family else ():
@@ -79,7 +79,7 @@ def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
 
 
 def file_name(name: str, model_type: str) -> str:
-    """What files of a family call a weight."""
+    """Return a weight's name in the files of a family."""
     family = FAMILIES.get(model_type)
     for theirs, own in family.file_names.items() if family else ():
         name = name.replace(own, theirs)
@@ -87,9 +87,9 @@ def file_name(name: str, model_type: str) -> str:
 
 
 def has_tower(config: Mapping[str, Json]) -> bool:
-    """Whether a model has a tower beside its language model, of pictures or of sounds.
+    """Whether a model has a vision tower or an audio encoder beside its language model.
 
-    `config` is a config.json as it lies, or as `read_config` gives it.
+    `config` is a config.json as it is on disk, or as `read_config` returns it.
     """
     config = of_thinker(config)
     family = FAMILIES.get(str(config.get("model_type")))
@@ -97,13 +97,13 @@ def has_tower(config: Mapping[str, Json]) -> bool:
 
 
 def folder_has_tower(folder: Path | str) -> bool:
-    """Whether the model of a folder has one; False where its config.json cannot be read."""
+    """As `has_tower`, of a folder; False where its config.json cannot be read."""
     config = read_config(Path(folder) / "config.json")
     return not isinstance(config, Problem) and has_tower(config)
 
 
 def layers_name(config: Mapping[str, Json]) -> str:
-    """What transformers calls the layers of a language model: a config.json as it lies."""
+    """Return transformers' name of the decoder layers, from a config.json as it is on disk."""
     kind = str(of_thinker(config).get("model_type"))
     if not has_tower(config):
         return file_name(f"{LAYERS}.", kind).rstrip(".")
@@ -113,13 +113,13 @@ def layers_name(config: Mapping[str, Json]) -> str:
 
 
 def layers_name_in(folder: Path | str) -> str:
-    """The same of the model of a folder; as here where its config.json cannot be read."""
+    """As `layers_name`, of a folder; the name here where its config.json cannot be read."""
     config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
     return LAYERS if isinstance(config, Problem) else layers_name(config)
 
 
 def layer_count(folder: Path) -> int | None:
-    """Layers of the model of a folder, as its config.json says; None where it does not."""
+    """Count the layers of a folder's model by its config.json; None if it does not say."""
     config = read_config(folder / "config.json")
     layers = None if isinstance(config, Problem) else config.get("num_hidden_layers")
     return layers if isinstance(layers, int) else None
@@ -135,9 +135,9 @@ def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]
     if whole:
         kind = text.get("model_type", whole.text)
     ties = {one[_TIED] is True for one in (config, text) if one.get(_TIED) is not None}
-    if family and not family.part:  # of which transformers reads the outer one alone
+    if family and not family.part:  # transformers reads only the outer one of these
         ties = {config.get(_TIED) is True}
-    # transformers' defaults for a whole and its part differ, and it writes both: files decide.
+    # transformers writes different defaults for the whole and its part: the files decide.
     is_tied = ties == {True} or (len(ties) > 1 and (not whole or not _has_head(folder)))
     rest = {name: value for name, value in config.items() if name != TEXT_SECTION}
     return {**rest, **text, "model_type": kind, **({_TIED: is_tied} if ties else {})}
@@ -152,5 +152,5 @@ def _has_head(folder: Path) -> bool:
             with safe_open(folder / "model.safetensors", framework="np") as file:
                 names = dict.fromkeys(file.keys())
     except (SafetensorError, OSError):
-        return False  # which the checks of files tell of
+        return False  # which the checks of files report
     return any(name.endswith("lm_head.weight") for name in names)

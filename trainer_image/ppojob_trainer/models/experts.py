@@ -1,7 +1,7 @@
-"""Experts of a mixture as they lie in files: three matrices of each, under their names there.
+"""MoE experts as they are in files: three matrices per expert, each a parameter of its own.
 
-transformers stacks the matrices of a layer's experts in two tensors. Here each stays a parameter of
-its own, so that loading, ranks, checkpoints, exports and engines know of nothing else.
+transformers stacks the experts of a layer in two tensors. Here each matrix stays separate under its
+name in files, so that loading, sharding, checkpoints, exports and engines need no special case.
 """
 
 from collections.abc import Sequence
@@ -15,30 +15,30 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
 from ppojob_trainer.models.gemma import Gemma4Router
-from ppojob_trainer.models.in_first import make_linear
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.models.module_names import rename_modules
 from ppojob_trainer.models.nemotron import NEMOTRON, take_limits_off
 from ppojob_trainer.models.routes import chosen_by_a_token, follow_routes
+from ppojob_trainer.models.transposed_linear import make_linear
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
 
-# Else transformers rounds it where weights are in 16 bits and a family's class does not say so.
+# Else transformers rounds it if weights are in 16 bits and the family's class does not forbid it.
 PreTrainedModel._keep_in_fp32_modules_strict = [CORRECTION, EXPERT_BIAS]
 
 _GAIN: Final = 1.702
 _LIMIT: Final = 7.0
-"""Of gpt-oss; other values are refused."""
+"""gpt-oss's clamp and gate factor; other values are refused."""
 
 
-class ByExpert:
-    """Tokens in the order of the experts that they go to, each once for each of its experts.
+class ExpertDispatch:
+    """Token permutation of an MoE layer: rows sorted by expert, one per token and chosen expert.
 
-    Those of all ranks that share the experts meet at the rank that holds theirs.
+    With expert parallelism rows are exchanged (all-to-all) to the rank that holds their expert.
     """
 
     def __init__(self, chosen: Tensor, count: int, ranks: ExpertRanks) -> None:
-        """Of (t, k) int64, the numbers of each token's experts, of so many."""
+        """Build from (t, k) int64, the experts of each token, out of `count`."""
         self._tokens = len(chosen)
         self._own = ranks.own_tokens(self._tokens)
         chosen = chosen[self._own]
@@ -48,19 +48,19 @@ class ByExpert:
         self.ends = self._journey.counts.cumsum(0, dtype=torch.int32)
 
     def experts(self, rows: Tensor) -> Tensor:
-        """(r,) int64, the expert of each row, counted from the first that this rank holds."""
+        """Return (r,) int64, the expert of each row, counted from the first on this rank."""
         places = torch.arange(len(rows), device=rows.device)
         return torch.bucketize(places, self.ends, right=True)
 
     def rows(self, states: Tensor) -> Tensor:
-        """(t, h) of the tokens as (r, h), the rows of the experts that this rank holds."""
+        """Dispatch (t, h) of the tokens to (r, h), the rows of this rank's experts."""
         own = states[self._own].repeat_interleave(self._shape[1], dim=0)
         return self._journey.there(own[self._order])
 
     def summed(self, said: Tensor, weights: Tensor) -> Tensor:
-        """What experts say of each row, (r, h), by weights (t, k) added up: (t, h).
+        """Combine expert outputs (r, h) by weights (t, k): (t, h).
 
-        Of tensor ranks a summand.
+        With tensor parallelism a partial sum.
         """
         in_turn = torch.empty_like(self._order)
         in_turn[self._order] = torch.arange(len(self._order), device=self._order.device)
@@ -73,29 +73,29 @@ class ByExpert:
 
 
 class Matrix(nn.Module):
-    """A matrix of an expert, which is multiplied together with those of others."""
+    """A matrix of an expert, multiplied in one grouped product with those of the others."""
 
     def __init__(self, weight: Tensor) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight)
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """The matrix, (out, in), in the type that products with such rows are computed in.
+        """Return the matrix, (out, in), in the dtype of products with such rows.
 
-        Behind it those of an adapter, if it has one: (r, in) and (out, r).
+        With an adapter also its matrices: (r, in) and (out, r).
         """
         return (in_products(self.weight, rows),)
 
 
 def in_products(matrix: Tensor, rows: Tensor) -> Tensor:
-    """A matrix in the type that products with such rows are computed in."""
+    """Return a matrix in the dtype of products with such rows."""
     device = rows.device.type
     is_cast = torch.is_autocast_enabled(device)
     return matrix.to(torch.get_autocast_dtype(device) if is_cast else matrix.dtype)
 
 
 class Expert(nn.Module):
-    """The matrices of an expert: one or two into it (i, h), and that back (h, i)."""
+    """The matrices of an expert: one or two up-projections (i, h), a down-projection (h, i)."""
 
     def __init__(self, names: Sequence[str], matrices: Sequence[Tensor]) -> None:
         super().__init__()
@@ -104,15 +104,15 @@ class Expert(nn.Module):
 
 
 class Experts(nn.ModuleList):
-    """The experts of a layer, called as those of transformers are."""
+    """The experts of a layer, with the call signature of transformers' stacked ones."""
 
     expert_ranks: ExpertRanks = ALONE
-    """Those that share them: in the place of an expert that another holds stands none."""
+    """Expert-parallel ranks; experts of other ranks are None."""
     adapter_scale = 1.0
-    """How much what their adapters say counts."""
+    """Scale of the adapters' output."""
 
     def __init__(self, stacked: Any, names: tuple[str, ...]) -> None:
-        """Take the matrices apart that a module of transformers holds stacked, and name them."""
+        """Unstack the parameters of a transformers module under these names."""
         into = stacked.gate_up_proj if len(names) > 2 else stacked.up_proj
         super().__init__(
             Expert(names, [part.clone() for part in (*parts.chunk(len(names) - 1), down)])
@@ -121,83 +121,83 @@ class Experts(nn.ModuleList):
         self._names = names
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """What the chosen experts say of each token, weighted and summed.
+        """Compute the weighted sum of each token's chosen experts.
 
-        Every expert is computed, maybe of no token: ranks add up the gradients of all of them.
+        Every expert is computed, even without tokens: ranks reduce the gradients of all of them.
 
         Args:
             states: (t, h) of the tokens.
-            chosen: (t, k) int64, the numbers of each token's experts.
-            weights: (t, k) how much each counts.
+            chosen: (t, k) int64, the experts of each token.
+            weights: (t, k) router weights.
         """
-        by_expert = ByExpert(chosen, len(self), self.expert_ranks)
-        rows = by_expert.rows(states)
+        dispatch = ExpertDispatch(chosen, len(self), self.expert_ranks)
+        rows = dispatch.rows(states)
         held = [self[expert] for expert in self.expert_ranks.held(len(self))]
 
         def product(rows: Tensor, name: str) -> Tensor:
             found = zip(*(getattr(expert, name)(rows) for expert in held), strict=True)
             weights, *adapter = map(list, found)
-            said = grouped_product(rows, by_expert.ends, weights)
+            said = grouped_product(rows, dispatch.ends, weights)
             if not adapter:
                 return said
             change = rows
             for matrices in adapter:
-                change = grouped_product(change, by_expert.ends, matrices)
+                change = grouped_product(change, dispatch.ends, matrices)
             return torch.add(said, change.to(said.dtype), alpha=self.adapter_scale)
 
         *into, down = self._names
         said = product(_inner(*(product(rows, name) for name in into)), down)
-        return by_expert.summed(said, weights).to(states.dtype)
+        return dispatch.summed(said, weights).to(states.dtype)
 
 
 class StackedExperts(nn.Module):
-    """The experts of a layer whose files have one matrix of all of them, under its name there."""
+    """The experts of a layer whose files stack them in one tensor per projection."""
 
-    gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) where outputs come first
+    gate_up_proj: nn.Parameter  # (e, h, 2 i), or (e, 2 i, h) if stored (out, in)
     down_proj: nn.Parameter  # (e, i, h), or (e, h, i)
     is_out_first: bool
     expert_ranks: ExpertRanks = ALONE
-    """Those that share them: of each stack, cut over them, a rank sees its own experts."""
+    """Expert-parallel ranks; each stack is sharded over them by experts."""
 
     def __init__(self, stacked: Any, mixture: Mixture) -> None:
-        """Take the parameters of a module of transformers."""
+        """Take over the parameters of a transformers module."""
         super().__init__()
         for name, parameter in stacked.named_parameters(recurse=False):
             matrix = parameter.detach()
-            if not (mixture.is_clamped or mixture.is_out_first):  # transformers has other axes
+            if not (mixture.is_clamped or mixture.is_out_first):  # transformers transposes them
                 matrix = matrix.mT.contiguous()
             setattr(self, name, nn.Parameter(matrix))
         self._is_clamped, self.is_out_first = mixture.is_clamped, mixture.is_out_first
         self._activation = functional.silu if mixture.is_clamped else stacked.act_fn
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        """As `Experts`."""
-        by_expert = ByExpert(chosen, len(self.down_proj), self.expert_ranks)
-        inner = self.product(by_expert.rows(states), by_expert, "gate_up_proj")
+        """See `Experts.forward`."""
+        dispatch = ExpertDispatch(chosen, len(self.down_proj), self.expert_ranks)
+        inner = self.product(dispatch.rows(states), dispatch, "gate_up_proj")
         gate, up = inner.chunk(2, dim=-1)
         said = _clamped(inner) if self._is_clamped else self._activation(gate) * up
-        said = self.product(said, by_expert, "down_proj")
-        return by_expert.summed(said, weights).to(states.dtype)
+        said = self.product(said, dispatch, "down_proj")
+        return dispatch.summed(said, weights).to(states.dtype)
 
-    def product(self, rows: Tensor, by_expert: ByExpert, name: str) -> Tensor:
-        """What the experts of one of the stacks make of their rows: (r, in) -> (r, out)."""
+    def product(self, rows: Tensor, dispatch: ExpertDispatch, name: str) -> Tensor:
+        """Multiply the rows by their experts of a stack: (r, in) -> (r, out)."""
         matrix, bias = self.held(name), self.held(f"{name}_bias")
         if self.is_out_first:
             matrix = matrix.mT
-        found = stacked_product(rows, by_expert.ends, matrix)
+        found = stacked_product(rows, dispatch.ends, matrix)
         if bias is not None:
-            # Cast behind the choice: its gradient is added up in the type of the weight.
-            found = found + bias.index_select(0, by_expert.experts(rows)).to(found.dtype)
+            # Cast after the selection: the gradient accumulates in the dtype of the weight.
+            found = found + bias.index_select(0, dispatch.experts(rows)).to(found.dtype)
         return found
 
     def held(self, name: str) -> Any:
-        """This rank's experts of a stack, or of biases; None where there are none of that name."""
+        """Return this rank's shard of a stack or of its biases; None without one."""
         stack = getattr(self, name, None)
         return None if stack is None else local_part(stack)
 
 
 def _inner(*products: Tensor) -> Tensor:
-    """Of a gate and an inner layer, or of an inner layer alone, whose square is taken above 0."""
+    """Activation: SwiGLU of gate and up, or of one projection the squared ReLU."""
     return _gated(*products) if len(products) > 1 else functional.relu(products[0]).square()
 
 
@@ -211,11 +211,12 @@ def _clamped(inner: Tensor) -> Tensor:
 
 
 def split_experts(model: PreTrainedModel) -> None:
-    """Give a model of transformers the form of all others here, and each expert a place of its own.
+    """Convert a transformers model to this project's form, with each expert a parameter of its own.
 
-    The model is whole, on the meta device or with weights. Its modules get the names that other
-    models have, GPT-2's matrices become linear layers, and what files hold and nobody trains goes
-    wherever weights go. Layers with experts hold each of them by itself, and follow routes.
+    The model is unsharded, on the meta device or with weights. Its modules get the common names,
+    GPT-2's matrices become linear layers, and untrained values from files become parameters that
+    are loaded and sharded as weights are. MoE layers get unstacked experts, and support router
+    replay.
     """
     family = FAMILIES[model.config.model_type]
     rename_modules(model, family)
@@ -224,7 +225,7 @@ def split_experts(model: PreTrainedModel) -> None:
     base: Any = model.base_model
     if model.config.model_type == NEMOTRON:
         take_limits_off(model)
-    for name, layer in product(family.fixed, base.layers):
+    for name, layer in product(family.frozen_scalars, base.layers):
         owner, _, own = name.rpartition(".")
         _keep(layer.get_submodule(owner), own)
     if mixture is None:
@@ -244,77 +245,77 @@ def split_experts(model: PreTrainedModel) -> None:
                 if mixture.is_stacked
                 else Experts(stacked, mixture.matrices)
             )
-            if mixture.correction:
+            if mixture.selection_bias:
                 _keep_correction(block, mixture)
             if block is getattr(layer, "mlp", None):
                 _rename(layer, mixture.block)
 
 
 def experts_of(model: nn.Module) -> list[Experts | StackedExperts]:
-    """The experts of each layer of a model, or of a stage of it."""
+    """Return the experts of each layer of a model or a pipeline stage."""
     return [one for one in model.modules() if isinstance(one, Experts | StackedExperts)]
 
 
-def corrections_of(model: PreTrainedModel) -> dict[int, nn.Parameter]:
-    """The bias by which the router of each layer chooses, by the layer's number, if it has one.
+def selection_biases_of(model: PreTrainedModel) -> dict[int, nn.Parameter]:
+    """Return the router's selection bias of each MoE layer by layer number, if it has one.
 
-    Of a stage of a pipeline those of its layers. A layer that predicts further tokens is none.
+    For a pipeline stage, those of its layers. MTP layers are not included.
     """
     mixture, base = mixture_of(model), cast("Any", model.base_model)
     layers = base.layers[: model.config.num_hidden_layers]
-    if mixture is None or not mixture.correction:
+    if mixture is None or not mixture.selection_bias:
         return {}
-    name = f"{mixture.block}.{mixture.correction}"
+    name = f"{mixture.block}.{mixture.selection_bias}"
     named = ((number, dict(layer.named_parameters())) for number, layer in enumerate(layers))
     return {number: held[name] for number, held in named if name in held}
 
 
 def _keep(module: nn.Module, name: str, kind: torch.dtype | None = None) -> None:
-    """Make a parameter without gradient of a buffer that files hold."""
+    """Turn a buffer that files hold into a parameter without gradient."""
     values = getattr(module, name).detach().to(kind)
     delattr(module, name)
-    shape = values.shape or (1,)  # FSDP2 cuts no number without a dimension
+    shape = values.shape or (1,)  # FSDP2 cannot shard a 0-dimensional tensor
     setattr(module, name, nn.Parameter(values.reshape(shape), requires_grad=False))
 
 
 def _keep_correction(block: Any, mixture: Mixture) -> None:
-    """Let the bias by which a router chooses go wherever weights go; nobody trains it."""
+    """Turn a router's selection bias into an untrained parameter, loaded as weights are."""
     router = getattr(block, mixture.router)
-    if held := getattr(router, BIAS_MODULE, None):  # which files have beside the router
+    if held := getattr(router, BIAS_MODULE, None):  # in files it is beside the router
         delattr(router, BIAS_MODULE)
         setattr(block, BIAS_MODULE, held)
         router.__dict__[BIAS_MODULE] = held
-    owner, _, own = mixture.correction.rpartition(".")
+    owner, _, own = mixture.selection_bias.rpartition(".")
     _keep(block.get_submodule(owner), own, torch.float32)
     kind = type(router)
     router.__class__ = type(f"Exact{kind.__name__}", (_Exact, kind), {})
 
 
 class _Exact(nn.Module):
-    """A router that computes in float32 under autocast too, as those of engines do."""
+    """A router that computes in float32 under autocast too, as engines do."""
 
     def forward(self, states: Tensor, *args: Any) -> Any:
-        """What the router says of states."""
+        """Return the router's output."""
         with torch.autocast(states.device.type, enabled=False):
             return super().forward(states, *args)
 
 
 def _rename(layer: nn.Module, block: str) -> None:
-    """Let the feed-forward block of a layer have its name in files; transformers calls it `mlp`."""
+    """Give a layer's feed-forward block its name in files; transformers calls it `mlp`."""
     if block != "mlp":
         module = layer.mlp
         del layer.mlp
         setattr(layer, block, module)
-        layer.__dict__["mlp"] = module  # found by the layer, and by nobody who asks for modules
+        layer.__dict__["mlp"] = module  # an attribute of the layer, but not one of its modules
 
 
 def mixture_of(model: PreTrainedModel) -> Mixture | None:
-    """What its family says of the mixtures of a model; None of one without experts."""
+    """Return the family's description of a model's MoE blocks; None of a dense model."""
     return mixture_in(model.config.to_dict())
 
 
 def freeze_routers(model: PreTrainedModel) -> None:
-    """Let the routers of a mixture stay as they are, and what weighs its shared expert."""
+    """Freeze the routers of an MoE model, and the gate of its shared expert."""
     mixture = mixture_of(model)
     assert mixture is not None, "other models are refused"
     routers = tuple(
@@ -326,11 +327,11 @@ def freeze_routers(model: PreTrainedModel) -> None:
 
 
 def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tensor:
-    """Multiply each run of rows by a matrix of its own: (s, in) -> (s, out).
+    """Multiply each run of rows by its own matrix (grouped GEMM): (s, in) -> (s, out).
 
     Args:
         rows: (s, in), run by run.
-        ends: (e,) int32, the row behind each run, which may be empty.
+        ends: (e,) int32, the end of each run, which may be empty.
         matrices: e of them, (out, in).
     """
     product: Tensor = _GroupedProduct.apply(rows, ends, *matrices)  # type: ignore[no-untyped-call]
@@ -338,7 +339,7 @@ def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tenso
 
 
 def stacked_product(rows: Tensor, ends: Tensor, stack: Tensor) -> Tensor:
-    """As `grouped_product`, of a stack (e, in, out), in the type that products are computed in."""
+    """As `grouped_product` of a stack (e, in, out), in the dtype of products."""
     device = rows.device.type
     is_cast = torch.is_autocast_enabled(device)
     kind = torch.get_autocast_dtype(device) if is_cast else stack.dtype
@@ -347,7 +348,7 @@ def stacked_product(rows: Tensor, ends: Tensor, stack: Tensor) -> Tensor:
 
 
 class _StackedProduct(torch.autograd.Function):
-    """The stack in another type, too, lives no longer than a product."""
+    """Grouped product whose cast of the stack is freed right after it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ends: Tensor, stack: Tensor, kind: torch.dtype) -> Tensor:
@@ -369,7 +370,7 @@ class _StackedProduct(torch.autograd.Function):
 
 
 class _GroupedProduct(torch.autograd.Function):
-    """PyTorch's grouped product wants matrices stacked; here a stack lives no longer than it."""
+    """Grouped product of separate matrices; PyTorch's needs a stack, freed right after it."""
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor, ends: Tensor, *matrices: Tensor) -> Tensor:

@@ -1,8 +1,8 @@
-"""The families of models that can be trained: a row says what tells each from llama.
+"""Model families that can be trained: a table whose rows say how each differs from Llama.
 
-Whatever knows of families asks this table. The packed forward pass is held against that of
-transformers for each of them; another one may differ in ways that no error would tell (windows,
-multipliers, caps), so it is refused by its name. A new family is a row here, and a model in
+All code that depends on the family reads this table. Tests compare the packed forward pass of each
+with transformers'. Another family could differ without any error (windows, multipliers, softcaps),
+so unknown ones are refused by name. A new family is a row here, and a model in
 `tests/support/family_models.py`.
 """
 
@@ -34,50 +34,50 @@ _DELTA_NETWORK_SIZES: Final[Mapping[str, Json]] = {
     "full_attention_interval": 4,
 }
 CORRECTION: Final = "e_score_correction_bias"
-"""The bias by which routers choose; float32 in whatever type the weights are."""
+"""A router's selection bias (e_score_correction_bias); float32 whatever the weights' dtype."""
 EXPERT_BIAS: Final = "expert_bias"
-"""What LFM2 calls it."""
+"""LFM2's name of it."""
 BIAS_MODULE: Final = "moe_statics"
-"""Of ERNIE, where files have that bias, in one row."""
+"""ERNIE's, whose files have it as a matrix of one row."""
 
 
 LANGUAGE_PART: Final = "language_model"
-"""What transformers calls the language model within most larger ones."""
+"""transformers' name of the language model within most multimodal models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """What tells blocks that are mixtures of experts from Qwen3's, whose fields are defaults here.
+    """MoE blocks of a family; the defaults are Qwen3's.
 
     Attributes:
-        block: the name of a feed-forward block in files; empty where router and experts are the
-            layer's own.
-        matrices: of an expert, by their names there; it says `down(silu(gate x) * up x)`, or where
-            they are two `down(relu(up x)²)`.
-        inner: key of the width within an expert.
-        shared: the name in a block of the expert that every token goes to, if there is one.
-        shared_inner: keys whose product is the width within that.
-        may_share_none: whether the last of them may be 0, of models without such an expert.
-        shared_gate: the name of the layer that says how much it counts, if it has one.
-        dense_first: key of how many layers, the first ones, have a plain block of the width
-            `intermediate_size`.
-        router: the name in a block of what chooses experts.
-        is_stacked: whether files have one matrix of all experts for gates and inner layers,
-            `gate_up_proj` (e, h, 2 i), and one for the way back, `down_proj` (e, i, h).
-        is_out_first: whether those are (e, 2 i, h) and (e, h, i), as transformers has them.
-        is_clamped: whether routers and experts add biases, and experts say
-            `(up + 1) * gate * sigmoid(1.702 gate)` of gates up to 7 and inner layers from -7 to 7,
-            which lie by turns in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
-        scoring: what routers make of their products, and weigh experts by.
-        chooses_first: whether routers take a softmax of the chosen products alone, and say the
-            experts before the weights and the products.
-        correction: the name in a block of a bias with which routers choose and that no gradient
-            trains, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
-        floor: what routers add to the sum that they divide the weights of chosen experts by.
-        enabled_by: key that says whether layers have experts; without one they do.
-        norms: of a layer, that only those with experts have.
-        has_scales: whether routers norm and scale what they read, and weigh each expert by a number
-            of its own (Gemma 4).
+        block: the name of a feed-forward block in files; empty where router and experts belong to
+            the
+            layer itself.
+        matrices: of an expert, by their names in files: gate, up and down of a SwiGLU, or two of
+            `down(relu(up x)²)`.
+        inner: key of an expert's intermediate width.
+        shared: the shared expert's name in a block, if there is one.
+        shared_inner: keys whose product is the shared expert's intermediate width.
+        may_share_none: whether the last of them may be 0, of models without a shared expert.
+        shared_gate: the name of the layer that gates the shared expert, if there is one.
+        dense_first: key of the number of first layers that are dense, of width `intermediate_size`.
+        router: the router's name in a block.
+        is_stacked: whether files stack all experts in `gate_up_proj` (e, h, 2 i) and `down_proj`
+            (e, i, h).
+        is_out_first: whether those are (e, 2 i, h) and (e, h, i), as in transformers.
+        is_clamped: whether routers and experts have biases, and experts compute
+            `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within -7 and 7,
+            interleaved in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
+        scoring: function from router logits to scores.
+        topk_before_softmax: whether routers apply the softmax to top-k logits only, and return the
+            experts before weights and logits.
+        selection_bias: the name in a block of the bias that is added to scores for top-k only
+            and gets no gradient, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
+        weight_epsilon: epsilon of the sum by which routers normalize the weights of chosen experts.
+        enabled_by: key that says whether layers have experts; empty: they do.
+        norms: norms that only layers with experts have.
+        has_scales: whether routers normalize and scale their input, and each expert has an output
+            scale (Gemma 4).
     """
 
     block: str = "mlp"
@@ -93,34 +93,33 @@ class Mixture:
     is_out_first: bool = False
     is_clamped: bool = False
     scoring: Literal["softmax", "sigmoid"] = "softmax"
-    chooses_first: bool = False
-    correction: str = ""
-    floor: float = 1e-20
+    topk_before_softmax: bool = False
+    selection_bias: str = ""
+    weight_epsilon: float = 1e-20
     enabled_by: str = ""
     norms: tuple[str, ...] = ()
     has_scales: bool = False
 
     @property
-    def is_in_first(self) -> bool:
-        """Whether files have stacks of matrices with their inputs in front of their outputs."""
+    def is_transposed(self) -> bool:
+        """Whether files store expert stacks (in, out)."""
         return self.is_stacked and not self.is_out_first
 
     def within(self, name: str) -> str:
-        """The name in a layer of what has a name in a block."""
+        """Return the name in a layer of something named in a block."""
         return f"{self.block}.{name}" if self.block else name
 
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """Layers that keep a state of fixed size in place of keys and values.
+    """Recurrent layers: a state of fixed size in place of a KV cache.
 
     Attributes:
-        net: the name of such a layer in a decoder layer.
+        net: the name of such a mixer in a decoder layer.
         sizes: keys of config.json: heads of queries and keys, heads of values, widths of a key and
-            of a value, inputs of the convolution at a token; of convolutions the last one alone.
-        rule: how a token changes a state: as in gated delta networks (arXiv:2412.06464), as in
-            Mamba-2 (arXiv:2405.21060), or not at all: of a short convolution the state is what it
-            sees of the tokens before one (LFM2: arXiv:2511.23404).
+            of a value, convolution taps; short convolutions have the last one only.
+        rule: the recurrence: gated delta network (arXiv:2412.06464), Mamba-2 (arXiv:2405.21060), or
+            short convolution, whose state is its last inputs (LFM2: arXiv:2511.23404).
     """
 
     net: str
@@ -130,13 +129,13 @@ class Recurrence:
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """The plain feed-forward blocks of a family.
+    """Dense feed-forward blocks of a family.
 
     Attributes:
-        inner: key of the width within one.
-        into: its matrices by their names in a layer, with the widths that each makes.
-        out: its matrix on the way back.
-        is_beside: whether layers of a mixture have one beside their experts.
+        inner: key of the intermediate width.
+        into: its up-projections by their names in a layer, with the multiples of that width.
+        out: its down-projection.
+        is_beside: whether MoE layers have one beside their experts.
     """
 
     inner: str
@@ -147,107 +146,105 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """What tells the models of a `model_type` from llama's, whose fields are the defaults here.
+    """Differences of a `model_type` from Llama; the defaults of the fields are Llama's.
 
     Attributes:
         models: such models, for people.
-        defaults: what transformers takes for keys that config.json does not have.
-        only: the values of keys that are computed here; of an absent key the first is meant.
-        has_windows: whether layers may see a window of the row alone, in transformers and in vLLM.
-        has_turns: whether every second layer has one, from the first on, as vLLM takes for granted.
-        ropes: the types of rotary positions that are.
-        has_ropes_by_layer: whether each kind of layer has rotary positions of its own.
-        biases: linear layers of a block that have biases where config.json says true to a key.
-        always_biased: those that have one in any case.
-        fused: linear layers that are of one matrix: query, key and value, or gate and up; all
-            that a gated delta network is made of, in two matrices.
-        norms: of a block, of what goes into its matrices.
-        late_norms: of what comes out of them.
+        defaults: transformers' defaults for keys that config.json does not have.
+        only: the supported values of keys; an absent key means the first.
+        has_windows: whether layers may have a sliding window, in transformers and in vLLM.
+        alternates_windows: whether every second layer has one, from the first on, as in vLLM.
+        ropes: the supported RoPE types.
+        has_ropes_by_layer: whether each layer type has RoPE settings of its own.
+        biases: linear layers of a block that have biases where a key of config.json is true.
+        always_biased: those that always have one.
+        fused: fused linear layers: qkv, gate_up, and the two input projections of a gated delta
+            network.
+        norms: of a block, pre-norms.
+        post_norms: of a block, post-norms.
         centred_norms: whether norms multiply by 1 + weight.
-        has_layer_norms: whether they take the mean off (arXiv:1607.06450), without a bias.
-        has_norm_biases: whether such norms have a bias too, and so the last one.
+        has_layer_norms: whether they are LayerNorms (arXiv:1607.06450), without a bias.
+        has_norm_biases: whether such norms, the final one too, have a bias.
         has_head_bias: whether the output layer has one.
-        head_norm: what queries and keys are normalised over, if at all.
-        head_norms: the names of the layers that do it.
-        head_norm_key: key that says whether they are; without one they are.
-        has_latents: whether queries, keys and values are made of latent vectors (DeepSeek-V2:
-            arXiv:2405.04434, section 2.1).
-        has_sinks: whether each head has a key whose score is learnt and whose value is 0.
+        qk_norm: QK-norm: over each head, over all heads, or none.
+        qk_norm_names: the names of the QK-norm layers.
+        qk_norm_key: key that switches QK-norm on; empty: always on.
+        has_mla: whether attention is MLA (DeepSeek-V2: arXiv:2405.04434, section 2.1).
+        has_sinks: whether each head has a learnt attention sink.
         attention: the name of attention in a layer.
-        attention_out: the name in it of its matrix on the way back.
-        attention_in: the name in it of the one matrix of query, key and value, of models with such.
-        counts: numbers of attention's module that say how many heads it has.
-        is_untold: whether a layer's code hands attention no keywords of the pass.
-        has_one_block: whether a layer is attention, or a layer with a state, or a feed-forward
-            block, of which there are plain ones and mixtures.
-        has_gates: whether queries come with a gate of what attention says, as wide as they are
+        attention_out: the name in it of the output projection.
+        attention_in: the name in it of the fused qkv projection, of models with such.
+        counts: attributes of transformers' attention module that hold numbers of heads.
+        drops_attention_kwargs: whether a layer's code drops the keyword arguments of the pass.
+        has_one_block: whether a layer is one block: attention, recurrent, dense or MoE
+            feed-forward.
+        has_attention_gates: whether attention outputs are gated; q_proj projects the gates too
             (arXiv:2505.06708).
-        recurrence: of models some of whose layers keep a state.
-        feed_forward: of models whose blocks are others than llama's.
-        learnt: numbers of a layer that are trained, each a tensor of one.
-        fixed: numbers of a layer that files hold and nobody trains.
-        bare: those of them that files hold without a dimension.
-        has_layers_apart: whether layers differ from each other; see `layers_apart`.
-        keys: keys that all other models have, and those of config.json for the same.
-        dropouts: keys of dropouts that are off, whatever config.json says, but for a job's.
-        positions: the name of an embedding of positions, of models that learn them, and how many
-            rows it has in front of the first one's.
-        is_in_first: whether files have matrices with their inputs in front of their outputs.
-        inner: the module that has the layers, where it is one within the base model.
-        whole_modules: modules of a whole model that transformers has other names for, and those
-            that all other models have.
+        recurrence: of hybrids, their recurrent layers.
+        feed_forward: of models whose dense blocks are not Llama's.
+        trained_scalars: trained scalars of a layer, each a tensor of one element.
+        frozen_scalars: scalars of a layer that files hold and nobody trains.
+        zero_dim_scalars: those of them that are 0-dimensional in files.
+        has_per_layer_sizes: whether layers have different sizes; see the module of
+            `read_per_layer_sizes`.
+        keys: usual keys of other models, and those of config.json for the same.
+        dropouts: keys of dropouts that are off, whatever config.json says, except by the job.
+        positions: the name of a learned position embedding, and its offset in rows.
+        is_transposed: whether files store matrices (in, out), as transformers' Conv1D.
+        inner: the module that has the layers, where it is nested in the base model.
+        whole_modules: transformers' names of modules of a whole model, and the common ones.
         modules: the same of modules around the layers.
-        file_names: parts of the names that files have for weights, and what stands for them here,
-            where transformers' modules have other names.
-        mixture: of models whose feed-forward blocks are mixtures of experts.
-        sees_pictures: whether the model of a folder is a language model with a vision tower beside
-            it, of which the first alone is trained; see `config_files` and `vision_language`.
-        part: of those, what transformers calls the language model within the whole; empty where it
-            is that itself, with towers beside its decoder.
-        told_vllm: what vLLM reads of config.json where transformers takes it for granted.
-        logit_divisor: key of what the output layer's products are divided by, if anything.
-        logit_multiplier: key of what they are multiplied by.
-        logit_cap: key of the soft cap that they come under, if any.
+        file_names: parts of weight names in files, and their replacements here, where transformers
+            names the modules otherwise.
+        mixture: of MoE models.
+        sees_pictures: whether a folder is a multimodal model, of which only the language model is
+            trained by default; see `config_files` and `vision_language`.
+        part: of those, transformers' name of the language model within the whole; empty where the
+            whole is one, with towers beside its decoder.
+        told_vllm: config values that vLLM needs and transformers assumes.
+        logit_divisor: key of the divisor of logits, if any.
+        logit_multiplier: key of the multiplier of logits, if any.
+        logit_cap: key of the logit softcap, if any.
     """
 
     models: str
     defaults: Mapping[str, Json] = field(default_factory=dict)
     only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
     has_windows: bool = False
-    has_turns: bool = False
+    alternates_windows: bool = False
     ropes: tuple[str | None, ...] = _FIXED_ROPES
     has_ropes_by_layer: bool = False
     biases: _Biases = field(default_factory=lambda: _ATTENTION)
     always_biased: tuple[str, ...] = ()
     fused: tuple[Literal["qkv_proj", "gate_up_proj", "in_proj_qkvz"], ...] = ()
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
-    late_norms: tuple[str, ...] = ()
+    post_norms: tuple[str, ...] = ()
     centred_norms: bool = False
     has_layer_norms: bool = False
     has_norm_biases: bool = False
     has_head_bias: bool = False
-    head_norm: Literal["none", "each head", "all heads"] = "none"
-    head_norms: tuple[str, str] = ("q_norm", "k_norm")
-    head_norm_key: str = ""
-    has_latents: bool = False
+    qk_norm: Literal["none", "each head", "all heads"] = "none"
+    qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
+    qk_norm_key: str = ""
+    has_mla: bool = False
     has_sinks: bool = False
     attention: str = "self_attn"
     attention_out: str = "o_proj"
     attention_in: str = "qkv_proj"
     counts: tuple[str, ...] = ()
-    is_untold: bool = False
+    drops_attention_kwargs: bool = False
     has_one_block: bool = False
-    has_gates: bool = False
+    has_attention_gates: bool = False
     recurrence: Recurrence | None = None
     feed_forward: FeedForward | None = None
-    learnt: tuple[str, ...] = ()
-    fixed: tuple[str, ...] = ()
-    bare: tuple[str, ...] = ()
-    has_layers_apart: bool = False
+    trained_scalars: tuple[str, ...] = ()
+    frozen_scalars: tuple[str, ...] = ()
+    zero_dim_scalars: tuple[str, ...] = ()
+    has_per_layer_sizes: bool = False
     keys: Mapping[str, str] = field(default_factory=dict)
     dropouts: tuple[str, ...] = ()
     positions: tuple[str, int] | None = None
-    is_in_first: bool = False
+    is_transposed: bool = False
     inner: str = ""
     whole_modules: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
@@ -262,18 +259,18 @@ class Family:
 
     @property
     def plain_out(self) -> str:
-        """The matrix on the way back of a plain feed-forward block, by its name in a layer."""
+        """The down-projection of a dense feed-forward block, by its name in a layer."""
         return self.feed_forward.out if self.feed_forward else "mlp.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """A model of which the language model is a part.
+    """A multimodal model of which the language model is a part.
 
     Attributes:
         models: such models, for people.
-        text: type of the language model where config.json does not say it.
-        part: what transformers calls the language model within the whole.
+        text: model type of the language model if config.json does not say it.
+        part: transformers' name of the language model within the whole.
     """
 
     models: str
@@ -304,8 +301,8 @@ _LFM2: Final = Family(
     only={"conv_bias": (False,)},
     biases={},
     norms=("operator_norm", "ffn_norm"),
-    head_norm="each head",
-    head_norms=("q_layernorm", "k_layernorm"),
+    qk_norm="each head",
+    qk_norm_names=("q_layernorm", "k_layernorm"),
     attention_out="out_proj",
     recurrence=Recurrence("conv", ("conv_L_cache",), "convolution"),
     feed_forward=FeedForward(
@@ -321,14 +318,14 @@ _QWEN3_VL: Final = Family(
     "Qwen3-VL",
     defaults={"head_dim": 128, "num_key_value_heads": 32},
     ropes=(None, "default", "mrope"),
-    head_norm="each head",
+    qk_norm="each head",
     sees_pictures=True,
 )
 _OLMO2: Final = Family(
     "OLMo 2",
     norms=(),
-    late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
-    head_norm="all heads",
+    post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    qk_norm="all heads",
 )
 _GEMMA: Final = Family(
     "Gemma",
@@ -342,7 +339,7 @@ _GEMMA2: Final = replace(
     defaults={**_GEMMA.defaults, "num_key_value_heads": 4},
     has_windows=True,
     norms=("input_layernorm", "pre_feedforward_layernorm"),
-    late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+    post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     logit_cap="final_logit_softcapping",
 )
 _GEMMA4: Final = Family(
@@ -359,13 +356,13 @@ _GEMMA4: Final = Family(
     ropes=(None, "default", "proportional"),
     has_ropes_by_layer=True,
     norms=_GEMMA2.norms,
-    late_norms=_GEMMA2.late_norms,
-    head_norm="each head",
+    post_norms=_GEMMA2.post_norms,
+    qk_norm="each head",
     feed_forward=FeedForward(
         "intermediate_size", {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", is_beside=True
     ),
-    fixed=("layer_scalar",),
-    has_layers_apart=True,
+    frozen_scalars=("layer_scalar",),
+    has_per_layer_sizes=True,
     mixture=Mixture(
         block="",
         router="router",
@@ -390,7 +387,7 @@ _CORRECTED: Final = Mixture(
     shared_inner=("moe_intermediate_size", "n_shared_experts"),
     dense_first="first_k_dense_replace",
     scoring="sigmoid",
-    correction=f"gate.{CORRECTION}",
+    selection_bias=f"gate.{CORRECTION}",
 )
 _LATENT: Final[Mapping[str, Json]] = {
     "q_lora_rank": 1536,
@@ -410,7 +407,7 @@ _DEEPSEEK3: Final = Family(
         "rope_interleave": (True,),
     },
     biases={},
-    has_latents=True,
+    has_mla=True,
     told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
 )
@@ -427,15 +424,15 @@ _GLM4: Final = Family(
     defaults={"head_dim": 128, "num_key_value_heads": 2, "attention_bias": True},
     biases={"attention_bias": _QUERIES},
     fused=("gate_up_proj",),
-    late_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
+    post_norms=("post_self_attn_layernorm", "post_mlp_layernorm"),
 )
 _GLM4_MOE: Final = Family(
     "GLM-4.5, 4.6",
     defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "use_qk_norm": False},
     only={"hidden_act": ("silu",)},
     biases={"attention_bias": _QUERIES},
-    head_norm="each head",
-    head_norm_key="use_qk_norm",
+    qk_norm="each head",
+    qk_norm_key="use_qk_norm",
     mixture=_CORRECTED,
 )
 _QWEN3_5: Final = Family(
@@ -447,8 +444,8 @@ _QWEN3_5: Final = Family(
         "output_gate_type": (None, "silu", "swish"),
     },
     centred_norms=True,
-    head_norm="each head",
-    has_gates=True,
+    qk_norm="each head",
+    has_attention_gates=True,
     recurrence=_DELTA_NETWORKS,
 )
 _QWEN3_5_SEEING: Final = replace(
@@ -490,7 +487,7 @@ _GRANITE_MOE: Final = Family(
         router="router",
         is_stacked=True,
         is_out_first=True,
-        chooses_first=True,
+        topk_before_softmax=True,
     ),
     logit_divisor="logits_scaling",
 )
@@ -538,13 +535,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3": Family(
         "Qwen3",
         defaults={"head_dim": 128, "num_key_value_heads": 32},
-        head_norm="each head",
+        qk_norm="each head",
     ),
     "qwen3_moe": Family(
         "Qwen3 MoE",
         defaults={"num_key_value_heads": 4},
         only=_EXPERTS_EVERYWHERE,
-        head_norm="each head",
+        qk_norm="each head",
         mixture=Mixture(),
     ),
     "qwen2_moe": Family(
@@ -572,7 +569,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "norm_topk_prob": (False,),
         },
         biases={},
-        head_norm="all heads",
+        qk_norm="all heads",
         mixture=Mixture(inner="intermediate_size"),
     ),
     "deepseek_v2": replace(
@@ -592,7 +589,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"topk_method": "greedy", "scoring_func": "softmax"},
             **{"n_group": 1, "topk_group": 1},
         },
-        mixture=replace(_CORRECTED, scoring="softmax", correction=""),
+        mixture=replace(_CORRECTED, scoring="softmax", selection_bias=""),
     ),
     "deepseek_v3": _DEEPSEEK3,
     "glm4_moe_lite": replace(
@@ -629,14 +626,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "qk_norm_type": (None, "per_layer"),
         },
         biases={},
-        head_norm="all heads",
+        qk_norm="all heads",
         told_vllm={"use_routing_bias": True, "scoring_func": "sigmoid"},
         mixture=Mixture(
             "block_sparse_moe",
             ("w1", "w3", "w2"),
             "intermediate_size",
             scoring="sigmoid",
-            correction=CORRECTION,
+            selection_bias=CORRECTION,
         ),
     ),
     "gpt_oss": Family(
@@ -650,7 +647,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "rms_norm_eps": (1e-5,),
         },
         has_windows=True,
-        has_turns=True,
+        alternates_windows=True,
         ropes=("yarn",),
         has_sinks=True,
         mixture=Mixture(
@@ -714,7 +711,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
-            "mamba_n_groups": (1,),  # vLLM has a norm of each
+            "mamba_n_groups": (1,),  # vLLM uses one norm for each
             "mamba_conv_bias": (True,),
             "mamba_proj_bias": (False,),
             "time_step_limit": _NO_STEP_LIMITS,
@@ -789,7 +786,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             shared="shared_experts",
             shared_inner=("moe_shared_expert_intermediate_size",),
             scoring="sigmoid",
-            correction=f"gate.{CORRECTION}",
+            selection_bias=f"gate.{CORRECTION}",
         ),
     ),
     "gemma": _GEMMA,
@@ -799,7 +796,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Gemma 3 (text)",
         defaults={**_GEMMA2.defaults, "vocab_size": 262_208, "num_attention_heads": 8},
         has_ropes_by_layer=True,
-        head_norm="each head",
+        qk_norm="each head",
     ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(
@@ -826,18 +823,18 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         biases={},
         norms=(),
-        late_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
-        head_norm="each head",
+        post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
+        qk_norm="each head",
     ),
     "apertus": Family(
         "Apertus",
         only={"hidden_act": ("xielu",)},
         norms=("attention_layernorm", "feedforward_layernorm"),
-        head_norm="each head",
+        qk_norm="each head",
         feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
-        learnt=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
-        fixed=("mlp.act_fn.beta", "mlp.act_fn.eps"),
-        bare=("mlp.act_fn.beta", "mlp.act_fn.eps"),
+        trained_scalars=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
+        frozen_scalars=("mlp.act_fn.beta", "mlp.act_fn.eps"),
+        zero_dim_scalars=("mlp.act_fn.beta", "mlp.act_fn.eps"),
     ),
     "lfm2": _LFM2,
     "lfm2_moe": replace(
@@ -853,8 +850,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             ("w1", "w3", "w2"),
             dense_first="num_dense_layers",
             scoring="sigmoid",
-            floor=1e-6,
-            correction=EXPERT_BIAS,
+            weight_epsilon=1e-6,
+            selection_bias=EXPERT_BIAS,
         ),
     ),
     "ernie4_5": Family(
@@ -867,8 +864,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Hunyuan of 0.5B, 1.8B, 4B and 7B",
         only={"use_qk_norm": (None, True), "use_cla": (None, False)},
         ropes=(*_FIXED_ROPES, "dynamic"),
-        head_norm="each head",
-        head_norms=("query_layernorm", "key_layernorm"),
+        qk_norm="each head",
+        qk_norm_names=("query_layernorm", "key_layernorm"),
     ),
     "cohere": _COHERE,
     "cohere2": replace(
@@ -881,7 +878,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "HyperCLOVA X SEED Think",
         only={"use_post_norm": (True,)},
         biases={**_ATTENTION, **_FEED_FORWARD},
-        late_norms=("post_norm1", "post_norm2"),
+        post_norms=("post_norm1", "post_norm2"),
         logit_multiplier="logits_scaling",
     ),
     "ernie4_5_moe": Family(
@@ -898,7 +895,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
             may_share_none=True,
             dense_first="moe_layer_start_index",
-            correction=f"{BIAS_MODULE}.{CORRECTION}",
+            selection_bias=f"{BIAS_MODULE}.{CORRECTION}",
         ),
     ),
     "gpt_neox": Family(
@@ -955,7 +952,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         dropouts=("attn_pdrop", "embd_pdrop", "resid_pdrop"),
         positions=("wpe", 0),
-        is_in_first=True,
+        is_transposed=True,
         whole_modules={"transformer": "model"},
         modules={"h": "layers", "wte": "embed_tokens", "ln_f": "norm"},
         file_names={
@@ -1031,7 +1028,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={"use_qkv_bias": _QUERIES},
         has_layer_norms=True,
         has_norm_biases=True,
-        is_untold=True,
+        drops_attention_kwargs=True,
         dropouts=("attention_dropout", "hidden_dropout"),
         counts=("num_heads", "num_key_value_heads"),
     ),
@@ -1072,8 +1069,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "attention_bias": True},
         only={**_GLM4_MOE.only, "use_qk_norm": (False,)},
         ropes=(None, "default"),
-        head_norm="none",
-        head_norm_key="",
+        qk_norm="none",
+        qk_norm_key="",
         sees_pictures=True,
     ),
     "qwen3_5_text": _QWEN3_5,
@@ -1106,7 +1103,7 @@ WHOLES: Final[Mapping[str, Whole]] = {
     "qwen2_audio": Whole("Qwen2-Audio", "qwen2"),
     "internvl": Whole("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
 }
-"""Models whose language model, in a section of config.json, is of one of `FAMILIES`.
+"""Multimodal models whose language model, a section of config.json, is of one of `FAMILIES`.
 
-By the `model_type` of the whole. Which of them see pictures `data.picture_forms` says.
+By the `model_type` of the whole. `data.picture_forms` says which of them take images.
 """

@@ -1,8 +1,8 @@
-"""Whether two folders hold the same model, told without reading all of it.
+"""Fingerprints of model folders: whether two hold the same model, without reading all of it.
 
-Of weights the file sizes, headers and the beginning of every tensor are compared. Training changes
-nearly every number of a model, so another model is noticed, in seconds where reading all of it
-takes minutes. A file that is damaged in the middle is not noticed.
+Of weights the file sizes, headers and the first bytes of every tensor are hashed. Training changes
+nearly every number of a model, so another model is noticed in seconds, where hashing all of it
+takes minutes. Damage in the middle of a file is not noticed.
 """
 
 import hashlib
@@ -22,19 +22,19 @@ _LENGTH_BYTES: Final = 8
 
 
 def fingerprint(folder: Path) -> str:
-    """SHA-256, in hex, of what tells a folder in Hugging Face form from others.
+    """Return the SHA-256, in hex, that identifies a folder in Hugging Face form.
 
     Raises:
         OSError: the folder, or a file in it, cannot be read.
-        BadHeader: a file of weights is none, or its header cannot be read.
+        BadHeader: a weight file is no safetensors file, or its header cannot be read.
     """
     return _digest(folder, (*_SMALL, _WEIGHTS))
 
 
 def bases_of(spec: PPOJobSpec) -> dict[str, str]:
-    """Fingerprints of the weights below a resolved job's adapters, by the fields of their folders.
+    """Fingerprint the base models of a resolved job's adapters, by the fields of their folders.
 
-    Without those that cannot be read.
+    Folders that cannot be read are left out.
     """
     models: dict[str, ModelSpec | CriticSpec | None] = {
         "spec.model.path": spec.model,
@@ -49,7 +49,7 @@ def bases_of(spec: PPOJobSpec) -> dict[str, str]:
 
 
 def base_of(folder: str) -> str | None:
-    """The fingerprint of a folder's weights alone; None where they cannot be read."""
+    """Fingerprint only the weights of a folder; None where they cannot be read."""
     try:
         return _digest(Path(folder), (_WEIGHTS,))
     except (OSError, BadHeader):

@@ -1,7 +1,7 @@
-"""All that is wrong with a model's folder, found before anything is started.
+"""Checks of a model's folder: all problems at once, before anything is started.
 
-Reads configuration, index and headers, never a tensor: seconds and megabytes also for a model that
-takes minutes and gigabytes to load. Loads neither torch nor transformers.
+Reads configuration, index and headers, never a tensor: seconds and megabytes even for a model that
+takes minutes and gigabytes to load. Imports neither torch nor transformers.
 """
 
 import os
@@ -46,14 +46,14 @@ _WANTED: Final = (
 )
 _HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _WHOLE_LENGTH: Final = (None, "default", "mrope", "llama3", "yarn", "proportional", "dynamic")
-"""Types of rotary positions whose `max_position_embeddings` is the length after any stretching.
+"""RoPE types whose `max_position_embeddings` is the length after scaling.
 
-Of dynamic ones it is the length up to which angles are fixed.
+For dynamic ones it is the length up to which frequencies are fixed.
 """
 _BY_LENGTH: Final = ("longrope", "su")
-"""Those that are fixed up to `original_max_position_embeddings`, and others beyond."""
+"""RoPE types with fixed frequencies up to `original_max_position_embeddings`, and others beyond."""
 _BY_ROWS: Final = ("dynamic", *_BY_LENGTH)
-"""Those whose angles hang on the longest row of a pass."""
+"""RoPE types whose frequencies depend on the longest row of a pass."""
 _PHI3_POSITIONS: Final = 4096
 _ROPE_SECTIONS: Final = ("rope_scaling", "rope_parameters")
 _TURNS: Final = ["sliding_attention", "full_attention"]
@@ -61,12 +61,12 @@ _TURNS: Final = ["sliding_attention", "full_attention"]
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """What the checks found; nothing may be started while there are errors.
+    """Result of the checks; nothing may be started while there are errors.
 
     Attributes:
-        parameters: number of weights; None where it is not known.
-        vocabulary: rows of the embedding; None where it is not known.
-        context_tokens: longest sequence that the model was made for; None for no known limit.
+        parameters: number of weights; None if unknown.
+        vocabulary: rows of the embedding; None if unknown.
+        context_tokens: the model's context length; None for no known limit.
     """
 
     errors: Sequence[Problem] = field(default=())
@@ -81,7 +81,7 @@ def check_model_folder(
     kind: ModelKind = POLICY,
     overrides: Mapping[str, Json] | None = None,
 ) -> ModelReport:
-    """Judge a folder in Hugging Face form, as a model of some kind, with what a job changes."""
+    """Check a folder in Hugging Face form as a model of some kind, with a job's overrides."""
     path = folder / "config.json"
     if not os.path.lexists(path) or _is_checkpoint(folder):
         return ModelReport([_no_model(folder, kind)])
@@ -116,7 +116,7 @@ def check_model_folder(
 
 
 def _is_checkpoint(folder: Path) -> bool:
-    """Whether it is a checkpoint of a run, whose config.json is no model's."""
+    """Whether it is a checkpoint of a run, whose config.json is not a model's."""
     return os.path.isfile(folder / "manifest.json") and not any(folder.glob("*.safetensors"))
 
 
@@ -156,7 +156,7 @@ def _of_tensors(
     optional: Mapping[str, Shape],
     weights: Weights,
 ) -> Iterator[Problem]:
-    """Tensors that the model needs and the files do not hold, or hold in another form."""
+    """Report tensors that are missing from the files, or have another shape."""
     missing = [name for name in needed if name not in weights.tensors]
     misshapen = [
         (name, tensor.shape, shape)
@@ -215,9 +215,9 @@ def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Pro
 def check_changed_config(
     config: dict[str, Json], overrides: Mapping[str, Json], path: Path, kind: ModelKind
 ) -> tuple[dict[str, Json], list[Problem]]:
-    """A configuration with what a job changes, and why it cannot be used; see `check_config`.
+    """Return the configuration with a job's overrides, and its problems; see `check_config`.
 
-    Without the changes where those are refused.
+    Refused overrides are not applied.
     """
     problems = list(check_changes(config, overrides))
     config = config if problems else changed_document(config, overrides)
@@ -226,7 +226,7 @@ def check_changed_config(
 
 
 def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Iterator[Problem]:
-    """Say why a model cannot be used, by its configuration alone."""
+    """Report why a model cannot be used, by its configuration alone."""
     model_type = config.get("model_type")
     family = FAMILIES.get(str(model_type))
     if family is None:
@@ -247,7 +247,7 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 
 def _code(config: Mapping[str, Json], path: Path, allowed: str) -> Iterator[Problem]:
-    """Python code of a folder that it asks to be run, which nobody runs."""
+    """Report Python code of a folder that wants to be run (trust_remote_code); it never is."""
     code = config.get("auto_map")
     if code is not None:
         why = "the model asks for Python code of its folder to be run"
@@ -255,11 +255,12 @@ def _code(config: Mapping[str, Json], path: Path, allowed: str) -> Iterator[Prob
 
 
 def context_tokens(config: Mapping[str, Json]) -> int | None:
-    """Positions that the model was made for; None where something stretches them further.
+    """Return the model's context length; None where dynamic scaling has no limit.
 
-    Where longer rows would have other angles, those without: vLLM takes no more either.
+    Where longer rows would change the frequencies, the length before that: vLLM allows no more
+    either.
 
-    Source: vLLM 0.32, `config/model.py`, `_get_and_verify_max_len`, which takes no longer ones.
+    Source: vLLM 0.32, `config/model.py`, `_get_and_verify_max_len`.
     """
     for _, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
@@ -283,7 +284,7 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 
 def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Iterator[Problem]:
-    """What a model that scores texts would leave out."""
+    """Report a vision tower that a text scoring model would ignore."""
     if kind.made_as == TEXTS and has_tower(config):
         why = f"{kind.where} asks for a model ...{TEXTS}, of which nobody would read the tower"
         allowed = "a language model without one"
@@ -291,7 +292,7 @@ def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
-    """What a model of the family may ask for, and is not computed here."""
+    """Report settings of the family that are not implemented here."""
     for key, values in family.only.items():
         if config.get(key, values[0]) not in values:
             why, allowed = "it is not computed here", " or ".join(map(shown, values))
@@ -301,7 +302,7 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
         yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
     kinds = config.get("layer_types")
     if (
-        family.has_turns
+        family.alternates_windows
         and isinstance(kinds, list)
         and kinds != (_TURNS * len(kinds))[: len(kinds)]
     ):
@@ -320,7 +321,7 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
 
 
 def _check_kinds(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
-    """Layers of a hybrid that nobody knows."""
+    """Report unknown layer types of a hybrid."""
     others = sorted(set(layer_kinds(config) or ()).difference(KINDS))
     if others:
         why, allowed = "no layer of the model is of such a kind", " or ".join(KINDS)
@@ -328,7 +329,7 @@ def _check_kinds(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
 
 
 def _ropes(config: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:
-    """What config.json says of rotary positions, of all layers or of each kind of them."""
+    """Return the RoPE settings of config.json, for all layers or per layer type."""
     for section in _ROPE_SECTIONS:
         rope = config.get(section)
         if isinstance(rope, dict):
@@ -341,13 +342,13 @@ def _unsupported(where: str, got: str, why: str, allowed: str) -> Problem:
 
 
 def _has_windows(config: Mapping[str, Json]) -> bool:
-    """Whether any layer attends within a window, by the rules of Qwen2 and Qwen3."""
+    """Whether any layer has a sliding window, by the rules of Qwen2 and Qwen3."""
     kinds = config.get("layer_types")
     if isinstance(kinds, list):
         return "sliding_attention" in kinds
     if config.get("use_sliding_window") is not True or config.get("sliding_window") is None:
         return False
-    if FAMILIES[str(config["model_type"])].mixture:  # whose layers are all alike
+    if FAMILIES[str(config["model_type"])].mixture:  # all of whose layers are alike
         return True
     first, layers = config.get("max_window_layers", 28), config.get("num_hidden_layers")
     return not (isinstance(first, int) and isinstance(layers, int) and first >= layers)

@@ -1,7 +1,4 @@
-"""Gemma 4 of transformers: routers that tell their logits, and what its layers are told of tokens.
-
-E2B and E4B tell each layer of a token by an embedding of its own.
-"""
+"""Gemma 4 adaptations: routers that return logits, and per-layer embeddings (E2B, E4B)."""
 
 from typing import Any
 
@@ -11,10 +8,10 @@ from transformers.models.gemma4.modeling_gemma4 import Gemma4TextRouter
 
 
 class Gemma4Router(Gemma4TextRouter):  # type: ignore[misc]
-    """Chooses and weighs as transformers' own, which says the softmax of its logits."""
+    """Routes as transformers' own, which returns the softmax in place of logits."""
 
     def forward(self, hidden_states: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Logits (t, E), weights (t, k) and experts (t, k) of tokens."""
+        """Return logits (t, E), weights (t, k) and experts (t, k) of tokens."""
         scaled = self.norm(hidden_states) * self.scale * self.scalar_root_size
         logits: Tensor = self.proj(scaled)
         probabilities = functional.softmax(logits, dim=-1, dtype=logits.float().dtype)
@@ -23,14 +20,14 @@ class Gemma4Router(Gemma4TextRouter):  # type: ignore[misc]
         return logits, weights * self.per_expert_scale[chosen], chosen
 
 
-def told_of_tokens(model: Any, ids: Tensor, places: Tensor | None = None) -> dict[str, Tensor]:
-    """What the layers of a model are told of tokens that it is given as embeddings, if anything.
+def per_layer_inputs(model: Any, ids: Tensor, places: Tensor | None = None) -> dict[str, Tensor]:
+    """Return the per-layer inputs of a model whose tokens come as embeddings, if it has any.
 
     Args:
         model: a causal language model of transformers.
         ids: (b, t) int64.
-        places: (n,) int64, those of the b * t that stand for pictures: of them layers are told what
-            they are told of padding.
+        places: (n,) int64, image tokens among the b * t: they get the per-layer embedding of
+            padding.
 
     Returns:
         An argument of transformers' decoder, or none.

@@ -1,4 +1,4 @@
-"""What a job uses a model's folder as: which kinds of checkpoints will do, and their heads."""
+"""Model kinds: the uses of a folder, the classes of checkpoints that fit, and their heads."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +11,14 @@ from ppojob_trainer.models.families import FAMILIES
 TOKENS: Final = "ForTokenClassification"
 TEXTS: Final = "ForSequenceClassification"
 CLASSIFIERS: Final = (TOKENS, TEXTS)
-"""Ends of the names of classes with a head of one number, of tokens with a bias."""
+"""Suffixes of the names of classes with a one-output head; those of tokens have a bias."""
 SCORE_WEIGHT: Final = "score.weight"
 SCORE_BIAS: Final = "score.bias"
 HEAD_BIAS: Final = "lm_head.bias"
 
 _LANGUAGE_MODEL: Final = "ForCausalLM"
 _LANGUAGE_MODELS: Final = (_LANGUAGE_MODEL, "ForConditionalGeneration", "LMHeadModel")
-"""Parts of the names of their classes, the second of those that see pictures, the third GPT-2's."""
+"""Class names' suffixes; the second of vision-language models, the third of GPT-2."""
 _DEFAULT_LABELS: Final = 2
 
 Tensors = Iterator[tuple[str, Shape]]
@@ -30,13 +30,13 @@ class ModelKind:
 
     Attributes:
         where: field of the resource that names the folder.
-        classes: parts of the names of the classes that config.json may name.
+        classes: parts of the class names that config.json may name.
         why: what is wrong with other classes.
         wanted: which model is allowed, for people.
-        made_as: end of the name of the class that computes it, which transformers may not have.
-        head: tensors that must be there beside the backbone's.
-        optional: tensors that may be there, and then have these shapes.
-        may_lack: those of them that are made where they are not.
+        made_as: suffix of the class that computes it, which transformers may not have.
+        head: tensors that are required beside the backbone's.
+        optional: tensors that are allowed, with their shapes.
+        may_lack: those of them that are created if missing.
     """
 
     where: str
@@ -50,7 +50,7 @@ class ModelKind:
 
 
 def label_count(config: Mapping[str, Json]) -> int | None:
-    """Labels of a classifier, as transformers reads its config.json; None for another model."""
+    """Count a classifier's labels, as transformers reads its config.json; None if it is none."""
     names = config.get("architectures")
     if not isinstance(names, list) or not any(str(name).endswith(CLASSIFIERS) for name in names):
         return None
@@ -109,14 +109,14 @@ SCORER: Final = ModelKind(
     optional=_score,
     may_lack=frozenset({SCORE_WEIGHT}),
 )
-"""The model that is trained to be a reward model."""
+"""The reward model under training."""
 
 REFERENCE: Final = replace(POLICY, where="spec.reference.path")
 PROCESS_REWARD: Final = replace(POLICY, where=CRITIC.where)
-"""The critic where it is a language model that gives rewards of tokens."""
+"""The critic of type prime: a language model that gives per-token rewards."""
 
 JUDGE: Final = replace(POLICY, where="spec.judge.path")
-"""Another engine computes it, which has layers of its own."""
+"""For an external engine, which has its own layers."""
 
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",

@@ -1,4 +1,4 @@
-"""What config.json says that each layer of a hybrid is; loads no torch."""
+"""Layer types of a hybrid model, from config.json; does not import torch."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -10,7 +10,7 @@ ATTENTION: Final = "full_attention"
 PLAIN: Final = "mlp"
 EXPERTS: Final = "moe"
 KINDS: Final = (STATE, ATTENTION, PLAIN, EXPERTS)
-"""transformers' words, in which both lists of the hub and Nemotron's letters are read."""
+"""transformers' names, to which the hub's lists and Nemotron's letters are mapped."""
 
 PATTERN: Final = "hybrid_override_pattern"
 _LETTERS: Final = {"M": STATE, "*": ATTENTION, "-": PLAIN, "E": EXPERTS}
@@ -18,7 +18,7 @@ _OF_THE_HUB: Final = {"mamba": STATE, "conv": STATE, "attention": ATTENTION}
 
 
 def layer_kinds(config: Mapping[str, Json]) -> list[str] | None:
-    """The kind of each layer; None where config.json does not say it."""
+    """Return the type of each layer; None where config.json does not say it."""
     for key in ("layers_block_type", "layer_types"):
         if isinstance(kinds := config.get(key), list):
             return [_OF_THE_HUB.get(str(kind), str(kind)) for kind in kinds]

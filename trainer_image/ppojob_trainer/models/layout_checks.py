@@ -1,4 +1,4 @@
-"""Whether what a job says of ranks, engines and adapters fits the models that it names."""
+"""Checks of parallel layout, engine and adapters against the job's models."""
 
 import difflib
 from collections.abc import Iterator
@@ -25,13 +25,13 @@ from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import read_weights
 
 NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"})
-"""Types of models that vLLM does not compute in float16, for their numbers become too large."""
+"""Model types that vLLM does not run in float16, whose range their activations exceed."""
 
 DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})
-"""Types of models of which vLLM has no key head on several ranks of an engine."""
+"""Model types whose key heads vLLM cannot replicate over the ranks of an engine."""
 
 PLAIN_IN_VLLM: Final = frozenset({"gpt2", "stablelm", "youtu"})
-"""Types of models whose class in vLLM takes no adapters, or computes without some of them."""
+"""Model types whose vLLM class supports no LoRA, or ignores some adapters."""
 
 OWN_HEADS: Final = frozenset(
     {
@@ -39,22 +39,24 @@ OWN_HEADS: Final = frozenset(
         *("gpt_oss", "minimax_m2", "olmoe", "qwen3_next"),
     }
 )
-"""Types of models to which vLLM gives an output layer of its own, also where it is the embedding.
-Engines are sent one; a server would say anything."""
+"""Model types to which vLLM gives a separate output layer even if it is tied.
+
+Engines are sent one; a server would use uninitialized weights.
+"""
 
 ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "gemma2", "lfm2", "lfm2_moe"})
-"""Types of models whose embedding is the output layer in vLLM, whatever config.json says."""
+"""Model types whose output layer vLLM always ties, whatever config.json says."""
 
 _TIES: Final = "takes the embedding for the output layer, which is another one"
 
 VLLM_LATENT: Final = 576
-"""What a token's latents are for vLLM's kernels: DeepSeek-V3's 512 and 64."""
+"""MLA latent sizes that vLLM's kernels support: DeepSeek-V3's 512 and 64."""
 
 
 def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Models that cannot be dealt to ranks as their layout says; nothing of a folder that is wrong.
+    """Report models that cannot be sharded as their layout says; folders with other problems pass.
 
-    Ranks have whole heads and layers. They need not have equally many tokens of the vocabulary.
+    Ranks get whole heads and layers. The vocabulary need not divide evenly.
     """
     yield from _check_engines(spec)
     yield from _check_judge(spec)
@@ -70,7 +72,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         *(("critic", folder) for folder in spec.critic_paths),
         ("rewardModel", spec.reward_model.path if spec.reward_model else None),
     ]
-    # A role without pods of its own lives in those of the policy.
+    # A role without its own pods shares those of the policy.
     hosted = {(role if role in pods else "actorRollout", folder) for role, folder in folders}
     for host, pod in pods.items():
         own = {sizes_of(folder) for where, folder in hosted if where == host and folder}
@@ -107,11 +109,11 @@ def _no_divisor(where: str, ranks: int, why: str, most: int) -> Problem:
 
 
 def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
-    """Layers that cannot be dealt to so many stages, which hand on states and nothing else."""
+    """Report layers that cannot be split into pipeline stages, which pass hidden states only."""
     why, most = f"each of so many ranks has a layer of {folder} at least", sizes.layers
-    if sizes.apart and sizes.apart.shares_keys:
+    if sizes.per_layer and sizes.per_layer.shares_keys:
         why, most = f"layers of {folder} attend to keys of layers before them", 1
-    elif sizes.apart and sizes.apart.told:
+    elif sizes.per_layer and sizes.per_layer.layer_embedding:
         why, most = f"each layer of {folder} is told of a token by an embedding of its own", 1
     elif sizes.positions:
         why, most = f"the first layer of {folder} alone is told of positions", 1
@@ -120,7 +122,7 @@ def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Itera
 
 
 def _check_experts(where: str, ranks: int, models: set[Sizes | None]) -> Iterator[Problem]:
-    """Experts that cannot be dealt to so many ranks, of models that live in the same pods."""
+    """Report expert counts not divisible by the ranks, of models in the same pods."""
     counts = {0 if sizes is None else sizes.experts for sizes in models}
     if ranks > 1 and not any(counts) and None not in models:
         why = "no model of these pods has experts"
@@ -130,13 +132,13 @@ def _check_experts(where: str, ranks: int, models: set[Sizes | None]) -> Iterato
 
 
 def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Settings of routers, of a model that has none."""
+    """Report router settings of a model without routers."""
     sizes, replay = sizes_of(spec.model.path), spec.algorithm.router_replay
     if sizes is None:
         return
     mixture = sizes.mixture
     if mixture is not None:
-        if mixture.correction and spec.algorithm.has_router_losses:
+        if mixture.selection_bias and spec.algorithm.has_router_losses:
             yield Problem(
                 "spec.algorithm",
                 "losses of routers",
@@ -144,7 +146,7 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
                 "neither routerBalanceCoefficient nor routerZCoefficient",
                 ReasonCode.NOT_IN_THIS_VERSION,
             )
-        if not mixture.correction and spec.algorithm.router_bias_rate:
+        if not mixture.selection_bias and spec.algorithm.router_bias_rate:
             yield Problem(
                 "spec.algorithm.routerBiasRate",
                 shown(spec.algorithm.router_bias_rate),
@@ -175,7 +177,7 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_tiles(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Tiles of feed-forward blocks, of a model in which no layer has such a block by itself."""
+    """Report tiled MLP settings of a model without dense feed-forward modules."""
     sizes, tokens = sizes_of(spec.model.path), spec.training.mlp_tile_tokens
     if sizes is None or not tokens or any(map(sizes.has_tiles, range(sizes.layers))):
         return
@@ -185,7 +187,7 @@ def _check_tiles(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
-    """A layer that predicts further tokens and is to be trained, where there is none to train."""
+    """Report MTP training of a model without an MTP layer."""
     folder = Path(spec.model.path)
     if spec.model.mtp is None or isinstance(config := read_config(folder / "config.json"), Problem):
         return
@@ -206,7 +208,7 @@ def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
-    """What is said of a tower and of pictures, of a model that is never shown one."""
+    """Report image and tower settings of a model that gets no images."""
     folder, sizes = spec.model.path, sizes_of(spec.model.path)
     said = {
         "spec.model.freezeVisionTower": None if spec.model.freeze_vision_tower else False,
@@ -245,7 +247,7 @@ def _not_vllm(why: str, allowed: str = "huggingface") -> Problem:
 
 
 def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
-    """Models that an engine has not, and what it does not compute of them."""
+    """Report models, or settings of them, that the engine does not support."""
     sizes = sizes_of(spec.model.path)
     if sizes is None or spec.algorithm.given:
         return
@@ -260,7 +262,7 @@ def _check_engines(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
-    """A judge that vLLM, which serves it whatever the policy's engine is, computes wrongly."""
+    """Report a judge that vLLM does not support; it serves it whatever the policy's engine is."""
     sizes = None if spec.judge is None else sizes_of(spec.judge.path)
     if sizes is None:
         return
@@ -277,7 +279,7 @@ def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
 
 
 def _is_untied_there(sizes: Sizes) -> bool:
-    """Whether a model has an output layer that vLLM would pass over."""
+    """Whether a model has an untied output layer that vLLM would ignore."""
     return not sizes.is_tied and sizes.model_type in ALWAYS_TIED
 
 
@@ -293,8 +295,8 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
         )
     own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
-    own_kind = "of layers that differ" if sizes.apart else own_kind
-    has_own_kind = sizes.experts or sizes.states or sizes.apart
+    own_kind = "of layers that differ" if sizes.per_layer else own_kind
+    has_own_kind = sizes.experts or sizes.states or sizes.per_layer
     beside = spec.adapters_of_engines
     if sizes.model_type in PLAIN_IN_VLLM:
         own_kind, has_own_kind = f"of {sizes.model_type}", True
@@ -346,7 +348,7 @@ def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Proble
 
 
 def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
-    """Heads and features that the ranks of an engine cannot share; of key heads each has one."""
+    """Report heads and widths that the engine's ranks cannot share; each has a key head."""
     tensor = spec.rollout.parallelism.tensor
     inner = sizes.plain if spec.rollout.parallelism.expert > 1 else sizes.inner
     most, keys = gcd(sizes.heads, inner, sizes.shared, sizes.plain), sizes.numbers_of_key_heads
@@ -373,7 +375,7 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
 
 
 def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
-    """Targets that no layer of a model is called; nothing where its folder is wrong.
+    """Report LoRA targets that match no layer of a model; nothing if its folder has problems.
 
     `where` is the section of the adapters.
     """
@@ -393,7 +395,7 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
             "remove it",
             ReasonCode.NOT_IN_THIS_VERSION,
         )
-    if lora.weight_decomposed and FAMILIES[sizes.model_type].is_in_first:
+    if lora.weight_decomposed and FAMILIES[sizes.model_type].is_transposed:
         why = f"of matrices as {sizes.model_type} has them: not in this version"
         place, reason = f"{where}.weightDecomposed", ReasonCode.NOT_IN_THIS_VERSION
         yield Problem(place, shown(True), why, "remove it", reason)
@@ -416,14 +418,14 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
 
 
 def _expert_targets(sizes: Sizes) -> set[str]:
-    """What targets may call the matrices of experts; stacks also with the name of their module."""
+    """Return target names of expert matrices; stacks also by the name of their module."""
     weights = expert_weights(sizes)
     stacks = {".".join(name.split(".")[-2:]) for name in weights if not name.endswith(".weight")}
     return stacks | {name.removesuffix(".weight").rpartition(".")[2] for name in weights}
 
 
 def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator[Problem]:
-    """What keeps experts from having adapters."""
+    """Report what rules out expert adapters."""
     names = (name.removesuffix(".weight") for name in expert_weights(sizes))
     if not any(map(lora.adapts, names)):
         why = f"no target is a matrix of an expert of {sizes.model_type}"

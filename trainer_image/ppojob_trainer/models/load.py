@@ -1,4 +1,4 @@
-"""Models out of Hugging Face folders, whole or cut over ranks while they are loaded."""
+"""Loading of models from Hugging Face folders, sharded over the ranks as they are read."""
 
 import re
 from collections.abc import Iterator, Mapping, Set
@@ -49,7 +49,7 @@ from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.models.weights import Weights
-from ppojob_trainer.parallel.boxes import Box, box_of, cut_like, laid_as, local_part
+from ppojob_trainer.parallel.boxes import Box, box_of, local_part, shard_like, sharded_as
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
@@ -70,7 +70,7 @@ _MAY_BE_ZERO: Final[tuple[str, ...]] = (
     EXPERT_BIAS,
     "score.weight",
 )
-"""Biases, a block that was put in as the identity, and a head that begins at zero."""
+"""Parameters that may be zero: biases, identity-initialised blocks, a new value head."""
 
 
 def load_model(
@@ -86,35 +86,35 @@ def load_model(
     learns_log_z: bool = False,
     with_mtp: bool = False,
 ) -> PreTrainedModel:
-    """Load a model as a job uses it, or make one of a language model, in evaluation mode.
+    """Load a model for its use in a job, in evaluation mode; a value model from any causal LM.
 
     A policy is a causal language model. A reward model is a sequence classifier with one label,
-    whose logit scores a text; only one that is trained has gradients. A critic is a token
-    classifier with one label, as in verl: one number a token. Of families that transformers has
-    such a class of, an export loads there too (`AutoModelForTokenClassification`).
+    whose logit scores a text; only one under training has gradients. A critic is a token
+    classifier with one label, as in verl: one number a token. Where transformers has the family's
+    token classifier, exports load there too (`AutoModelForTokenClassification`).
 
-    Where one that is trained lacks its head `score`, it gets one of zeros (Ziegler et al.,
+    If a trained value model lacks its head `score`, it gets one of zeros (Ziegler et al.,
     arXiv:1909.08593, in its code): the first values are 0, the first advantages those of the
-    rewards, and no draw decides what is learnt. Departs from verl, which draws as transformers
-    does: on SmolLM2 that gives values of 1.0 ± 0.5, and the critic first has to unlearn them.
-    Dropout on a critic's head is off, as in verl: the values of an update and those that it is
-    clipped to come from the same function. The head is trained beside adapters too.
+    rewards, and no random draw decides what is learnt. Departs from verl, which initialises as
+    transformers does: on SmolLM2 that gives values of 1.0 ± 0.5, which the critic first has to
+    unlearn. Dropout on a critic's head is off, as in verl: the values of an update and those that
+    it is clipped to come from the same function. The head is trained beside adapters too.
 
     Args:
-        folder: with config.json and the weights; nothing is fetched.
+        folder: with config.json and the weights; nothing is downloaded.
         dtype: of the weights.
-        kind: what it is used as.
-        world: the ranks over which it is cut, and their device; None for this one on the CPU.
-        lora: adapters beside its weights, which are frozen then; None for none.
-        seed: of what adapters begin with.
-        overrides: changes of its config.json, as `config_changes` gives them.
-        with_tower: its vision tower is a part of it, which learns; else it is frozen, beside it.
-        learns_log_z: it has the network of `log_partition`, as a job begins with it.
-        with_mtp: it has the layer of its folder that predicts further tokens, which learns.
+        kind: use of the model.
+        world: the ranks over which it is sharded, and their device; None for this one on the CPU.
+        lora: adapters; the weights are frozen then. None for full training.
+        seed: of the initial adapters.
+        overrides: changes of its config.json, from `config_changes`.
+        with_tower: its vision tower is trained as a part of it; else it is frozen, beside it.
+        learns_log_z: add the network of `log_partition`.
+        with_mtp: load the folder's MTP layer, and train it.
 
     Raises:
-        ConfigError: the folder holds no model, one that cannot be trained here, not all of its
-            weights, or values that no model has.
+        ConfigError: the folder holds no model, an unsupported one, not all of its weights, or
+            non-finite values.
     """
     folder, world = Path(folder), world or World.alone()
     beside = _Beside(lora, learns_log_z=learns_log_z, has_mtp=with_mtp)
@@ -131,21 +131,21 @@ def load_model(
 
 @dataclass(frozen=True, slots=True)
 class _Beside:
-    """What a model gets beside the weights of its folder."""
+    """Parts added to a model beside the weights of its folder."""
 
     lora: LoraSpec | None
     learns_log_z: bool
-    has_mtp: bool  # of the folder, but of no class of transformers
+    has_mtp: bool  # from the folder, but not in transformers' class
 
     def add_to(self, model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-        """Put it into a model that is not cut yet, and give all of that its type and form.
+        """Add them to an unsharded model, and convert all of it to its dtype and common form.
 
         `device` is where the model will be.
         """
         if self.has_mtp:
             add_mtp_layer(model)
         split_experts(model)
-        hold_in(dtype, model)
+        cast_weights(dtype, model)
         if self.lora is not None:
             add_adapters(model, self.lora, device)
         if self.learns_log_z:
@@ -153,14 +153,14 @@ class _Beside:
 
     @staticmethod
     def has(name: str) -> bool:
-        """Whether a tensor of this name is of it."""
+        """Whether a tensor of this name is one of these parts."""
         return is_adapter(name) or is_log_partition(name) or is_scales(name)
 
 
 def _begin_adapters(
     model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, layers: str
 ) -> None:
-    """Draw adapters, or read those of a folder, which `_load` has judged."""
+    """Initialise adapters, or read those of a folder that `_load` has checked."""
     if lora is None or lora.path is None:
         draw_adapters(model, seed)
         return
@@ -192,8 +192,8 @@ def _load(
     """Load a model of a kind; adapters have no values yet.
 
     Returns:
-        The model in evaluation mode, and those of the weights that its folder need not hold and
-        does not: their values have no meaning.
+        The model in evaluation mode, and its optional weights that the folder does not hold: those
+        are uninitialised.
     """
     refuse_config(folder, kind, overrides)
     section = kind.where.removesuffix("path") + "lora"
@@ -226,7 +226,7 @@ def _load(
 
 
 def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) -> None:
-    """Refuse a folder whose configuration cannot be read, or asks for what is not computed here.
+    """Refuse a folder with an unreadable configuration, or one that asks for unsupported features.
 
     Raises:
         ConfigError: with every problem, one line each.
@@ -246,9 +246,9 @@ def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) 
 def _load_whole(
     model_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
-    """As `_load_sharded`, for a world of one, of weights that are not quantised."""
+    """As `_load_sharded`, for one rank and weights that are not quantized."""
     try:
-        with unheard_loading():
+        with quiet_loading():
             model, info = model_class.from_pretrained(
                 folder,
                 use_safetensors=True,
@@ -258,7 +258,7 @@ def _load_whole(
                 key_mapping=_KEYS if folder_has_tower(folder) else None,
                 **options,
             )
-    except RuntimeError as error:  # experts that cannot be stacked, for not all of them are there
+    except RuntimeError as error:  # experts that cannot be stacked, as some are missing
         raise ValueError(str(error)) from error
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
@@ -273,7 +273,7 @@ def _load_whole(
 
 
 def _read_mtp_layer(model: PreTrainedModel, folder: Path) -> set[str]:
-    """Fill its weights, and say which of them the folder does not hold."""
+    """Fill its weights, and return the names of those that the folder does not hold."""
     weights = read_weights(folder)
     own = {name: one for name, one in model.named_parameters() if is_of_mtp_layer(name, model)}
     for name in own.keys() & weights.files.keys():
@@ -281,11 +281,11 @@ def _read_mtp_layer(model: PreTrainedModel, folder: Path) -> set[str]:
     return own.keys() - weights.files.keys()
 
 
-def hold_in(dtype: torch.dtype, model: nn.Module) -> None:
-    """Give all weights a type but those that stay in float32.
+def cast_weights(dtype: torch.dtype, model: nn.Module) -> None:
+    """Convert all weights to a dtype, except those that stay in float32.
 
-    transformers keeps more of some families in that, routers of ERNIE for one: ranks cannot share
-    layers of two types.
+    transformers keeps more of some families in float32, ERNIE's routers for one: FSDP cannot shard
+    layers of two dtypes.
     """
     for name, parameter in model.named_parameters():
         if not stays_float32(name):
@@ -293,8 +293,8 @@ def hold_in(dtype: torch.dtype, model: nn.Module) -> None:
 
 
 @contextmanager
-def unheard_loading() -> Iterator[None]:
-    """Let transformers say nothing of weights that are missing or left over: we look at them."""
+def quiet_loading() -> Iterator[None]:
+    """Silence transformers about missing and unexpected weights: they are checked here."""
     words = transformers.utils.logging
     before = words.get_verbosity()
     words.set_verbosity_error()
@@ -307,10 +307,10 @@ def unheard_loading() -> Iterator[None]:
 def _load_sharded(
     model_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
-    """Build a model without weights, cut it, and read this rank's part of each weight.
+    """Build a model on the meta device, shard it, and read this rank's shard of each weight.
 
-    So no rank ever holds all of it, unless it is alone: of a folder whose weights are quantised.
-    `options` are those of its class.
+    So no rank ever holds all of it, unless it is alone with a folder of quantized weights.
+    `options` are arguments of the class.
 
     Returns:
         The model, and the names of weights, of any stage, that the folder does not hold: those
@@ -340,13 +340,13 @@ def _load_sharded(
 def _own_parts(
     model: PreTrainedModel, weights: Weights, dtype: torch.dtype, device: torch.device
 ) -> dict[str, Tensor]:
-    """What this rank holds of a model that is cut, by name; zeros where the folder has nothing."""
+    """Return this rank's shards of a sharded model by name; zeros where the folder has nothing."""
     parameters = dict(model.named_parameters())
     matrices = matrices_of(model)
     state: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         if is_scales(name):
-            continue  # they come with their codes
+            continue  # scales are made with their codes
         box = box_of(parameter)
         if name in matrices:  # ranks have rows of it
             shape = matrices[name].shape
@@ -354,35 +354,35 @@ def _own_parts(
         part = torch.zeros(box.local_shape)
         if name in weights.files:
             part = read_part(weights, name, box)
-        # A head beside adapters is wider than the weights, and has their digits all the same.
+        # A trained value head is wider than the frozen weights, but loads their values.
         kind = part.dtype if stays_float32(name) else dtype
         rounded = part.to(device, kind)
         made = {name: rounded.to(parameter.dtype)}
         if name in matrices:
             made = dict(zip((name, scales_of(name)), quantised(rounded), strict=True))
         for one, values in made.items():
-            own = cut_like(parameters[one], _own(values))
+            own = shard_like(parameters[one], _own(values))
             is_trained = values.is_floating_point()
-            state[one] = laid_as(own, nn.Parameter(own, requires_grad=is_trained))
+            state[one] = sharded_as(own, nn.Parameter(own, requires_grad=is_trained))
     for name, buffer in model.named_buffers():
-        if name.startswith(TOWER) and name in weights.files:  # bounds of Gemma 4's, which are whole
+        if name.startswith(TOWER) and name in weights.files:  # Gemma 4's clips, replicated
             state[name] = read_tensor(weights, name).view_as(buffer).to(device, buffer.dtype)
     return state
 
 
 def _own(weight: Tensor) -> Tensor:
-    """A weight in memory that can be given back, as that of a file's reader cannot."""
+    """Copy a weight into memory that can be freed, unlike that of a file's reader."""
     return weight if weight.untyped_storage().resizable() else weight.clone()
 
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compute what no folder holds, rotary frequencies and the scales of Gemma's embeddings.
+    """Compute the buffers that no folder holds: RoPE frequencies, Gemma's embedding scale.
 
     The meta device has no values.
     """
     base: Any = model.base_model
     tower = trained_tower(model)
-    if (rotary := getattr(base, "rotary_emb", None)) is not None:  # of Mamba's hybrids may be none
+    if (rotary := getattr(base, "rotary_emb", None)) is not None:  # Mamba hybrids may have none
         base.rotary_emb = type(rotary)(config=model.config).to(device)
     for holder, name, part in _without_weights(tower):
         setattr(holder, name, type(part)(holder.config).to(device))
@@ -397,7 +397,7 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def _without_weights(tower: nn.Module | None) -> Iterator[tuple[Any, str, nn.Module]]:
-    """Parts of a tower that hold rotary frequencies alone, with who holds them by which name."""
+    """Return a tower's modules with RoPE frequencies only, with their parents and names."""
     for holder in () if tower is None else list(tower.modules()):
         for name, part in holder.named_children():
             if list(part.buffers()) and not list(part.parameters()):
@@ -409,12 +409,12 @@ def _check_values(
 ) -> None:
     """Refuse weights that are not finite, or were never filled; a collective of all ranks.
 
-    A folder can be whole to the last byte and useless: a run that diverged and was saved, a file
-    whose space was reserved and never written. `absent` weights have no meaning yet.
+    A folder can have the right size and still be useless: a diverged run that was saved, a file
+    whose space was reserved and never written. `absent` weights are uninitialised and not checked.
     """
-    # The first of the ranks that hold the same weight looks at it.
+    # The first of the ranks that replicate a weight checks it.
     held, stage = dict(model.named_parameters()), stage_of(model)
-    # Of codes the scales say whether numbers were finite, and whether there were any.
+    # For NF4 codes the scales show whether elements were finite and present.
     held |= {name: held[scales_of(name)] for name in matrices_of(model)}
     parts = {
         name: local_part(held[name].detach())
@@ -423,7 +423,7 @@ def _check_values(
         for name, _ in outline_of(model).named_parameters()
         if name not in absent
     }
-    # A rank's part of an embedding may be rows that no token has, all of them zero.
+    # A shard of an embedding may hold only rows of padding tokens, all of them zero.
     counts = sum_over_ranks(
         world,
         [

@@ -1,8 +1,8 @@
-"""log Z of a prompt: a small network beside the policy, which FlowRL (arXiv:2509.15207) trains.
+"""log Z of a prompt: a small network beside the policy, trained by FlowRL (arXiv:2509.15207).
 
-It reads the mean of the last hidden states of the prompt, and is trained by the policy's loss and
-optimizer. It stands in the model, so layouts and checkpoints have it as they have the weights; it
-is none of them: engines, references and exports know nothing of it.
+It reads the mean of the prompt's last hidden states, and is trained by the policy's loss and
+optimizer. It is a module of the model, so sharding and checkpoints treat it like weights. Engines,
+references and exports do not contain it.
 """
 
 from typing import Any, Final
@@ -17,14 +17,14 @@ from ppojob_trainer.parallel.fsdp import fill
 
 NAME: Final = "log_partition"
 _INNER: Final = 2
-"""Layers of the width of the model, in front of the last one: three in all, as in the paper."""
+"""Hidden layers, as wide as the model, before the output: three layers in all, as in the paper."""
 
 
 class LogPartition(nn.Module):
-    """(n, h) mean states of prompts to (n,) log Z.
+    """Network from mean hidden states of prompts (n, h) to log Z (n,).
 
-    Each inner layer is linear, with a GELU and a norm behind it. No dropout, which verl's recipe
-    has: what is learnt of a prompt hangs on nothing but the prompt.
+    Each hidden layer is linear, GELU, norm. No dropout, unlike verl's recipe: log Z depends on the
+    prompt alone.
     """
 
     def __init__(self, width: int) -> None:
@@ -34,7 +34,7 @@ class LogPartition(nn.Module):
         self.output = nn.Linear(width, 1)
 
     def forward(self, means: Tensor) -> Tensor:
-        """In float32 also where the weights are not, and under autocast; whole weights."""
+        """Compute log Z in float32, even under autocast or with 16-bit weights; unsharded."""
         wide = torch.float64 if means.dtype == torch.float64 else torch.float32
 
         def of(layer: Any) -> tuple[Tensor, Tensor]:
@@ -49,9 +49,9 @@ class LogPartition(nn.Module):
 
 
 def add_log_partition(model: nn.Module) -> None:
-    """Put the network into a model of transformers that is not cut yet; it has no values then.
+    """Add the network to an unsharded transformers model; it has no values yet.
 
-    Its type is that of what is trained beside it: of adapters, or of the weights.
+    Its dtype is that of the trained parameters: of adapters, or of the weights.
     """
     weight = model.get_input_embeddings().weight  # type: ignore[operator]
     kind = next(p.dtype for p in model.parameters() if p.requires_grad)
@@ -61,9 +61,9 @@ def add_log_partition(model: nn.Module) -> None:
 
 
 def draw_log_partition(model: nn.Module, seed: int) -> None:
-    """Set it to its beginning: inner matrices Kaiming-uniform as those of adapters, the last zero.
+    """Initialise it: hidden matrices Kaiming-uniform as adapters, the output zero.
 
-    So log Z begins at 0, as the values of a critic do. Nothing is done without the network.
+    So log Z starts at 0, as a critic's values do. Nothing is done without the network.
     """
     for name, parameter in model.named_parameters():
         if not is_log_partition(name):
@@ -76,7 +76,7 @@ def draw_log_partition(model: nn.Module, seed: int) -> None:
 
 
 def log_partition_of(model: nn.Module) -> LogPartition:
-    """The network of a model that has one, at the last stage."""
+    """Return the network of a model that has one, at the last pipeline stage."""
     network: LogPartition = getattr(model, NAME)
     return network
 

@@ -1,15 +1,15 @@
 """LoRA: low-rank adapters beside the weights of linear layers (Hu et al., arXiv:2106.09685).
 
-A chosen layer stays where it is, under its name and with its `weight`, which is frozen. Beside it
-come the adapter's two matrices, which alone are trained::
+A target layer keeps its place, its name and its `weight`, which is frozen. Beside it come the
+adapter's two matrices, the only trained ones::
 
     y = W x + scale B (A x)       scale: alpha / rank, lora_a: A (rank, in), lora_b: B (out, rank)
 
-B begins at zero, so a job begins with the model as it is. Experts of one tensor have such matrices
-stacked as they are themselves: lora_a (e, rank, in), lora_b (e, out, rank).
+B starts at zero, so a job starts with the unchanged model. Stacked experts have stacked matrices:
+lora_a (e, rank, in), lora_b (e, out, rank).
 
-With `weightDecomposed` (DoRA: Liu et al., arXiv:2402.09353) the lengths of rows are trained too,
-and begin as those of W; what they are divided by is a constant to the backward pass (section 4.3)::
+With `weightDecomposed` (DoRA: Liu et al., arXiv:2402.09353) magnitudes of rows are trained too,
+and start as those of W; the norm in the denominator is detached (section 4.3)::
 
     y = m / |W + scale B A| (W x + scale B (A x))       lora_m: m (out,)
 """
@@ -38,7 +38,7 @@ from ppojob_trainer.models.adapter_names import (
     weight_of,
 )
 from ppojob_trainer.models.experts import (
-    ByExpert,
+    ExpertDispatch,
     Experts,
     Matrix,
     StackedExperts,
@@ -46,32 +46,32 @@ from ppojob_trainer.models.experts import (
     mixture_of,
     stacked_product,
 )
-from ppojob_trainer.models.in_first import InFirstLinear
 from ppojob_trainer.models.mixtures import STACKS
 from ppojob_trainer.models.nf4 import Nf4Linear, dequantised, quantise_layers
+from ppojob_trainer.models.transposed_linear import TransposedLinear
 from ppojob_trainer.parallel.boxes import detached, local_part, whole
 from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.tensor_styles import TensorLayer, summed
 
 VALUE_HEAD: Final = "score"
-"""transformers' name of the layer of a classifier's outputs."""
+"""transformers' name of a classifier's output layer."""
 
 
 class LoraLinear(nn.Linear):
-    """A linear layer with an adapter; `add_adapters` makes it of a plain one, in place."""
+    """A linear layer with an adapter; `add_adapters` converts a plain one in place."""
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter
-    lora_m: nn.Parameter  # where lengths of rows are trained
+    lora_m: nn.Parameter  # with DoRA
     lora: LoraSpec
     is_adapted: bool
 
     def matrix(self) -> Tensor:
-        """W, or what this rank has of it."""
+        """Return W, or this rank's shard."""
         return local_part(self.weight.detach())
 
     def lengths(self, matrix: Tensor) -> Tensor:
-        """The length of each row of a matrix that is cut as W is; a collective over its columns."""
+        """Return the norm of each row of a matrix sharded as W; a collective over its columns."""
         own = _lengths(matrix)
         if isinstance(self, TensorLayer) and self.style.cuts.get("weight") == "columns":
             return summed(own.square(), self.ranks).sqrt()
@@ -80,13 +80,13 @@ class LoraLinear(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
         """`W x + scale B (A x)`, and within `adapters_off` the first term alone.
 
-        (..., in) -> (..., out), in the type that the layer without an adapter gives. In training
-        the adapter sees x without what is dropped, drawn from torch's global generator.
+        (..., in) -> (..., out), in the output dtype of the plain layer. In training the adapter's
+        input has dropout, drawn from torch's global generator.
         """
         output = super().forward(input)
         if not self.is_adapted:
             return output
-        # Adapters are float32, also where weights and x are bfloat16; autocast sees to that itself.
+        # Adapters are float32, also where weights and x are bfloat16; autocast casts by itself.
         is_cast = torch.is_autocast_enabled(input.device.type)
         x = input if is_cast else input.to(self.lora_a.dtype)
         if self.lora.dropout > 0.0:
@@ -99,13 +99,13 @@ class LoraLinear(nn.Linear):
         return output + self._decomposed(seen, change).to(output.dtype)
 
     def _decomposed(self, seen: Tensor, change: Tensor) -> Tensor:
-        """What an adapter and lengths add to `W x`: nothing at all where none has changed yet.
+        """Return DoRA's addition to `W x`: exactly nothing while nothing has been trained.
 
-        `seen` is the layer's output, (..., out), of what the adapter sees, and `change` B (A x).
+        `seen` is the layer's output of the adapter's input, (..., out), and `change` B (A x).
         """
         with torch.no_grad(), torch.autocast(seen.device.type, enabled=False):
             made = self.lora_b @ self.lora_a
-            torch.add(self.matrix(), made, alpha=self.lora.scale, out=made)  # no second one
+            torch.add(self.matrix(), made, alpha=self.lora.scale, out=made)  # avoid another copy
             lengths = self.lengths(made)
         ratio = self.lora_m / lengths
         plain = seen if self.bias is None else seen - self.bias
@@ -116,17 +116,17 @@ class LoraNf4Linear(LoraLinear, Nf4Linear):
     """A layer with an adapter, whose weight is in NF4."""
 
     def matrix(self) -> Tensor:
-        """As that of `LoraLinear`: what the codes stand for."""
+        """See `LoraLinear.matrix`: the dequantized codes."""
         codes, scales = (local_part(one.detach()) for one in (self.weight, self.weight_scales))
         return dequantised(codes, scales, self.in_features, self.dtype)
 
 
-class LoraInFirstLinear(LoraLinear, InFirstLinear):
-    """A layer with an adapter, whose weight has its inputs in front of its outputs."""
+class LoraTransposedLinear(LoraLinear, TransposedLinear):
+    """A layer with an adapter, whose weight is stored (in, out)."""
 
 
 class LoraMatrix(Matrix):
-    """A matrix of an expert with an adapter, which is multiplied together with those of others."""
+    """An expert's matrix with an adapter, multiplied in one grouped product with the others."""
 
     lora_a: nn.Parameter
     lora_b: nn.Parameter
@@ -134,7 +134,7 @@ class LoraMatrix(Matrix):
     is_adapted: bool
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
-        """As that of `Matrix`; within `adapters_off` the matrix alone."""
+        """See `Matrix.forward`; within `adapters_off` the matrix alone."""
         said = super().forward(rows)
         if not self.is_adapted:
             return said
@@ -142,73 +142,73 @@ class LoraMatrix(Matrix):
 
 
 class LoraStacks(StackedExperts):
-    """Experts of one tensor each way, of which each has adapters of its own."""
+    """Stacked experts, each with adapters of its own."""
 
     lora: LoraSpec
     is_adapted: bool
 
-    def product(self, rows: Tensor, by_expert: ByExpert, name: str) -> Tensor:
-        """As that of `StackedExperts`; within `adapters_off` the experts alone."""
-        said = super().product(rows, by_expert, name)
+    def product(self, rows: Tensor, dispatch: ExpertDispatch, name: str) -> Tensor:
+        """See `StackedExperts.product`; within `adapters_off` the experts alone."""
+        said = super().product(rows, dispatch, name)
         a, b = (self.held(one) for one in matrix_names(name))
         if a is None or b is None or not self.is_adapted:
             return said
-        change = stacked_product(rows, by_expert.ends, a.mT)
-        change = stacked_product(change, by_expert.ends, b.mT)
+        change = stacked_product(rows, dispatch.ends, a.mT)
+        change = stacked_product(change, dispatch.ends, b.mT)
         return torch.add(said, change.to(said.dtype), alpha=self.lora.scale)
 
 
 _ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStacks]]] = {
     Nf4Linear: LoraNf4Linear,
-    InFirstLinear: LoraInFirstLinear,
+    TransposedLinear: LoraTransposedLinear,
     nn.Linear: LoraLinear,
     Matrix: LoraMatrix,
     StackedExperts: LoraStacks,
 }
-"""What layers become that get adapters."""
+"""Classes that layers get with adapters."""
 
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The adapter of a weight: A (rank, in) and B (out, rank), float32, cut where the model is.
+    """The adapter of a weight: A (rank, in) and B (out, rank), float32, sharded as the model.
 
-    Of experts of one tensor stacks of such. The weight may have its inputs in front of its outputs.
-    `m` (out,) are the lengths of the rows of the weight, where these are trained.
+    Stacks for stacked experts. The weight may be stored (in, out). `m` (out,) are the magnitudes of
+    DoRA.
     """
 
     a: Tensor
     b: Tensor
     lora: LoraSpec
-    is_in_first: bool = False
+    is_transposed: bool = False
     m: Tensor | None = None
 
     def named(self, weight: str) -> dict[str, Tensor]:
-        """Its tensors by their names, which follow from that of the weight."""
+        """Return its tensors by name, derived from the weight's."""
         a, b = matrix_names(weight)
         own = {a: self.a, b: self.b}
         return own if self.m is None else {**own, magnitude_name(weight): self.m}
 
     def merged(self, weight: Tensor) -> Tensor:
-        """`W + scale B A`, float32, whole, with rows of its lengths where it has such.
+        """Return `W + scale B A`, float32, unsharded, with DoRA's row magnitudes if it has them.
 
-        A collective where the model is cut.
+        A collective where the model is sharded.
         """
         a, b, weight = whole(self.a), whole(self.b), whole(weight)
         if a.ndim == 2:
             made = self._added(weight, a, b)
             return made if self.m is None else made * (whole(self.m) / _lengths(made))[:, None]
         merged = torch.empty_like(weight, dtype=torch.float32)
-        for expert, *own in zip(merged, weight, a, b, strict=True):  # no second whole stack
+        for expert, *own in zip(merged, weight, a, b, strict=True):  # avoid another whole stack
             expert.copy_(self._added(*own))
         return merged
 
     def _added(self, weight: Tensor, a: Tensor, b: Tensor) -> Tensor:
-        change = (b @ a).mT if self.is_in_first else b @ a
+        change = (b @ a).mT if self.is_transposed else b @ a
         return torch.add(weight.float(), change, alpha=self.lora.scale)
 
 
 def _lengths(matrix: Tensor) -> Tensor:
-    """(out,) the length of each row of a matrix (out, in), float32."""
+    """Return (out,) the norm of each row of a matrix (out, in), float32."""
     lengths: Tensor = torch.linalg.vector_norm(matrix.float(), dim=1)
     return lengths
 
@@ -216,13 +216,12 @@ def _lengths(matrix: Tensor) -> Tensor:
 def add_adapters(
     model: PreTrainedModel, lora: LoraSpec, device: torch.device | None = None
 ) -> None:
-    """Freeze a model and put adapters into it, whose values `draw_adapters` sets.
+    """Freeze a model and add adapters, whose values `draw_adapters` sets.
 
-    The model is one of transformers, not cut yet, on the meta device or with weights. Without
-    targets all linear layers of the decoder layers get one: neither the embedding nor the head, no
-    router, and experts where it is asked for.
-    A head of a single output, which begins as nothing, is trained whole, in float32 as well.
-    `device` is where weights in four bits are made, if they are; absent: the CPU.
+    The model is an unsharded transformers model, on the meta device or with weights. Without
+    targets all linear layers of the decoder layers get one: not the embedding, the head or routers;
+    experts only if asked for. A new value head is trained whole, in float32 as well. `device` is
+    where weights are quantized to NF4; default: the CPU.
     """
     model.requires_grad_(False)
     head = getattr(model, VALUE_HEAD, None)
@@ -247,12 +246,12 @@ def add_adapters(
 
 
 def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: LoraSpec) -> None:
-    """Put an adapter beside the weight of this name, or beside each of those stacked in it."""
+    """Add an adapter to the weight of this name, or to each of those stacked in it."""
     weight = layer.get_parameter(name)
     *stack, out, into = weight.shape
     if isinstance(layer, Nf4Linear):
         out, into = layer.out_features, layer.in_features
-    if _is_in_first(layer):
+    if _is_transposed(layer):
         into, out = out, into
     layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))
     assert isinstance(layer, LoraLinear | LoraMatrix | LoraStacks), "it was made one"
@@ -267,10 +266,10 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
 
 
 def draw_adapters(model: nn.Module, seed: int) -> None:
-    """Set adapters to their beginning: A Kaiming-uniform with a = √5, as in PEFT, B zero.
+    """Initialise adapters: A Kaiming-uniform with a = √5, as in PEFT, B zero.
 
-    Each A has a random stream of its own, so it is the same over any number of ranks. Lengths are
-    those of the weight's rows, of which a rank measures its own.
+    Each A has its own random stream, so values do not depend on the number of ranks. Magnitudes are
+    the norms of the weight's rows; each rank computes its own.
     """
     for layer in model.modules():
         if isinstance(layer, LoraLinear) and layer.lora.weight_decomposed:
@@ -280,61 +279,63 @@ def draw_adapters(model: nn.Module, seed: int) -> None:
             continue
         values = torch.zeros(parameter.shape)
         if name.endswith(A):
-            drawn(values.flatten(0, -2), seed, name)  # of a stack each matrix, by its own width
+            drawn(values.flatten(0, -2), seed, name)  # of a stack each matrix, by its own fan-in
         fill(parameter, values)
 
 
 def drawn(values: Tensor, seed: int, name: str) -> Tensor:
-    """Draw a matrix in place, Kaiming-uniform with a = √5, by a stream of its name's own."""
+    """Initialise a matrix in place, Kaiming-uniform, a = √5, from a stream seeded by its name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     stream = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
     return nn.init.kaiming_uniform_(values, a=math.sqrt(5.0), generator=stream)
 
 
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
-    """The adapters of a model by the names of the weights that they change; empty without LoRA."""
+    """Return a model's adapters by the names of the weights they adapt; empty without LoRA."""
     found: dict[str, Adapter] = {}
     for at, layer in model.named_modules():
         if not isinstance(layer, LoraLinear | LoraMatrix | LoraStacks):
             continue
         own = {f"{at}.{name}": detached(one) for name, one in layer.named_parameters(recurse=False)}
         weights = 2 if isinstance(layer, LoraLinear) else 3
-        found |= adapters_in(own, layer.lora, in_first=weights if _is_in_first(layer) else 0)
+        found |= adapters_in(
+            own, layer.lora, transposed_dims=weights if _is_transposed(layer) else 0
+        )
     return found
 
 
-def _is_in_first(layer: nn.Module) -> bool:
-    """Whether the weights of a layer have their inputs in front of their outputs."""
+def _is_transposed(layer: nn.Module) -> bool:
+    """Whether a layer's weights are stored (in, out)."""
     if isinstance(layer, StackedExperts):
         return not layer.is_out_first
-    return isinstance(layer, InFirstLinear)
+    return isinstance(layer, TransposedLinear)
 
 
 def adapters_in(
-    tensors: Mapping[str, Tensor], lora: LoraSpec, *, in_first: int = 0
+    tensors: Mapping[str, Tensor], lora: LoraSpec, *, transposed_dims: int = 0
 ) -> dict[str, Adapter]:
-    """The same from tensors by their names, as those of a checkpoint.
+    """As `adapters_of`, from tensors by name, such as those of a checkpoint.
 
-    `in_first` says which weights have their inputs in front of their outputs, by their dimensions:
-    2 of matrices, 3 of stacks, 0 of none.
+    `transposed_dims` says by their dimensions which weights are stored (in, out): 2 for matrices, 3
+    for stacks, 0 for none.
     """
     found: dict[str, Adapter] = {}
     for weight in (weight_of(name) for name in sorted(tensors) if name.endswith(A)):
         a, b = (tensors[name] for name in matrix_names(weight))
         lengths = tensors.get(magnitude_name(weight))
-        found[weight] = Adapter(a, b, lora, a.ndim == in_first, lengths)
+        found[weight] = Adapter(a, b, lora, a.ndim == transposed_dims, lengths)
     return found
 
 
 def in_peft_form(name: str, matrix: Tensor) -> Tensor:
-    """A tensor of an adapter, by its name here, as PEFT's files have it: stacks in one matrix."""
+    """Convert an adapter tensor to PEFT's form, which flattens stacks to a matrix."""
     is_turned = matrix.ndim > 2 and name.endswith(B)
     parts = matrix.permute(1, 2, 0) if is_turned else matrix
     return parts.reshape(peft_shape(name, tuple(matrix.shape)))
 
 
 def of_peft_form(name: str, stored: Tensor, shape: torch.Size) -> Tensor:
-    """The other way round: the tensor of a name and shape here."""
+    """Convert PEFT's form to the tensor of a name and shape here."""
     if len(shape) > 2 and name.endswith(B):
         experts, out, rank = shape
         return stored.reshape(out, rank, experts).permute(2, 0, 1)
@@ -346,7 +347,7 @@ def replaced(
     tensors: Mapping[str, Tensor],
     on_device: Callable[[Tensor], Tensor],
 ) -> dict[str, Adapter]:
-    """Adapters of other values, those of `tensors` by their names, as `on_device` has them."""
+    """Return the adapters with the values of `tensors` by name, each moved by `on_device`."""
 
     def other(weight: str, own: Adapter) -> Adapter:
         names = own.named(weight)
@@ -360,7 +361,7 @@ def replaced(
 
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
-    """Compute with the frozen weights alone: the model as it was before training."""
+    """Compute with the frozen weights alone: the initial model."""
     kinds = LoraLinear | LoraMatrix | LoraStacks
     layers = [layer for layer in model.modules() if isinstance(layer, kinds)]
     for layer in layers:

@@ -1,7 +1,7 @@
-"""How much memory models take at the least, before anything is loaded.
+"""Memory estimates: the least that models need, before anything is loaded.
 
-Weights, gradients, moments and the engine's own weights are certain; activations, caches and the
-memory of libraries come on top. So what is refused here could never have run.
+Counts weights, gradients, moments and the engine's own weights; activations, caches and libraries
+come on top. So what is refused here could never have run.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -41,18 +41,17 @@ MEMORY_LIMITS: Final = (
 
 ENGINE: Final = "rollout engine"
 COPIES: Final = "copies for checkpoints"
-"""That are written in the background; a GPU's rank has them in host memory."""
+"""Buffers that are written in the background; a GPU's rank has them in host memory."""
 
 _WEIGHT_BYTES: Final = {"float32": 4, "bfloat16": 2, "float16": 2, "auto": 2}
-"""Of auto, which a plan may leave to the processors of the pods, the least that it may take."""
+"""The least of what `auto`, whose plan may offload to host memory, may need."""
 
 
 def count_parameters(config: RunConfig) -> dict[str, int]:
-    """Weights of the models of a run by their folders, of all files that can be read.
+    """Count the weights of a run's models by their folders, of all readable files.
 
-    Without the output layer: where it is tied it is the embedding, even if a file holds it again.
-    A vision tower that learns is under `TOWER`, a layer that predicts further tokens under `MTP`;
-    one that nobody trains is not counted.
+    Without the output layer: if tied it is the embedding, even if a file holds it again. A trained
+    vision tower is under `TOWER`, a trained MTP layer under `MTP`; frozen ones are not counted.
     """
     spec = config.spec
     sections = (spec.reward_model, spec.judge)
@@ -76,7 +75,7 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
 
 
 def _held_whole(folder: str) -> int:
-    """Weights of a model's layers that keep states, which every tensor rank has."""
+    """Count the weights of recurrent layers, which tensor-parallel ranks replicate."""
     sizes = sizes_of(folder)
     if sizes is None or sizes.states is None:
         return 0
@@ -101,10 +100,10 @@ class Held:
     """Bytes that a rank needs at the least for a model or an engine.
 
     Attributes:
-        whole: All of them, host memory included.
-        at_work: On the device while it computes.
-        at_rest: There while another does.
-        saved: Of all of them those that a checkpoint holds.
+        whole: all of them, host memory included.
+        at_work: on the device while it computes.
+        at_rest: on the device while another model computes.
+        saved: the part of `whole` that a checkpoint holds.
     """
 
     whole: int
@@ -114,34 +113,34 @@ class Held:
 
 
 _Part = Callable[..., Held]
-"""What a rank has of a model of a type of numbers and a size, by what is offloaded and trained."""
+"""Function from dtype, size, offload and moments to a rank's memory of a model."""
 
 
 def held_by_rank(
     config: RunConfig, role: RoleName, parameters: Mapping[str, int]
 ) -> dict[str, int]:
-    """Bytes that one rank of a role needs at the least, by what they are for; see `_held`."""
+    """Return the bytes that one rank of a role needs at the least, by purpose; see `_held`."""
     return {name: held.whole for name, held in _held(config, role, parameters).items()}
 
 
 def held_in_turns(
     config: RunConfig, role: RoleName, parameters: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Bytes on the device of a rank of a role, by who is at work there and what they are for.
+    """Return the device bytes of a rank of a role, by who computes and by purpose.
 
-    Where nothing is offloaded the first, the engine if there is one, has all of them beside it.
+    Without offload the first, the engine if there is one, has all of them beside it.
     """
     held = _held(config, role, parameters)
     turns = {
         worker: {worker} for worker in held if not worker.endswith("adapters") and worker != COPIES
     }
-    if "reward model" in turns:  # it scores beside the engine
+    if "reward model" in turns:  # it scores while the engine is loaded
         turns["reward model"].add(ENGINE)
     algorithm = config.spec.algorithm
     if "policy" in turns and (algorithm.compares_vocabularies or algorithm.compares_answers):
         turns["policy"].add(
             "reference"
-        )  # an update compares with it, or the loss of held-out answers
+        )  # an update, or the loss of held-out answers, compares with it
     return {
         worker: {
             name: one.at_work if name in there else one.at_rest
@@ -153,7 +152,7 @@ def held_in_turns(
 
 
 def offloads(config: RunConfig, role: RoleName) -> bool:
-    """Whether some of what a role with pods of its own holds lies in host memory."""
+    """Whether a role with its own pods offloads something to host memory."""
     roles = config.spec.roles
     offload = {
         name: set[str](one.offload) for name, one in topology.colocatable_roles(roles).items()
@@ -165,7 +164,7 @@ def offloads(config: RunConfig, role: RoleName) -> bool:
 
 
 def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
-    """What a rank of a role holds: its models, and copies of them that are to be written."""
+    """Return the models of a rank of a role, and their copies waiting to be written."""
     spec = config.spec
     if role == "judge" and spec.judge is not None:
         return _judge(spec.judge, spec.roles.judge.gpus_per_replica, parameters)
@@ -180,13 +179,13 @@ def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> d
 
 
 def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
-    """The models and the engine of a rank.
+    """Return the models and the engine of a rank.
 
-    Parameters are as `count_parameters` gives them; a role without pods of its own holds nothing.
+    `parameters` are from `count_parameters`; a role without its own pods holds nothing.
     """
     spec, living = config.spec, config.topology.living_in(role)
     generates = config.topology.generating.role == role and not spec.algorithm.given
-    # A device of its own is what models can leave, and what an engine that sleeps gives back.
+    # With a separate device memory models can be offloaded, and a sleeping engine frees its.
     leaves = config.topology.role(role).device != "cpu"
     engine = _engine(config, parameters, leaves=leaves) if generates else {}
     pods = topology.model_pods(spec.roles).get(role)
@@ -194,7 +193,7 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         return engine
     layout = pods.parallelism
     part = _cut_over(layout, spec, leaves=leaves)
-    # Tensor ranks hold some layers whole: as if the model were so much larger.
+    # Tensor-parallel ranks replicate some layers: count the model as that much larger.
     parameters = {
         name: count + (layout.tensor - 1) * _held_whole(name) if layout.tensor > 1 else count
         for name, count in parameters.items()
@@ -208,7 +207,7 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         found["adapters"] = part(*_adapters(adapters, actor.offload), moments)
     if "actorRollout" in living:
         found |= engine
-    # With adapters the policy is its own reference.
+    # With adapters the frozen policy is its own reference.
     reference, is_base = spec.roles.reference, lora is not None and spec.reference is None
     if "reference" in living and reference and not (is_base and "actorRollout" in living):
         dtype, base = spec.model.dtype, spec.lora_of_reference
@@ -226,10 +225,10 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
 
 
 def _cut_over(layout: TrainingParallelism, spec: PPOJobSpec, *, leaves: bool) -> _Part:
-    """What a rank has of a model that the ranks of a layout share.
+    """Return the function for a model that the ranks of a layout shard.
 
-    Copies of a model are whole, so what counts is over how many ranks each of them is cut. Stages
-    of a pipeline have about equally many layers, and no fewer weights than this on the largest.
+    Replicas (HSDP) are whole, so only the shards within each count. Pipeline stages have about
+    equally many layers; the largest has at least this many weights.
     """
     shards = layout.data_shard
     assert shards is not None, "a resolved configuration says how many shards"
@@ -243,7 +242,7 @@ def _cut_over(layout: TrainingParallelism, spec: PPOJobSpec, *, leaves: bool) ->
         cut = shards * layout.sequence
         if spec.training.reshard_after_forward or cut == 1:
             return held
-        # All layers, put together; of experts that ranks share a share, and they are most of it.
+        # One layer, all-gathered; of its experts, which are most of it, this rank's share.
         return replace(held, at_work=held.at_work + cut * size // layout.expert)
 
     return part
@@ -268,14 +267,14 @@ def _critics(spec: PPOJobSpec, parameters: Mapping[str, int], part: _Part) -> di
 
 
 def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[str, Held]:
-    """Of each of its GPUs, or of its pod."""
+    """Return the bytes of each of the judge's GPUs, or of its pod."""
     weights = _WEIGHT_BYTES[judge.dtype] * parameters.get(judge.path, 0) // max(1, gpus)
     held = weights + int((judge.kv_cache_gib or 0) * GIB)
     return {"judge": Held(held, held, held)} if held else {}
 
 
 def smaller_models(spec: PPOJobSpec) -> str:
-    """What to choose where models are too large."""
+    """Say what to choose where models are too large."""
     lora, sizes = spec.model.lora, sizes_of(spec.model.path)
     has_it = lora is not None and lora.base_type is not None
     is_cut = spec.roles.actor_rollout.parallelism.tensor > 1
@@ -285,9 +284,9 @@ def smaller_models(spec: PPOJobSpec) -> str:
 
 
 def least_cache(judge: JudgeSpec, tokens: int, gpus: int) -> int:
-    """Bytes that keys and values of a text take at the least, of each of its GPUs, or of its pod.
+    """Return the least KV cache bytes of a text, for each of its GPUs, or for its pod.
 
-    Layers that keep states count nothing; 0 where some keep a window of it.
+    Recurrent layers count nothing; 0 where some layers have a sliding window.
     """
     sizes = sizes_of(judge.path)
     if sizes is None or FAMILIES[sizes.model_type].has_windows:
@@ -300,7 +299,7 @@ def least_cache(judge: JudgeSpec, tokens: int, gpus: int) -> int:
 
 
 def _model(weights: int, offload: Collection[str], moments: float | None) -> Held:
-    """A model of so many bytes, which has gradients and so many moments where it is trained."""
+    """Return the memory of a model of so many bytes, with gradients and moments if trained."""
     own, kept = (weights, 0) if moments is None else (2 * weights, int(moments * weights))
     staying = 0 if "optimizer" in offload else kept
     resting = 0 if "weights" in offload else own
@@ -309,7 +308,7 @@ def _model(weights: int, offload: Collection[str], moments: float | None) -> Hel
 
 
 def _one_at_work(models: Sequence[Held]) -> Held:
-    """Several models, of which one works while the others rest."""
+    """Combine several models, one of which computes while the others rest."""
     resting = sum(model.at_rest for model in models)
     return Held(
         sum(model.whole for model in models),
@@ -319,7 +318,7 @@ def _one_at_work(models: Sequence[Held]) -> Held:
 
 
 def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]:
-    """Numbers of the policy and of its adapters; log Z's network is with those that are trained."""
+    """Count the elements of the policy, and of its trained part with log Z's network."""
     model = spec.model
     count = sum(parameters.get(one, 0) for one in (model.path, TOWER, MTP))
     log_z = count_log_partition(spec.algorithm.policy_loss.loss, model.path)
@@ -330,7 +329,7 @@ def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]
 
 
 def _kept_as(lora: LoraSpec | None, count: int, folder: str, dtype: str) -> int:
-    """Numbers of a type that take what so many weights of a folder do, matrices in NF4 or not."""
+    """Return the number of elements of `dtype` that take a folder's weights, in NF4 or not."""
     if not count or lora is None or lora.base_type is None or (sizes := sizes_of(folder)) is None:
         return count
     layers = range(sizes.layers)
@@ -339,9 +338,9 @@ def _kept_as(lora: LoraSpec | None, count: int, folder: str, dtype: str) -> int:
 
 
 def _kept(spec: PPOJobSpec) -> tuple[float | None, float]:
-    """What updates keep of the policy, in weights and in adapters; None where weights are frozen.
+    """Return the optimizer state of the policy, in weights and in adapters; None if frozen.
 
-    That is moments, and the average in float32.
+    That is moments, and the float32 EMA.
     """
     moments, average = spec.optimizer.moments, float(spec.model.average_decay is not None)
     if spec.model.lora is not None:
@@ -350,7 +349,7 @@ def _kept(spec: PPOJobSpec) -> tuple[float | None, float]:
 
 
 def _adapters(count: int, offload: Collection[str]) -> tuple[str, int, Collection[str]]:
-    """Type, number and offload of adapters, which are small and of which only moments leave."""
+    """Return dtype, count and offload of adapters: only their moments are offloaded."""
     return "float32", count, [one for one in offload if one != "weights"]
 
 
@@ -363,7 +362,7 @@ def _engine(config: RunConfig, parameters: Mapping[str, int], *, leaves: bool) -
 
 
 def machine_bytes() -> int | None:
-    """Memory of this machine, or what this container may use of it; None where it is not known."""
+    """Return the memory of this machine, or this container's limit; None if unknown."""
     found = []
     for path in (*MEMORY_LIMITS, MEMORY_INFO):
         try:
@@ -372,11 +371,11 @@ def machine_bytes() -> int | None:
             continue
         if path == MEMORY_INFO:
             found.append(1024 * int(words[words.index("MemTotal:") + 1]))
-        elif words[0].isdecimal():  # `max` is no limit
+        elif words[0].isdecimal():  # `max` means unlimited
             found.append(int(words[0]))
     return min(found, default=None)
 
 
 def in_gib(held: Mapping[str, int]) -> str:
-    """Sizes for people: `policy 1.50, reference 0.38`."""
+    """Format sizes for people: `policy 1.50, reference 0.38`."""
     return ", ".join(f"{name} {size / GIB:.2f}" for name, size in held.items())

@@ -1,19 +1,19 @@
-"""MiMo-7B, which transformers has no class of: Qwen2 by another name.
+"""MiMo-7B, which transformers lacks: Qwen2 under another name.
 
-Its layer that predicts further tokens is one of `mtp_layers`.
+Its MTP layer is one of `mtp_layers`.
 """
 
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 
 class MiMoConfig(Qwen2Config):  # type: ignore[misc]
-    """Its configuration."""
+    """MiMo's configuration."""
 
     model_type = "mimo"
 
 
 class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
-    """The model without that layer."""
+    """MiMo without its MTP layer."""
 
     config_class = MiMoConfig
 

@@ -1,7 +1,7 @@
-"""Models whose feed-forward blocks are mixtures of experts: their tensors, and what is refused.
+"""MoE feed-forward blocks: their tensors, and checks of their sizes.
 
-Each token goes to the few experts that a router finds most probable, and gets the sum of what they
-say, weighted by those probabilities (Shazeer et al. 2017, arXiv:1701.06538). Loads no torch.
+A router sends each token to its most probable experts, whose outputs are summed, weighted by those
+probabilities (Shazeer et al. 2017, arXiv:1701.06538). Does not import torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -15,24 +15,24 @@ from ppojob_trainer.models.layer_kinds import EXPERTS, layer_kinds
 from ppojob_trainer.models.problems import ModelReason
 
 STACKS: Final = ("gate_up_proj", "down_proj")
-"""Tensors of all experts of a layer, where files have such."""
+"""Names of stacked expert tensors of a layer."""
 ALIGNED: Final = 8
-"""What widths are multiples of: PyTorch's grouped products take rows of whole 16 bytes."""
+"""Divisor of widths: PyTorch's grouped products need rows of whole 16 bytes."""
 
 
 def stays_float32(name: str) -> bool:
-    """Whether a weight is kept and sent in float32, in whatever type the others are.
+    """Whether a weight is kept and sent in float32, whatever the others' dtype.
 
-    Routers choose by the one: rounded it would send tokens to other experts. A gated delta network
-    decays by an exponential of the other, which vLLM keeps so.
+    Routers select by their bias: rounding it would change the experts. A gated delta network's
+    decay is an exponential of its weight, which vLLM keeps in float32.
     """
     return name.endswith((CORRECTION, EXPERT_BIAS, ".A_log"))
 
 
 def is_sent_float32(name: str) -> bool:
-    """Whether engines get a weight in float32: vLLM holds routers of some mixtures so.
+    """Whether engines get a weight in float32: vLLM keeps routers of some models so.
 
-    Those of others it rounds itself, as it would have got them.
+    Those of others it rounds itself.
     """
     return stays_float32(name) or name.endswith(".gate.weight")
 
@@ -42,22 +42,22 @@ _NUMBERS: Final = range(1, 10_001)
 
 
 def key_of_experts(config: Mapping[str, Json]) -> str:
-    """Where config.json says how many experts each layer of a mixture has.
+    """Return the config.json key of the number of experts per layer.
 
-    The hub's folders have their family's name; transformers 5 writes another one of Qwen3.
+    The hub's folders use their family's key; transformers 5 writes another one for Qwen3.
     """
     names = ("n_routed_experts", "num_local_experts", "moe_num_experts")
     return next((name for name in names if name in config), "num_experts")
 
 
 def key_of_chosen(config: Mapping[str, Json]) -> str:
-    """Where config.json says how many of them a token goes to."""
+    """Return the config.json key of the number of experts per token (top-k)."""
     names = ("moe_k", "top_k_experts")
     return next((name for name in names if name in config), "num_experts_per_tok")
 
 
 def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
-    """What tells the mixtures of a model, if it has any: some families have models without."""
+    """Return the family's MoE description, None for a dense model of the same family."""
     family = FAMILIES[str(config["model_type"])]
     kinds = layer_kinds({**family.defaults, **config}) if family.has_one_block else None
     is_plain = config.get(key_of_experts(config)) == 0 if kinds is None else EXPERTS not in kinds
@@ -68,7 +68,7 @@ def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
 
 
 def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
-    """Sizes of feed-forward blocks that config.json says, and what each may be."""
+    """Return the required feed-forward sizes in config.json, and their allowed ranges."""
     family = FAMILIES[str(config["model_type"])]
     mixture, own = mixture_in(config), family.feed_forward
     inner = "intermediate_size" if own is None else own.inner
@@ -84,7 +84,7 @@ def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
 def expert_tensors(
     mixture: Mixture, experts: int, *, hidden: int, inner: int
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names in a layer, and shapes, of the tensors of a mixture: the router's and each expert's."""
+    """Return names in a layer, and shapes, of an MoE block's tensors: router and experts."""
     router = mixture.within(mixture.router)
     yield f"{router}.proj.weight" if mixture.has_scales else f"{router}.weight", (experts, hidden)
     if mixture.has_scales:
@@ -103,9 +103,9 @@ def expert_tensors(
             yield f"{at}.gate_up_proj_bias", (experts, 2 * inner)
             yield f"{at}.down_proj_bias", (experts, hidden)
         return
-    if mixture.correction:
-        shape = (1, experts) if mixture.correction.startswith(BIAS_MODULE) else (experts,)
-        yield f"{mixture.block}.{mixture.correction}", shape
+    if mixture.selection_bias:
+        shape = (1, experts) if mixture.selection_bias.startswith(BIAS_MODULE) else (experts,)
+        yield f"{mixture.block}.{mixture.selection_bias}", shape
     for expert in range(experts):
         back = mixture.matrices[-1]
         for matrix in mixture.matrices:
@@ -114,7 +114,7 @@ def expert_tensors(
 
 
 def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
-    """Linear layers, by their names in a layer, of the expert that all tokens go to, if any."""
+    """Return the linear layers of the shared expert, by their names in a layer, if there is one."""
     found = {}
     if mixture.shared and inner:
         at = f"{mixture.block}.{mixture.shared}"
@@ -126,7 +126,7 @@ def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[
 
 
 def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
-    """What is wrong with a mixture's sizes beside each other."""
+    """Report MoE sizes that contradict each other."""
 
     def problem(key: str, why: str, allowed: str, reason: ModelReason) -> Problem:
         got = ABSENT if config.get(key) is None else shown(config[key])

@@ -1,4 +1,4 @@
-"""Modules of a model of transformers under the names that all other models have for them."""
+"""Common module names for transformers models of all families."""
 
 from collections.abc import Callable, Mapping
 from operator import attrgetter
@@ -12,7 +12,7 @@ from ppojob_trainer.models.families import Family
 
 
 def rename_modules(model: PreTrainedModel, family: Family) -> None:
-    """Give modules of a model, and those around its layers, the names that others have."""
+    """Rename the modules of a model, and those around its layers, to the common names."""
     base: Any = model.base_model
     if (inner := base._modules.get(family.inner)) is not None:
         _find(inner, {family.inner: lambda own: own})
@@ -26,7 +26,7 @@ def rename_modules(model: PreTrainedModel, family: Family) -> None:
 
 
 def _rename(owner: nn.Module, names: Mapping[str, str]) -> None:
-    """Give modules the names on the right; their owner's code finds them under both."""
+    """Rename modules to the names on the right; the owner's code finds them under both."""
     held = owner._modules
     theirs = {name: own for name, own in names.items() if name in held}
     if theirs:
@@ -35,7 +35,7 @@ def _rename(owner: nn.Module, names: Mapping[str, str]) -> None:
 
 
 def _find(owner: nn.Module, what: Mapping[str, Callable[[Any], object]]) -> None:
-    """Let a module have more attributes, by what finds them."""
+    """Give a module computed attributes."""
     kind = type(owner)
     found = {name: property(find) for name, find in what.items()}
     owner.__class__ = type(kind.__name__, (kind,), found)

@@ -1,7 +1,7 @@
-"""A layer that predicts further tokens, in a model of transformers, under the names of files.
+"""MTP layer of a transformers model, under the names of files.
 
-It stands behind the model's own layers, whose number stays, or in a list of its own: a forward pass
-of the model knows nothing of it, and whatever goes through weights has it.
+It follows the model's own layers, whose count is unchanged, or is in a list of its own. The model's
+forward pass skips it; everything that iterates over weights includes it.
 """
 
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from ppojob_trainer.models.mtp_forms import MTP_FORMS, MtpForm, is_mtp_weight
 
 
 class MtpLayer(nn.Module):
-    """What makes a decoder layer of transformers one that predicts further tokens.
+    """Mixin that turns a decoder layer of transformers into an MTP layer.
 
     DeepSeek-V3, arXiv:2412.19437, equations 21 and 22. Embedding and output layer are the model's.
     """
@@ -24,9 +24,9 @@ class MtpLayer(nn.Module):
     form: MtpForm
 
     def forward(self, states: Tensor, embeddings: Tensor, **given: object) -> Tensor:
-        """(1, t, h) last hidden states and the embeddings of the tokens behind them to (1, t, h).
+        """Map (1, t, h) last hidden states and embeddings of the next tokens to (1, t, h).
 
-        What comes out goes into the output layer. `given` is what other layers are given.
+        The result goes into the output layer. `given` are the arguments of other layers.
         """
         normed = [self._part("embedding_norm")(embeddings), self._part("state_norm")(states)]
         if self.form.has_state_first:
@@ -40,13 +40,13 @@ class MtpLayer(nn.Module):
 
 
 def add_mtp_layer(model: PreTrainedModel) -> None:
-    """Put the layer into a model that is not cut yet; it has no values then."""
+    """Add the layer to an unsharded model; it has no values yet."""
     base, config = model.base_model, model.config
     form, last = MTP_FORMS[config.model_type], base.layers[-1]
     width, epsilon = config.hidden_size, config.rms_norm_eps
     device = base.embed_tokens.weight.device
     with torch.device("meta"):
-        # The last layer's number: configurations know no kinds of layers behind it.
+        # The last layer's index: configurations have no types for layers beyond it.
         layer: Any = type(last)(config, config.num_hidden_layers - 1)
         for name in (form.embedding_norm, form.state_norm, form.last_norm):
             _set(layer, name, type(base.norm)(width, eps=epsilon))
@@ -59,7 +59,7 @@ def add_mtp_layer(model: PreTrainedModel) -> None:
 
 
 def mtp_layer_of(model: nn.Module) -> MtpLayer:
-    """The layer of a model that has one."""
+    """Return the MTP layer of a model that has one."""
     base: Any = model.base_model
     config: Any = model.config
     layer: MtpLayer = getattr(base, MTP_FORMS[config.model_type].list_name)[-1]
@@ -68,7 +68,7 @@ def mtp_layer_of(model: nn.Module) -> MtpLayer:
 
 @contextmanager
 def states_for_mtp(model: nn.Module) -> Iterator[list[Tensor]]:
-    """The states that such a layer reads of the model's pass in the block, (1, t, h), the last."""
+    """Capture the (1, t, h) hidden states of the model's pass that the MTP layer reads."""
     base: Any = model.base_model
     kept: list[Tensor] = []
 
@@ -83,7 +83,7 @@ def states_for_mtp(model: nn.Module) -> Iterator[list[Tensor]]:
 
 
 def is_of_mtp_layer(name: str, model: nn.Module) -> bool:
-    """Whether a tensor of this name in a model belongs to such a layer."""
+    """Whether a tensor of this name in a model belongs to an MTP layer."""
     config: Any = model.config
     return is_mtp_weight(name, config.num_hidden_layers)
 

@@ -1,4 +1,4 @@
-"""Nemotron-H of transformers as other models are: steps without a limit."""
+"""Nemotron-H adaptation: time steps without clamping."""
 
 from typing import Any, Final
 
@@ -8,10 +8,10 @@ NEMOTRON: Final = "nemotron_h"
 
 
 def take_limits_off(model: PreTrainedModel) -> None:
-    """Let steps be as config.json has them.
+    """Remove the clamp of Mamba's time steps, as config.json's weights need.
 
-    transformers lets no step be shorter than `time_step_min` where it reads several tokens, and any
-    where it reads one. Its weights were trained without that, and vLLM has none.
+    transformers clamps steps to at least `time_step_min` in prefill, but not in decoding. The
+    weights were trained without a clamp, and vLLM has none.
     """
     base: Any = model.base_model
     for layer in base.layers:

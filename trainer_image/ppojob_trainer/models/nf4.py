@@ -1,11 +1,11 @@
-"""NF4: frozen matrices in four bits a number (QLoRA: Dettmers et al., arXiv:2305.14314).
+"""NF4: frozen matrices in four bits an element (QLoRA: Dettmers et al., arXiv:2305.14314).
 
-64 numbers of a row are a block: each is the nearest of 16 values, quantiles of a normal
-distribution, times the largest absolute value of its block. A row's last block may be shorter. So
-blocks never cross rows, and a rank that has some rows makes of them what it would of all.
+64 elements of a row are a quantization block: each is the nearest of 16 values, quantiles of a
+normal distribution, times the block's largest absolute value. A row's last block may be shorter.
+Blocks never cross rows, so a rank quantizes its shard of rows as it would the whole.
 
-A layer keeps such codes in place of its `weight`, and the scales of blocks beside it. Its matrix is
-made again for each pass, forward and backward, and nobody keeps it.
+A layer holds these codes in place of its `weight`, and the scales of blocks beside them. Each
+forward and backward pass dequantizes the matrix and drops it.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ VALUES: Final = (
     *(0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224),
     *(0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0),
 )
-"""What a code stands for: the numbers of bitsandbytes, which has the paper's definition."""
+"""The 16 values of the codes: bitsandbytes' constants, by the paper's definition."""
 
 _SCALES: Final = "weight_scales"
 
@@ -38,14 +38,14 @@ def is_scales(name: str) -> bool:
 
 
 def scales_of(weight: str) -> str:
-    """The name of the scales of a matrix, by the name of that."""
+    """Return the name of a matrix's scales."""
     return f"{weight}{_SCALES.removeprefix('weight')}"
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """A matrix (out, in) as codes (out, b * 32), two a byte, and scales (out, b), float32.
+    """Quantize a matrix (out, in): codes (out, b * 32), two a byte, and scales (out, b), float32.
 
-    b: blocks of a row. A number in the middle between two values becomes the lower one.
+    b: blocks of a row. An element midway between two values becomes the lower one.
     """
     rows, columns = weight.shape
     blocks = functional.pad(weight.float(), (0, -columns % BLOCK))
@@ -59,14 +59,14 @@ def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def dequantised(codes: Tensor, scales: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
-    """The matrix (out, columns) that codes and scales stand for; products in float32."""
+    """Dequantize to a matrix (out, columns); products in float32."""
     values = _pairs(codes.device)[codes.int()].view(*scales.shape, BLOCK)
     values.mul_(scales[..., None])
     return values.flatten(1)[:, :columns].to(dtype).contiguous()
 
 
 def rounded(weight: Tensor) -> Tensor:
-    """A matrix as a layer here computes with it, in its own type."""
+    """Round a matrix to what NF4 represents, in its own dtype."""
     return dequantised(*quantised(weight), weight.shape[1], weight.dtype)
 
 
@@ -78,19 +78,19 @@ def _middles(device: torch.device) -> Tensor:
 
 @cache
 def _pairs(device: torch.device) -> Tensor:
-    """(256, 2) what each byte stands for; its upper half is the first."""
+    """Return (256, 2) the values of each byte; its upper half is the first."""
     values = torch.tensor(VALUES, device=device)
     return torch.cartesian_prod(values, values)
 
 
 class Nf4Linear(nn.Linear):
-    """A frozen linear layer in NF4; `quantise_layers` makes it of a plain one, in place."""
+    """A frozen linear layer in NF4; `quantise_layers` converts a plain one in place."""
 
     weight_scales: nn.Parameter
-    dtype: torch.dtype  # of the weight that was there
+    dtype: torch.dtype  # of the original weight
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002  torch's name
-        """As that of a plain layer with the weight that the codes stand for."""
+        """Apply the layer with its dequantized weight."""
         device, dtype = input.device.type, self.dtype
         if torch.is_autocast_enabled(device):
             dtype = torch.get_autocast_dtype(device)
@@ -100,12 +100,12 @@ class Nf4Linear(nn.Linear):
 
 
 class _Product(torch.autograd.Function):
-    """`W x + b`, of whose W neither pass leaves anything behind."""
+    """`W x + b`; neither pass keeps the dequantized W."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, codes: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
-        # Not saved for the backward pass as tensors are that may leave for host memory: nobody
-        # changes them, and where ranks share them FSDP puts both together again.
+        # Not saved by save_for_backward, whose tensors may be offloaded to host memory: they are
+        # constant, and FSDP all-gathers them again.
         ctx.matrix, ctx.columns = (codes, scales), x.shape[-1]
         return functional.linear(x, dequantised(codes, scales, x.shape[-1], x.dtype), bias)
 
@@ -118,29 +118,29 @@ class _Product(torch.autograd.Function):
 
 @dataclass(frozen=True, slots=True)
 class Nf4Matrix:
-    """The matrix of a layer in NF4: its codes and scales, cut where the model is."""
+    """A layer's NF4 matrix: codes and scales, sharded as the model."""
 
     layer: Nf4Linear
 
     @property
     def shape(self) -> tuple[int, int]:
-        """(out, in), as the weight's was."""
+        """(out, in), the weight's shape."""
         return self.layer.out_features, self.layer.in_features
 
     @property
     def outline(self) -> Tensor:
-        """A tensor of its shape and type, without values."""
+        """A meta tensor of its shape and dtype."""
         return torch.empty(self.shape, dtype=self.layer.dtype, device="meta")
 
     def whole(self, on_device: Callable[[Tensor], Tensor]) -> Tensor:
-        """All of it; a collective where the model is cut. See `named_full_tensors`."""
+        """Return it whole and dequantized; a collective if sharded. See `named_full_tensors`."""
         parts = self.layer.weight.detach(), self.layer.weight_scales.detach()
         codes, scales = (whole(on_device(part)) for part in parts)
         return dequantised(codes, scales, self.layer.in_features, self.layer.dtype)
 
 
 def matrices_of(model: nn.Module) -> dict[str, Nf4Matrix]:
-    """The matrices of a model in NF4 by the names of their weights; empty without such."""
+    """Return a model's NF4 matrices by the names of their weights; empty without such."""
     return {
         f"{at}.weight": Nf4Matrix(layer)
         for at, layer in model.named_modules()
@@ -149,7 +149,7 @@ def matrices_of(model: nn.Module) -> dict[str, Nf4Matrix]:
 
 
 def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
-    """Those of a model's decoder layers, by their names in it; of no mixture of experts."""
+    """Return the linear layers of a model's decoder layers by name; no experts."""
     base: Any = model.base_model
     layers = {layer for layer in base.layers.modules() if isinstance(layer, nn.Linear)}
     for name, layer in model.named_modules():
@@ -158,9 +158,9 @@ def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
 
 
 def quantise_layers(model: PreTrainedModel, device: torch.device) -> None:
-    """Keep the linear layers of the decoder layers in NF4, one after the other.
+    """Quantize the linear layers of the decoder layers, one after the other.
 
-    The model is on the meta device, or with weights, which a device is asked to make codes of.
+    The model is on the meta device, or has weights, which `device` quantizes.
     """
     for _, layer in linear_layers(model):
         weight = layer.weight.detach()
@@ -173,13 +173,13 @@ def quantise_layers(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def round_layers(model: PreTrainedModel) -> None:
-    """Give linear layers what they would compute with in NF4, as plain weights."""
+    """Round linear layers to NF4, but keep them as plain weights."""
     for _, layer in linear_layers(model):
         layer.weight.data = rounded(layer.weight.data)
 
 
 def _outlines(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Codes and scales of a matrix without values."""
+    """Return meta tensors of a matrix's codes and scales."""
     rows, blocks = weight.shape[0], -(-weight.shape[1] // BLOCK)
     return (
         weight.new_empty(rows, blocks * BLOCK // 2, dtype=torch.uint8),

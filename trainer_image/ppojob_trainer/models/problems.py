@@ -1,4 +1,4 @@
-"""What can be wrong with a model's folder, as words for programs, and with its JSON files."""
+"""Problems of a model's folder, as stable reason codes; reading of its JSON files."""
 
 import json
 from enum import StrEnum
@@ -9,7 +9,7 @@ from ppojob_trainer.json_value import Json
 
 
 class ModelReason(StrEnum):
-    """Stable words for programs; texts may improve, these stay."""
+    """Stable reason codes for programs; the texts may change."""
 
     MODEL_MISSING = "ModelMissing"
     UNREADABLE = "Unreadable"
@@ -36,7 +36,7 @@ def read_object(path: Path, reason: ModelReason) -> dict[str, Json] | Problem:
     """Read a file that holds a JSON object.
 
     Returns:
-        The object, or what is wrong with the file.
+        The object, or the file's problem.
     """
 
     def bad(got: str, why: str, place: str = "") -> Problem:
@@ -54,7 +54,7 @@ def read_object(path: Path, reason: ModelReason) -> dict[str, Json] | Problem:
 
 
 def unreadable(path: Path, error: OSError) -> Problem:
-    """The problem of a file that the system does not give."""
+    """Return the problem of a file that cannot be read."""
     got = "a link to nothing" if path.is_symlink() and not path.exists() else "no bytes"
     why = error.strerror or type(error).__name__
     return Problem(str(path), got, why, "a file that can be read", ModelReason.UNREADABLE)

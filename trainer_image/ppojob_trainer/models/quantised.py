@@ -1,7 +1,6 @@
-"""Folders whose weights are quantised: what their files hold in the place of a tensor.
+"""Quantized checkpoints: their formats, and which file tensors make up a weight.
 
-They are trained unquantised: `stored_tensors` makes numbers of them while they are read. Loads no
-torch.
+They are trained unquantized: `stored_tensors` dequantizes while reading. Does not import torch.
 """
 
 from collections.abc import Callable, Mapping
@@ -18,7 +17,7 @@ SECTION: Final = "quantization_config"
 MXFP4: Final = "mxfp4"
 PACKED: Final = "pack-quantized"
 BITS: Final = 4
-"""Of a number of the packed forms, eight of which lie in 32 bits and two in a byte."""
+"""Bits per element of the packed formats: eight in 32 bits, two in a byte."""
 
 _FP8: Final = "fp8"
 _COMPRESSED: Final = "compressed-tensors"
@@ -30,15 +29,15 @@ _Block = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How files hold a tensor that is quantised.
+    """How files hold a quantized tensor.
 
     Attributes:
-        values: what stands behind its name in that of the numbers.
-        scales: the same of what these are multiplied by; any of them.
-        left_out: ends of names of what only computes in the quantised form.
-        dtype: of the numbers, in the words of the format.
+        values: suffix of the quantized values' name.
+        scales: suffixes of the scales' names; any of them.
+        left_out: suffixes of tensors only used by quantized kernels.
+        dtype: of the values, as the format writes it.
         scale_dtypes: the same of the scales.
-        shape: of the tensor, by that of the numbers; the same by default.
+        shape: function from the values' shape to the tensor's; default: the same.
     """
 
     values: str
@@ -50,7 +49,7 @@ class Form:
 
 
 def _of_mxfp4(blocks: _Shape) -> _Shape:
-    """(e, out, blocks, bytes) in files, (e, in, out) as the model has it."""
+    """(e, out, blocks, bytes) in files, (e, in, out) in the model."""
     *experts, out, count, size = blocks
     return (*experts, count * size * 2, out)
 
@@ -78,10 +77,10 @@ _WANTED: Final = (
 
 
 def form_of(config: Mapping[str, Json]) -> tuple[str, _Block | None] | None:
-    """The form that a config.json tells of, and rows and columns that share a scale.
+    """Return a config.json's format, and the (rows, columns) of its quantization block.
 
-    None where it tells of none, or of one that is not read: `check_quantised`. Without rows and
-    columns a scale is that of a tensor or of a row.
+    None if unquantized or unsupported: see `check_quantised`. Without a block a scale is per tensor
+    or per row.
     """
     section = config.get(SECTION)
     if not isinstance(section, dict):
@@ -96,9 +95,9 @@ def form_of(config: Mapping[str, Json]) -> tuple[str, _Block | None] | None:
 
 
 def check_quantised(config: Mapping[str, Json], path: Path, *, is_served: bool) -> list[Problem]:
-    """Refuse a folder whose weights are quantised in a form that is not read.
+    """Refuse a folder in an unsupported quantization format.
 
-    Or in any, where vLLM's server reads it by itself.
+    In any format if vLLM's server reads it by itself.
     """
     section = config.get(SECTION)
     if section is None or (form_of(config) is not None and not is_served):
@@ -111,7 +110,7 @@ def check_quantised(config: Mapping[str, Json], path: Path, *, is_served: bool) 
 
 
 def tell_quantised(weights: Weights, path: Path) -> list[Problem]:
-    """Say of a folder that is read what becomes of its weights."""
+    """Warn that a folder's weights are trained unquantized."""
     if (kind := weights.form) is None:
         return []
     why = "weights are dequantised while they are loaded, trained and exported in the job's dtype"
@@ -120,7 +119,7 @@ def tell_quantised(weights: Weights, path: Path) -> list[Problem]:
 
 
 def without_quantised(config: Mapping[str, Json]) -> dict[str, Json]:
-    """A config.json as it lies, of the same model with weights that are not quantised."""
+    """Return a config.json as it is on disk, without its quantization."""
     return {
         name: without_quantised(value)
         if name == "text_config" and isinstance(value, dict)
@@ -144,7 +143,7 @@ def fold(weights: Weights, config: Mapping[str, Json]) -> None:
         name = held.removesuffix(form.values)
         scale = next((name + end for end in form.scales if name + end in parts), None)
         if scale is None or parts[scale].dtype not in form.scale_dtypes:
-            continue  # which the check of types refuses
+            continue  # which the dtype check refuses
         shape = form.shape(tensor.shape)
         if kind == MXFP4:
             shared = (1, 1) if parts[scale].shape == tensor.shape[:-1] else None
@@ -160,7 +159,7 @@ def fold(weights: Weights, config: Mapping[str, Json]) -> None:
 
 
 def _shared(shape: _Shape, scales: _Shape, block: _Block | None) -> _Block | None:
-    """Rows and columns that share a scale; None where so many scales are of no such tensor."""
+    """Return the quantization block; None if so many scales fit no such tensor."""
     rows, columns = shape[-2:] if len(shape) > 1 else (1, *shape)
     grid = scales[-2:] if len(scales) > 1 else (1, *scales)
     if scales[:-2] not in ((), shape[:-2]):

@@ -1,4 +1,4 @@
-"""Models that give one number: the language model of any family, with another head."""
+"""Value models: the language model of any family with a one-output head per token."""
 
 from typing import Any, ClassVar
 
@@ -10,10 +10,10 @@ from ppojob_trainer.models.kinds import CLASSIFIERS, TOKENS
 
 
 class _ScoringModel:
-    """A decoder with a number of each token, in place of what its causal model has behind it.
+    """A decoder with a token classifier's head.
 
-    Where transformers has such a class too, that has the same weights by the same names, but for
-    the head of critics of GPT-2 and GPT-NeoX.
+    Where transformers has such a class, the weights have the same names, except for the heads of
+    critics of GPT-2 and GPT-NeoX.
     """
 
     has_bias: ClassVar[bool]
@@ -29,16 +29,16 @@ class _ScoringModel:
 
     @classmethod
     def can_generate(cls) -> bool:
-        """It draws nothing, whatever the folder's generation_config.json says."""
+        """False: it does not generate, whatever the folder's generation_config.json says."""
         return False
 
 
 def class_of(config: PreTrainedConfig, made_as: str) -> Any:
-    """The class of a kind of model; of a language model transformers' own, or what it was told."""
+    """Return the class of a kind of model; for a causal LM transformers' or our own."""
     causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     if made_as not in CLASSIFIERS:
         return causal
     name = causal.__name__.partition("For")[0].removesuffix("LMHeadModel")
-    # By its module transformers knows whose files it reads.
+    # transformers finds the family of files by the module's name.
     parts = {"has_bias": made_as == TOKENS, "__module__": causal.__module__}
     return type(f"{name}{made_as}", (_ScoringModel, causal), parts)

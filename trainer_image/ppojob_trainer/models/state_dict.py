@@ -1,4 +1,4 @@
-"""The tensors of a model by their Hugging Face names."""
+"""Tensors of a model by their Hugging Face names, and their collection from all ranks."""
 
 from collections.abc import Callable, Iterator, Mapping
 
@@ -15,13 +15,12 @@ from ppojob_trainer.parallel.boxes import Join, detached, local_part, whole
 
 
 def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every weight once, detached, in the model's own order; cut over the ranks where the model is.
+    """Yield every weight once, detached, in the model's order; sharded where the model is.
 
-    Of a stage of a pipeline its own. A tied weight comes under its first name only (the
-    embedding's), as safetensors folders have it. Buffers that a folder does not hold (rotary
-    frequencies) are left out, and so are adapters: the weights are those without them. Nor is the
-    network of log Z among them. Of a matrix in NF4 comes what has no values, for it is made
-    when its turn comes (`plain_weights`).
+    For a pipeline stage its own. A tied weight comes under its first name only (the embedding's),
+    as in safetensors folders. Non-persistent buffers (RoPE frequencies), adapters and the network
+    of log Z are left out. An NF4 matrix comes as a meta tensor, dequantized by `plain_weights` when
+    its turn comes.
     """
     matrices = matrices_of(model)
     for name, parameter in model.named_parameters(remove_duplicate=True):
@@ -32,10 +31,10 @@ def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """What a checkpoint holds of a model: every weight, or where it has adapters what is trained.
+    """Yield the tensors of a checkpoint: every weight, or with LoRA the trained ones.
 
-    That is the adapters, and of a critic its head. The network of log Z is there in both cases.
-    Detached, under their own names; cut over the ranks where the model is.
+    Those are the adapters, and a critic's head. The network of log Z is included in both cases.
+    Detached, under their own names; sharded where the model is.
     """
     has_all = not adapters_of(model)
     named = model.named_parameters()
@@ -43,7 +42,7 @@ def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def every_tensor(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """As `hf_named_tensors`, and between them those of other stages, without values."""
+    """As `hf_named_tensors`, with meta tensors for those of other stages."""
     held = dict(hf_named_tensors(model))
     for name, tensor in hf_named_tensors(outline_of(model)):
         yield name, held.get(name, tensor)
@@ -52,9 +51,9 @@ def every_tensor(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 def plain_weights(
     model: nn.Module, on_device: Callable[[Tensor], Tensor]
 ) -> Callable[[str, Tensor], Tensor]:
-    """What makes of a tensor of `hf_named_tensors` one with its bytes on its device.
+    """Return a function that loads a tensor of `hf_named_tensors` onto its device.
 
-    A matrix in NF4 is whole then, a collective where the model is cut.
+    It dequantizes NF4 matrices, which is a collective if the model is sharded.
     """
     matrices = matrices_of(model)
 
@@ -65,15 +64,15 @@ def plain_weights(
 
 
 def every_adapter(model: nn.Module) -> dict[str, Adapter]:
-    """As `adapters_of`, and between them those of other stages, without values."""
+    """As `adapters_of`, with meta tensors for those of other stages."""
     return {**adapters_of(outline_of(model)), **adapters_of(model)}
 
 
-def told_by_holders(model: nn.Module, join: Join) -> Join:
-    """Let what the first stage that has a tensor makes of it be what all of them get.
+def broadcast_by_holders(model: nn.Module, join: Join) -> Join:
+    """Return a function by which the first stage with a tensor broadcasts its result to all.
 
-    So with an expert, which one of the ranks has that share them. A collective of all of those and
-    of the stages, in the order of whoever calls it.
+    The same for experts under expert parallelism. A collective of all stages and expert-parallel
+    ranks, in the order of the calls.
     """
     stage, device = stage_of(model), next(model.parameters()).device
 
@@ -97,12 +96,12 @@ def named_full_tensors(
     *,
     merges: bool = True,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every weight once, put together of all ranks' parts, one at a time; with its adapter merged.
+    """Yield every weight once, all-gathered one at a time, with its adapter merged.
 
-    Merged weights are float32, whatever the model's are. A collective where the model is cut: all
-    ranks draw all of it, and one tensor is whole at a time unless it is kept. `on_device` gives a
-    weight with its bytes, where those may be elsewhere. Without `merges` adapters are passed over.
-    So is a layer that predicts further tokens, which no engine draws with.
+    Merged weights are float32, whatever the model's dtype. A collective if the model is sharded:
+    all ranks must iterate to the end; one tensor is unsharded at a time unless the caller keeps it.
+    `on_device` loads an offloaded weight. Without `merges` adapters are ignored. MTP layers are
+    left out, as no engine generates with them.
     """
     adapters = every_adapter(model) if merges else {}
     plain = plain_weights(model, on_device)
@@ -111,15 +110,15 @@ def named_full_tensors(
         there = plain(name, tensor)
         return adapters[name].merged(there) if name in adapters else whole(there)
 
-    told = told_by_holders(model, joined)
+    told = broadcast_by_holders(model, joined)
     for name, tensor in every_tensor(model):
         if not is_of_mtp_layer(name, model):
             yield name, told(name, tensor, torch.float32 if name in adapters else tensor.dtype)
 
 
 def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Every tensor of the adapters once, put together as in `named_full_tensors`, float32."""
-    told = told_by_holders(model, lambda _name, matrix, _dtype: whole(matrix))
+    """Yield every adapter tensor once, all-gathered as in `named_full_tensors`, float32."""
+    told = broadcast_by_holders(model, lambda _name, matrix, _dtype: whole(matrix))
     adapters = every_adapter(model)
     for name, _ in every_tensor(model):
         if name in adapters:
@@ -128,6 +127,6 @@ def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:
-    """Copy this rank's parts of `trained_tensors` into a model of any number of ranks, in place."""
+    """Copy this rank's shards of `trained_tensors` into a model of any layout, in place."""
     for name, weight in trained_tensors(model).items():
         local_part(weight).copy_(parts[name])

@@ -1,4 +1,4 @@
-"""Layers that keep a state in place of keys and values: their sizes and tensors; loads no torch."""
+"""Recurrent layers (a state in place of a KV cache): sizes and tensors; does not import torch."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,16 +11,16 @@ from ppojob_trainer.models.layer_kinds import STATE
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Sizes of layers that keep a state.
+    """Sizes of recurrent layers.
 
     Attributes:
-        kind: what they are.
-        layers: those that have one in place of attention.
-        key_heads: of queries and of keys; groups of Mamba-2.
-        heads: of values, of which each has a state.
-        key: of a head's queries and keys.
-        value: of a head's values.
-        taps: inputs of the convolution at a token.
+        kind: the family's description of them.
+        layers: their numbers.
+        key_heads: heads of queries and of keys; groups in Mamba-2.
+        heads: value heads, each with a state.
+        key: width of a head's queries and keys.
+        value: width of a head's values.
+        taps: of the convolution.
     """
 
     kind: Recurrence
@@ -33,9 +33,9 @@ class States:
 
     @classmethod
     def of(cls, kind: Recurrence, layers: frozenset[int], sizes: Mapping[str, int]) -> Self:
-        """Those of a model by keys of its config.json.
+        """Make those of a model from the keys of its config.json.
 
-        A feature of a short convolution is a head of its own, which remembers nothing but tokens.
+        In a short convolution each feature is a head without a recurrent state.
         """
         own = [sizes[key] for key in kind.sizes]
         if kind.rule == "convolution":
@@ -49,23 +49,23 @@ class States:
 
     @property
     def channels(self) -> int:
-        """Numbers of a token that go through the convolution: queries, keys and values."""
+        """Channels of the convolution: queries, keys and values."""
         return 2 * self.key_heads * self.key + self.inner
 
     @property
     def dealt_heads(self) -> int:
-        """Heads that ranks of a sequence divide; of a group of Mamba-2 each has a copy."""
+        """Heads that sequence-parallel ranks divide; each has a copy of its Mamba-2 groups."""
         return self.heads if self.kind.rule == "mamba" else self.key_heads
 
     def linear_layers(self, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
-        """Those of a layer by their names in it, with the shapes of their weights."""
+        """Return a layer's linear layers by name in it, with the shapes of their weights."""
         heads, gates, at = self.heads, self.inner, self.kind.net
         parts = {"_qkv": self.channels, "_z": gates, "_b": heads, "_a": heads}
         if is_fused:
             parts = {"_qkvz": self.channels + gates, "_ba": 2 * heads}
         if self.kind.rule == "mamba":
             parts = {"": gates + self.channels + heads}
-        elif self.kind.rule == "convolution":  # and a gate on either side
+        elif self.kind.rule == "convolution":  # and two gates
             parts = {"": 3 * self.channels}
         found: dict[str, tuple[int, ...]] = {
             f"{at}.in_proj{name}": (rows, hidden) for name, rows in parts.items()
@@ -73,7 +73,7 @@ class States:
         return found | {f"{at}.out_proj": (hidden, gates)}
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Names and shapes of the others but the norm."""
+        """Return names and shapes of the other tensors but the norm."""
         at = self.kind.net
         if self.kind.rule == "convolution":
             yield f"{at}.conv.weight", (self.channels, 1, self.taps)
@@ -85,7 +85,7 @@ class States:
         yield from ((f"{at}.{name}", (self.heads,)) for name in ("A_log", "dt_bias"))
 
     def norms(self) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Name and shape of the norm, if there is one: of a head, or of Mamba-2 of all."""
+        """Return the norm's name and shape, if there is one: per head, or in Mamba-2 over all."""
         if self.kind.rule != "convolution":
             width = self.inner if self.kind.rule == "mamba" else self.value
             yield f"{self.kind.net}.norm.weight", (width,)
@@ -94,9 +94,9 @@ class States:
 def layers_with_states(
     config: Mapping[str, Json], kinds: Sequence[str] | None, layers: int
 ) -> frozenset[int]:
-    """As config.json names them; where it does not, all but each so many-th, as transformers.
+    """Return the recurrent layers by config.json, or by transformers' default interval.
 
-    Of families without such a number all of them.
+    All layers, for families without such an interval.
     """
     if kinds is not None:
         return frozenset(n for n, kind in enumerate(kinds) if kind == STATE)
@@ -106,7 +106,7 @@ def layers_with_states(
 
 
 def with_head_of_states(config: dict[str, Json]) -> dict[str, Json]:
-    """A configuration of Granite with the width of a head that `auto` stands for."""
+    """Return Granite's configuration with the head width that `auto` means."""
     keys = ("hidden_size", "mamba_expand", "mamba_n_heads")
     hidden, expand, heads = (config.get(key) for key in keys)
     is_auto = config.get("mamba_d_head") == "auto"

@@ -1,4 +1,4 @@
-"""Which layers of a model of transformers keep a state in place of keys and values."""
+"""Recurrent layers of a transformers model: their modules."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -9,13 +9,13 @@ from ppojob_trainer.models.families import FAMILIES
 
 
 def layers_with_states(model: nn.Module) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Such layers of a model, or of a stage of it, and what in them keeps the state."""
+    """Return the recurrent layers of a model or a stage, and their mixers."""
     base: Any = getattr(model, "base_model", model)
     kind = FAMILIES[base.config.model_type].recurrence
     if kind is None:
         return
     for layer in base.layers:
         net: nn.Module | None = getattr(layer, kind.net, None)
-        # Under the same name other layers of the model may have attention or a feed-forward block.
+        # In other layers the same name may be attention or a feed-forward block.
         if net is not None and any(isinstance(one, nn.Conv1d) for one in net.children()):
             yield layer, net

@@ -1,7 +1,7 @@
-"""Tensors out of the files of a model's folder, whole or a part; quantised ones as numbers.
+"""Tensors read from a model's files, whole or sharded, and dequantized.
 
-A number is a quantised value times its scale in float32, which whoever asks rounds once. So a part
-has the bits that it has in the whole, wherever a rank's part begins.
+An element is its quantized value times its scale in float32, rounded once by the caller. So a
+shard has the same bits as in the whole, wherever it begins.
 """
 
 from pathlib import Path
@@ -22,12 +22,12 @@ _PER_WORD: Final = 32 // BITS
 
 
 def read_tensor(weights: Weights, name: str) -> Tensor:
-    """All of a tensor; a number without a dimension has one."""
+    """Read a whole tensor; a 0-dimensional one gets a dimension."""
     return read_part(weights, name, Box.whole(weights.tensors[name].shape))
 
 
 def read_part(weights: Weights, name: str, box: Box) -> Tensor:
-    """A part of a tensor; of a quantised one float32.
+    """Read a shard of a tensor; float32 if it is quantized.
 
     Raises:
         ValueError: the tensor has another shape than that of the box.
@@ -45,7 +45,7 @@ def read_part(weights: Weights, name: str, box: Box) -> Tensor:
 def _read(path: Path, name: str, slices: tuple[slice, ...] = ()) -> Tensor:
     with safe_open(path, framework="pt") as file:
         stored: Any = file.get_slice(name)
-        if not stored.get_shape():  # a number, of which there are no parts
+        if not stored.get_shape():  # a 0-dimensional tensor is not sharded
             stored = file.get_tensor(name)[None]
         part: Tensor = stored[slices or slice(None)]
         return part.contiguous()
@@ -59,7 +59,7 @@ def _dequantised(tensor: Quantised, box: Box) -> Tensor:
     else:
         values = _read(*tensor.values, box.slices).to(torch.float32)
     scales = _read(*tensor.scales).to(torch.float32)
-    if scales.dim() < len(box.shape):  # one scale of all
+    if scales.dim() < len(box.shape):  # one scale for all
         scales = scales.reshape(1, -1)[(None,) * (len(box.shape) - 2)]
     if len(box.shape) == 1:
         return values * scales.flatten()
@@ -74,9 +74,9 @@ def _dequantised(tensor: Quantised, box: Box) -> Tensor:
 
 
 def _of_mxfp4(tensor: Quantised, box: Box) -> Tensor:
-    """Of two numbers in a byte, the lower bits first, and an exponent for each block of bytes.
+    """Dequantize MXFP4: two elements a byte, low bits first, one exponent per block of bytes.
 
-    Of files (e, out, blocks, bytes), of the model (e, in, out). Sources: OCP Microscaling Formats
+    Files have (e, out, blocks, bytes), the model (e, in, out). Sources: OCP Microscaling Formats
     1.0, for e2m1 and e8m0; transformers' `integrations/mxfp4.py`, `_convert_moe_packed_tensors`.
     """
     experts, inner, outer = box.slices
@@ -93,7 +93,7 @@ def _of_mxfp4(tensor: Quantised, box: Box) -> Tensor:
 
 
 def _unpacked(tensor: Quantised, box: Box) -> Tensor:
-    """Of eight numbers in a word, from the lowest bits on, each plus 8.
+    """Unpack eight elements per word, from the lowest bits on, each plus 8.
 
     Source: compressed-tensors, `compressors/pack_quantized`, `unpack_from_int32`.
     """

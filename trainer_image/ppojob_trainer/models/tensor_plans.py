@@ -1,7 +1,7 @@
-"""Which layers of a model are cut over tensor ranks, and how.
+"""Tensor-parallel plans: which modules are column-parallel, row-parallel or replicated.
 
 `*` stands for the number of a decoder layer. transformers has such plans as well
-(`base_model_tp_plan`), without what is summed around the layers; a test compares the two.
+(`base_model_tp_plan`), without the all-reduces around the layers; a test compares the two.
 """
 
 import re
@@ -18,137 +18,145 @@ from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
 from ppojob_trainer.models.state_nets import layers_with_states
 from ppojob_trainer.parallel.tensor_styles import (
-    BeforeRows,
-    Columns,
+    BeforeColwise,
     Cut,
-    OfStates,
-    OfSummands,
+    OfPartialSums,
     OverAllHeads,
+    PartialSums,
+    Rowwise,
     Stacks,
+    StatesToColwise,
     Style,
-    Summands,
     TensorLayer,
     Vocabulary,
 )
 
-ROWS: Final = Style(
-    TensorLayer, {"weight": "rows", "bias": "rows", A: "summands", B: "rows", M: "rows"}
+COLWISE: Final = Style(
+    TensorLayer, {"weight": "rows", "bias": "rows", A: "partial", B: "rows", M: "rows"}
 )
-_COLUMNS: Final[Mapping[str, Cut]] = {
+_ROWWISE: Final[Mapping[str, Cut]] = {
     "weight": "columns",
     A: "columns",
-    B: "summands",
-    M: "summands",
+    B: "partial",
+    M: "partial",
 }
-COLUMNS: Final = Style(Columns, _COLUMNS)
-IN_FIRST_ROWS: Final = replace(ROWS, cuts={**ROWS.cuts, "weight": "columns"})
-IN_FIRST_COLUMNS: Final = replace(COLUMNS, cuts={**_COLUMNS, "weight": "rows"})
+ROWWISE: Final = Style(Rowwise, _ROWWISE)
+TRANSPOSED_COLWISE: Final = replace(COLWISE, cuts={**COLWISE.cuts, "weight": "columns"})
+TRANSPOSED_ROWWISE: Final = replace(ROWWISE, cuts={**_ROWWISE, "weight": "rows"})
 VOCABULARY: Final = Style(Vocabulary, {"weight": "rows"})
-WHOLE: Final = Style(TensorLayer)
-BEFORE_ROWS: Final = Style(BeforeRows)
-OF_STATES: Final = Style(OfStates)
-IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "summands"})
-"""Weights that all heads share, of which each rank has some."""
+REPLICATED: Final = Style(TensorLayer)
+BEFORE_COLWISE: Final = Style(BeforeColwise)
+STATES_TO_COLWISE: Final = Style(StatesToColwise)
+IN_EACH_HEAD: Final = Style(TensorLayer, {"weight": "partial"})
+"""Weights shared by all heads, sharded over the ranks."""
 OVER_ALL_HEADS: Final = Style(OverAllHeads, {"weight": "rows"})
 _EVEN: Final = (1, 1)
-"""Gate and up, of one matrix."""
+"""Fused gate_up."""
 
-COLUMNS_ALONE: Final = Style(TensorLayer, _COLUMNS)
-"""Of matrices whose outputs are summed by a module around them."""
-SUMMANDS: Final = Style(Summands)
-WEIGHS_SUMMANDS: Final = Style(TensorLayer, dict.fromkeys(("weight", "bias", A, B, M), "summands"))
-"""Whole on every rank, which has a summand of what it weighs."""
+ROWWISE_PARTIAL: Final = Style(TensorLayer, _ROWWISE)
+"""Row-parallel matrices whose partial sums an enclosing module reduces."""
+PARTIAL_SUMS: Final = Style(PartialSums)
+WEIGHS_PARTIAL_SUMS: Final = Style(
+    TensorLayer, dict.fromkeys(("weight", "bias", A, B, M), "partial")
+)
+"""Replicated; its output weighs a partial sum."""
 
 STACKS: Final = Style(
     Stacks,
     {
         **{"gate_up_proj": "depths", "gate_up_proj_bias": "columns"},
-        **{f"gate_up_proj_{A}": "summands", f"gate_up_proj_{B}": "columns"},
-        **{"down_proj": "columns", "down_proj_bias": "summands"},
-        **{f"down_proj_{A}": "depths", f"down_proj_{B}": "summands"},
+        **{f"gate_up_proj_{A}": "partial", f"gate_up_proj_{B}": "columns"},
+        **{"down_proj": "columns", "down_proj_bias": "partial"},
+        **{f"down_proj_{A}": "depths", f"down_proj_{B}": "partial"},
     },
 )
-"""Of which gates and inner layers lie by turns."""
+"""Whose gate and up rows are interleaved."""
 _GATES_FIRST: Final = {"gate_up_proj": _EVEN, f"gate_up_proj_{B}": _EVEN}
-STACKS_IN_FIRST: Final = replace(STACKS, shares=_GATES_FIRST)
-STACKS_OUT_FIRST: Final = replace(
-    STACKS_IN_FIRST, cuts={**STACKS.cuts, "gate_up_proj": "columns", "down_proj": "depths"}
+TRANSPOSED_STACKS: Final = replace(STACKS, shares=_GATES_FIRST)
+UNTRANSPOSED_STACKS: Final = replace(
+    TRANSPOSED_STACKS, cuts={**STACKS.cuts, "gate_up_proj": "columns", "down_proj": "depths"}
 )
 
 _PLAN: Final = {
     "model.embed_tokens": VOCABULARY,
-    "model.norm": WHOLE,
-    "lm_head": ROWS,  # never called: log-probabilities are made of its parts, see `fused_logprobs`
-    "score": WHOLE,
-    **{f"{LOG_PARTITION}.{name}": WHOLE for name in ("inner.*", "norms.*", "output")},
+    "model.norm": REPLICATED,
+    "lm_head": COLWISE,  # never called: log-probabilities read its shards, see `fused_logprobs`
+    "score": REPLICATED,
+    **{f"{LOG_PARTITION}.{name}": REPLICATED for name in ("inner.*", "norms.*", "output")},
 }
 _FEED_FORWARD: Final = {
-    "model.layers.*.mlp.gate_proj": ROWS,
-    "model.layers.*.mlp.up_proj": ROWS,
-    "model.layers.*.mlp.down_proj": COLUMNS,
+    "model.layers.*.mlp.gate_proj": COLWISE,
+    "model.layers.*.mlp.up_proj": COLWISE,
+    "model.layers.*.mlp.down_proj": ROWWISE,
 }
-_LAYERS_APART: Final = {
+_PER_LAYER_SIZES: Final = {
     "model.embed_tokens_per_layer": VOCABULARY,
-    "model.per_layer_model_projection": WHOLE,
-    "model.per_layer_projection_norm": WHOLE,
-    "model.layers.*.per_layer_input_gate": WHOLE,
-    "model.layers.*.per_layer_projection": WHOLE,
-    "model.layers.*.post_per_layer_input_norm": WHOLE,
+    "model.per_layer_model_projection": REPLICATED,
+    "model.per_layer_projection_norm": REPLICATED,
+    "model.layers.*.per_layer_input_gate": REPLICATED,
+    "model.layers.*.per_layer_projection": REPLICATED,
+    "model.layers.*.post_per_layer_input_norm": REPLICATED,
 }
 
 
 def plan_of(family: Family) -> dict[str, Style]:
-    """The styles of a family's modules that have parameters of their own, or are summed as one."""
+    """Return the styles of a family's modules with parameters, or with a joint all-reduce."""
     mixture = family.mixture
     plan = _PLAN | _attention(family)
     plan |= _mixture(mixture) if mixture else {}
     if not mixture or (family.feed_forward and family.feed_forward.is_beside):
         plan |= _feed_forward(family)
     if family.positions:
-        plan[f"model.{family.positions[0]}"] = WHOLE
-    if mixture and (mixture.dense_first or family.has_one_block):  # summed as mixtures are
-        plan |= _feed_forward(family) | {f"model.layers.*.{family.plain_out}": COLUMNS_ALONE}
+        plan[f"model.{family.positions[0]}"] = REPLICATED
+    if mixture and (mixture.dense_first or family.has_one_block):  # all-reduced like MoE blocks
+        plan |= _feed_forward(family) | {f"model.layers.*.{family.plain_out}": ROWWISE_PARTIAL}
     if mixture and family.has_one_block:
-        plan[f"model.layers.*.{family.attention}.{family.attention_out}"] = COLUMNS_ALONE
-    plan |= {f"model.layers.*.{norm}": BEFORE_ROWS for norm in family.norms}
-    plan |= {f"model.layers.*.{norm}": WHOLE for norm in family.late_norms}
+        plan[f"model.layers.*.{family.attention}.{family.attention_out}"] = ROWWISE_PARTIAL
+    plan |= {f"model.layers.*.{norm}": BEFORE_COLWISE for norm in family.norms}
+    plan |= {f"model.layers.*.{norm}": REPLICATED for norm in family.post_norms}
     plan |= _numbers(family)
-    if family.has_layers_apart:
-        plan |= _LAYERS_APART
+    if family.has_per_layer_sizes:
+        plan |= _PER_LAYER_SIZES
     if family.has_sinks or family.counts:
         own: dict[str, Cut] = {"sinks": "rows"} if family.has_sinks else {}
         plan[f"model.layers.*.{family.attention}"] = Style(TensorLayer, own, counts=family.counts)
     if not family.norms:
-        plan |= {f"model.layers.*.{block}": OF_STATES for block in (family.attention, "mlp")}
-    if family.head_norm != "none":
-        style = OVER_ALL_HEADS if family.head_norm == "all heads" else IN_EACH_HEAD
-        plan |= {f"model.layers.*.self_attn.{norm}": style for norm in family.head_norms}
+        plan |= {
+            f"model.layers.*.{block}": STATES_TO_COLWISE for block in (family.attention, "mlp")
+        }
+    if family.qk_norm != "none":
+        style = OVER_ALL_HEADS if family.qk_norm == "all heads" else IN_EACH_HEAD
+        plan |= {f"model.layers.*.self_attn.{norm}": style for norm in family.qk_norm_names}
     return plan
 
 
 def _attention(family: Family) -> dict[str, Style]:
-    """The styles of attention's matrices; see `styles_of` where they are one."""
+    """Return the styles of attention's matrices; see `styles_of` for the fused one."""
     at = f"model.layers.*.{family.attention}"
-    if family.has_latents:
-        plan = dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj"), ROWS) | {"o_proj": COLUMNS}
+    if family.has_mla:
+        plan = dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj"), COLWISE) | {"o_proj": ROWWISE}
         shared = ("q_a_proj", "q_a_layernorm", "kv_a_proj_with_mqa", "kv_a_layernorm")
-        plan |= dict.fromkeys(shared, WEIGHS_SUMMANDS)
+        plan |= dict.fromkeys(shared, WEIGHS_PARTIAL_SUMS)
         return {f"{at}.{name}": style for name, style in plan.items()}
     into = (family.attention_in,) if "qkv_proj" in family.fused else ("q_proj", "k_proj", "v_proj")
-    rows, columns = (IN_FIRST_ROWS, IN_FIRST_COLUMNS) if family.is_in_first else (ROWS, COLUMNS)
+    rows, columns = (
+        (TRANSPOSED_COLWISE, TRANSPOSED_ROWWISE) if family.is_transposed else (COLWISE, ROWWISE)
+    )
     return {f"{at}.{name}": rows for name in into} | {f"{at}.{family.attention_out}": columns}
 
 
 def _feed_forward(family: Family) -> dict[str, Style]:
-    """The styles of plain blocks."""
+    """Return the styles of dense feed-forward blocks."""
     if "gate_up_proj" in family.fused:
         return {
-            "model.layers.*.mlp.gate_up_proj": _of_several(ROWS, _EVEN),
-            "model.layers.*.mlp.down_proj": COLUMNS,
+            "model.layers.*.mlp.gate_up_proj": _of_several(COLWISE, _EVEN),
+            "model.layers.*.mlp.down_proj": ROWWISE,
         }
     if (own := family.feed_forward) is None:
         return _FEED_FORWARD
-    rows, columns = (IN_FIRST_ROWS, IN_FIRST_COLUMNS) if family.is_in_first else (ROWS, COLUMNS)
+    rows, columns = (
+        (TRANSPOSED_COLWISE, TRANSPOSED_ROWWISE) if family.is_transposed else (COLWISE, ROWWISE)
+    )
     plan = {
         f"model.layers.*.{name}": rows if widths == 1 else _of_several(rows, (1,) * widths)
         for name, widths in own.into.items()
@@ -157,34 +165,34 @@ def _feed_forward(family: Family) -> dict[str, Style]:
 
 
 def _of_several(style: Style, shares: tuple[int, ...]) -> Style:
-    """The style of a layer whose outputs are those of several, one behind another."""
-    cut = (name for name, own in style.cuts.items() if own != "summands")
+    """Return the style of a fused layer, whose outputs are concatenated parts."""
+    cut = (name for name, own in style.cuts.items() if own != "partial")
     return replace(style, shares=dict.fromkeys(cut, shares))
 
 
 def _numbers(family: Family) -> dict[str, Style]:
-    """The styles of modules with numbers of their own: each rank has some of what they are for."""
+    """Return the styles of modules with per-head or per-channel parameters, sharded alike."""
     cuts: dict[str, dict[str, Cut]] = {}
-    for name in (*family.learnt, *family.fixed):
+    for name in (*family.trained_scalars, *family.frozen_scalars):
         owner, _, number = f"model.layers.*.{name}".rpartition(".")
         own = cuts.setdefault(owner, {})
-        if name in family.learnt:
-            own[number] = "summands"
+        if name in family.trained_scalars:
+            own[number] = "partial"
     return {owner: Style(TensorLayer, own) for owner, own in cuts.items()}
 
 
 def _mixture(mixture: Mixture) -> dict[str, Style]:
-    """The styles of a block, which is summed over the ranks once, with all of its experts."""
+    """Return the styles of an MoE block, which has one all-reduce for all of its experts."""
     if not mixture.block:
         return _mixture_of_layers(mixture)
     block = f"model.layers.*.{mixture.block}"
-    cuts = ROWS, ROWS, COLUMNS_ALONE
-    plan = {block: SUMMANDS, f"{block}.{mixture.router}": WEIGHS_SUMMANDS}
-    owner = mixture.correction.rpartition(".")[0]
+    cuts = COLWISE, COLWISE, ROWWISE_PARTIAL
+    plan = {block: PARTIAL_SUMS, f"{block}.{mixture.router}": WEIGHS_PARTIAL_SUMS}
+    owner = mixture.selection_bias.rpartition(".")[0]
     if owner not in {"", mixture.router}:
-        plan[f"{block}.{owner}"] = WHOLE
+        plan[f"{block}.{owner}"] = REPLICATED
     if mixture.is_stacked:
-        halves = STACKS_OUT_FIRST if mixture.is_out_first else STACKS_IN_FIRST
+        halves = UNTRANSPOSED_STACKS if mixture.is_out_first else TRANSPOSED_STACKS
         plan[f"{block}.experts"] = STACKS if mixture.is_clamped else halves
     else:
         own = zip(mixture.matrices, cuts[-len(mixture.matrices) :], strict=True)
@@ -193,31 +201,33 @@ def _mixture(mixture: Mixture) -> dict[str, Style]:
         names = (f"{block}.{mixture.shared}.{one}_proj" for one in ("gate", "up", "down"))
         plan |= dict(zip(names, cuts, strict=True))
     if mixture.shared_gate:
-        plan[f"{block}.{mixture.shared_gate}"] = WEIGHS_SUMMANDS
+        plan[f"{block}.{mixture.shared_gate}"] = WEIGHS_PARTIAL_SUMS
     return plan
 
 
 def _mixture_of_layers(mixture: Mixture) -> dict[str, Style]:
-    """The styles of experts that are the layer's own, as their router and their norms are."""
+    """Return the styles of experts that belong to the layer itself, with router and norms."""
     before, beside, behind = mixture.norms
     plan = {
-        "experts": STACKS_OUT_FIRST,
-        mixture.router: Style(OfStates, dict.fromkeys(("scale", "per_expert_scale"), "summands")),
-        f"{mixture.router}.proj": WEIGHS_SUMMANDS,
-        **{before: BEFORE_ROWS, beside: WHOLE, behind: Style(OfSummands)},
+        "experts": UNTRANSPOSED_STACKS,
+        mixture.router: Style(
+            StatesToColwise, dict.fromkeys(("scale", "per_expert_scale"), "partial")
+        ),
+        f"{mixture.router}.proj": WEIGHS_PARTIAL_SUMS,
+        **{before: BEFORE_COLWISE, beside: REPLICATED, behind: Style(OfPartialSums)},
     }
     return {f"model.layers.*.{name}": style for name, style in plan.items()}
 
 
 def styles_of(model: nn.Module) -> dict[str, Style]:
-    """The style of each module of a model that has parameters of its own, or is in its plan.
+    """Return the style of each module of a model with parameters, or in its plan.
 
-    Experts that ranks share have none.
+    Expert-parallel experts have none.
     """
     config: Any = model.config
     family = FAMILIES[config.model_type]
     plan = plan_of(family)
-    if "qkv_proj" in family.fused and family.counts:  # heads of other models lie one by one
+    if "qkv_proj" in family.fused and family.counts:  # other models' heads are contiguous
         key = "num_key_value_heads"
         heads, keys = config.num_attention_heads, getattr(config, family.keys.get(key, key))
         at = f"model.layers.*.{family.attention}.{family.attention_in}"
@@ -230,8 +240,8 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
     for name, module in model.named_modules():
         if module in whole:
             continue
-        if module in alike or name.startswith(TOWER):  # which are whole on each of them
-            found[name] = WHOLE
+        if module in alike or name.startswith(TOWER):  # which are replicated
+            found[name] = REPLICATED
             continue
         place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
         if place in plan or any(True for _ in module.parameters(recurse=False)):
@@ -240,10 +250,7 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
 
 
 def _computed_alike(model: nn.Module) -> set[nn.Module]:
-    """What all ranks compute: layers that keep states, with the norms in front of them.
-
-    Such modules that have parameters.
-    """
+    """Yield the replicated modules with parameters: recurrent layers and the norms before them."""
     config: Any = model.config
     norm, *_ = (*FAMILIES[config.model_type].norms, "")
     return {

@@ -1,4 +1,4 @@
-"""Whether a tokenizer and a model belong together: a policy's, a reference's, a reward model's."""
+"""Checks that a tokenizer fits its model: of the policy, a reference, a reward model."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -43,11 +43,11 @@ def check_tokenizer_fit(
 def check_rows(
     where: str, rows: int | None, policy_rows: int | None, *, is_cut: bool
 ) -> Iterator[Problem]:
-    """Check that a reference has a row for each that the policy has, if both are known.
+    """Check that a reference's vocabulary has at least the policy's rows, if both are known.
 
-    `where` is the field of its folder. More rows are padding. `is_cut`: tensor ranks compare the
-    parts of both output layers that they have, and these are of other tokens where one layer is
-    longer.
+    `where` is the field of its folder. Additional rows are padding. With tensor parallelism
+    (`is_cut`) ranks compare their shards of both output layers, whose rows match only if the
+    lengths are equal.
     """
     if rows is None or policy_rows is None:
         return
@@ -72,9 +72,9 @@ def check_rows(
 
 
 def check_same_tokens(vocabulary: Mapping[str, int], folder: Path) -> Iterator[Problem]:
-    """Check that a reference means the policy's tokens, of which `vocabulary` has the ids.
+    """Check that a reference has the policy's tokens; `vocabulary` has their ids.
 
-    A folder without a tokenizer says nothing of that.
+    A folder without a tokenizer is not checked.
     """
     if not (folder / "tokenizer.json").is_file():
         return
@@ -99,10 +99,10 @@ def check_score_fit(
     largest_token_id: int,
     vocabulary: int | None,
 ) -> Iterator[Problem]:
-    """Check that the settings of a reward model fit it; what is None is not known.
+    """Check that the settings of a reward model fit it; None is unknown.
 
-    `max_tokens` is `spec.rewardModel.maxTokens`, `context_tokens` the length that the model was
-    made for, `vocabulary` the rows of its embedding.
+    `max_tokens` is `spec.rewardModel.maxTokens`, `context_tokens` the model's context length,
+    `vocabulary` the rows of its embedding.
     """
     if max_tokens is not None and context_tokens is not None and max_tokens > context_tokens:
         yield Problem(

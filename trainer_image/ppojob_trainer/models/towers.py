@@ -1,4 +1,4 @@
-"""The classes of towers, which see or hear, by the type of their configuration."""
+"""Tower classes: vision towers and audio encoders by the type of their configuration."""
 
 from typing import Any, ClassVar, Final
 
@@ -28,20 +28,20 @@ from ppojob_trainer.data.media.picture_files import THINKER
 
 
 class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]
-    """Where the patches of a picture lie, whose gradient has the same bits again on a GPU.
+    """Patch position embeddings whose gradient is deterministic on a GPU.
 
-    transformers' own has not: there PyTorch adds up gradients of interpolation in any order.
+    transformers' own is not: there PyTorch sums gradients of interpolation in any order.
     """
 
     def forward(self, embeddings: Tensor, *where: Tensor) -> Tensor:
-        """(n, h) of patches, with those of their places, a weighted sum of the grid's, added."""
+        """Add to patches (n, h) their position embeddings, interpolated from the grid."""
         if not self.position_embedding.weight.requires_grad:
             plain: Tensor = super().forward(embeddings, *where)
             return plain
         places = torch.arange(self.num_positions, device=embeddings.device)
         grid, one_each = self.position_embedding(places), torch.eye(len(places)).to(places.device)
         with torch.autocast(embeddings.device.type, enabled=False):
-            # Called once more, it says what each patch takes of each place.
+            # With one-hot inputs it returns each patch's interpolation weights.
             given = embeddings.new_zeros(len(embeddings), len(places), dtype=torch.float32), *where
             each = {"position_embedding.weight": one_each}
             shares = torch.func.functional_call(self, each, given)
@@ -50,7 +50,7 @@ class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]
 
 
 class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
-    """That of GLM-4.1V and GLM-4.5V."""
+    """The tower of GLM-4.1V and GLM-4.5V."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -58,16 +58,16 @@ class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
 
 
 class _Projected:
-    """A tower, and what makes features of its own as wide as those of a language model.
+    """A tower with its projector to the language model's width.
 
-    transformers has both as parts of the whole model, whose configuration is theirs.
+    transformers has both as parts of the whole model, whose configuration they use.
     """
 
     projector: ClassVar[Any]
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
-        # Without a type transformers takes that of the section, and rounds what is loaded to it.
+        # Without a dtype transformers takes the section's, and rounds loaded weights to it.
         dtype = torch.get_default_dtype()
         self.vision_tower = AutoModel.from_config(config.vision_config, dtype=dtype)
         self.multi_modal_projector = self.projector(config)
@@ -75,19 +75,19 @@ class _Projected:
 
 
 class _OfSquares(_Projected):
-    """A tower that sees a picture as squares."""
+    """A tower that reads an image as square tiles."""
 
     get_image_features: ClassVar[Any]
 
     def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
-        """(tokens, h) of the squares of a picture, (n, 3, y, x), one after the other."""
+        """Return (tokens, h) of the tiles (n, 3, y, x) of an image, concatenated."""
         output = self.get_image_features(pixel_values)
         output.pooler_output = output.pooler_output.flatten(0, 1)
         return output
 
 
 class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ignore[misc]
-    """That of InternVL."""
+    """The tower of InternVL."""
 
     projector = internvl.InternVLMultiModalProjector
     pixel_shuffle = internvl.InternVLModel.pixel_shuffle
@@ -95,26 +95,26 @@ class _InternVLTower(_OfSquares, internvl.InternVLPreTrainedModel):  # type: ign
 
 
 class _Mistral3Tower(_Projected, mistral3.Mistral3PreTrainedModel):  # type: ignore[misc]
-    """That of Mistral Small 3 and Ministral 3."""
+    """The tower of Mistral Small 3 and Ministral 3."""
 
     projector = mistral3.Mistral3MultiModalProjector
 
     def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
-        """(tokens, h) of a picture, (1, 3, y, x), whose height and width are its `sizes`."""
+        """Return (tokens, h) of an image (1, 3, y, x), with `sizes` its height and width."""
         output = self.vision_tower(pixel_values, image_sizes=sizes)
         output.pooler_output = self.multi_modal_projector(output.last_hidden_state[0], sizes)
         return output
 
 
 class _Gemma3Tower(_OfSquares, gemma3.Gemma3PreTrainedModel):  # type: ignore[misc]
-    """That of Gemma 3."""
+    """The tower of Gemma 3."""
 
     projector = gemma3.Gemma3MultiModalProjector
     get_image_features = gemma3.Gemma3Model.get_image_features
 
 
 class _Gemma4Tower(gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
-    """That of Gemma 4, without what hears sound, which stays in the folder."""
+    """The tower of Gemma 4, without its audio encoder, which stays in the folder."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -124,8 +124,8 @@ class _Gemma4Tower(gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
-        """(tokens, h) of a picture, whose patches (1, n, 3 y x) lie at positions (1, n, 2)."""
-        own = (position_ids[0] >= 0).all(dim=-1)  # others fill up what the processor gives
+        """Return (tokens, h) of an image with patches (1, n, 3 y x) at positions (1, n, 2)."""
+        own = (position_ids[0] >= 0).all(dim=-1)  # the others are the processor's padding
         pixels, positions = pixel_values[:, own], position_ids[:, own]
         output = self.vision_tower(pixel_values=pixels, pixel_position_ids=positions)
         output.pooler_output = self.embed_vision(inputs_embeds=output.last_hidden_state)
@@ -133,7 +133,7 @@ class _Gemma4Tower(gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
 
 
 class _Gemma4UnifiedTower(gemma4_unified.Gemma4UnifiedPreTrainedModel):  # type: ignore[misc]
-    """What Gemma 4 12B has in place of a tower, under the names of files."""
+    """The patch embedder that Gemma 4 12B has in place of a tower, under the names of files."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -144,25 +144,25 @@ class _Gemma4UnifiedTower(gemma4_unified.Gemma4UnifiedPreTrainedModel):  # type:
         self.post_init()
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
-        """(tokens, h) of a picture, whose pixels (1, n, 3 y x) lie at positions (1, n, 2)."""
-        own = (position_ids[0] >= 0).all(dim=-1)  # others fill up what the processor gives
+        """Return (tokens, h) of an image with pixels (1, n, 3 y x) at positions (1, n, 2)."""
+        own = (position_ids[0] >= 0).all(dim=-1)  # the others are the processor's padding
         output = self.vision_embedder(pixel_values[:, own], position_ids[:, own])
         output.pooler_output = self.embed_vision(output.pooler_output[0])
         return output
 
 
 class _UnroundedPositions(idefics3.Idefics3VisionEmbeddings):  # type: ignore[misc]
-    """Where the patches of a square lie, as float32 tells it whatever the type of its pixels is.
+    """Patch positions of a tile, computed in float32 whatever the dtype of its pixels.
 
-    transformers' own rounds shares of a side to that type: in bfloat16 several patches of a side of
-    27, as SmolVLM of 2.2B has, would lie where others do.
+    transformers' own rounds fractional positions to that dtype: in bfloat16 several of the 27
+    patches of a side, as SmolVLM of 2.2B has, would coincide.
     """
 
     def forward(self, pixel_values: Tensor, **_: Tensor) -> Tensor:
-        """(n, patches, h) of squares, (n, 3, y, x), each as large as the tower takes them."""
+        """Return (n, patches, h) of full-size tiles, (n, 3, y, x)."""
         patches = self.patch_embedding(pixel_values).flatten(2).transpose(1, 2)
         side = self.num_patches_per_side
-        shares = torch.arange(side, dtype=torch.float32) * (1.0 / side)  # no division, as there
+        shares = torch.arange(side, dtype=torch.float32) * (1.0 / side)  # not divided, as there
         shares = shares.clamp(max=1.0 - 1e-6)
         edges = torch.arange(1 / side, 1.0, 1 / side, dtype=torch.float32)
         along = torch.bucketize(shares, edges, right=True)
@@ -172,7 +172,7 @@ class _UnroundedPositions(idefics3.Idefics3VisionEmbeddings):  # type: ignore[mi
 
 
 class _Idefics3Tower(idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
-    """That of Idefics3 and SmolVLM, of which transformers has the same classes twice."""
+    """The tower of Idefics3 and SmolVLM, which have equal classes in transformers."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -183,14 +183,14 @@ class _Idefics3Tower(idefics3.Idefics3PreTrainedModel):  # type: ignore[misc]
         self.post_init()
 
     def forward(self, pixel_values: Tensor, **_: Tensor) -> Any:
-        """(tokens, h) of the squares of a picture, (1, n, 3, y, x), one after the other."""
+        """Return (tokens, h) of the tiles (1, n, 3, y, x) of an image, concatenated."""
         output = self.vision_model(pixel_values[0])
         output.pooler_output = self.connector(output.last_hidden_state).flatten(0, 1)
         return output
 
 
 class _Qwen2AudioTower(qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[misc]
-    """That of Qwen2-Audio, which hears."""
+    """The audio encoder of Qwen2-Audio."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -200,9 +200,9 @@ class _Qwen2AudioTower(qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[m
         self.post_init()
 
     def forward(self, pixel_values: Tensor, frames: Tensor) -> Any:
-        """(tokens, h) of the features of a sound, (1, mel, f), of which the first `frames` count.
+        """Return (tokens, h) of audio features (1, mel, f), of which the first `frames` are valid.
 
-        It attends to those alone. What is behind them is silence, up to the longest sound.
+        Attention is limited to those. The rest is silent padding up to the longest audio.
         """
         heard, tokens = self.audio_tower._get_feat_extract_output_lengths(frames)
         is_heard = torch.arange(pixel_values.shape[-1] // 2, device=frames.device) < heard[:, None]
@@ -213,7 +213,7 @@ class _Qwen2AudioTower(qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[m
 
 
 class _Hearing:
-    """A tower that sees, and hears by an encoder within it."""
+    """A vision tower with an audio encoder in it."""
 
     encoder: ClassVar[Any]
 
@@ -225,7 +225,7 @@ class _Hearing:
     def forward(
         self, pixel_values: Tensor, grid_thw: Tensor | None = None, frames: Tensor | None = None
     ) -> Any:
-        """(tokens, h) of a picture, or of features of a sound, (1, mel, f), of `frames` of them."""
+        """Return (tokens, h) of an image, or of audio features (1, mel, f) with `frames` valid."""
         if frames is None:
             return super().forward(pixel_values, grid_thw)  # type: ignore[misc]
         output = self.audio_tower(pixel_values[0, :, : int(frames)], feature_lens=frames)
@@ -234,20 +234,20 @@ class _Hearing:
 
 
 class _OmniTower(_Hearing, qwen2_5_omni.Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
-    """That of Qwen2.5-Omni."""
+    """The tower of Qwen2.5-Omni."""
 
     encoder = qwen2_5_omni.Qwen2_5OmniAudioEncoder
 
 
 class _Omni3Tower(_Hearing, qwen3_omni_moe.Qwen3OmniMoeVisionEncoder):  # type: ignore[misc]
-    """That of Qwen3-Omni, which says nothing of sounds behind layers."""
+    """The tower of Qwen3-Omni, which has no deep features for audio."""
 
     encoder = qwen3_omni_moe.Qwen3OmniMoeAudioEncoder
 
     def forward(
         self, pixel_values: Tensor, grid_thw: Tensor | None = None, frames: Tensor | None = None
     ) -> Any:
-        """See `_Hearing`."""
+        """See `_Hearing.forward`."""
         output = super().forward(pixel_values, grid_thw, frames)
         if frames is not None:
             nothing = torch.zeros_like(output.pooler_output)
@@ -278,7 +278,7 @@ TOWERS: Final = {
 
 
 def tower_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of the tower of a model."""
+    """Return the configuration of a model's tower."""
     config = getattr(config, THINKER, config)
     own: PreTrainedConfig = config if config.model_type in TOWERS else config.vision_config
     return own

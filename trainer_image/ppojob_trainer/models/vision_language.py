@@ -1,7 +1,8 @@
-"""The language models of families that see pictures, under the names that folders have for them.
+"""Language models of multimodal families, as causal LMs under the names of their folders' files.
 
-transformers has such a model as a part of a larger one, under other names. Here it is a causal
-language model like any other, so that loading, ranks, checkpoints and engines know of nothing else.
+transformers has such a language model as part of a larger one, under other names. Here it is a
+causal language model like any other, so loading, sharding, checkpoints and engines need no special
+case.
 """
 
 import copy
@@ -41,7 +42,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
-import ppojob_trainer.models.mimo  # noqa: F401  which tells transformers of it
+import ppojob_trainer.models.mimo  # noqa: F401  registers it with transformers
 from ppojob_trainer.data.media.picture_files import THINKER
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
@@ -53,7 +54,7 @@ from ppojob_trainer.models.towers import TOWERS, tower_config
 class _LanguageModel:
     """A decoder with an output layer, as transformers' causal language models are.
 
-    A configuration with a `tower` has one too, under the names of folders.
+    With `tower` in its configuration it contains the tower, under the names of folders.
     """
 
     decoder: ClassVar[Any]
@@ -70,14 +71,14 @@ class _LanguageModel:
         self.post_init()  # type: ignore[attr-defined]
 
     def forward(self, *, logits_to_keep: int = 0, **inputs: Any) -> CausalLMOutputWithPast:
-        """Logits of the last tokens, of all for 0; inputs are the decoder's."""
+        """Return the logits of the last tokens, of all for 0; inputs are the decoder's."""
         output = self.model(**inputs)
         logits = self.lm_head(output.last_hidden_state[:, -logits_to_keep:])
         return CausalLMOutputWithPast(logits=logits, past_key_values=output.past_key_values)
 
 
 class _WithTower:
-    """What a language model of transformers has beside it whose tower is a part of it."""
+    """Mixin of a language model that contains its trained tower."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)  # type: ignore[call-arg]
@@ -91,13 +92,13 @@ def _language_model(
     text_config: type[PreTrainedConfig],
     **fields: bool | int,
 ) -> Any:
-    """The class of a language model, which transformers is told of.
+    """Make the class of a language model, and register it with transformers.
 
     Args:
         model_type: of the folders that have it.
         decoder: transformers' own.
-        text_config: of models that say the same of text, and know nothing of pictures.
-        fields: what its configuration has besides, or with other defaults than the decoder's.
+        text_config: of equivalent text-only models.
+        fields: additional or changed defaults of the decoder's configuration.
     """
     name = decoder.__name__.replace("_", "").removesuffix("TextModel")
     types = {field: type(default) for field, default in fields.items()}
@@ -110,7 +111,7 @@ def _language_model(
 
 
 _UNTIED: Final = {"tie_word_embeddings": False}
-# So many of the first layers are told more of a picture behind them.
+# Deep image features are added after this many first layers.
 _TOLD_BEHIND_LAYERS: Final = {"picture_layers": 0, **_UNTIED}
 _MODELS: Final = (
     _language_model("qwen2_vl", Qwen2VLTextModel, Qwen2Config),
@@ -133,11 +134,11 @@ LANGUAGE_MODELS: Final = {model.config_class.model_type: model for model in _MOD
 
 
 def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrainedConfig:
-    """The configuration of the language model in a folder, of which nothing is fetched.
+    """Return the language model's configuration of a folder; nothing is downloaded.
 
-    It is that of a model whose weights are not quantised.
+    Quantization is removed from it.
 
-    `with_tower` has the model hold its vision tower, if the folder has one, as weights of its own.
+    `with_tower` makes the model contain its vision tower, if the folder has one.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     part = language_part(unquantised(config))
@@ -149,7 +150,7 @@ def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrain
 
 
 def unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The same configuration, which says of no weights that they are quantised."""
+    """Return the configuration without quantization."""
     for one in (config, getattr(_whole(config), TEXT_SECTION, config)):
         if hasattr(one, SECTION):
             delattr(one, SECTION)
@@ -158,7 +159,7 @@ def unquantised(config: PreTrainedConfig) -> PreTrainedConfig:
 
 @cache
 def _config_with_tower(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
-    """A configuration of the same language models, which transformers makes with their tower."""
+    """Return a configuration class whose models transformers makes with their tower."""
     base = MODEL_FOR_CAUSAL_LM_MAPPING[kind]
     own: type[PreTrainedConfig] = type(f"{kind.__name__}WithTower", (kind,), {})
     model = type(f"{base.__name__}WithTower", (_WithTower, base), {"config_class": own})
@@ -167,7 +168,7 @@ def _config_with_tower(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
 
 
 def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of the language model in another; that of a language model is its own."""
+    """Return the language model's section of a configuration, or the configuration itself."""
     config = _whole(config)
     if config.model_type in WHOLES:
         return _part_of_whole(config)
@@ -178,9 +179,9 @@ def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of a model that says the same of text, and knows nothing of pictures.
+    """Return the configuration of the equivalent text-only model.
 
-    That is Qwen2 or 3, or GLM-4: the three positions of a token of text are one.
+    That is Qwen2 or 3, or GLM-4: for text the three positions of M-RoPE are equal.
     """
     config = _whole(config)
     config = _part_of_whole(config) if config.model_type in WHOLES else config
@@ -197,7 +198,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _whole(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The configuration of a model with a tower; of Qwen-Omni that of its thinker."""
+    """Return the configuration of a multimodal model; of Qwen-Omni its thinker's."""
     thinker: PreTrainedConfig | None = getattr(config, THINKER, None)
     if thinker is None:
         return config
@@ -206,9 +207,9 @@ def _whole(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _part_of_whole(config: PreTrainedConfig) -> PreTrainedConfig:
-    """The language model's section, as a model of its own.
+    """Return the language model's section as a model of its own.
 
-    Whether it has an output layer of its own is what `read_config` has found.
+    Whether it has an untied output layer is what `read_config` has found.
     """
     part: PreTrainedConfig = copy.deepcopy(getattr(config, TEXT_SECTION))
     part.name_or_path = config.name_or_path
@@ -225,10 +226,10 @@ def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
         values.pop(name, None)
     if hasattr(LANGUAGE_MODELS[config.model_type].config_class, "picture_layers"):
         values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
-        # What transformers computes in any case, and vLLM where it is told.
+        # What transformers always computes, and vLLM only if told.
         values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}
     if config.model_type in {"glm4v", "glm4v_moe"}:
-        # What transformers takes for granted, and vLLM otherwise.
+        # What transformers assumes, and vLLM does not.
         values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
         ropes = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
         values["rope_parameters"] = {**ropes, **values["rope_parameters"]}

@@ -1,6 +1,6 @@
-"""The tower of a model that sees or hears: a part of it where it learns, else beside it.
+"""Vision tower (or audio encoder) of a model: part of the model if trained, else frozen beside it.
 
-One that is frozen, or an engine's, is whole on each rank and loaded when it first sees a picture.
+A frozen one, or an engine's, is replicated on each rank and loaded with the first image.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -50,12 +50,12 @@ _PROCESSORS: Final = (
 
 
 class VisionTower:
-    """What stands in the place of pictures in a model's embeddings, and is added behind layers.
+    """Replaces image tokens by features in a model's embeddings; may add deep features to layers.
 
-    The encoder of a model that hears is one too, and sounds are as pictures to it.
+    An audio encoder is one too, and audio is treated as images are.
 
-    The tower of a model that trains it is a module of that model. Any other is not, so nobody cuts,
-    counts, trains or saves it.
+    A trained tower is a module of its model. A frozen one is not, so it is neither sharded,
+    counted, trained nor saved.
     """
 
     def __init__(
@@ -80,13 +80,13 @@ class VisionTower:
         pictures: Sequence[bytes],
         rows: Tensor | None = None,
     ) -> dict[str, Tensor | list[Tensor]]:
-        """What a language model is given of prompts with pictures.
+        """Return the language model's inputs for prompts with images.
 
         Args:
             embeddings: (b, t, h) of all tokens.
-            places: (n,) int64, tokens of pictures among the b * t, from the first to the last.
-            pictures: of the prompts in this order, those of each `packed`.
-            rows: (n,) int64, which of all tokens of pictures the places are; None for all.
+            places: (n,) int64, image tokens among the b * t, in order.
+            pictures: encoded images of the prompts in this order, those of each `packed`.
+            rows: (n,) int64, rows of the image features for the places; None for all.
 
         Returns:
             Arguments of transformers' decoder.
@@ -105,19 +105,18 @@ class VisionTower:
         return given
 
     def seen(self, files: Sequence[bytes]) -> list[Tensor]:
-        """What it says of encoded pictures: (tokens, h) of each.
+        """Encode images to features: (tokens, h) of each.
 
-        Where it also says something for behind the first d layers, (tokens, (1 + d) * h). Each
-        picture goes through it alone and once: so it takes the memory of one, and says the same in
-        any company.
+        With deep features for the first d layers, (tokens, (1 + d) * h). Each image is encoded
+        alone and once: memory is that of one, and features do not depend on the batch.
         """
         said = {file: self._said(file) for file in dict.fromkeys(files)}
         return [said[file] for file in files]
 
     def within(self, embeddings: Tensor) -> Tensor:
-        """The same embeddings, (b, t, h), and gradients of 0 for a tower that learns.
+        """Return the embeddings (b, t, h) unchanged, with zero gradients for a trained tower.
 
-        Ranks add up gradients of all its weights, also of a pass without pictures.
+        Ranks reduce the gradients of all its weights, also in a pass without images.
         """
         if not (self.learns and torch.is_grad_enabled()):
             return embeddings
@@ -125,10 +124,10 @@ class VisionTower:
         return embeddings + sum(one.flatten()[:1].sum() * 0.0 for one in weights)
 
     def take(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Take over the weights that are the tower's among those of a whole model.
+        """Load the tower's weights out of those of a whole model.
 
         Returns:
-            The others.
+            The other weights.
         """
         own: dict[str, Tensor] = {}
         for name, tensor in tensors:
@@ -148,14 +147,14 @@ class VisionTower:
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _processor(self, form: MediaForm) -> Any:
-        """What makes numbers of pictures, or of sounds: a class of transformers'."""
+        """Return transformers' processor of images or audio."""
         if form.processor not in self._processors:
             kind = next(k for k in _PROCESSORS if k.__name__.startswith(form.processor))
             self._processors[form.processor] = kind.from_pretrained(self._folder)
         return self._processors[form.processor]
 
     def _made(self, file: bytes) -> Any:
-        """What a tower is given of a picture, a clip or a sound."""
+        """Return the tower's inputs for an image, a clip or audio."""
         hears = sound_form_of(self.form)
         if hears is not None and (samples := sound_of(file)) is not None:
             told = {"sampling_rate": hears.rate, "return_attention_mask": True}
@@ -168,7 +167,7 @@ class VisionTower:
             return processor(images=[opened(file)], return_tensors="pt", **self.form.told)
         frames = [opened(one) for one in clip.frames]
         made = processor(images=frames, do_resize=False, return_tensors="pt")
-        # A picture is as many equal frames: each gives those that are its own.
+        # An image counts as several equal frames; each returns its own.
         count, (first, *_) = len(frames), made.pop("image_grid_thw")
         each = made.pop("pixel_values").unflatten(-1, (3, count, -1)).chunk(count)
         pixels = torch.stack([one[:, :, n] for n, one in enumerate(each)], dim=2).flatten(1)
@@ -188,25 +187,25 @@ class VisionTower:
                 )
             state[name] = read_tensor(weights, f"{TOWER}{name}")
         tower.load_state_dict(state)
-        for weight in tower.parameters():  # angles of positions stay in float32, as transformers'
+        for weight in tower.parameters():  # RoPE frequencies stay in float32, as in transformers
             weight.data = weight.data.to(self._dtype)
         self._tower = tower.to(self._device).eval().requires_grad_(False)
         return self._tower
 
 
 def give_tower(model: nn.Module, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-    """Let a language model have the tower of its folder, if there is one, or use that within it."""
+    """Give a language model the tower of its folder, if there is one, or use that within it."""
     if (form := read_form(folder)) is not None:
         setattr(model, _EYES, VisionTower(folder, form, device, dtype, trained_tower(model)))
 
 
 def trained_tower(model: nn.Module) -> PreTrainedModel | None:
-    """The tower that is a part of a model; None where there is none, or another stage has it."""
+    """Return the trained tower within a model; None without one, or at another stage."""
     tower = getattr(model, TOWER.rstrip("."), None)
     return tower if isinstance(tower, PreTrainedModel) else None
 
 
 def tower_of(model: nn.Module) -> VisionTower | None:
-    """The tower of a language model; None where it sees no pictures."""
+    """Return the tower of a language model; None if it takes no images."""
     tower: VisionTower | None = getattr(model, _EYES, None)
     return tower

@@ -1,4 +1,4 @@
-"""Which files of a model's folder hold its weights, and whether together they are whole."""
+"""Weight files of a model's folder: which to read, and whether they are complete."""
 
 import os
 from dataclasses import replace
@@ -17,16 +17,16 @@ from ppojob_trainer.models.weights import StoredTensor, Weights
 SINGLE_FILE: Final = "model.safetensors"
 INDEX_FILE: Final = "model.safetensors.index.json"
 FLOATS: Final = ("F16", "BF16", "F32", "F64")
-"""Types that weights are trained from, in the words of the format."""
+"""Dtypes that training can start from, as the format writes them."""
 
 _LISTED: Final = 5
 _OF_GPT2: Final = ("h.", "wte.", "wpe.", "ln_f.")
-"""What names in the hub's own files of GPT-2 begin with, which lack the name of the model."""
+"""Prefix that the hub's GPT-2 files lack."""
 _COMPUTED: Final = (
     *("rotary_emb.inv_freq", "rotary_emb.cos_cached", "rotary_emb.sin_cached"),
     *(".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias"),
 )
-"""Ends of the names of what is no weight: angles, and masks in old folders of GPT-2 and Pythia."""
+"""Suffixes of buffers, not weights: RoPE frequencies, and masks in old GPT-2 and Pythia folders."""
 _POINTER: Final = b"version https://git-lfs.github.com/spec/"
 _PICKLES: Final = (".bin", ".pt", ".pth", ".ckpt")
 _CONVERT: Final = (
@@ -36,7 +36,7 @@ _CONVERT: Final = (
 
 
 class BadHeader(Exception):  # noqa: N818  the header is bad
-    """A file is no safetensors file, or not a whole one."""
+    """A file is no safetensors file, or is truncated."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -44,7 +44,7 @@ class BadHeader(Exception):  # noqa: N818  the header is bad
 
 
 def read_header(path: Path) -> dict[str, StoredTensor]:
-    """The tensors that a safetensors file says it holds, by name, or BadHeader."""
+    """Read the tensors of a safetensors file's header by name; raises BadHeader."""
     try:
         with path.open("rb") as file:
             is_pointer = file.read(len(_POINTER)) == _POINTER
@@ -69,7 +69,7 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 
 
 def read_weights(folder: Path) -> Weights:
-    """Read the headers of all files that the loader would read; no tensor is touched."""
+    """Read the headers of all files that the loader would read; no tensor is read."""
     weights = Weights()
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if os.path.lexists(single):
@@ -95,12 +95,12 @@ def _add(weights: Weights, path: Path) -> None:
         name = own_name(stored)
         if name.endswith(_COMPUTED):
             continue
-        tensor = replace(tensor, shape=tensor.shape or (1,))  # numbers are held so
+        tensor = replace(tensor, shape=tensor.shape or (1,))  # 0-dimensional tensors are held so
         weights.tensors[name], weights.files[name], weights.stored[name] = tensor, path, stored
 
 
 def own_name(stored: str) -> str:
-    """The name here of a weight, by that in a file."""
+    """Return the name here of a weight, by its name in a file."""
     for beginning, own in WHOLE_NAMES.items():
         if stored.startswith(beginning):
             return own + stored.removeprefix(beginning)
@@ -112,7 +112,7 @@ def own_name(stored: str) -> str:
 
 
 def listed(names: list[str]) -> str:
-    """The first names of many, with their number."""
+    """Return the first of many names, with their number."""
     head = ", ".join(names[:_LISTED])
     return head if len(names) <= _LISTED else f"{head} and {len(names) - _LISTED} more"
 
@@ -137,7 +137,7 @@ def _read_shards(weights: Weights, folder: Path, index: Path) -> None:
 
 
 def _shards(index: Path, weight_map: Json) -> dict[str, list[str]] | Problem:
-    """Names of shards, each with its tensors."""
+    """Return the names of shards, each with its tensors."""
     where = f"{index}:weight_map"
     if not isinstance(weight_map, dict) or not weight_map:
         got = ABSENT if weight_map is None else shown(weight_map)
@@ -145,7 +145,7 @@ def _shards(index: Path, weight_map: Json) -> dict[str, list[str]] | Problem:
         return Problem(where, got, why, "an object of tensor names", ModelReason.BAD_INDEX)
     shards: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
-        # A name with folders in it could lead out of the model's.
+        # A name with folders in it could escape the model's.
         if not isinstance(name, str) or PurePath(name).name != name:
             return Problem(
                 f"{where}.{tensor}",

@@ -1,4 +1,4 @@
-"""A policy's weights out of its folder, for engines that nobody trains: no model is held."""
+"""Streamed weights of an untrained policy for engines: no model is held in memory."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -27,11 +27,11 @@ def stored_weights(
     overrides: Mapping[str, Json] | None = None,
     lora: LoraSpec | None = None,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Every weight of a causal language model once, as `load_model` would hold it.
+    """Yield every weight of a causal language model once, as `load_model` would hold it.
 
-    Names and order are those of `state_dict.hf_named_tensors`: a model without values says them.
-    One tensor is in memory at a time unless it is kept. Adapters are passed over; where those of
-    `lora` are beside weights in four bits, what these stand for comes.
+    Names and order are those of `state_dict.hf_named_tensors`, from a meta model. One tensor is in
+    memory at a time unless the caller keeps it. Adapters are ignored; if those of `lora` are beside
+    NF4 weights, the dequantized weights come.
 
     Raises:
         ConfigError: the folder holds no model of a known kind; a weight is missing, of another

@@ -1,4 +1,4 @@
-"""The weights of a model's folder, as its files tell of them: no tensor is read."""
+"""Index of a model folder's weights, from its files' headers; no tensor is read."""
 
 import math
 from dataclasses import dataclass, field
@@ -9,7 +9,7 @@ from ppojob_api.problem import Problem
 
 @dataclass(frozen=True, slots=True)
 class StoredTensor:
-    """A tensor of a file; its type in the words of the format (`BF16`)."""
+    """A tensor of a file; its dtype as the format writes it (`BF16`)."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -22,11 +22,11 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Where the parts of a quantised tensor are.
+    """Location of the parts of a quantized tensor.
 
     Attributes:
         form: its name in `quantised.FORMS`.
-        values: the file of the numbers, and their name there.
+        values: the file of the values, and their name there.
         scales: the same of the scales.
         block: rows and columns of the last two dimensions that share a scale; of mxfp4 unused.
     """
@@ -39,10 +39,10 @@ class Quantised:
 
 @dataclass(slots=True)
 class Weights:
-    """What the files say, by names of tensors, and what is wrong with them.
+    """Tensors of the files by name, and problems with them.
 
-    Files of a whole model that sees pictures may have other names for the same tensors: `stored`.
-    Those that are quantised have the shape and the name of what is made of them: `quantised`.
+    Multimodal models' files may have other names for them: `stored`. Quantized tensors have the
+    shape and name of the dequantized ones: `quantised`.
     """
 
     tensors: dict[str, StoredTensor] = field(default_factory=dict)
@@ -54,5 +54,5 @@ class Weights:
 
     @property
     def form(self) -> str | None:
-        """The form of what is quantised; None where nothing is."""
+        """The quantization format; None without one."""
         return next((tensor.form for tensor in self.quantised.values()), None)

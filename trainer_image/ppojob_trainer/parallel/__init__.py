@@ -1,1 +1,1 @@
-"""Where tensors cross process borders: worlds, meshes, collectives. Nobody else opens c10d."""
+"""Distributed ranks: worlds, process groups, meshes, collectives. Only code here uses c10d."""

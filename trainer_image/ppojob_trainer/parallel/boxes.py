@@ -1,9 +1,8 @@
-"""Boxes: which part of a tensor a rank or a file holds, in any number of dimensions.
+"""Boxes: the shard of a tensor that a rank or a file holds, in any number of dimensions.
 
-A weight that is cut by FSDP is a run of its first dimension, one that is cut by tensor parallelism
-too may be a run of its second. Of a weight that is several matrices, one behind another, a tensor
-rank has a part of each. Checkpoints, loading and the optimizer speak of boxes alone, so that any
-layout reads what another one wrote.
+FSDP shards a weight along its first dimension; tensor parallelism may also shard the second. Of a
+fused weight (qkv, gate_up) a tensor-parallel rank has a part of each piece. Checkpoints, loading
+and the optimizer use boxes only, so any layout reads what another one wrote.
 """
 
 from __future__ import annotations
@@ -22,26 +21,26 @@ from torch.distributed.tensor import DTensor, Placement, Replicate
 from torch.distributed.tensor._utils import _compute_local_shape_and_global_offset
 
 Join = Callable[[str, Tensor, torch.dtype], Tensor]
-"""Puts a named tensor together, in the type that it is stored in; a collective where it is cut."""
+"""Function that all-gathers a named tensor, in its stored dtype; a collective if sharded."""
 
 Made = TypeVar("Made", bound=Tensor)
 At: TypeAlias = tuple[int, ...]
-"""A number for each dimension: coordinates of a rank in a mesh, or a shape."""
+"""A number per dimension: coordinates of a rank in a mesh, or a shape."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pieces:
-    """Of a tensor that is several, one behind another, of each of which every rank has a part.
+    """Pieces of a fused tensor, each of which is divided over the tensor-parallel ranks.
 
-    Ranks hold it in another order than files: first what the first rank has of each piece.
+    Ranks hold it in another order than files: first the first rank's part of each piece.
     """
 
-    dimension: int  # along which they lie
-    sizes: tuple[int, ...]  # of the pieces there; the ranks divide each
+    dimension: int  # along which they are concatenated
+    sizes: tuple[int, ...]  # of the pieces there; divisible by the ranks
     ranks: int
 
     def runs(self) -> Iterator[tuple[int, int, int]]:
-        """Where a run begins in the order of ranks, where in the tensor, and how long it is."""
+        """Yield start in the order of ranks, start in the tensor, and length of each run."""
         place = 0
         for rank in range(self.ranks):
             first = 0
@@ -54,15 +53,15 @@ class Pieces:
 class Box(msgspec.Struct, frozen=True, omit_defaults=True):
     """A part of a tensor: a range of indices in each of its dimensions."""
 
-    shape: tuple[int, ...]  # of the whole tensor; () for a scalar
+    shape: tuple[int, ...]  # of the unsharded tensor; () for a scalar
     start: tuple[int, ...]  # (dimensions,) the first index of each range
-    stop: tuple[int, ...]  # (dimensions,) the index behind the last
+    stop: tuple[int, ...]  # (dimensions,) the end of each range
     pieces: Pieces | None = None
-    """Indices count in the order of ranks; absent: as in the tensor, and the box is plain."""
+    """Indices count in the order of ranks; None: as in the tensor, and the box is plain."""
 
     @classmethod
     def whole(cls, shape: tuple[int, ...]) -> Box:
-        """All of a tensor."""
+        """Return the box of a whole tensor."""
         return cls(shape, (0,) * len(shape), shape)
 
     @property
@@ -77,11 +76,11 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
 
     @property
     def slices(self) -> tuple[slice, ...]:
-        """What cuts the part of a plain box out of the whole tensor."""
+        """Return the slices of a plain box in the whole tensor."""
         return tuple(map(slice, self.start, self.stop))
 
     def plain(self) -> list[tuple[Box, tuple[slice, ...]]]:
-        """The plain boxes that it is made of, each with what cuts it out of this part."""
+        """Return the plain boxes that it consists of, each with its slices in this part."""
         every = (slice(None),) * len(self.shape)
         if self.pieces is None:
             return [(self, every)]
@@ -94,26 +93,26 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
                 stop = (*self.stop[:at], last + by, *self.stop[at + 1 :])
                 own = slice(first - self.start[at], last - self.start[at])
                 found.append((Box(self.shape, start, stop), (*every[:at], own)))
-        return found or [(Box(self.shape, self.start, self.stop), every)]  # of nothing
+        return found or [(Box(self.shape, self.start, self.stop), every)]  # empty
 
     def joined(self, part: Callable[[Box], Tensor]) -> Tensor:
-        """This part, out of those of the plain boxes that it is made of."""
+        """Assemble this part from those of its plain boxes."""
         parts = [part(box) for box, _ in self.plain()]
         return torch.cat(parts, self.pieces.dimension) if self.pieces else parts[0]
 
     def of(self, values: Tensor) -> Tensor:
-        """This part of a whole tensor."""
+        """Cut this part out of a whole tensor."""
         return self.joined(lambda box: values[box.slices])
 
     def intersect(self, other: Box) -> Box | None:
-        """What two plain ones hold of a tensor; None where that is nothing."""
+        """Return the intersection of two plain boxes; None if empty."""
         start = tuple(map(max, self.start, other.start))
         stop = tuple(map(min, self.stop, other.stop))
         is_empty = any(low >= high for low, high in zip(start, stop, strict=True))
         return None if is_empty else Box(self.shape, start, stop)
 
     def seen_from(self, outer: Box) -> tuple[slice, ...]:
-        """What cuts this part out of the tensor of a larger one."""
+        """Return the slices of this part in a larger one."""
         return tuple(
             slice(start - origin, stop - origin)
             for start, stop, origin in zip(self.start, self.stop, outer.start, strict=True)
@@ -121,7 +120,7 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
 
 
 def box_of(tensor: Tensor) -> Box:
-    """What this rank holds of a tensor of a model or its optimizer."""
+    """Return this rank's box of a tensor of a model or its optimizer."""
     if not isinstance(tensor, DTensor):
         return Box.whole(tuple(tensor.shape))
     coordinate = tensor.device_mesh.get_coordinate()
@@ -130,23 +129,23 @@ def box_of(tensor: Tensor) -> Box:
 
 
 def _box_at(tensor: DTensor, coordinate: Sequence[int]) -> Box:
-    """What the rank at a coordinate of the mesh holds."""
+    """Return the box of the rank at a coordinate of the mesh."""
     shape, mesh = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
     box = _cut_box(shape, mesh, tensor.placements, tuple(coordinate))
     pieces = getattr(tensor, "pieces", None)
     return Box(box.shape, box.start, box.stop, pieces) if pieces else box
 
 
-@cache  # of a large dimension torch writes all indices down
+@cache  # torch lists all indices of a large dimension
 def _cut_box(shape: At, mesh: At, placements: tuple[Placement, ...], coordinate: At) -> Box:
     local, start = _compute_local_shape_and_global_offset(shape, mesh, list(coordinate), placements)
     return Box(shape, start, tuple(at + size for at, size in zip(start, local, strict=True)))
 
 
 def is_first_holder(tensor: Tensor) -> bool:
-    """Whether no rank before this one holds the same part, so that sums may count it here.
+    """Whether this is the first rank with this shard, so that sums count it only here.
 
-    Of a tensor that is not cut every rank is taken for the only one.
+    Always true for a tensor that is no DTensor.
     """
     if not isinstance(tensor, DTensor):
         return True
@@ -159,16 +158,15 @@ def is_first_holder(tensor: Tensor) -> bool:
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """What this rank holds of a tensor; all of it where it is not cut."""
+    """Return this rank's shard of a tensor; all of it if it is not sharded."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(tensor: Tensor) -> Tensor:
-    """A tensor put together, without a gradient; a collective where it is cut.
+    """All-gather a tensor, without gradient; a collective if it is sharded.
 
-    One dimension of the mesh after the other, each with a gather of what its ranks have by then.
-    Not by `DTensor.redistribute`: its functional all-gather crashes once in some hundred worlds
-    over gloo (torch 2.13).
+    One mesh dimension after the other, each with an all-gather. Not by `DTensor.redistribute`: its
+    functional all-gather crashes once in some hundred worlds over gloo (torch 2.13).
     """
     if not isinstance(tensor, DTensor):
         return tensor
@@ -189,7 +187,7 @@ def whole(tensor: Tensor) -> Tensor:
 
 
 def _gathered(tensor: DTensor, parts: dict[At, Tensor], dimension: int) -> dict[At, Tensor]:
-    """The parts of all ranks along a dimension of the mesh, by coordinates; each has as many."""
+    """All-gather along a mesh dimension; returns the parts by coordinates."""
     mesh = tensor.device_mesh
     ranks = [
         [(*at[:dimension], rank, *at[dimension + 1 :]) for at in parts]
@@ -208,10 +206,10 @@ def _gathered(tensor: DTensor, parts: dict[At, Tensor], dimension: int) -> dict[
     }
 
 
-def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
-    """A tensor of which every rank gives its part, cut as one of a model is.
+def shard_like(tensor: Tensor, part: Tensor) -> Tensor:
+    """Make a DTensor, sharded as `tensor`, from each rank's shard.
 
-    The part is (`box_of(tensor).local_shape`), on the same device; taken over, not copied.
+    The shard is (`box_of(tensor).local_shape`), on the same device; not copied.
     """
     if not isinstance(tensor, DTensor):
         return part
@@ -223,11 +221,11 @@ def cut_like(tensor: Tensor, part: Tensor) -> Tensor:
         shape=tensor.shape,
         stride=tensor.stride(),
     )
-    return laid_as(tensor, cut)
+    return sharded_as(tensor, cut)
 
 
-def laid_as(tensor: Tensor, made: Made) -> Made:
-    """What torch made of a tensor, which is cut alike but has forgotten its pieces."""
+def sharded_as(tensor: Tensor, made: Made) -> Made:
+    """Give a tensor that torch made from another, sharded alike, the other's pieces."""
     if (pieces := getattr(tensor, "pieces", None)) is not None:
         of_made: Any = made
         of_made.pieces = pieces
@@ -235,5 +233,5 @@ def laid_as(tensor: Tensor, made: Made) -> Made:
 
 
 def detached(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-    """A tensor without what its gradient needs, in another type where one is given."""
-    return laid_as(tensor, tensor.detach().to(dtype or tensor.dtype))
+    """Detach a tensor, and cast it if a dtype is given."""
+    return sharded_as(tensor, tensor.detach().to(dtype or tensor.dtype))

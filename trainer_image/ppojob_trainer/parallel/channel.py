@@ -1,13 +1,12 @@
-"""Channels: a link between the ranks of two roles, outside the world of either.
+"""Channels: process groups between the ranks of two roles, outside the world of either.
 
-Members are the ranks of the first role and, after them, those of the second. A channel belongs to
-one attempt of each; when either is over it is closed, and the next attempts open the next channel.
-On a lost peer see docs/adr/0001-worlds-channels-and-attempts.md: a killed one is noticed at once, a
-stopped one by nobody but the supervisors, so the thread that hears of it cuts the channel under
-the thread that waits.
+Members are the ranks of the first role, then those of the second. A channel belongs to one attempt
+of each; when either ends it is closed, and the next attempts open the next channel. For lost peers
+see docs/adr/0001-worlds-channels-and-attempts.md: a killed one is noticed at once, a stopped one
+only by the supervisors, so the thread that is told of it cuts the channel under the waiting thread.
 
-Gloo names none of its sockets, so they are told by their addresses. Descriptors are never kept: a
-number that gloo has closed may be somebody else's a moment later.
+Gloo does not expose its sockets, so they are found by address. Descriptors are never kept: gloo may
+close one, and its number be reused a moment later.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ Endpoint = tuple[str, int]
 
 
 class Channel(Link):
-    """A link to another role, opened by `open_channel`; the key is its name in the store."""
+    """A process group with another role, from `open_channel`; `key` is its name in the store."""
 
     def __init__(
         self,
@@ -52,16 +51,16 @@ class Channel(Link):
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]
     ) -> dict[int, Tensor]:
-        """See `Link`. To be called when the peers are known to be ready: their time counts too.
+        """See `Link`. Call it when the peers are ready: the time limit includes waiting for them.
 
         Raises:
-            ChannelLost: a peer is gone, too slow, or the channel was cut; it is closed by then.
+            ChannelLost: a peer is gone or too slow, or the channel was cut; it is closed then.
         """
         reason = "it is closed"
         if self._group is not None:
             try:
                 received = super().exchange(outgoing, incoming)
-                # nccl's abort ends a wait without an error; what arrived is not to be used.
+                # nccl's abort ends a wait without an error; what was received must not be used.
                 if not self._is_cut:
                     return received
             except RuntimeError as error:
@@ -70,7 +69,7 @@ class Channel(Link):
         raise ChannelLost(self.key, "it was cut" if self._is_cut else reason)
 
     def cut(self) -> None:
-        """End the exchange that waits, from another thread; the channel is of no use after that."""
+        """End a waiting exchange from another thread; the channel is unusable afterwards."""
         self._is_cut = True
         group = self._group
         if group is None:
@@ -81,7 +80,7 @@ class Channel(Link):
             shut_down_connections(self._listeners)
 
     def close(self) -> None:
-        """Give up the channel's sockets. It is no error to close twice."""
+        """Close the channel's sockets; may be called twice."""
         self._group = None
 
 
@@ -94,17 +93,17 @@ def open_channel(
     device: torch.device,
     timeout_seconds: float,
 ) -> Channel:
-    """Meet the other members under a key; all of them have to come within the time limit.
+    """Open a channel with the other members of a key, who must come within the time limit.
 
-    The watchdog of nccl ends the process when an operation runs into the limit, unless the channel
-    was cut before.
+    nccl's watchdog ends the process when an operation exceeds the limit, unless the channel was cut
+    before.
 
     Args:
         store: of the first role's world.
-        key: names both attempts and the opening; never used twice, since the store keeps the
-            addresses of an attempt that failed.
-        member: number of this rank among the ranks of both roles.
-        size: how many those are.
+        key: names both attempts and the opening; never reused, since the store keeps the
+            addresses of a failed attempt.
+        member: index of this rank among the ranks of both roles.
+        size: number of ranks of both roles.
         address: IP address of this pod.
         device: `cpu` (gloo) or `cuda` (nccl).
         timeout_seconds: limit of opening and of each operation, for a node that fails silently.
@@ -131,7 +130,7 @@ def _open_gloo(
     assert listeners, "gloo listens as soon as it has its options; without that nothing can be cut"
     store.set(f"listeners/{member}", json.dumps(listeners))
     backend = dist.ProcessGroupGloo(store, member, size, options)
-    # All are connected now, so all have said where they listen.
+    # All are connected now, so all have published their listening addresses.
     everybody = frozenset(
         (host, port) for m in range(size) for host, port in json.loads(store.get(f"listeners/{m}"))
     )
@@ -157,7 +156,7 @@ def _open_nccl(
 
 
 def _group_of(backend: Any, kind: Any, store: Store, device: torch.device) -> dist.ProcessGroup:
-    """The backend as a process group, which the world of a role is too."""
+    """Wrap the backend as a process group, like the world of a role."""
     group = dist.ProcessGroup(store, backend.rank(), backend.size())
     group._register_backend(device, kind, backend)
     return group
@@ -169,9 +168,9 @@ def _first_line(error: RuntimeError) -> str:
 
 
 def shut_down_connections(listeners: Collection[Endpoint]) -> None:
-    """End every connection of this process that has one of these listeners at either end.
+    """Shut down every connection of this process with one of these listeners at either end.
 
-    Who waits on such a connection in another thread gets an error at once. The listeners are left
+    A thread that waits on such a connection gets an error at once. The listening sockets are left
     alone: gloo ends the process when its own is shut down.
     """
     for connection in _sockets():
@@ -183,7 +182,7 @@ def shut_down_connections(listeners: Collection[Endpoint]) -> None:
 
 
 def listening() -> set[Endpoint]:
-    """Where this process listens."""
+    """Return the addresses on which this process listens."""
     endpoints = set()
     for found in _sockets():
         with found, suppress(OSError):
@@ -193,7 +192,7 @@ def listening() -> set[Endpoint]:
 
 
 def _sockets() -> Iterator[socket.socket]:
-    """A handle of its own on each TCP socket of this process; whoever takes it closes it."""
+    """Yield a duplicate of each TCP socket of this process; the caller closes it."""
     for name in os.listdir("/proc/self/fd"):
         try:
             descriptor = os.dup(int(name))

@@ -1,6 +1,6 @@
-"""What ranks of a world tell each other in a few bytes; all in the order of ranks.
+"""Small collectives of a world: sums and gathers in rank order.
 
-Every function is a collective: all ranks call it, or none. A world of one talks to nobody.
+All ranks call each function, or none. A world of one does no communication.
 """
 
 from collections.abc import Iterator, Sequence
@@ -21,9 +21,9 @@ Item = TypeVar("Item")
 def sum_over_ranks(
     world: World, values: Sequence[float], ranks: Sequence[int] | None = None
 ) -> list[float]:
-    """Add up each value over all ranks, or some, in float64 and in the order of ranks.
+    """Sum each value over all ranks, or some, in float64 and in rank order.
 
-    So the sum has the same bits everywhere and every time. Each rank gives as many values.
+    So the sum has the same bits on all ranks and in every run. Each rank gives as many values.
     """
     if world.size == 1:
         return list(values)
@@ -33,25 +33,25 @@ def sum_over_ranks(
 
 
 def sum_over_data(world: World, values: Sequence[float]) -> list[float]:
-    """Add up what ranks say of their rows, as `sum_over_ranks`.
+    """Sum over data-parallel coordinates, as `sum_over_ranks`.
 
-    Ranks of one data-parallel coordinate have the same rows, so that one of them counts: the first
-    of those that have what the model puts out.
+    Ranks of one coordinate have the same rows, so one of them counts: the first of those with the
+    model's outputs.
     """
     return sum_over_ranks(world, values, world.dims.speakers)
 
 
 def largest_over_ranks(world: World, value: int) -> int:
-    """The largest of one number a rank."""
+    """Return the maximum over ranks."""
     if world.size == 1:
         return value
     return int(_gather(world, torch.tensor([value])).max())
 
 
 def shared_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice]:
-    """What the ranks of this data-parallel coordinate have, and which of it is this rank's.
+    """Gather the lists of this data-parallel coordinate, and the slice that is this rank's.
 
-    Lists, one behind the other in the order of ranks.
+    Lists are concatenated in rank order.
     """
     group = world.along(*WITHIN)
     if group is None:
@@ -62,8 +62,8 @@ def shared_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice
     return [item for items in told for item in items], slice(first, first + len(mine))
 
 
-def told_by_first(world: World, mine: Item | None) -> Item:
-    """What the first of the ranks that share this one's engine has; the others have None."""
+def broadcast_from_first(world: World, mine: Item | None) -> Item:
+    """Broadcast from the first rank of this one's engine; the others give None."""
     told = [mine]
     if world.engine is not None:
         dist.broadcast_object_list(told, group=world.engine, group_src=0)
@@ -74,12 +74,12 @@ def told_by_first(world: World, mine: Item | None) -> Item:
 
 @contextmanager
 def refused_together(world: World) -> Iterator[None]:
-    """Let what one rank refuses in the block be refused by all of them at its end.
+    """Make a refusal in the block on one rank a refusal on all of them at its end.
 
-    For work of each rank's own before a collective, in which the others would wait in vain.
+    For work of a single rank before a collective, in which the others would otherwise hang.
 
     Raises:
-        JobFailed: another rank refused; with its words.
+        JobFailed: another rank refused; with its message.
     """
     mine: PPOJobError | None = None
     try:
@@ -97,7 +97,7 @@ def refused_together(world: World) -> Iterator[None]:
 
 
 def _gather(world: World, values: Tensor) -> Tensor:
-    """(ranks, ...) of one tensor (...) a rank, in host memory."""
+    """All-gather a tensor (...): (ranks, ...) in host memory."""
     mine = values.to(world.device)
     parts = [torch.empty_like(mine) for _ in range(world.size)]
     dist.all_gather(parts, mine, group=world.group)

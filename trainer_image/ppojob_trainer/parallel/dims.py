@@ -1,9 +1,9 @@
-"""Where a rank stands in the layout of its role: pure arithmetic, the same on every machine.
+"""Parallel dimensions of a role's ranks: pure arithmetic, the same on every machine.
 
-A role's ranks fill a grid of five dimensions. Ranks that differ in `replicate` or `shard` compute
-other rows; those that differ in nothing but `pipeline`, `sequence` or `tensor` compute the same
-rows together and are one *data-parallel coordinate*, for which its first rank, the leader, speaks.
-Experts of a mixture are dealt over the same ranks in another way, see `ParallelDims.of_experts`.
+A role's ranks form a grid of five dimensions. Ranks that differ in `replicate` or `shard` (HSDP)
+compute different rows; those that differ only in `pipeline`, `sequence` or `tensor` compute the
+same rows together and are one *data-parallel coordinate*, whose first rank is its leader. MoE
+experts are distributed over the same ranks in another way, see `ParallelDims.of_experts`.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from ppojob_api.v1alpha1.roles import TrainingParallelism
 Dimension = Literal["pipeline", "replicate", "shard", "sequence", "tensor"]
 
 WITHIN: tuple[Dimension, ...] = ("pipeline", "sequence", "tensor")
-"""Dimensions in which the ranks of one data-parallel coordinate differ."""
+"""Dimensions within one data-parallel coordinate."""
 
 HOLDERS: tuple[Dimension, ...] = ("shard", "sequence")
-"""Dimensions in which the ranks differ over which FSDP cuts each weight of a copy."""
+"""Dimensions over which FSDP shards the weights of a replica."""
 
 
 @dataclass(frozen=True, slots=True)
 class ParallelDims:
-    """How many ranks there are in each dimension.
+    """Number of ranks in each dimension.
 
-    The last one runs fastest: ranks of one pod are neighbours in `tensor`, then `sequence`.
+    The last one varies fastest: ranks of one pod are neighbours in `tensor`, then `sequence`.
     """
 
-    pipeline: int = 1  # runs of the model's layers
-    replicate: int = 1  # copies of the model
-    shard: int = 1  # parts of each weight of a copy
-    sequence: int = 1  # runs of the tokens of a micro-batch, and as many parts of each shard
-    tensor: int = 1  # parts of each matrix product
-    expert: int = 1  # no dimension: shares of a layer's experts, whatever dimension ranks differ in
+    pipeline: int = 1  # pipeline stages
+    replicate: int = 1  # replicas of the model (HSDP)
+    shard: int = 1  # FSDP shards of each weight of a replica
+    sequence: int = 1  # sequence-parallel shards of tokens; weights are sharded over them too
+    tensor: int = 1  # tensor-parallel shards of each matrix product
+    expert: int = 1  # expert-parallel shares of a layer's experts; not a dimension of the grid
 
     @classmethod
     def of(cls, layout: TrainingParallelism, ranks: int) -> ParallelDims:
-        """The layout of a role: what its shards and all ranks of a coordinate leave are copies."""
+        """Return the layout of a role: ranks beyond one replica's become replicas."""
         within = layout.pipeline * layout.sequence * layout.tensor
         shard = layout.data_shard or max(1, ranks // within)
         copies = ranks // (shard * within)
@@ -49,15 +49,15 @@ class ParallelDims:
 
     @property
     def size(self) -> int:
-        """Ranks of the role."""
+        """Number of ranks of the role."""
         return prod(self._grid.values())
 
     @property
     def of_experts(self) -> ParallelDims:
-        """The same ranks in the same order, as they hold experts.
+        """Return the layout of the same ranks, in the same order, for experts.
 
-        Neighbours, along `sequence` here, share a layer's experts: each of them has some. Those
-        along `shard` have parts of the same ones. Nobody has parts of matrix products.
+        Neighbours, along `sequence` here, share a layer's experts: each has some whole ones. Ranks
+        along `shard` have FSDP shards of the same ones. Experts are never tensor-parallel.
         """
         groups = self.shard * self.sequence * self.tensor // self.expert
         return ParallelDims(self.pipeline, self.replicate, groups, self.expert)
@@ -69,38 +69,38 @@ class ParallelDims:
 
     @property
     def leaders(self) -> tuple[int, ...]:
-        """The first rank of each data-parallel coordinate."""
+        """Return the first rank of each data-parallel coordinate."""
         return tuple(ranks[0] for ranks in self.groups(*WITHIN))
 
     @property
     def speakers(self) -> tuple[int, ...]:
-        """The first rank of the last stage of each coordinate, which has the model's outputs."""
+        """Return the first rank of each coordinate's last stage, which has the model's outputs."""
         stage = self.sequence * self.tensor
         return tuple(ranks[-stage] for ranks in self.groups(*WITHIN))
 
     def leader_of(self, rank: int) -> int:
-        """The leader of a rank's data-parallel coordinate; it may be that rank."""
+        """Return the leader of a rank's data-parallel coordinate, possibly itself."""
         return self.along(rank, *WITHIN)[0]
 
     def data_coordinate(self, rank: int) -> int:
-        """Which rows a rank computes: the number of its data-parallel coordinate."""
+        """Return the index of a rank's data-parallel coordinate."""
         return self.leaders.index(self.leader_of(rank))
 
     def place(self, rank: int, name: Dimension) -> tuple[int, int]:
-        """Where a rank stands in a dimension: its number, and how many there are."""
+        """Return a rank's index in a dimension, and the size of that dimension."""
         ranks = self.along(rank, name)
         return ranks.index(rank), len(ranks)
 
-    def in_first_copy(self, rank: int) -> int:
-        """The rank that holds the same part of the first copy of the model."""
+    def in_first_replica(self, rank: int) -> int:
+        """Return the rank that holds the same shard of the first replica."""
         return self.along(rank, "replicate")[0]
 
     def along(self, rank: int, *names: Dimension) -> tuple[int, ...]:
-        """The ranks that differ from this one in nothing but some dimensions; it is among them."""
+        """Return the ranks that differ from this one only in these dimensions, itself included."""
         return next(ranks for ranks in self.groups(*names) if rank in ranks)
 
     def groups(self, *names: Dimension) -> list[tuple[int, ...]]:
-        """All ranks, in groups that differ in nothing but some dimensions, by their first ranks."""
+        """Return all ranks in groups that differ only in these dimensions, by their first ranks."""
         sizes = self._grid
         order = sorted(range(len(sizes)), key=lambda axis: list(sizes)[axis] in names)
         grid = np.arange(self.size).reshape(*sizes.values()).transpose(order)
@@ -108,5 +108,5 @@ class ParallelDims:
 
     @property
     def _grid(self) -> dict[Dimension, int]:
-        """Ranks in each dimension, the slowest first."""
+        """Return the size of each dimension, the slowest first."""
         return {name: getattr(self, name) for name in get_args(Dimension)}

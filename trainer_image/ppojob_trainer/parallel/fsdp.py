@@ -1,13 +1,13 @@
-"""A model's weights, gradients and moments cut over the ranks of a world (FSDP2).
+"""FSDP2: weights, gradients and moments of a model sharded over the ranks of a world.
 
-Every weight, or a tensor rank's part of it, is cut along its first dimension into equal runs, one
-for each rank of `HOLDERS`, and a layer's are put together just while it computes. Where the layout
-has copies of the model, each is cut so, and gradients are added up within a copy and then over
-copies. They are added up, never averaged: losses have been divided by the counts of all ranks. A
-model of a world of one stays a plain module, and everything here leaves it alone.
+Every weight, or its tensor-parallel shard, is sharded along its first dimension over `HOLDERS`, and
+a layer's weights are all-gathered while it computes. With HSDP each replica is sharded so, and
+gradients are reduced within a replica, then over replicas. They are summed, never averaged: losses
+are already divided by the counts of all ranks. The model of a world of one stays a plain module,
+and everything here leaves it alone.
 
-Where ranks share the experts of a layer, these are modules of their own, which only the ranks with
-parts of the same experts put together.
+With expert parallelism a layer's experts are FSDP modules of their own, all-gathered only by the
+ranks with shards of the same experts.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ _MESH: Final[Mapping[str, tuple[Dimension, ...]]] = {
     "shard": HOLDERS,
     "tensor": ("tensor",),
 }
-"""Ranks that hold a model; of shards there is always a group."""
+"""Dimensions over which a model is distributed; there is always a group of shards."""
 
 
 def fill(tensor: Tensor, values: Tensor) -> None:
-    """Copy this rank's part of `values`, the same on every rank, into a tensor of a model."""
+    """Copy this rank's shard of `values`, equal on all ranks, into a tensor of a model."""
     with torch.no_grad():
         local_part(tensor).copy_(box_of(tensor).of(values))
 
@@ -48,12 +48,11 @@ def fill(tensor: Tensor, values: Tensor) -> None:
 def shard_model(
     model: nn.Module, world: World, styles: Mapping[str, Style], experts: Sequence[nn.Module]
 ) -> None:
-    """Cut a model of transformers over the ranks, which are several, layer by layer.
+    """Shard a transformers model over several ranks, layer by layer.
 
-    Where it is on the meta device it has no weights yet. Where there are tensor ranks its layers
-    are cut over those by their styles, which are by names of modules. `experts` are those of each
-    layer, with no style where ranks share them; what parameters these have themselves, beside their
-    modules', are stacks of all of them.
+    It may be on the meta device. With tensor parallelism its layers are first sharded by their
+    styles, which are by module name. `experts` are those of each layer, without a style under
+    expert parallelism; parameters of their own, not of submodules, are stacks of all of them.
     """
     groups = {name: world.along(*of) for name, of in _MESH.items()}
     pieces: dict[str, Pieces] = {}
@@ -68,7 +67,7 @@ def shard_model(
         meshes = dict.fromkeys(experts, _deal_experts(world, experts)) | meshes
     for module, ranks in meshes.items():
         fully_shard(module, mesh=ranks)
-        # Without the first, gloo is asked for a multiplication that it does not know.
+        # Else gloo is asked for a reduction with premultiplication, which it lacks.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
     parameters: dict[str, Any] = dict(model.named_parameters())
@@ -79,7 +78,7 @@ def shard_model(
 
 
 def decoder_layers(model: nn.Module) -> Iterator[Any]:
-    """The layers of a model of transformers; of MiMo too what predicts further tokens."""
+    """Return the decoder layers of a transformers model; for MiMo the MTP layer too."""
     base: Any = getattr(model, "base_model", model)
     yield from (*base.layers, *getattr(base, "mtp_layers", ()))
 
@@ -87,9 +86,9 @@ def decoder_layers(model: nn.Module) -> Iterator[Any]:
 def as_forward(model: nn.Module, compute: Callable[[], Result]) -> Result:
     """Run a computation as the model's forward pass.
 
-    Weights outside of the layers (embedding, last norm, head) are whole while it runs, and those of
-    a layer while that is called. A collective where the model is cut: all ranks compute equally
-    often.
+    Weights outside of the layers (embedding, final norm, head) are unsharded while it runs, and
+    those of a layer while that is called. A collective if the model is sharded: all ranks must
+    compute equally often.
     """
     if not isinstance(model, FSDPModule):
         return compute()
@@ -97,27 +96,27 @@ def as_forward(model: nn.Module, compute: Callable[[], Result]) -> Result:
     return result
 
 
-def keep_whole(model: nn.Module) -> None:
-    """Have a layer's weights stay whole from its forward pass to its backward pass."""
+def keep_unsharded(model: nn.Module) -> None:
+    """Keep a layer's weights unsharded from its forward to its backward pass."""
     if isinstance(model, FSDPModule):
         model.set_reshard_after_forward(False)
 
 
 def release(model: nn.Module) -> None:
-    """Give back what is kept whole for a backward pass, where none will come."""
+    """Reshard weights that were kept for a backward pass that will not come."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
 
 
 def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
-    """Say whether the next backward pass is the mini-batch's last, behind which ranks add up."""
+    """Set whether the next backward pass is the mini-batch's last, after which ranks reduce."""
     if isinstance(model, FSDPModule):
         model.set_requires_gradient_sync(is_last)
 
 
 def _deal_experts(world: World, experts: Sequence[nn.Module]) -> DeviceMesh:
-    """Cut stacks of experts over the ranks that share them, and say who has parts of the same."""
+    """Shard expert stacks over the expert-parallel ranks, and set their FSDP groups."""
     groups = {"replicate": world.along("replicate"), "shard": world.expert_shards}
     mesh = _mesh(world, {**groups, "expert": world.experts})
     *data, expert = mesh.mesh_dim_names or ()
@@ -129,7 +128,7 @@ def _deal_experts(world: World, experts: Sequence[nn.Module]) -> DeviceMesh:
 
 
 def _mesh(world: World, groups: Mapping[str, dist.ProcessGroup | None]) -> DeviceMesh:
-    """The ranks that hold a model, by the dimensions in which they differ, the slowest first."""
+    """Return the mesh of the ranks that hold a model, the slowest dimension first."""
     found = {name: group for name, group in groups.items() if group is not None}
     ranks = torch.tensor(world.dims.along(world.rank, "replicate", *HOLDERS, "tensor"))
     return DeviceMesh.from_group(

@@ -1,7 +1,7 @@
-"""Links: how bytes get from one process to another, whatever they mean.
+"""Links: byte exchange between the processes of a group.
 
-A link has numbered members. In one exchange every member names what it sends and how much it
-expects; both ends know the sizes beforehand, so nothing else travels.
+A link has numbered members. In an exchange every member names what it sends and how many bytes it
+expects; both ends know the sizes beforehand, so no metadata travels.
 """
 
 from collections.abc import Collection, Mapping
@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 BUCKET_BYTES = 64 * 2**20
-"""What one operation moves at most, so that its time limit does not depend on the payload."""
+"""Most bytes of one operation, so that its time limit does not depend on the payload."""
 
 
 class Link:
@@ -35,20 +35,20 @@ class Link:
     def exchange(
         self, outgoing: Mapping[int, Tensor], incoming: Mapping[int, int]
     ) -> dict[int, Tensor]:
-        """Send and receive; every member calls this, those with nothing to move as well.
+        """Send and receive; every member calls this, even with nothing to move.
 
         Bucket `i` of every pair travels in round `i`. Within a round all receives and sends are
-        posted before any is waited for, so no order of members can lock them.
+        posted before any is waited for, so no order of members can deadlock.
 
         Args:
             outgoing: member -> (bytes,) uint8 in host memory; never this member.
-            incoming: member -> how many bytes it sends here; what that member names as outgoing.
+            incoming: member -> bytes that it sends here, equal to that member's `outgoing`.
 
         Returns:
             Member -> (bytes,) uint8 in host memory, for each entry of `incoming`.
 
         Raises:
-            RuntimeError: if the group could not move a bucket within its time limit.
+            RuntimeError: the group could not move a bucket within its time limit.
         """
         received = {m: torch.empty(size, dtype=torch.uint8) for m, size in incoming.items()}
         payloads = [*outgoing.values(), *received.values()]
@@ -87,10 +87,9 @@ def _post(
 def exchange_messages(
     link: Link, outgoing: Mapping[int, bytes], senders: Collection[int]
 ) -> dict[int, bytes]:
-    """Send and receive messages of a byte at least: their sizes first, in eight bytes each.
+    """Send and receive messages of at least a byte: sizes first, in eight bytes each.
 
-    Every member that has something to send or to receive calls this. Returns the message of each
-    of the senders.
+    Every member that sends or receives calls this. Returns the message of each sender.
     """
 
     def as_tensor(content: bytes) -> Tensor:

@@ -1,8 +1,8 @@
-"""Tensors whose bytes lie in host memory while nobody computes with them.
+"""Offload: tensors whose bytes are in host memory while they are not computed with.
 
-A tensor stays the object that it is, whoever holds it: its storage is emptied, which all views of
-it share (FSDP2 keeps some of its own), and filled again. On a processor, too, bytes are copied and
-memory is given back: all of it is the same there but for the name of the device.
+A tensor stays the same object: its storage, which all views share (FSDP2 keeps some), is emptied
+and filled again. On a CPU bytes are copied and freed too, so everything but the device's name is
+the same there.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,21 +12,21 @@ import torch
 from torch import Tensor, UntypedStorage, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from ppojob_trainer.parallel.boxes import cut_like, local_part
+from ppojob_trainer.parallel.boxes import local_part, shard_like
 
 
 class HostMemory:
-    """Host memory for some tensors of a device; of those cut over ranks, for this rank's parts.
+    """Host memory for tensors of a device; for sharded ones, for this rank's shards.
 
-    What it has once held keeps its place here: pinned memory takes long to get.
+    Buffers are kept and reused: allocating pinned memory is slow.
     """
 
     def __init__(self) -> None:
-        # By identity; bytes, pinned beside a GPU. A storage is kept, so no other gets its identity.
+        # By identity; bytes, pinned beside a GPU. Storages are kept, so no identity is reused.
         self._places: dict[int, tuple[UntypedStorage, Tensor]] = {}
 
     def take(self, tensors: Iterable[Tensor]) -> None:
-        """Let tensors leave their device; those that have left stay as they are."""
+        """Offload tensors; those already offloaded stay."""
         for storage in map(_storage, tensors):
             if size := storage.nbytes():
                 if id(storage) not in self._places:
@@ -36,16 +36,16 @@ class HostMemory:
                 storage.resize_(0)
 
     def give_back(self, tensors: Iterable[Tensor]) -> None:
-        """Bring tensors back; those that are there stay as they are."""
+        """Load tensors back; those on the device stay."""
         for storage in map(_storage, tensors):
             if (place := self._left(storage)) is not None:
                 storage.resize_(place.nbytes)
                 _bytes_of(storage).copy_(place)
 
     def seen(self, tensor: Tensor) -> Tensor:
-        """A tensor, or this rank's part of it, where its bytes are: here, or on its device.
+        """Return a tensor, or this rank's shard, where its bytes are: on host or device.
 
-        Valid until it is taken or given back.
+        Valid until it is offloaded or loaded.
         """
         part = local_part(tensor)
         place = self._left(part.untyped_storage())
@@ -54,42 +54,42 @@ class HostMemory:
         return place.view(part.dtype).as_strided(part.shape, part.stride(), part.storage_offset())
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """A tensor with its bytes on its device: itself, or of one that has left a copy."""
+        """Return a tensor on its device: itself, or a copy if it is offloaded."""
         if self._left(_storage(tensor)) is None:
             return tensor
-        return cut_like(tensor, self.seen(tensor).to(tensor.device, copy=True))
+        return shard_like(tensor, self.seen(tensor).to(tensor.device, copy=True))
 
     def _left(self, storage: UntypedStorage) -> Tensor | None:
-        """The bytes of a storage that has left; None where it is on its device, or is nothing."""
+        """Return the bytes of an offloaded storage; None if it is on its device, or empty."""
         if storage.nbytes() or id(storage) not in self._places:
             return None
         return self._places[id(storage)][1]
 
 
 class Resident:
-    """Weights of a model, which may leave the device while others work there.
+    """Weights of a model, which may be offloaded while others compute.
 
-    With them go their gradients, of which nothing is needed behind an update.
+    Their gradients are freed with them: none is needed after an update.
     """
 
     def __init__(self, weights: Iterable[nn.Parameter], *, leaves: bool) -> None:
-        """The weights are there; `leaves` says whether they ever leave."""
+        """Make it with weights on the device; `leaves` says whether they are ever offloaded."""
         self.host = HostMemory()
         self._weights: Sequence[nn.Parameter] = list(weights) if leaves else []
 
     def enter(self) -> None:
-        """Be on the device."""
+        """Load onto the device."""
         self.host.give_back(weight.detach() for weight in self._weights)
 
     def leave(self) -> None:
-        """Leave the device, if the weights ever do."""
+        """Offload, if the weights ever are."""
         for weight in self._weights:
             weight.grad = None
         self.host.take(weight.detach() for weight in self._weights)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        """Be on the device for a while."""
+        """Be on the device within the block."""
         self.enter()
         try:
             yield
@@ -98,7 +98,7 @@ class Resident:
 
 
 class OneOfSeveral(Resident):
-    """Weights of several models, of which those of one are on the device; all, where none leave."""
+    """Weights of several models, one of which is on the device; all, without offload."""
 
     def __init__(self, models: Sequence[Resident]) -> None:
         super().__init__((), leaves=False)
@@ -106,22 +106,22 @@ class OneOfSeveral(Resident):
         self.chosen = 0
 
     def choose(self, number: int) -> None:
-        """Have one model enter, and the one before it leave."""
+        """Load one model, and offload the one before it."""
         if number != self.chosen:
             self._models[self.chosen].leave()
         self.chosen = number
         self._models[number].enter()
 
     def enter(self) -> None:
-        """May be on the device: a model enters when it is chosen."""
+        """Do nothing: a model is loaded when it is chosen."""
 
     def leave(self) -> None:
-        """Leave the device, if the weights ever do."""
+        """Offload, if the weights ever are."""
         self._models[self.chosen].leave()
 
 
 def saved_on_host() -> AbstractContextManager[object]:
-    """Keep in host memory what a forward pass within the block saves for its backward pass."""
+    """Offload to host memory the activations that a forward pass in the block saves."""
 
     def pack(saved: Tensor) -> tuple[torch.device, Tensor]:
         place = torch.empty_like(saved, device="cpu", pin_memory=saved.is_cuda)

@@ -1,15 +1,15 @@
-"""Pipeline ranks: each computes a run of a model's layers, one micro-batch after the other.
+"""Pipeline parallelism: each rank computes a stage of the layers, micro-batch after micro-batch.
 
-Hidden states of a micro-batch go from stage to stage, and their gradients come back. Micro-batches
-take turns as in 1F1B (Narayanan et al. 2021, arXiv:2104.04473): a stage runs ahead by one forward
-pass for each stage behind it and then does a backward pass for each forward pass, so it keeps the
-activations of as many micro-batches as there are stages from it to the end.
+Hidden states of a micro-batch go from stage to stage, and their gradients come back. The schedule
+is 1F1B (Narayanan et al. 2021, arXiv:2104.04473): a stage runs ahead by one forward pass for each
+stage after it, and then alternates backward and forward passes, so it keeps the activations of as
+many micro-batches as there are stages from it to the end.
 
-No order of ranks can lock them. Of S stages let forward pass i at stage s have the number 2i + s,
-and backward pass i the number 2i + 2S - 1 - s. A pass waits for what it receives, from the pass of
-the neighbour; for the pass before it at its own stage; and for a neighbour to take what the pass
-before it in the same direction has sent. Each of those has a smaller number, so the pass with the
-smallest of all that are not done can go on. Ranks of one stage go through the same passes together.
+The schedule cannot deadlock. Of S stages let forward pass i at stage s have the number 2i + s,
+and backward pass i the number 2i + 2S - 1 - s. A pass waits for the neighbour's pass that it
+receives from; for the pass before it at its own stage; and for a neighbour to receive what the pass
+before it in the same direction has sent. Each of those has a smaller number, so the unfinished pass
+with the smallest number can proceed. Ranks of one stage go through the same passes together.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Turn = Literal["forward", "backward"]
 
 
 def turns(passes: int, behind: int) -> Iterator[tuple[Turn, int]]:
-    """In which order a stage with so many behind it passes micro-batches, by their numbers."""
+    """Return the 1F1B order of a stage's passes, with `behind` stages after it."""
     for number in range(passes + behind):
         if number < passes:
             yield "forward", number
@@ -39,9 +39,9 @@ def turns(passes: int, behind: int) -> Iterator[tuple[Turn, int]]:
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    """Keep torch.profiler from an operation of gloo: where it ends later, the process crashes.
+    """Hide a gloo operation from torch.profiler: if it ends after the trace, the process crashes.
 
-    A send may end behind the trace that it began in (torch 2.13).
+    A send may end after the trace in which it began (torch 2.13).
     """
     torch._C._autograd._enable_record_function(False)
     try:
@@ -52,9 +52,9 @@ def _untraced() -> Iterator[None]:
 
 @dataclass(slots=True)
 class _Lane:
-    """The way of tensors in one direction; at most one that was sent is not taken yet.
+    """Transfers in one direction; at most one sent tensor is in flight.
 
-    Each direction has a group of its own: on a GPU what was sent holds up what comes behind it.
+    Each direction has its own group: on a GPU a pending send blocks what follows it in a group.
     """
 
     group: dist.ProcessGroup
@@ -75,15 +75,15 @@ class _Lane:
 
 @dataclass(slots=True)
 class PipelineRanks:
-    """The ranks of a data-parallel coordinate that have its stages; by itself a rank has all."""
+    """The pipeline stages of a data-parallel coordinate; alone a rank is the only stage."""
 
-    number: int = 0  # of this rank's stage
+    number: int = 0  # this rank's stage
     size: int = 1
-    _lanes: list[_Lane] = field(default_factory=list)  # onward and back; none where there is one
+    _lanes: list[_Lane] = field(default_factory=list)  # forward and backward; empty for one stage
 
     @classmethod
     def of(cls, world: World) -> PipelineRanks:
-        """Those of this rank."""
+        """Return the pipeline of this rank."""
         number, size = world.dims.place(world.rank, "pipeline")
         groups = world.along("pipeline"), world.back
         return cls(number, size, [_Lane(group) for group in groups if group is not None])
@@ -95,7 +95,7 @@ class PipelineRanks:
 
     @property
     def behind(self) -> int:
-        """Stages behind this one."""
+        """Number of stages after this one."""
         return self.size - 1 - self.number
 
     @property
@@ -104,34 +104,34 @@ class PipelineRanks:
         return self.behind == 0
 
     def send(self, states: Tensor) -> None:
-        """Hand hidden states on to the next stage, which calls `receive`."""
+        """Send hidden states to the next stage, which calls `receive`."""
         self._lanes[0].send(states, self.number + 1)
 
     def receive(self, into: Tensor) -> Tensor:
-        """Take hidden states from the stage before, into a tensor of their shape and type."""
+        """Receive hidden states from the previous stage into a tensor of their shape and dtype."""
         return self._lanes[0].receive(into, self.number - 1)
 
     def send_back(self, gradient: Tensor) -> None:
-        """Give the gradient of what was received to the stage before."""
+        """Send the gradient of received states to the previous stage."""
         self._lanes[1].send(gradient, self.number - 1)
 
     def receive_back(self, states: Tensor) -> Tensor:
-        """The gradient of what was handed on."""
+        """Receive the gradient of sent states."""
         into = torch.empty_like(states, memory_format=torch.contiguous_format)
         return self._lanes[1].receive(into, self.number + 1)
 
     def told(self, tensor: Tensor, stage: int) -> Tensor:
-        """The tensor of one stage, on all; the others give one of its shape, type and device."""
+        """Broadcast a tensor from one stage; the others give one of its shape, dtype and device."""
         if self.size > 1:
             dist.broadcast(tensor, group=self._lanes[0].group, group_src=stage)
         return tensor
 
-    def told_by_last(
+    def broadcast_from_last(
         self, columns: Sequence[Tensor], length: int, device: torch.device
     ) -> tuple[Tensor, ...]:
-        """The columns (length,) of the last stage, float32 in host memory, on all.
+        """Broadcast the last stage's columns (length,), float32 in host memory.
 
-        The others have none, and do not know how many there are.
+        The others have none, and do not know their number.
         """
         if self.size == 1:
             return tuple(columns)
@@ -141,11 +141,10 @@ class PipelineRanks:
         return self.told(table.to(device), last).cpu().unbind()
 
     def add_ends(self, gradient: Tensor) -> None:
-        """Make the gradients that the first and the last stage have of one weight their sum.
+        """Sum the gradients that the first and the last stage have of a tied weight, in place.
 
-        Those two call it; a + b has the same bits as b + a. One sends before it receives, and the
-        other after: nccl connects two ranks in the first send between them, which waits for the
-        other's receive then.
+        Both call it; a + b has the same bits as b + a. One sends before it receives, the other
+        after: nccl connects two ranks in their first send, which waits for the matching receive.
         """
         own, other = gradient.clone(), torch.empty_like(gradient)
         if self.is_first:

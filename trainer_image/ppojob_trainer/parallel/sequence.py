@@ -1,12 +1,11 @@
-"""Ulysses (Jacobs et al. 2023, arXiv:2309.14509): one packed sequence over several ranks.
+"""Ulysses sequence parallelism (Jacobs et al. 2023, arXiv:2309.14509) of packed sequences.
 
-Each rank has a run of the tokens for all that looks at one token at a time, and a share of the
-heads for attention, which looks at whole rows but at one head at a time. What each of them says of
-the tokens is gathered. Gradients are right without any factor: each is of what its rank computed,
-and FSDP adds them up.
+Each rank has a shard of the tokens for token-wise layers, and a shard of the heads of all tokens
+for attention; all-to-all converts between both. Per-token outputs are gathered. Gradients need no
+factor: each rank has those of its own computation, and FSDP sums them.
 
-Legend: S ranks, T packed tokens, t = T / S, H query heads, K key heads, K' the least multiple of
-both K and S, D head size.
+Legend: S ranks, T packed tokens, t = T / S, H query heads, K key heads, K' the least common
+multiple of K and S, D head size.
 """
 
 from __future__ import annotations
@@ -25,26 +24,26 @@ from ppojob_trainer.parallel.world import World
 
 @dataclass(frozen=True, slots=True)
 class SequenceRanks:
-    """The ranks of a data-parallel coordinate that share its tokens; by itself a rank has all.
+    """The sequence-parallel ranks of a data-parallel coordinate; alone a rank has all tokens.
 
-    All of them call each method, in the same order. K' heads are key heads, each as often as ranks
-    need it, so that a rank's query heads find theirs at the same rank.
+    All of them call each method, in the same order. Key heads are repeated to K', so that a rank's
+    query heads find theirs on the same rank.
     """
 
-    number: int = 0  # of this rank among them
+    number: int = 0  # index of this rank among them
     size: int = 1
-    group: dist.ProcessGroup | None = None  # None where there is one
+    group: dist.ProcessGroup | None = None  # None for one rank
 
     @classmethod
     def of(cls, world: World) -> SequenceRanks:
-        """Those of this rank."""
+        """Return the sequence-parallel ranks of this rank."""
         group = world.along("sequence")
         return cls() if group is None else cls(group.rank(), group.size(), group)
 
     def to_heads(self, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
-        """(t, H, D), (t, K, D) and (t, K, D) to (T, H / S, D) and twice (T, K' / S, D).
+        """All-to-all (t, H, D), (t, K, D) and (t, K, D) to (T, H / S, D) and twice (T, K' / S, D).
 
-        S divides H. They are of one type.
+        S divides H. All have one dtype.
         """
         if self.size == 1:
             return query, key, value
@@ -54,7 +53,7 @@ class SequenceRanks:
         return tuple(x.reshape(len(x), -1, size) for x in dealt)
 
     def dealt(self, *parts: Tensor) -> tuple[Tensor, ...]:
-        """(t, n) each to (T, n / S), this rank's run of each n, which S divides; of one type."""
+        """All-to-all (t, n) each to (T, n / S), this rank's shard of each n; of one dtype."""
         if self.size == 1:
             return parts
         shares = [part.reshape(len(part), self.size, -1) for part in parts]
@@ -63,18 +62,18 @@ class SequenceRanks:
         return torch.split(arrived, [share.shape[2] for share in shares], dim=1)
 
     def own_heads(self, values: Tensor) -> Tensor:
-        """Those of this rank's query heads, of values of all of them: (H,) to (H / S,)."""
+        """Return the values of this rank's query heads: (H,) to (H / S,)."""
         return values.chunk(self.size)[self.number]
 
     def to_tokens(self, output: Tensor) -> Tensor:
-        """(T, H / S, D) to (t, H, D), the way back."""
+        """All-to-all (T, H / S, D) back to (t, H, D)."""
         if self.size == 1:
             return output
         arrived = _exchange(output.reshape(self.size, -1, *output.shape[1:]), self.group)
         return arrived.transpose(0, 1).flatten(1, 2)
 
     def every(self, values: Tensor) -> Tensor:
-        """The values of all ranks, (t, ...) each, one after the other: (T, ...); no gradient."""
+        """All-gather (t, ...) of each rank to (T, ...); no gradient."""
         if self.size == 1:
             return values
         sent = values.contiguous().view(torch.uint8)
@@ -83,23 +82,23 @@ class SequenceRanks:
         return whole.view(values.dtype)
 
     def summed(self, values: Tensor) -> Tensor:
-        """The sum of the values of all ranks; no gradient."""
+        """All-reduce the values; no gradient."""
         if self.size > 1:
             dist.all_reduce(values, group=self.group)
         return values
 
     def total(self, values: Tensor) -> Tensor:
-        """The sum of the values of all ranks, whose gradient is the sum of theirs."""
+        """All-reduce the values; the gradient is all-reduced too."""
         if self.size == 1:
             return values
         whole: Tensor = _BothWays.apply(values, _summed, self.group)  # type: ignore[no-untyped-call]
         return whole
 
     def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
-        """Put the values of all ranks together, (n, ...) at their places of so many: (total, ...).
+        """Scatter the values (n, ...) of all ranks to their places: (total, ...).
 
-        Each place is one rank's. Its gradient is that of the same place at its rank, so all ranks
-        compute the same of the result.
+        Each place belongs to one rank, which alone gets its gradient; so all ranks must compute the
+        same with the result.
         """
         if self.size == 1:
             return values
@@ -110,11 +109,11 @@ class SequenceRanks:
 
 
 ALONE: Final = SequenceRanks()
-"""A rank that shares its tokens with nobody."""
+"""A rank that has all tokens."""
 
 
 class _BothWays(torch.autograd.Function):
-    """An act of all ranks whose gradient takes the same way back."""
+    """A collective whose backward pass is the same collective."""
 
     @staticmethod
     def forward(
@@ -132,7 +131,7 @@ class _BothWays(torch.autograd.Function):
 
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """(S, ...): part i goes to rank i."""
+    """All-to-all (S, ...): part i goes to rank i."""
     arrived: Tensor = _BothWays.apply(parts, _all_to_all, group)  # type: ignore[no-untyped-call]
     return arrived
 
@@ -160,7 +159,7 @@ class _Gathered(torch.autograd.Function):
         ctx.save_for_backward(places)
         whole = values.new_zeros(total, *values.shape[1:])
         whole[places] = values
-        dist.all_reduce(whole, group=group)  # a number and zeros: nothing is rounded
+        dist.all_reduce(whole, group=group)  # a value plus zeros: no rounding
         return whole
 
     @staticmethod

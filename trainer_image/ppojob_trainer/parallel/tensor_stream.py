@@ -1,7 +1,7 @@
-"""Named tensors from one member of a link to others, one bucket after the other.
+"""Streams of named tensors from one member of a link to others, bucket by bucket.
 
-Only the sender knows what it sends (merged adapters, a model cut over ranks), so each bucket has a
-header before it. At either end a bucket or two are in memory, or one tensor if that is larger.
+Only the sender knows what comes (merged adapters, a sharded model), so each bucket has a header.
+Either end holds a bucket or two in memory, or one tensor if that is larger.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ppojob_trainer.parallel.link import BUCKET_BYTES, Link, exchange_messages
 
 
 class _Entry(msgspec.Struct, frozen=True, array_like=True):
-    """A tensor of a bucket; its bytes lie behind those of the entries before it."""
+    """A tensor of a bucket; its bytes follow those of the entries before it."""
 
     name: str
     dtype: str
@@ -40,10 +40,10 @@ def send_tensors(
     tensors: Iterable[tuple[str, Tensor]],
     bucket_bytes: int = BUCKET_BYTES,
 ) -> None:
-    """Send tensors, from any device, to some members, who call `receive_tensors`.
+    """Send tensors, from any device, to members that call `receive_tensors`.
 
-    All of `tensors` are drawn, also when the link is lost on the way or nobody receives: to draw
-    one may take all ranks of a role.
+    `tensors` is iterated to its end, even if the link is lost or nobody receives: an element may be
+    a collective of all ranks of a role.
 
     Raises:
         ChannelLost: a receiver is gone.
@@ -60,7 +60,7 @@ def send_tensors(
 
 
 def receive_tensors(link: Link, sender: int) -> Iterator[tuple[str, Tensor]]:
-    """Receive what a member sends by `send_tensors`, in host memory, in its order.
+    """Yield the tensors of a member's `send_tensors`, in host memory, in its order.
 
     Raises:
         ChannelLost: it is gone.
@@ -73,14 +73,14 @@ def receive_tensors(link: Link, sender: int) -> Iterator[tuple[str, Tensor]]:
         for entry in entries:
             part = flat[start : start + entry.size_bytes]
             start += entry.size_bytes
-            # A tensor begins where the one before ends, which may be no place for its type.
+            # A tensor starts where the one before ends, which may not be aligned for its dtype.
             yield entry.name, part.clone().view(entry.type).view(entry.shape)
 
 
 def _buckets(
     tensors: Iterable[tuple[str, Tensor]], bucket_bytes: int
 ) -> Iterator[list[tuple[str, Tensor]]]:
-    """Runs of tensors of about so many bytes, and an empty one: there are no more."""
+    """Yield runs of tensors of about this many bytes, and an empty one as the end."""
     bucket: list[tuple[str, Tensor]] = []
     size = 0
     for name, tensor in tensors:

@@ -1,12 +1,13 @@
-"""Layers whose weights are cut over tensor ranks (Shoeybi et al. 2019, arXiv:1909.08053).
+"""Tensor-parallel layers (Megatron: Shoeybi et al. 2019, arXiv:1909.08053).
 
-All tensor ranks compute the same rows. A matrix that is cut by rows gives each rank some of its
-outputs; one that is cut by columns takes these and gives each rank a summand of all its outputs.
-Sums over the ranks make whole, and everywhere the same, what lies between such pairs.
+All tensor-parallel ranks compute the same rows. A column-parallel matrix (weight sharded by output
+rows here) gives each rank some of its outputs; the row-parallel matrix after it (weight sharded by
+input columns) turns these into a partial sum of all outputs. An all-reduce makes the result whole
+and equal on all ranks.
 
-Layers stay the modules that they were, under their names. Their weights become DTensors, which FSDP
-cuts further, and while a layer computes it sees this rank's parts as plain tensors: nothing between
-two layers knows of ranks.
+Layers stay the same modules, under their names. Their weights become DTensors, which FSDP shards
+further; while a layer computes it sees this rank's shards as plain tensors. Code between two layers
+need not know of ranks.
 """
 
 from __future__ import annotations
@@ -31,11 +32,11 @@ from torch.nn import functional
 
 from ppojob_trainer.parallel.boxes import Pieces, box_of
 
-Cut = Literal["rows", "columns", "depths", "summands"]
-"""What a rank has of a parameter: some of its first, second or third dimension, or all of it and a
-summand of its gradient.
+Cut = Literal["rows", "columns", "depths", "partial"]
+"""How a parameter is distributed: sharded by its first, second or third dimension, or replicated
+with a partial sum of its gradient.
 
-A parameter that is not cut is whole on every rank, and so is its gradient there.
+Parameters without an entry are replicated, with equal gradients.
 """
 
 _PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {
@@ -47,14 +48,13 @@ _PLACEMENTS: Final[Mapping[Cut | None, Placement]] = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How a layer of a model is cut, and what is summed over the ranks around it.
+    """How a layer is sharded, and which all-reduces surround it.
 
     Attributes:
-        layer: what it becomes.
-        cuts: what a rank has of its parameters, by their names.
-        shares: of those that are several, one behind another where they are cut, how long these
-            are to each other.
-        counts: numbers of the module, or of its `config.`, of which a rank has its share.
+        layer: the class that it becomes.
+        cuts: distribution of its parameters, by name.
+        shares: relative lengths of the pieces of fused parameters along the sharded dimension.
+        counts: attributes of the module, or of its `config.`, to divide by the ranks.
     """
 
     layer: type[TensorLayer]
@@ -64,17 +64,17 @@ class Style:
 
 
 class TensorLayer(nn.Module):
-    """What a layer becomes, in front of its own class: its weights are whole, or cut by rows."""
+    """Mixin before a layer's own class: column-parallel, or replicated."""
 
     style: Style
-    ranks: DeviceMesh  # the tensor ranks
+    ranks: DeviceMesh  # the tensor-parallel ranks
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """As the layer's own class, of this rank's parts of its weights."""
+        """Run the layer's own forward with this rank's shards of its weights."""
         return self._compute(*inputs, **options)
 
     def _compute(self, *inputs: Any, absent: str = "", **options: Any) -> Any:
-        """Let parts stand in for parameters, as torch's `functional_call` does, and compute."""
+        """Swap shards for parameters, as torch's `functional_call` does, and compute."""
         held = dict(self._parameters)
         for name in held:
             self._parameters[name] = None if name == absent else self._part(name)
@@ -84,28 +84,28 @@ class TensorLayer(nn.Module):
             self._parameters.update(held)
 
     def _part(self, name: str) -> Any:
-        """This rank's part of a parameter; None where the layer has none of that name."""
+        """Return this rank's shard of a parameter; None if the layer has none of that name."""
         parameter, cut = self._parameters[name], self.style.cuts.get(name)
         if parameter is None:
             return None
         assert isinstance(parameter, DTensor), "cut_layers has made it one"
-        return parameter.to_local(grad_placements=[Partial()] if cut == "summands" else None)
+        return parameter.to_local(grad_placements=[Partial()] if cut == "partial" else None)
 
 
-class BeforeRows(TensorLayer):
-    """A layer that is whole, and whose outputs go into matrices that are cut by rows."""
+class BeforeColwise(TensorLayer):
+    """A replicated layer before column-parallel matrices."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """The gradients of its outputs, a summand from each rank, are added up once."""
+        """All-reduce the gradient of its outputs once: each rank has a partial sum."""
         output: Tensor = _SumOfGradients.apply(self._compute(input), self.ranks)  # type: ignore[no-untyped-call]
         return output
 
 
-class OfStates(TensorLayer):
-    """A module whose matrices, cut by rows, read states with no norm between."""
+class StatesToColwise(TensorLayer):
+    """A module whose column-parallel matrices read hidden states without a norm between."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """As `BeforeRows` does behind it; states come first, or under their name."""
+        """All-reduce the gradient of its states, given first or by name, as `BeforeColwise`."""
         if inputs:
             inputs = (_SumOfGradients.apply(inputs[0], self.ranks), *inputs[1:])  # type: ignore[no-untyped-call]
         else:
@@ -115,12 +115,12 @@ class OfStates(TensorLayer):
 
 
 class OverAllHeads(TensorLayer):
-    """An RMSNorm over the heads of all ranks, of which each has as many, and so its weight."""
+    """An RMSNorm over all heads (QK-norm), sharded over the ranks as its weight is."""
 
     variance_epsilon: float
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """What the layer's own class says takes the mean of squares of a rank's heads for all."""
+        """Run the own class's forward with the mean of squares over all ranks' heads."""
         own = input.float().square().mean(-1, keepdim=True)
         total = _Sum.apply(own, self.ranks)  # type: ignore[no-untyped-call]
         mean = _SumOfGradients.apply(total, self.ranks) / self.ranks.size()  # type: ignore[no-untyped-call]
@@ -130,61 +130,61 @@ class OverAllHeads(TensorLayer):
         return output
 
 
-class Columns(TensorLayer):
-    """A linear layer that is cut by columns."""
+class Rowwise(TensorLayer):
+    """A row-parallel linear layer (weight sharded by input columns)."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """The bias is added once, to the sum."""
-        summand, bias = self._compute(input, absent="bias"), self._part("bias")
-        output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        """Add the bias once, after the all-reduce."""
+        partial, bias = self._compute(input, absent="bias"), self._part("bias")
+        output: Tensor = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
         return output if bias is None else output + bias.to(output.dtype)
 
 
-class Summands(TensorLayer):
-    """A module whose own layers leave each rank a summand of what it says."""
+class PartialSums(TensorLayer):
+    """A module whose row-parallel layers leave partial sums, all-reduced once at its end."""
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
-        """All ranks give it the same. What else it says is whole."""
+        """Inputs are replicated; outputs other than the first are too."""
         said = self._compute(*inputs, **options)
-        summand, *others = said if isinstance(said, tuple) else (said,)
-        output = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        partial, *others = said if isinstance(said, tuple) else (said,)
+        output = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
         return (output, *others) if others else output
 
 
-class OfSummands(TensorLayer):
-    """A layer that is whole, and of whose inputs each rank has a summand."""
+class OfPartialSums(TensorLayer):
+    """A replicated layer whose input is a partial sum."""
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """They are summed in front of it."""
+        """All-reduce the input first."""
         output: Tensor = self._compute(_Sum.apply(input, self.ranks))  # type: ignore[no-untyped-call]
         return output
 
 
 class Stacks(TensorLayer):
-    """Experts of one tensor each way, of whose inner features a rank has some."""
+    """Stacked experts, sharded by their intermediate features."""
 
     def _part(self, name: str) -> Any:
-        """The bias behind the sum over ranks is in it once."""
+        """A bias after the all-reduce is included on one rank only."""
         part = super()._part(name)
         return part / self.ranks.size() if name == "down_proj_bias" else part
 
 
 class Vocabulary(TensorLayer):
-    """An embedding that is cut by rows: each rank knows some tokens, and says 0 of the others."""
+    """A vocabulary-parallel embedding: each rank has some tokens, and zeros for the others."""
 
     weight: nn.Parameter
     padding_idx: int | None
 
     def forward(self, input: Tensor) -> Tensor:  # noqa: A002
-        """(...) token ids to (..., hidden)."""
+        """Map (...) token ids to (..., hidden)."""
         weight, first = self._part("weight"), box_of(self.weight).start[0]
         places, padding = input - first, self.padding_idx
-        if padding is not None:  # its row has no gradient
+        if padding is not None:  # the padding row has no gradient
             padding = padding - first if 0 <= padding - first < len(weight) else None
         is_here = (places >= 0) & (places < len(weight))
         rows = functional.embedding(places.where(is_here, 0), weight, padding)
-        summand = rows.masked_fill(~is_here[..., None], 0.0)
-        output: Tensor = _Sum.apply(summand, self.ranks)  # type: ignore[no-untyped-call]
+        partial = rows.masked_fill(~is_here[..., None], 0.0)
+        output: Tensor = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
         scale = getattr(self, "embed_scale", None)  # Gemma's
         return output if scale is None else output * scale.to(output.dtype)
 
@@ -192,13 +192,12 @@ class Vocabulary(TensorLayer):
 def cut_layers(
     model: nn.Module, styles: Mapping[str, Style], ranks: DeviceMesh
 ) -> dict[str, Pieces]:
-    """Cut the layers of a model, which is on the meta device, each by its style.
+    """Shard the layers of a model on the meta device, each by its style.
 
-    Styles are by names of modules; those without one stay as they are. A parameter that two of them
-    share stays shared.
+    Styles are by module name; layers without one stay as they are. A tied parameter stays tied.
 
     Returns:
-        Of which pieces parameters are, by name, where they are of several.
+        The pieces of fused parameters, by name.
     """
     cut: dict[nn.Parameter, nn.Parameter] = {}
     pieces: dict[str, Pieces] = {}
@@ -225,19 +224,19 @@ def cut_layers(
 
 
 class _Seen:
-    """A configuration as a module sees it that has its share of a number of it."""
+    """A view of a configuration, for one module, with a count divided by the ranks."""
 
     def __init__(self, config: Any, name: str, share: int) -> None:
         self._config = config
         setattr(self, name, share)
 
     def __getattr__(self, name: str) -> Any:
-        """Everything else, as it is by then."""
+        """Return the current value of any other attribute."""
         return getattr(self._config, name)
 
 
 def _share(module: Any, count: str, ranks: int) -> None:
-    """Let a number of a module, or of its configuration, be that of a rank."""
+    """Divide a count of a module, or of its configuration, by the ranks."""
     holder, _, name = count.rpartition(".")
     if holder:
         config = getattr(module, holder)
@@ -247,11 +246,11 @@ def _share(module: Any, count: str, ranks: int) -> None:
 
 
 class _Sum(torch.autograd.Function):
-    """A summand of each rank to the sum; the gradient of the sum is the same on every rank."""
+    """All-reduce in the forward pass, identity in the backward pass."""
 
     @staticmethod
-    def forward(ctx: Any, summand: Tensor, ranks: DeviceMesh) -> Tensor:
-        return summed(summand, ranks)
+    def forward(ctx: Any, partial: Tensor, ranks: DeviceMesh) -> Tensor:
+        return summed(partial, ranks)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
@@ -259,7 +258,7 @@ class _Sum(torch.autograd.Function):
 
 
 class _SumOfGradients(torch.autograd.Function):
-    """The same tensor on every rank, of whose gradient each has a summand."""
+    """Identity in the forward pass, all-reduce in the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, tensor: Tensor, ranks: DeviceMesh) -> Tensor:
@@ -271,8 +270,8 @@ class _SumOfGradients(torch.autograd.Function):
         return summed(grads[0], ctx.ranks), None
 
 
-def summed(summand: Tensor, ranks: DeviceMesh) -> Tensor:
-    """The sum of a tensor of each rank, with the same bits on all of them; a collective."""
-    total = summand.clone(memory_format=torch.contiguous_format)
+def summed(partial: Tensor, ranks: DeviceMesh) -> Tensor:
+    """All-reduce a tensor, with the same bits on all ranks; a collective."""
+    total = partial.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=ranks.get_group())
     return total

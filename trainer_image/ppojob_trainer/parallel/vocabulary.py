@@ -1,4 +1,4 @@
-"""The run of the vocabulary that a tensor rank has of an output layer."""
+"""Vocabulary parallelism: this rank's run of an output layer's rows."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from ppojob_trainer.parallel.tensor_styles import summed
 
 @dataclass(frozen=True, slots=True)
 class VocabularyRun:
-    """The tokens of this rank's part of an output layer; all of them where it is not cut."""
+    """The tokens of this rank's shard of an output layer; all of them if it is not sharded."""
 
     size: int  # of the whole vocabulary
-    first: int = 0  # token
-    ranks: DeviceMesh | None = None  # that have the others; None where there are none
+    first: int = 0  # first token
+    ranks: DeviceMesh | None = None  # the other shards' ranks too; None if not sharded
 
     @classmethod
     def of(cls, weight: Tensor) -> VocabularyRun:
-        """Of a matrix (V, h), cut by rows or not."""
+        """Return the run of a matrix (V, h), sharded by rows or not."""
         if not isinstance(weight, DTensor):
             return cls(weight.shape[0])
         return cls(weight.shape[0], box_of(weight).start[0], weight.device_mesh)
 
     def gathered(self, values: Tensor) -> Tensor:
-        """(...) of each rank, in the order of ranks: (ranks, ...)."""
+        """All-gather (...) in rank order: (ranks, ...)."""
         if self.ranks is None:
             return values[None]
         parts = [torch.empty_like(values) for _ in range(self.ranks.size())]
@@ -38,12 +38,12 @@ class VocabularyRun:
         return torch.stack(parts)
 
     def summed(self, values: Tensor) -> Tensor:
-        """(...) of each rank to their sum."""
+        """All-reduce (...)."""
         return values if self.ranks is None else summed(values, self.ranks)
 
 
 def with_column(weight: Tensor, column: Tensor) -> Tensor:
-    """An output layer's matrix (V, h) with a column (V,) more, both cut by rows or not."""
+    """Append a column (V,) to an output layer's matrix (V, h), both sharded by rows or not."""
     both = torch.cat([local_part(weight), local_part(column)[:, None]], dim=1)
     if not isinstance(weight, DTensor):
         return both

@@ -1,8 +1,8 @@
-"""The world of a role: ranks 0..N-1 of one attempt, and nobody else.
+"""The world of a role: the process groups of ranks 0..N-1 of one attempt.
 
 It must exist before the rollout engine is made: vLLM takes the default group as its own world, so
-no other role may ever be in it. Its store lives in rank 0 and dies with the attempt. Groups of some
-of its ranks are opened with it, where the layout has any.
+no other role may be in it. Its store is served by rank 0 and ends with the attempt. Groups of some
+of its ranks, if the layout has any, are opened with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
 OpenGroup = Callable[[tuple[int, ...]], dist.ProcessGroup]
-"""Opens a group of ranks; all ranks call it for all groups in one order, as torch wants."""
+"""Function that opens a group; all ranks call it for all groups in one order, as torch requires."""
 
 _DIVISIONS: tuple[tuple[Dimension, ...], ...] = (
     HOLDERS,
@@ -36,17 +36,17 @@ _DIVISIONS: tuple[tuple[Dimension, ...], ...] = (
     ("tensor",),
     WITHIN,
 )
-"""Dimensions whose ranks have groups of their own, where they are not all ranks."""
+"""Dimensions with groups of their own, unless they are all ranks."""
 
 POD_GLOO = "pod_gloo"
-"""A backend of gloo groups that listen where they are told to.
+"""A backend of gloo groups that listen on a given address.
 
-Torch's own takes no options from Python, and listens at the address of the host's name.
+Torch's own takes no options from Python, and listens on the address of the host name.
 """
 
 
 def gloo_options(address: str, timeout_seconds: float) -> Any:
-    """Options of a gloo group; each call opens a listening socket, which lives as long as they do.
+    """Return options of a gloo group; each call opens a listening socket that lives as long.
 
     Bound to the pod's own address: `GLOO_SOCKET_IFNAME=lo` would put all pods of a laptop on
     127.0.0.1. The timeout is that of opening the group and of each of its operations.
@@ -59,7 +59,7 @@ def gloo_options(address: str, timeout_seconds: float) -> Any:
 
 
 def _open_gloo(place: Any, options: Any) -> dist.ProcessGroupGloo:
-    """A group with its options; without them, as somebody else opens it, with torch's own."""
+    """Open a gloo group with these options; without (by other code) with torch's own."""
     of_group = (place.store, place.group_rank, place.group_size)
     if options is None:
         return dist.ProcessGroupGloo(*of_group, timeout=place.timeout)
@@ -71,23 +71,23 @@ dist.Backend.register_backend(POD_GLOO, _open_gloo, extended_api=True, devices=[
 
 @dataclass(frozen=True, slots=True)
 class World:
-    """A rank's place among the ranks of its role."""
+    """A rank's place among the ranks of its role, with its process groups."""
 
     rank: int  # 0 to size - 1
     size: int  # ranks of the role
     device: torch.device  # where its tensors are
-    # of all ranks; None only where there is one and no process group was opened
+    # of all ranks; None only for a single rank without a process group
     group: dist.ProcessGroup | None
-    store: Store  # keys and values that the ranks share, prefixed by the attempt
+    store: Store  # key-value store of the ranks, prefixed by the attempt
     dims: ParallelDims = field(default_factory=ParallelDims)  # the layout of the role
-    # the ranks along `pipeline` again, for what goes back; None where this rank is the only one
+    # the ranks along `pipeline` again, for backward transfers; None for one stage
     back: dist.ProcessGroup | None = None
     _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
-    # of the ranks that share the experts of a layer, and of those that have parts of the same ones;
-    # None where all ranks have parts of all
+    # of the ranks that share the experts of a layer, and of those with shards of the same ones;
+    # None without expert parallelism
     experts: dist.ProcessGroup | None = None
     expert_shards: dist.ProcessGroup | None = None
-    # of the ranks that share this one's rollout engine; None where it has one of its own
+    # of the ranks that share this one's rollout engine; None if it has its own
     engine: dist.ProcessGroup | None = None
 
     @property
@@ -97,21 +97,21 @@ class World:
 
     @classmethod
     def alone(cls, device: torch.device | str = "cpu") -> World:
-        """The world of a rank that has nobody to meet and opens no process group."""
+        """Return the world of a single rank, without a process group."""
         return cls(0, 1, torch.device(device), None, HashStore())
 
     def along(self, *names: Dimension) -> dist.ProcessGroup | None:
-        """The group of the ranks that differ from this one in some dimensions alone.
+        """Return the group of the ranks that differ from this one only in these dimensions.
 
         They are all of `HOLDERS`, `replicate`, `pipeline`, `sequence`, `tensor` or all of `WITHIN`.
-        None where this rank is the only one; of holders there is a group then too, for a mesh.
+        None for a single rank; for `HOLDERS` there is a group even then, for a mesh.
         """
         return self._groups.get(names)
 
 
 @dataclass(frozen=True, slots=True)
 class MeetingPoint:
-    """Where the ranks of an attempt find each other: the store of rank 0.
+    """Address and key of an attempt's store, served by rank 0.
 
     The key, `<job uid>/<role>/<attempt>`, is the prefix of all keys there.
     """
@@ -140,11 +140,11 @@ def open_world(
         rank: of this process.
         size: ranks of the role.
         device: `cpu` (gloo) or `cuda:<index>` (nccl).
-        dims: the layout of the role; None where each rank holds a shard of one model.
-        engine_ranks: so many neighbours share a rollout engine.
-        address: of this pod; gloo and the store bind it and nothing else, since pods on one machine
+        dims: the layout of the role; None: FSDP over all ranks.
+        engine_ranks: number of neighbours that share a rollout engine.
+        address: of this pod; gloo and the store bind only to it, since pods on one machine
             share the ports.
-        meeting: where the ranks meet; None where there is one rank and nobody else needs its store.
+        meeting: the store; None for one rank whose store nobody else needs.
         open_seconds: how long to wait for rank 0.
         operation_seconds: limit of one collective.
 
@@ -191,7 +191,7 @@ def _world_of(
     engine_ranks: int,
     open_group: OpenGroup,
 ) -> World:
-    """The place of a rank in the world that is open, with all groups that it is in."""
+    """Return the place of a rank in the open world, with all of its groups."""
     groups, back = _open_groups(dims, rank, open_group)
     experts = expert_shards = None
     if dims.expert > 1:
@@ -208,9 +208,9 @@ def _world_of(
 def _open_groups(
     dims: ParallelDims, rank: int, open_group: OpenGroup
 ) -> tuple[dict[tuple[Dimension, ...], dist.ProcessGroup], dist.ProcessGroup | None]:
-    """The groups that this rank is in, and the one for what goes back along a pipeline.
+    """Open the groups of this rank, and the one for backward transfers along a pipeline.
 
-    All ranks open all of them in one order, as torch wants.
+    All ranks open all of them in one order, as torch requires.
     """
     found: dict[tuple[Dimension, ...], dist.ProcessGroup] = {}
     everybody = dist.group.WORLD
@@ -230,13 +230,13 @@ def _open_groups(
 def _open_division(
     division: Sequence[tuple[int, ...]], rank: int, open_group: OpenGroup
 ) -> dist.ProcessGroup:
-    """The group of this rank out of those that all ranks are divided into."""
+    """Open all groups of a division of the ranks; return this rank's."""
     groups = {ranks: open_group(ranks) for ranks in division}
     return next(group for ranks, group in groups.items() if rank in ranks)
 
 
 def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCPStore:
-    """The store, served at this pod's own address: by itself torch would take all of them."""
+    """Serve the store on this pod's own address: by default torch binds to all."""
     try:
         listener = socket.create_server((address, meeting.port), backlog=_BACKLOG)
     except OSError as error:
@@ -257,9 +257,9 @@ def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCP
 
 
 def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
-    """The store of an attempt's rank 0, with that attempt's keys; rank 0 may start much later.
+    """Connect to the store of an attempt's rank 0; rank 0 may start much later.
 
-    What answers may be the store of an attempt that is ending, so its own key is asked for.
+    The store of an attempt that is ending may answer, so the attempt's own key is checked.
 
     Raises:
         WorldNotOpen: rank 0 does not answer within the time.
@@ -268,7 +268,7 @@ def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
     host, port = meeting.host, meeting.port
     while True:
         try:
-            # Torch logs a page for every refusal, so it is asked only once somebody listens.
+            # Torch logs a page for every refusal, so connect only once somebody listens.
             socket.create_connection((host, port), _ATTEMPT_SECONDS).close()
             store = TCPStore(host, port, is_master=False, timeout=attempt, wait_for_workers=False)
             store.wait([_open_key(meeting)], attempt)

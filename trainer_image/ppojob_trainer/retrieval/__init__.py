@@ -1,1 +1,1 @@
-"""Search over a corpus: indices by words and by vectors, and Search-R1's way to ask."""
+"""Retrieval over a corpus: BM25 and dense indices, with Search-R1's HTTP interface."""

@@ -1,4 +1,4 @@
-"""An index by words: BM25 as Lucene scores it, with the constants of Search-R1's searches.
+"""BM25 index with Lucene's scoring and the constants of Search-R1's searches.
 
 Robertson and Zaragoza 2009, "The Probabilistic Relevance Framework"; the variant and its name are
 those of Kamphuis et al., ECIR 2020 ("Lucene (accurate)"). The package bm25s computes every score

@@ -1,4 +1,4 @@
-"""Makes an index: the corpus is copied and checked, then indexed, then the manifest is written.
+"""Index build: the corpus is copied and checked, then indexed, then the manifest is written.
 
 Killed at any moment, the folder holds the beginning of an index; the same call continues it.
 """

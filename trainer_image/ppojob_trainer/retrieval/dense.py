@@ -1,4 +1,4 @@
-"""An index by vectors: the inner product with every document, no approximation.
+"""Dense index: exact inner products with every document.
 
 Vectors are in shards that are mapped, not read. A shard is whole or not there, so an interrupted
 index can be continued.

@@ -1,4 +1,4 @@
-"""Any sentence encoder of transformers, on the CPU: texts in, vectors of length 1 out.
+"""Sentence encoders of transformers, on the CPU: texts to unit vectors.
 
 What is done to a text is what Search-R1's ``retrieval_server.py`` does: a prefix, the last hidden
 states, pooled, normalised.

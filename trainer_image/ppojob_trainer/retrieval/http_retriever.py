@@ -1,4 +1,4 @@
-"""A client of Search-R1's ``/retrieve``, ours or another: a retriever like an index."""
+"""HTTP client of Search-R1's ``/retrieve``: a retriever like an index."""
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""A server for passages, asked as Search-R1 asks: POST to ``/retrieve``, JSON in and out.
+"""HTTP server of passages with Search-R1's interface: POST to ``/retrieve``, JSON in and out.
 
 The request is ``{"queries": [...], "topk": 3, "return_scores": true}``; the answer
 ``{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}``, and without

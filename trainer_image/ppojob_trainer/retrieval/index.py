@@ -1,4 +1,4 @@
-"""An index on this machine to search in, one query at a time."""
+"""Local index, searched one query at a time."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Passages that a search finds, whoever searches, and how a policy reads them."""
+"""Passages found by a search, and their form for the policy."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol

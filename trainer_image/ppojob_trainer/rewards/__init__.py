@@ -1,1 +1,1 @@
-"""Scores of responses: built-in scorers, users' functions, and the processes they run in."""
+"""Reward functions: built-in scorers, custom functions, and the processes that run them."""

@@ -1,4 +1,4 @@
-"""Built-in scorers by name, in the form that users' functions have."""
+"""Built-in scorers by name, with the signature of custom functions."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -101,7 +101,7 @@ def _check(name: str, signature: inspect.Signature, arguments: Mapping[str, Json
 
 
 def _told(settings: list[inspect.Parameter]) -> inspect.Signature:
-    """The arguments with their types; long texts, prompts say, are cut."""
+    """Return the arguments with their types; long texts, such as prompts, are truncated."""
     return inspect.Signature(
         [
             one.replace(default=shown(one.default)) if len(str(one.default)) > _LONG else one

@@ -1,8 +1,8 @@
-"""The child that runs reward functions.
+"""Child process that runs reward functions.
 
-It trusts nothing of them: every call gets objects of its own, whatever it raises is an answer, and
-what they print cannot reach the pipes. Loops, bombs and deaths are ended by the parent and the
-guardian (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``).
+It does not trust them: every call gets objects of its own, whatever it raises is an answer, and its
+output cannot reach the pipes. The parent and the guardian end loops, bombs and dead processes
+(``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``).
 """
 
 import inspect
@@ -57,8 +57,8 @@ class _Function:
 
     Attributes:
         arguments: JSON object.
-        folder: where its file lies; empty for a built-in scorer.
-        columns: what a call tells it of rows and responses.
+        folder: folder of its file; empty for a built-in scorer.
+        columns: the columns that a call receives.
     """
 
     call: Callable[..., object]
@@ -90,7 +90,7 @@ class Functions:
         if request.judge is not None:
             os.environ[contract.ENV_JUDGE_URL] = request.judge.url
             os.environ[contract.ENV_JUDGE_MODEL] = request.judge.model
-            for name in ("no_proxy", "NO_PROXY"):  # its door is on this machine
+            for name in ("no_proxy", "NO_PROXY"):  # its router is on this machine
                 host = urlsplit(request.judge.url).hostname
                 os.environ[name] = ",".join(filter(None, [os.environ.get(name), host]))
         for position, spec in enumerate(request.rewards):
@@ -128,7 +128,7 @@ class Functions:
 
     @cached_property
     def _loop(self) -> "asyncio.Runner":
-        """One for all calls: what a coroutine leaves open (a connection, say) lives on in it."""
+        """Return one event loop for all calls: open connections of a coroutine live on in it."""
         import asyncio  # late: half of what a child loads, and few functions are coroutines
 
         return asyncio.Runner()
@@ -148,7 +148,7 @@ class Functions:
 
 
 def _of_judge(judge: Judge, wanted: frozenset[str]) -> dict[str, Any]:
-    """What functions of verl's are given to ask the job's own judge."""
+    """Return the arguments by which verl's functions call the job's own judge."""
     found: dict[str, Any] = {}
     address, tokenizer = OF_THE_JUDGE
     if address in wanted:

@@ -1,4 +1,4 @@
-"""Users' reward functions: found by path and name, checked before the first call."""
+"""Custom reward functions: loaded by path and name, checked before the first call."""
 
 import inspect
 import os
@@ -28,7 +28,7 @@ _OF_THE_ROW = {
 }
 _OF_THE_RESPONSE = {"response_tokens": "response_tokens", "finish_reasons": "finish_reason"}
 OF_THE_JUDGE = ("reward_router_address", "reward_model_tokenizer")
-"""Where the job's own judge is asked (host and port), and its tokenizer, by verl's names."""
+"""Arguments for the job's own judge (host and port), and its tokenizer, by verl's names."""
 SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
 """What functions that take all responses at once are told, and its name for the others."""
 
@@ -36,12 +36,12 @@ SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
 def load_function(
     source: Source, name: str, arguments: Mapping[str, Json], position: int
 ) -> Callable[..., object]:
-    """Import a file or a package and take a function from it that is called with such arguments.
+    """Import a file or a package and return a function from it that accepts these arguments.
 
     Every call will have these keyword arguments; the position is that among the job's functions.
 
     Raises:
-        ConfigError: the module cannot be imported, or holds no such function; the place is in the
+        ConfigError: the module cannot be imported, or has no such function; the place is in the
             reward (``source.path``).
     """
     path, package = source.file, source.package or ""
@@ -63,10 +63,10 @@ def load_function(
 
 
 def columns_of(function: Callable[..., object]) -> frozenset[str]:
-    """What a function is called with: the row, and of the response what its signature names.
+    """Return the columns of a function: the row's, and those of the response in its signature.
 
     A signature with ``solution_strs`` takes all responses at once, or those to one prompt. In a job
-    with a judge a function is told of it, too, by the names that its signature has.
+    with a judge a function gets it too, by the names in its signature.
     """
     try:
         parameters = inspect.signature(function).parameters.keys()

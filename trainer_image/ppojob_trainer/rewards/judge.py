@@ -1,7 +1,7 @@
-"""Scores from other services: a language model that judges, and any HTTP endpoint that scores.
+"""Scores from other services: an LLM judge, or any HTTP endpoint that scores.
 
-A judge is asked by the chat interface of OpenAI, which vLLM and most servers of models speak
-(Zheng et al. 2023, arXiv:2306.05685, on models as judges).
+A judge is called by OpenAI's chat API, which vLLM and most model servers support (Zheng et al.
+2023, arXiv:2306.05685, on LLM judges).
 """
 
 import hashlib
@@ -44,7 +44,7 @@ ANSWER_TOKENS: Final = 1024
 _CACHED = 4_096
 _UNTIL_THE_LIMIT = 86_400.0
 _SAID: dict[bytes, str] = {}
-"""What judges have said, by the digest of what they were asked."""
+"""Answers of judges, by the digest of the request."""
 _RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
     "retries": (lambda number: number >= 0, "there is no such number of them", "0 or more"),
     "attempt_seconds": (lambda number: number > 0, "no attempt would be made", "above 0"),
@@ -107,7 +107,7 @@ def judge(
         "max_tokens": max_tokens,
         "temperature": temperature,
     }
-    if is_own:  # a drawn answer hangs on what is asked, and on no order of arrival
+    if is_own:  # the sampled answer depends on the request, and not on the order of arrival
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
         body["seed"] = int.from_bytes(digest[:4])
     said = _asked(url, body, key_variable, retries, attempt_seconds)

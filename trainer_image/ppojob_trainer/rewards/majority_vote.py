@@ -1,4 +1,4 @@
-"""The answer that most responses to a prompt give, in the place of a truth (TTRL).
+"""Majority vote: the most common answer to a prompt as its ground truth (TTRL).
 
 Zuo et al. 2025, arXiv:2504.16084, section 2.
 """

@@ -1,4 +1,4 @@
-"""Scores responses in child processes that are killed when they take too long."""
+"""Scoring pool: runs reward functions in child processes with time limits."""
 
 import itertools
 import logging
@@ -41,11 +41,11 @@ from ppojob_trainer.sandbox.executor import Settings, answer_seconds
 _log = logging.getLogger(__name__)
 
 BUILT_IN_SECONDS = 60.0
-"""Where rows are routed; the first call of a scorer may import a library in it."""
+"""Timeout of routed rows; the first call of a scorer may import a library in it."""
 TOLD_CHARACTERS = 2_000
-"""Of a response that could not be scored."""
+"""Characters shown of a response that could not be scored."""
 BATCH_BYTES = 16 * 1024**2
-"""Of responses and ground truths that one call takes; what is beyond is another call's."""
+"""Limit of responses and ground truths in one call; the rest goes into further calls."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,21 +68,21 @@ class _Function:
 
 
 class ScoringPool(Closeable):
-    """Children that score responses; each call has a time limit that nothing can outlive.
+    """Children that score responses; no call can outlive its time limit.
 
-    When a call is too slow, or its process dies, that process and everything it started are killed,
-    and the next call gets another. The call of a process that died is made once more: the process
-    may have been killed by something else.
+    If a call is too slow, or its process dies, that process and everything it started are killed,
+    and the next call gets another. The call of a dead process is retried once: the process may have
+    been killed by something else.
 
     Args:
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
         memory_bytes: limit of each process's data.
-        variables: names of environment variables that the functions see, where they are set.
+        variables: names of environment variables that the functions see, if set.
         judge: the job's own; calls may wait for it beside their limits.
 
     Raises:
         ConfigError: functions cannot be loaded; every problem, one line each.
-        RewardFailed: processes are killed again and again while they load them.
+        RewardFailed: processes are killed repeatedly while they load them.
     """
 
     def __init__(
@@ -118,9 +118,9 @@ class ScoringPool(Closeable):
     def score(
         self, items: Sequence[RewardItem], tell: Callable[[], object] = lambda: None
     ) -> list[RewardResult]:
-        """Score responses, several at one time; the answer is in their order.
+        """Score responses concurrently; the result is in their order.
 
-        `tell` is called as often as there are responses, while they are scored.
+        `tell` is called once per response, during scoring.
 
         Raises:
             RewardFailed: a function raised, hung, died or returned nonsense, and has no score for
@@ -156,7 +156,7 @@ class ScoringPool(Closeable):
         ]
 
     def close(self) -> None:
-        """End all children, at once also those that are at work. Idempotent."""
+        """End all children at once, also busy ones. Idempotent."""
         self._children.close()
 
     def _load(self, child: BoundedProcess) -> None:
@@ -174,7 +174,7 @@ class ScoringPool(Closeable):
             self._grouped = frozenset(loaded.grouped)
 
     def _score_one(self, item: RewardItem, stop: threading.Event) -> dict[int, Scored]:
-        """What the functions that take one response say of it, by their position."""
+        """Return the scores of the functions that take one response, by their position."""
         if stop.is_set():
             raise RewardFailed(f"row {item.row}", "not scored: another response failed")
         return {
@@ -186,7 +186,7 @@ class ScoringPool(Closeable):
     def _score_all(
         self, position: int, items: Sequence[RewardItem], stop: threading.Event
     ) -> list[Scored]:
-        """What a function says of each response; all are one call, or few; a group is one."""
+        """Return a function's score of each response, in one call or few; a group is one call."""
         function, answers = self._functions[position], list[Scored]()
         for some in [items] if position in self._grouped else _runs(items):
             called = self._call(position, function, some)
@@ -206,12 +206,12 @@ class ScoringPool(Closeable):
         answer: Scored,
         stop: threading.Event,
     ) -> Scored:
-        """The answer to a call, or what counts where it failed.
+        """Return the answer to a call, or the score of a failed one.
 
-        Where failed calls have a score of their own, the value `FAILED` tells how many failed.
+        If failed calls have a score of their own, the value `FAILED` counts them.
 
         Raises:
-            RewardFailed: it failed, and nothing counts instead.
+            RewardFailed: it failed, and has no such score.
         """
         score = function.spec.error_score
         may_fail = score is not None or function.drops
@@ -238,10 +238,10 @@ class ScoringPool(Closeable):
         return [list(SCORERS).index(name)]
 
     def _call(self, position: int, function: _Function, items: Sequence[RewardItem]) -> Called:
-        """Call one function for responses; what goes wrong becomes an answer.
+        """Call one function for responses; a failure becomes an answer.
 
-        A process can die of something else than its call (the kernel is out of memory, somebody
-        sends a signal): a call has failed only when a second process ended at it too.
+        A process can die of something other than its call (the kernel is out of memory, somebody
+        sends a signal): a call has failed only if a second process also ended during it.
         """
         columns = msgspec.json.encode(
             {
@@ -274,12 +274,12 @@ class ScoringPool(Closeable):
 def _functions_of(
     rewards: Sequence[RewardSpec], program_seconds: float, patience: float
 ) -> list[_Function]:
-    """What the children load: the job's functions, or every scorer where rows are routed.
+    """Return what the children load: the job's functions, or every scorer for routed rows.
 
     Args:
         rewards: ``spec.rewards``.
-        program_seconds: what a program of a response may take.
-        patience: seconds that every call may take besides.
+        program_seconds: time limit of a response's program.
+        patience: extra seconds for every call.
     """
     routed = [RewardSpec(function=name, time_limit_seconds=BUILT_IN_SECONDS) for name in SCORERS]
     found, names = list[_Function](), list[str]()
@@ -298,7 +298,7 @@ def _functions_of(
 
 @contextmanager
 def _failures() -> Iterator[None]:
-    """Tells what goes wrong with the pool as a failure of rewards."""
+    """Convert failures of the pool to failures of rewards."""
     try:
         yield
     except NotStarted as problem:
@@ -308,7 +308,7 @@ def _failures() -> Iterator[None]:
 
 
 def _groups(items: Sequence[RewardItem]) -> list[list[int]]:
-    """The places of the responses to each prompt, in their order."""
+    """Return the places of the responses to each prompt, in their order."""
     found: dict[int, list[int]] = {}
     for place, item in enumerate(items):
         found.setdefault(item.prompt, []).append(place)
@@ -316,7 +316,7 @@ def _groups(items: Sequence[RewardItem]) -> list[list[int]]:
 
 
 def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
-    """Cut rows into runs that one call can take; most often they are one."""
+    """Split rows into ranges that fit one call; usually one."""
     run, filled = list[RewardItem](), 0
     for item in items:
         told = [item.response, item.ground_truth, item.extra_info, item.data_source]
@@ -331,7 +331,7 @@ def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
 
 
 def _failure(function: _Function, items: Sequence[RewardItem], answer: Scored) -> RewardFailed:
-    """Why a call failed, which was for one response or for several."""
+    """Return why a call failed, for one response or for several."""
     name = f"{function.label} {function.spec.function!r}"
     why = f": {answer.why}" if answer.why else ""
     reason = f"{answer.reason_code}: got {answer.got}{why}"
@@ -353,7 +353,7 @@ def _number(text: str) -> float:
 
 
 def _combined(answers: list[tuple[_Function, Scored]]) -> RewardResult:
-    """The weighted sum, and the values that go with it.
+    """Return the weighted sum, and the values that go with it.
 
     Values of one function keep their names; of several they are ``<function>/<name>``, with each
     function's own score as ``<function>/score``.

@@ -1,4 +1,4 @@
-"""What goes into a reward function, how scorers find an answer in it, and what comes out."""
+"""Inputs and outputs of reward functions, and how scorers find an answer."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Final, Literal, TypedDict
 from ppojob_trainer.json_value import Json
 
 ValueKind = Literal["number", "text"]
-"""Of a value that scorers give beside the score."""
+"""Type of a value that scorers return beside the score."""
 
 DROPPED: Final = "dropped"
 """Value of a response that is left out of training, 1, and of one that is not, 0: of all where a
@@ -26,7 +26,7 @@ class RewardItem:
         response: decoded text, without the prompt.
         ground_truth: ``reward_model.ground_truth`` of the row.
         response_tokens: the end token included.
-        finish_reason: ``stop``, or ``length`` where the response ran into the limit.
+        finish_reason: ``stop``, or ``length`` if the response reached the limit.
         prompt: number of the prompt that it answers.
     """
 
@@ -55,7 +55,7 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """What a scorer that needs more than response and truth is told of its row."""
+    """A row, for scorers that need more than response and truth."""
 
     data_source: str = ""
     extra_info: Mapping[str, Json] = field(default_factory=dict)
@@ -108,7 +108,7 @@ def verdict(
 
 
 def scored(score: float, prediction: str | None, *, is_right: bool) -> Verdict:
-    """What a scorer says that has its own scores."""
+    """Return the verdict of a scorer with its own scores."""
     shown = NO_ANSWER if prediction is None else prediction
     return {"score": score, "acc": float(is_right), "pred": shown}
 

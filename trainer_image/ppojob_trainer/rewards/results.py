@@ -1,4 +1,4 @@
-"""What a reward function may return, and everything else it does return."""
+"""Validation of what reward functions return."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Which scorer a row gets: the rules of verl, TinyZero and Search-R1."""
+"""Scorer routing by data source: the rules of verl, TinyZero and Search-R1."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Tells the reader of data which rows the job's rewards can score, before anything starts."""
+"""Checks which rows the job's rewards can score, for the data checks before the start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -53,7 +53,7 @@ def row_checks(rewards: Sequence[RewardSpec], *, has_model: bool = False) -> Row
 
 
 def checks_of(spec: PPOJobSpec) -> RowChecks | None:
-    """The same of a job; nobody scores the rows of one that only generates, or has a teacher."""
+    """Return the checks of a job; none for a generation-only job, or one with a teacher."""
     if spec.steps.generate_only:
         return RowChecks(())
     is_model = spec.reward_model is not None

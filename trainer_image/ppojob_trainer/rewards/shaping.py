@@ -1,4 +1,4 @@
-"""What becomes of scores before anything is learnt of them: limits, and penalties by length."""
+"""Score shaping: limits, and length penalties, before advantages."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class OverlongPenalty:
 
 @dataclass(frozen=True, slots=True)
 class ScoreShaping:
-    """Makes the scores that estimators get.
+    """Transforms scores for the estimators.
 
     Attributes:
-        low: lower scores count as this.
-        high: higher ones as this.
-        truncation: what a response loses that ran into the limit of its length.
-        overlong: what long ones lose; None for nothing.
-        counts: whether scores themselves do, and not only what is taken off.
+        low: lower limit of scores.
+        high: upper limit of scores.
+        truncation: penalty of a response that reached the length limit.
+        overlong: penalty of long ones; None for none.
+        counts: whether scores themselves count, and not only the penalties.
     """
 
     low: float = -math.inf
@@ -55,7 +55,7 @@ class ScoreShaping:
 
     @classmethod
     def of(cls, spec: PPOJobSpec) -> ScoreShaping:
-        """That of a job."""
+        """Build the shaping of a job."""
         clip, penalty = spec.algorithm.score_clip, spec.algorithm.overlong_penalty
         low, high = (None, None) if clip is None else (clip.low, clip.high)
         return cls(
@@ -73,7 +73,7 @@ class ScoreShaping:
     def shaped(
         self, scores: Sequence[float], lengths: Sequence[int], truncated: Sequence[bool]
     ) -> list[float]:
-        """(rows,) scores, within the limits, less the penalties."""
+        """Return (rows,) scores, clipped to the limits, less the penalties."""
         taken = [0.0] * len(lengths) if self.overlong is None else self.overlong.rewards(lengths)
         return [
             (min(max(score, self.low), self.high) if self.counts else 0.0)

@@ -1,4 +1,4 @@
-"""What the scoring pool and its children say to each other."""
+"""Messages between the scoring pool and its children."""
 
 from typing import Any
 
@@ -9,12 +9,12 @@ from ppojob_trainer.sandbox.executor import Settings
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """The job's own judge, as functions are told of it.
+    """The job's own judge, for functions.
 
     Attributes:
-        url: where it is asked, up to ``/v1``.
+        url: its address, up to ``/v1``.
         model: its name there, which is its folder.
-        patience: seconds that a call may wait for it while it is started again.
+        patience: seconds that a call may wait for it during a restart.
     """
 
     url: str
@@ -23,14 +23,14 @@ class Judge(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a function comes from; the one or the other."""
+    """The source of a function; one or the other."""
 
     file: str | None
     package: str | None
 
 
 class Function(msgspec.Struct, frozen=True):
-    """What children need of a ``RewardSpec``, whose model takes long to load."""
+    """The part of a ``RewardSpec`` that children need; its model loads slowly."""
 
     function: str
     source: Source | None
@@ -79,10 +79,10 @@ class CallFunction(Numbered, frozen=True, tag=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """What a function said of a response, or of a whole call.
+    """A function's score of a response, or of a whole call.
 
     Attributes:
-        reason_code: empty where it gave a usable answer; else why not, with the two below.
+        reason_code: empty for a usable answer; else the problem, with the two below.
         got: what it returned or raised, in one line.
     """
 

@@ -1,1 +1,1 @@
-"""Generation of responses: one protocol, its engines, and the seeds that make it repeatable."""
+"""Rollout engines: one protocol, its implementations, and the seeds of reproducible sampling."""

@@ -1,4 +1,4 @@
-"""Which tensors a set of weights has, and how large the key-value cache is: by the config alone."""
+"""Tensor names of a model's weights, and key-value cache sizes, from the model config alone."""
 
 from pathlib import Path
 
@@ -19,8 +19,8 @@ from ppojob_trainer.models.kinds import POLICY
 def checkpoint_names(config: PretrainedConfig) -> frozenset[str]:
     """Return the Hugging Face names that a whole set of weights for a model has.
 
-    What files hold besides (old rotary tables, another library's value head) is not the model's. A
-    tied `lm_head.weight` is left out, since it may or may not come along.
+    Other tensors in files (old rotary tables, another library's value head) do not belong to the
+    model. A tied `lm_head.weight` is left out, since files may or may not contain it.
 
     Raises:
         ConfigError: If the config lacks a size.
@@ -46,18 +46,18 @@ def _sizes(config: PretrainedConfig) -> Sizes:
 
 
 def has_states(config: PretrainedConfig) -> bool:
-    """Whether some layers of a model keep a state."""
+    """Whether some layers of a model keep a recurrent state."""
     return _sizes(config).states is not None
 
 
 def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
-    """Return what one token takes in a rank's cache: keys and values of its heads, of all layers.
+    """Return the cache bytes of one token on a rank: keys and values of its heads, of all layers.
 
-    Layers that keep states have none, and no more have those that take an earlier layer's. Ranks
-    that share an engine share the heads, and each has one at the least.
+    Layers with recurrent states have none, nor have those that reuse an earlier layer's.
+    Tensor-parallel ranks of an engine share the heads, and each has at least one.
     """
     latent = getattr(config, "kv_lora_rank", None)
-    if latent is not None:  # which all heads share
+    if latent is not None:  # shared by all heads
         width = latent + config.qk_rope_head_dim
         return int(config.num_hidden_layers * width * dtype.itemsize)
     sizes = _sizes(config)
@@ -68,9 +68,9 @@ def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, rank
 
 
 def state_bytes(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
-    """Return what a row takes in a rank's cache beside its tokens, where layers keep states.
+    """Return a row's cache bytes on a rank besides its tokens, if layers keep recurrent states.
 
-    Attention's layers count as well: their last block is as large as a state.
+    Attention layers count as well: their last block is as large as a state.
     """
     sizes = _sizes(config)
     if (states := sizes.states) is None:

@@ -1,4 +1,4 @@
-"""Arguments that a job hands to vLLM's EngineArgs by their names there, without importing vLLM."""
+"""Engine arguments: a job's own arguments for vLLM's EngineArgs, checked without importing vLLM."""
 
 import ast
 import difflib
@@ -34,7 +34,7 @@ _SET_BY: Final = {
     "hf_token": "HF_TOKEN in spec.pods[].env",
     "seed": "spec.seed",
 }
-"""What the product says itself, by the field that it comes from."""
+"""Arguments that the product sets, by the field that they come from."""
 _FIXED: Final = frozenset(
     {
         *("load_format", "skip_tokenizer_init", "enable_prefix_caching", "logprobs_mode"),
@@ -44,7 +44,7 @@ _FIXED: Final = frozenset(
         *("language_model_only", "mm_encoder_only", "mamba_ssm_cache_dtype"),
     }
 )
-"""What it says whatever the job is."""
+"""Arguments that the product always sets."""
 _NOT_YET: Final = {
     **dict.fromkeys(
         ("quantization", "quantization_config"),
@@ -60,11 +60,11 @@ _NOT_YET: Final = {
         "ranks of an engine share matrix products and experts, which stay, and no tokens",
     ),
 }
-"""What engines do not do, and why."""
+"""Arguments that engines do not support, and why."""
 
 
 def check_arguments(arguments: Mapping[str, Json]) -> Iterator[Problem]:
-    """What is wrong with names; those that exist are known where vLLM is installed."""
+    """Return what is wrong with the names; existing names are known where vLLM is installed."""
     known = names()
     for name, value in arguments.items():
         where, got = f"{_FIELD}.{name}", shown(value)
@@ -86,9 +86,9 @@ def check_arguments(arguments: Mapping[str, Json]) -> Iterator[Problem]:
 
 @cache
 def names() -> frozenset[str]:
-    """The fields of EngineArgs, of the source of the vLLM that is installed; none without one.
+    """Return the fields of EngineArgs, from the installed vLLM's source; none without vLLM.
 
-    vLLM takes seconds to import, and in a process that must not be a rank of an engine.
+    Importing vLLM takes seconds, and must happen only in a rank of an engine.
     """
     found = importlib.util.find_spec("vllm")
     if found is None or found.origin is None:

@@ -1,4 +1,4 @@
-"""From the resource's rollout section to an engine; each kind's libraries load only if chosen."""
+"""Engine factory: builds the engine of the `rollout` section; libraries load only if chosen."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -21,9 +21,9 @@ from ppojob_trainer.rollout.protocol import (
 
 
 class NoEngine:
-    """In place of an engine, where this rank generates nothing.
+    """The engine of a rank that generates nothing.
 
-    It takes no memory, and no weights: those of the trainer are never put together for it.
+    It takes no memory, and no weights: the trainer's weights are never gathered for it.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class NoEngine:
         return self._version
 
     def submit(self, request: Request) -> None:
-        """Refuse: nobody has rows for it.
+        """Refuse: this rank has no rows to generate.
 
         Raises:
             RolloutError: always.
@@ -43,32 +43,32 @@ class NoEngine:
         raise RolloutError(f"request {request.request_id!r}: this job generates nothing")
 
     def step(self) -> list[Finished]:
-        """Nothing runs."""
+        """Return nothing: no request runs."""
         return []
 
     def has_work(self) -> bool:
-        """Nothing to do."""
+        """Return False: there is no work."""
         return False
 
     def abort(self, request_id: str) -> None:
-        """Unknown ids are ignored, and all are unknown."""
+        """Ignore the id: all ids are unknown."""
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Take the version alone; all ranks leave `tensors` as they are."""
+        """Store the version alone; all ranks leave `tensors` as they are."""
         self._version = version
 
     def reset_cache(self) -> None:
-        """There is none."""
+        """Do nothing: there is no cache."""
 
     def counts(self) -> dict[str, int]:
-        """It counts nothing."""
+        """Return no counters."""
         return {}
 
     def sleep(self) -> None:
-        """It always does."""
+        """Do nothing: it holds no memory."""
 
     def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: it holds no resources."""
 
 
 def build_engine(
@@ -88,9 +88,9 @@ def build_engine(
 
     The spec is that of a resolved run; the folder is one of Hugging Face. `shares_device` says
     whether a training model will be on the device too. `overrides` are changes of the folder's
-    config.json (`config_changes`). `lora` are adapters that the engine computes with beside its
-    weights; None where these are all that it gets.
-    It may be asked to tell which experts of a mixture tokens went to.
+    config.json (`config_changes`). `lora` are adapters that the engine applies unmerged; None if it
+    gets merged weights. `tells_experts` asks it to report the experts that tokens of a mixture were
+    routed to.
     """
     if rollout.replay is not None:
         return NoEngine()
@@ -117,13 +117,13 @@ def _huggingface_engine(
     lora: LoraSpec | None,
     tells_experts: bool,
 ) -> RolloutEngine:
-    """The engine over a model of transformers; it sleeps."""
+    """Build the engine over a model of transformers; it sleeps."""
     assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
     from transformers import AutoModelForCausalLM
 
     from ppojob_trainer.models.experts import split_experts
     from ppojob_trainer.models.families import FAMILIES
-    from ppojob_trainer.models.load import unheard_loading
+    from ppojob_trainer.models.load import quiet_loading
     from ppojob_trainer.models.lora import add_adapters
     from ppojob_trainer.models.vision_language import language_config
     from ppojob_trainer.models.vision_tower import give_tower
@@ -134,12 +134,12 @@ def _huggingface_engine(
     options = {
         "config": change(config, overrides),
         "dtype": DTYPES[rollout.dtype],
-        # PyTorch's own kernels know of no sinks, and transformers refuses them such models.
+        # PyTorch's own kernels support no attention sinks, and transformers refuses such models.
         "attn_implementation": "eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
         "trust_remote_code": False,
     }
-    with unheard_loading():
-        # Files of quantised weights are for nobody but `load_model`.
+    with quiet_loading():
+        # Only `load_model` reads files of quantised weights.
         if read_weights(model_folder).form is not None:
             model = AutoModelForCausalLM.from_config(**options).eval()
         else:

@@ -1,10 +1,10 @@
-"""Rollouts with plain Hugging Face forwards: the fall-back, and the engine of tiny test models.
+"""Hugging Face engine: rollouts with transformers, the fallback and the engine of tiny test models.
 
-Requests that are admitted together form a batch: their distinct prompts are prefilled once, padded
-on the left, and the rows then advance by one token a step until they end. Requests that come later
-form a batch of their own, so caches are never merged. The same requests in the same order give the
-same bits; a row's random stream is its own, so another company changes its tokens only where the
-last bits of a logit decide.
+Requests that are admitted together form a batch: their distinct prompts are prefilled once, with
+left padding, and the rows then advance by one token per step until they end. Later requests form a
+batch of their own, so caches are never merged. The same requests in the same order give the same
+bits. Each row has its own random stream, so another batch composition changes its tokens only where
+the last bits of a logit decide.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +21,7 @@ from transformers.models.gemma4.modeling_gemma4 import (
 )
 
 from ppojob_trainer.models.adapter_names import is_adapter
-from ppojob_trainer.models.gemma import told_of_tokens
+from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.routes import Routes, as_bytes
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
@@ -41,7 +41,7 @@ get_checkpoint_conversion_mapping("")
 
 @dataclass(slots=True)
 class _Row:
-    """A request under way."""
+    """A request in flight."""
 
     number: int  # of submission
     request: Request
@@ -49,7 +49,7 @@ class _Row:
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
-    # (t, layers, k) of the tokens that were read, piece by piece
+    # (t, layers, k) of the tokens that were read, chunk by chunk
     experts: list[Tensor] = field(default_factory=list)
 
 
@@ -61,7 +61,7 @@ class _Batch:
     cache: Cache
     attention_mask: Tensor  # (B, K) int64, 0 on the left padding
     logits: Tensor  # (B, vocab), of the token that comes next
-    ahead: Tensor  # (B, 1) int64, by how much positions are ahead of the tokens; 0 of text
+    ahead: Tensor  # (B, 1) int64, how far positions exceed token indices; 0 for text
 
 
 class HuggingFaceEngine:
@@ -75,16 +75,16 @@ class HuggingFaceEngine:
         max_sequences: int,
         tells_experts: bool = False,
     ) -> None:
-        """Take over a model, on its device and in the type to generate in.
+        """Take over a model, on its device and in the dtype to generate in.
 
-        Prompt and response together have `max_model_tokens` at most. So many rows as
-        `max_sequences` run at once, further ones wait. A mixture, whose experts are apart, tells
-        which ones tokens went to.
+        Prompt and response together have `max_model_tokens` at most. At most `max_sequences` rows
+        run at once, further ones wait. With `tells_experts` a mixture reports the experts that
+        tokens were routed to.
         """
         self._tells_experts = tells_experts
         self._model = model.eval().requires_grad_(False)
         if getattr(model.config, "attn_logit_softcapping", None) is not None:
-            model.set_attn_implementation("eager")  # the fused kernel knows of no soft cap
+            model.set_attn_implementation("eager")  # the fused kernel has no soft cap
         self._home = model.device
         self._max_model_tokens = max_model_tokens
         self._max_sequences = max_sequences
@@ -95,7 +95,7 @@ class HuggingFaceEngine:
         self._aborted: list[_Row] = []
         self._batches: list[_Batch] = []
         self._unusable: Literal["asleep", "closed"] | None = None
-        self._has_weights = False  # has been given such
+        self._has_weights = False  # whether weights were loaded
 
     @property
     def policy_version(self) -> int:
@@ -193,7 +193,7 @@ class HuggingFaceEngine:
         return {}
 
     def sleep(self) -> None:
-        """Move the weights to the host; without an accelerator there is nothing to give back."""
+        """Move the weights to the host; without an accelerator there is nothing to free."""
         check_idle(self, "sleep")
         self._model.to("cpu")
         self._unusable = "asleep"
@@ -207,7 +207,7 @@ class HuggingFaceEngine:
         self._unusable = "closed"
 
     def _prefill(self, rows: list[_Row]) -> _Batch:
-        """Run the distinct prompts of `rows` once, padded on the left, and spread their caches."""
+        """Prefill the distinct prompts of `rows` once, left-padded, and copy caches to the rows."""
         for row in rows:
             self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
         keys = [(row.request.prompt, row.request.pictures, row.request.later) for row in rows]
@@ -243,13 +243,13 @@ class HuggingFaceEngine:
         given: dict[str, Any],
         prompts: list[tuple[tuple[int, ...], bytes, tuple[int, ...]]],
     ) -> Tensor:
-        """Give a pass over prompts their pictures, too; returns `_Batch.ahead`."""
+        """Add their pictures to a prefill; returns `_Batch.ahead`."""
         input_ids, positions = given.pop("input_ids"), given["position_ids"]
         tower = tower_of(self._model)
         assert tower is not None, "pictures for a model that sees none"
         rows = [torch.tensor(tower.form.positions(*prompt)) for prompt in prompts]
         positions, ahead = positions.cpu().expand(len(rows[0]), -1, -1).clone(), []
-        seen = torch.full(input_ids.shape, -1)  # which picture a token stands for; -1 for none
+        seen = torch.full(input_ids.shape, -1)  # index of the picture at a token; -1 for none
         for n, (own, prompt) in enumerate(zip(rows, prompts, strict=True)):
             positions[:, n, -own.shape[1] :] = own
             ahead.append(int(own.max()) + 1 - own.shape[1])
@@ -258,7 +258,7 @@ class HuggingFaceEngine:
         embeddings = self._model.get_input_embeddings()(input_ids)
         places = (seen.flatten() >= 0).nonzero()[:, 0].to(self._home)
         given |= tower.shown(embeddings, places, [held for _, held, _ in prompts])
-        given |= told_of_tokens(self._model, input_ids, places)
+        given |= per_layer_inputs(self._model, input_ids, places)
         given["position_ids"] = positions.squeeze(0).to(self._home)
         if tower.form.sees_ahead:
             of_windows = tower.form.ahead_in_windows
@@ -274,7 +274,7 @@ class HuggingFaceEngine:
         return torch.tensor(ahead)[:, None]
 
     def _decode(self, batch: _Batch) -> None:
-        """Feed each row's last token."""
+        """Run a decoding step on each row's last token."""
         last = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self._home)
         seen = batch.attention_mask.new_ones(len(batch.rows), 1)
         batch.attention_mask = torch.cat([batch.attention_mask, seen], dim=1)
@@ -290,7 +290,7 @@ class HuggingFaceEngine:
             row.experts.append(own)
 
     def _pass(self, position_ids: Tensor, **options: Any) -> tuple[Any, Sequence[Tensor]]:
-        """What the model says of rows, (B, t), and the experts of each row, if they are asked."""
+        """Return logits of rows, (B, t), and the experts of each row, if they are recorded."""
         options["position_ids"] = position_ids
         if not self._tells_experts:
             return self._model(**options), ()
@@ -300,7 +300,7 @@ class HuggingFaceEngine:
         return output, torch.split(chosen, position_ids.shape[-1])
 
     def _draw(self, batch: _Batch) -> list[_Row]:
-        """Give each row its next token; return the rows that it ended."""
+        """Sample each row's next token; return the rows that ended."""
         sampling = [row.request.sampling for row in batch.rows]
         logits = batch.logits
         if any(params.repetition_penalty != 1.0 for params in sampling):
@@ -328,7 +328,7 @@ class HuggingFaceEngine:
         return ended
 
     def _forget_ended(self) -> None:
-        """Drop ended rows from their batches' caches, and batches without rows."""
+        """Remove ended rows from their batches' caches, and batches without rows."""
         for batch in self._batches:
             live = [n for n, row in enumerate(batch.rows) if row.finish_reason is None]
             if 0 < len(live) < len(batch.rows):

@@ -1,7 +1,4 @@
-"""What followed the last tokens of a text where they stood before: guesses of what comes next.
-
-Prompt lookup (Saxena 2023, github.com/apoorvumang/prompt-lookup-decoding) over prompt and response.
-"""
+"""Prompt-lookup drafts: tokens that followed the last n-gram at its earlier places."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,16 +7,16 @@ from ppojob_api.v1alpha1.rollout import DraftsSpec
 
 
 def guesses(text: NDArray[np.int32], spec: DraftsSpec, *, most: int) -> list[int]:
-    """Up to `spec.tokens` and `most` tokens that may follow a text; none where nothing is like it.
+    """Return up to `spec.tokens` and `most` draft tokens; none without an earlier match.
 
-    The longest end of the text, of `shortest_match` to `longest_match` tokens, that stands in it
-    before. Of several places the last one that has as many tokens behind it as are wanted, else the
-    first one, which has the most.
+    The match is the longest suffix of the text, of `shortest_match` to `longest_match` tokens, that
+    occurs earlier. Of several places it takes the last one followed by as many tokens as wanted,
+    else the first one, which has the most.
     """
     wanted = min(spec.tokens, most)
     if wanted < 1:
         return []
-    # Places of the last token of the end, one token longer with each round.
+    # Places of the suffix's last token; the suffix is one token longer each round.
     places, length = np.flatnonzero(text[:-1] == text[-1]), 1
     while places.size and length < spec.longest_match:
         longer = places[places >= length]

@@ -1,4 +1,4 @@
-"""What an engine that lives in the trainer's process must leave as it found it."""
+"""Process state that an engine in the trainer's process must restore."""
 
 import gc
 import os
@@ -14,10 +14,10 @@ _OWN = "VLLM_"
 
 @contextmanager
 def random_state_kept() -> Iterator[None]:
-    """Put the global CPU and CUDA generators of torch back where they stood.
+    """Restore torch's global CPU and CUDA generators.
 
-    An engine draws from them even for rows that have a generator of their own; the trainer's
-    sequence must not depend on how many steps a generation phase took.
+    An engine draws from them even for rows with a generator of their own; the trainer's random
+    sequence must not depend on the number of steps of a generation phase.
     """
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
@@ -26,7 +26,7 @@ def random_state_kept() -> Iterator[None]:
 
 @contextmanager
 def garbage_kept() -> Iterator[None]:
-    """Let nothing look for garbage: in thousands of modules there is none, and it takes seconds."""
+    """Disable garbage collection: in thousands of modules it finds nothing and takes seconds."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -38,12 +38,12 @@ def garbage_kept() -> Iterator[None]:
 
 @contextmanager
 def process_state_kept() -> Iterator[None]:
-    """Undo what starting an engine does to the process around it.
+    """Restore the process state that starting an engine changes.
 
     Kept: torch's thread count and its very setter (engines replace it by one that does nothing),
     default type, default device and gradient mode, the generators of torch, NumPy and Python, and
-    the environment, which child processes inherit (such as a preloaded library). Variables of its
-    own the engine may set for itself.
+    the environment, which child processes inherit (such as a preloaded library). The engine may set
+    variables of its own.
     """
     set_num_threads = torch.set_num_threads
     num_threads = torch.get_num_threads()
@@ -64,7 +64,7 @@ def process_state_kept() -> Iterator[None]:
 
 
 def _restore(environment: dict[str, str]) -> None:
-    """Bring `os.environ` back to `environment`, but for variables of the engine's own."""
+    """Reset `os.environ` to `environment`, except for variables of the engine's own."""
     for name in [name for name in os.environ if name not in environment]:
         if not name.startswith(_OWN):
             del os.environ[name]

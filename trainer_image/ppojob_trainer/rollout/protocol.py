@@ -1,7 +1,7 @@
-"""The rollout engine as everything above it sees it.
+"""The protocol of rollout engines.
 
-An engine is a queue with a clock: requests go in by `submit`, every `step` advances what is running
-by about one token and hands back what ended. `agents.driver` drives it.
+An engine is a queue with a clock: `submit` queues requests, and every `step` advances the running
+ones by about one token and returns those that ended. `agents.driver` drives it.
 """
 
 import logging
@@ -18,22 +18,22 @@ from ppojob_trainer.errors import PPOJobError
 logger = logging.getLogger(__name__)
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-"""By their names in `spec`."""
+"""Data types by their names in `spec`."""
 
 FinishReason = Literal["stop", "length", "abort"]
 
 
 class RolloutError(PPOJobError):
-    """An engine was asked for what its state does not allow, or broke its promises."""
+    """An engine was called in a state that does not allow it, or broke its contract."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopTexts:
-    """Texts that end a response, where no single token does (``</search>``).
+    """Stop strings, for ends that are no single token (``</search>``).
 
     The token that completes one is the last, and stays whole. There is at least one text, none
     empty; `decode` gives the text of token ids. `before` are tokens of the same turn that an
-    earlier request drew.
+    earlier request generated.
     """
 
     texts: tuple[str, ...]
@@ -43,8 +43,8 @@ class StopTexts:
     def ends(self, tokens: Sequence[int]) -> bool:
         """Whether the last of `tokens` completes one of the texts.
 
-        Only as many tokens are looked at as may hold one: a token has a byte at least, and one
-        more is looked at for a character that begins before the text.
+        Only as many tokens are decoded as may hold one: a token has a byte at least, and one more
+        is looked at for a character that begins before the text.
         """
         window = max(len(text.encode()) for text in self.texts) + 4
         held = tokens if len(tokens) >= window else (*self.before, *tokens)
@@ -54,10 +54,10 @@ class StopTexts:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the tokens of one response are drawn.
+    """Sampling parameters of one response.
 
     The order is fixed, vLLM's: repetition penalty, division by the temperature, then min-p, top-k
-    and top-p; what is left is renormalised, and its log-probabilities are the ones reported.
+    and top-p; the rest is renormalised, and its log-probabilities are the ones reported.
     """
 
     temperature: float  # 0 takes the most likely token (reported as at temperature 1)
@@ -69,12 +69,13 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     # The response ends with the first of these texts ("stop"); None for no text
     stop_texts: StopTexts | None = None
-    min_p: float = 0.0  # Keep tokens of this share of the most likely one's probability; 0 all
+    # Keep tokens of this share of the most likely one's probability; 0 keeps all
+    min_p: float = 0.0
     # Logits of tokens in prompt and response are divided by this where positive, else multiplied
     repetition_penalty: float = 1.0
 
     def ends_with(self, tokens: Sequence[int]) -> bool:
-        """Whether the last of a response's tokens ends it by a text."""
+        """Whether the last of a response's tokens completes a stop string."""
         return self.stop_texts is not None and self.stop_texts.ends(tokens)
 
 
@@ -90,30 +91,30 @@ class Request:
     prompt: tuple[int, ...]
     sampling: SamplingParams
     seed: int
-    pictures: bytes = b""  # that it shows, as `data.pictures.packed` has them
+    pictures: bytes = b""  # pictures of the prompt, packed by `data.pictures.packed`
     later: tuple[int, ...] = ()  # see `MediaForm.places`
 
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """One ended response.
+    """A finished response.
 
-    Log-probabilities are those of the distribution that each token was drawn from, see
+    Log-probabilities are those of the distribution that each token was sampled from, see
     `SamplingParams`.
     """
 
     request_id: str
-    tokens: tuple[int, ...]  # with the one that ended it
+    tokens: tuple[int, ...]  # including the token that ended it
     logprobs: tuple[float, ...]
-    finish_reason: FinishReason  # "abort" keeps what was drawn until then, possibly nothing
-    policy_version: int  # of the weights that drew it
-    # (prompt and all tokens but the last, layers, k) numbers of the experts that each went to, one
-    # byte each where the model has 256 at most, else two; empty of an engine that is not asked
+    finish_reason: FinishReason  # "abort" keeps what was generated until then, possibly nothing
+    policy_version: int  # of the weights that generated it
+    # (prompt and all tokens but the last, layers, k) numbers of the experts that each was routed
+    # to, one byte each if the model has at most 256, else two; empty if not recorded
     experts: bytes = b""
 
 
 def not_a_number(request_id: str, policy_version: int) -> RolloutError:
-    """The error of an engine whose model gives NaN for a request's probabilities."""
+    """Return the error of a model that gives NaN for a request's probabilities."""
     return RolloutError(
         f"request {request_id!r}: got NaN for the probability of a token: the weights of version "
         f"{policy_version} hold numbers that are not finite, or overflow the engine's type"
@@ -121,18 +122,18 @@ def not_a_number(request_id: str, policy_version: int) -> RolloutError:
 
 
 def lost_requests(request_ids: Sequence[str]) -> RolloutError:
-    """The error of an engine that is done while requests have no response."""
+    """Return the error of an engine that has no more work while requests have no response."""
     return RolloutError(
         f"generate: the engine lost {len(request_ids)} requests, first {request_ids[0]!r}"
     )
 
 
 class RolloutEngine(Protocol):
-    """What draws responses. Methods are called from one thread."""
+    """A rollout engine. Methods are called from one thread."""
 
     @property
     def policy_version(self) -> int:
-        """The version given to the last `load_weights`; 0 before."""
+        """Return the version given to the last `load_weights`; 0 before."""
         ...
 
     def submit(self, request: Request) -> None:
@@ -145,7 +146,7 @@ class RolloutEngine(Protocol):
         ...
 
     def step(self) -> list[Finished]:
-        """Advance what runs by about one token; return what ended, in order of submission.
+        """Advance running requests by about one token; return finished ones as submitted.
 
         Raises:
             RolloutError: If the model gives NaN for a request's probabilities.
@@ -153,28 +154,28 @@ class RolloutEngine(Protocol):
         ...
 
     def has_work(self) -> bool:
-        """Whether a further `step` has something to do or to hand back."""
+        """Whether a further `step` has something to do or to return."""
         ...
 
     def abort(self, request_id: str) -> None:
-        """End a request; the next `step` hands it back as "abort". Unknown ids are ignored."""
+        """End a request; the next `step` returns it as "abort". Unknown ids are ignored."""
         ...
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Take new weights, under their Hugging Face names, tied ones once; wakes the engine.
+        """Load weights by Hugging Face name, tied ones once; wakes the engine.
 
-        An engine with adapters beside its weights takes these last, by the names of
-        `adapter_names`; without a weight before them it keeps those that it has.
-        Tensors may be of another floating type than the engine's. Prefix caches are dropped.
+        An engine with unmerged adapters takes these last, by the names of `adapter_names`; without
+        base weights before them it keeps those that it has. Tensors may be of another floating type
+        than the engine's. Prefix caches are dropped.
 
         Raises:
             RolloutError: If requests are in flight, or names are missing or unknown. After the
-                latter the weights are undefined, and all that is left is to close.
+                latter the weights are undefined, and the engine can only be closed.
         """
         ...
 
     def reset_cache(self) -> None:
-        """Forget cached prefixes: a warm cache changes the last bits of what follows.
+        """Drop cached prefixes: a warm cache changes the last bits of what follows.
 
         Raises:
             RolloutError: If requests are in flight.
@@ -182,20 +183,20 @@ class RolloutEngine(Protocol):
         ...
 
     def counts(self) -> dict[str, int]:
-        """What the engine has counted since it was asked last; empty where it counts nothing.
+        """Return the engine's counters since the last call; empty if it counts nothing.
 
-        `rows` that were submitted, and how often one was `preempted`: it lost its place in the
-        cache, and was computed again. Over all `steps` the sums of rows that were `running` and
-        `waiting`, and of the cache's `blocks` and those `used`. Tokens `looked_up` among cached
-        prefixes, and those `found`. With drafts `passes` of rows through the model that drew
-        tokens, `guesses` that these had, and `kept`, those that were drawn.
+        `rows` submitted, and how often one was `preempted`: it lost its place in the cache, and was
+        recomputed. Over all `steps` the sums of rows `running` and `waiting`, and of the cache's
+        `blocks` and those `used`. Tokens `looked_up` among cached prefixes, and those `found`. With
+        speculative decoding: `passes` of rows through the model that generated tokens, the
+        `guesses` (draft tokens) in them, and the accepted ones, `kept`.
         """
         ...
 
     def sleep(self) -> None:
-        """Give accelerator memory to the trainer; idempotent.
+        """Release accelerator memory to the trainer; idempotent.
 
-        The weights are gone: until `load_weights` nothing may be submitted.
+        The weights are dropped: until `load_weights` nothing may be submitted.
 
         Raises:
             RolloutError: If requests are in flight.
@@ -203,12 +204,12 @@ class RolloutEngine(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of everything; idempotent."""
+        """Release all resources; idempotent."""
         ...
 
 
 def check_idle(engine: RolloutEngine, what: str) -> None:
-    """Refuse what would change the responses under way.
+    """Refuse an action that would change responses in flight.
 
     Raises:
         RolloutError: If requests are in flight.
@@ -218,7 +219,7 @@ def check_idle(engine: RolloutEngine, what: str) -> None:
 
 
 def check_request(request: Request, *, max_model_tokens: int, vocab_size: int) -> None:
-    """Refuse a request that the engine could not serve in full.
+    """Refuse a request that the engine cannot serve in full.
 
     Raises:
         ValueError: The prompt is empty, has a token outside the vocabulary, or is too long.
@@ -244,7 +245,7 @@ def check_request(request: Request, *, max_model_tokens: int, vocab_size: int) -
 
 @contextmanager
 def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None]]:
-    """A generation phase; the function that it gives submits a request.
+    """Open a generation phase; yields a function that submits a request.
 
     It starts on an idle engine with an empty prefix cache, so that its result is a function of
     weights and requests alone. After an error its requests are aborted and the engine is idle.
@@ -269,7 +270,7 @@ def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None
 
 
 def _drain(engine: RolloutEngine, request_ids: Sequence[str]) -> None:
-    """Abort what a failed phase left behind; a broken engine must not hide the first error."""
+    """Abort the requests of a failed phase; a broken engine must not hide the first error."""
     try:
         for request_id in request_ids:
             engine.abort(request_id)

@@ -1,7 +1,7 @@
-"""From logits to tokens: the processed distribution, a draw from it, and the seed of every sample.
+"""Sampling: processed distributions, draws by inverse CDF, and the seed of every sample.
 
-A row is drawn with one uniform number by inverting the cumulative distribution, so it depends on
-its own logits and its own random stream only, never on who shares its batch.
+Each token is drawn with one uniform number by inverting the cumulative distribution. So a row
+depends on its own logits and its own random stream only, never on the rest of its batch.
 """
 
 import hashlib
@@ -33,8 +33,8 @@ def sample_seed(
 ) -> int:
     """Return the seed of a segment: ``H(job seed, purpose, step, prompt id, segment) + sample``.
 
-    It is in ``[0, 2**63)``, and depends on what is sampled alone, on no clock, order of arrival or
-    rank, so that a resumed, a re-sharded and an undisturbed run draw the same tokens.
+    It is in ``[0, 2**63)``, and depends only on what is sampled, on no clock, order of arrival or
+    rank, so that a resumed, a re-sharded and an undisturbed run sample the same tokens.
 
     The index is added after the hash, not hashed: torch's CPU generator keeps the low 32 bits of a
     seed only, and consecutive numbers stay distinct there, so the samples of one prompt never share
@@ -46,7 +46,7 @@ def sample_seed(
         prompt_id: The prompt's number within its data set.
         sample_index: The sample's number within its prompt, from 0.
         purpose: Keeps training and validation apart where their step and prompt ids coincide.
-        segment: How many segments of the row the policy has drawn before; the first is not hashed.
+        segment: Number of earlier segments of the row by the policy; the first is not hashed.
     """
     text = f"ppojob/{job_seed}/{purpose}/{step}/{prompt_id}" + (f"/{segment}" if segment else "")
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -76,7 +76,7 @@ def processed_logprobs(logits: Tensor, sampling: Sequence[SamplingParams]) -> Te
 
     Logits are `(rows, vocab)`, of any floating type, `penalised` where that changes something;
     temperature 0 leaves its row as at temperature 1, untruncated. The result is `(rows, vocab)`
-    float32, -inf where something was cut off.
+    float32, -inf for truncated tokens.
     """
     temperatures = [params.temperature or 1.0 for params in sampling]
     scaled = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
@@ -92,7 +92,7 @@ def processed_logprobs(logits: Tensor, sampling: Sequence[SamplingParams]) -> Te
 
 
 def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    """Draw one token a row from `processed_logprobs`: `(rows,)` int64, none of probability 0.
+    """Draw one token per row from `processed_logprobs`: `(rows,)` int64, none of probability 0.
 
     Uniforms are `(rows,)` float64 in [0, 1), each from its row's own stream; temperature 0 takes
     the most likely token and ignores its uniform.
@@ -108,9 +108,9 @@ def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams])
 
 
 def cumulative_sum(values: Tensor) -> Tensor:
-    """Return the sums of `(rows, n)` values up to each one, added in a fixed order.
+    """Return cumulative sums of `(rows, n)` values, added in a fixed order.
 
-    On GPUs `cumsum` has none, and torch refuses it where the same bits are asked for.
+    On GPUs the order of `cumsum` is not fixed, and torch refuses it in deterministic mode.
     """
     return _sum_in_blocks(values) if values.is_cuda else values.cumsum(dim=-1)
 
@@ -127,7 +127,7 @@ def _sum_in_blocks(values: Tensor) -> Tensor:
 
 
 def _truncated(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    """Set to -inf what min-p, top-k and then top-p leave out; the most likely token stays."""
+    """Set to -inf what min-p, top-k and then top-p remove; the most likely token stays."""
     vocab = logits.shape[-1]
     top_k = [vocab if params.top_k == -1 else params.top_k for params in sampling]
     top_p = [params.top_p for params in sampling]

@@ -1,7 +1,8 @@
-"""Trajectories: what a row is made of, segment after segment.
+"""Trajectories: the segments of a row.
 
-The policy writes one segment, somebody else may answer by the next (a tool, a user, the template
-between them), and the policy goes on. What it wrote is trained on; what it was given is only read.
+The policy writes a segment, another source may add the next (a tool, a user simulator, the template
+between turns), and the policy continues. Segments of the policy are trained on; others are only
+read.
 """
 
 from __future__ import annotations
@@ -19,54 +20,54 @@ class Segment:
     """Consecutive tokens from one source, at least one."""
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()  # empty where the tokens were given
-    # of the weights that drew them, or `OF_DATA`; None where they are read alone
+    logprobs: tuple[float, ...] = ()  # empty for tokens that were given
+    # of the weights that generated them, or `OF_DATA`; None if they are only read
     policy_version: int | None = None
     reward: float = 0.0  # of the turn that ends with this segment
-    # given tokens that what follows is read behind, and no token before them
+    # given tokens that begin a new context: no token before them is read any more
     begins_context: bool = False
 
     @property
     def is_trained(self) -> bool:
-        """Whether the policy wrote it, or learns it as if it had."""
+        """Whether it is trained on: the policy wrote it, or learns it as if it had."""
         return self.policy_version is not None
 
     @property
     def is_of_data(self) -> bool:
-        """Whether it is learnt, and the policy did not write it."""
+        """Whether it is trained on, though the policy did not write it."""
         return self.policy_version == OF_DATA
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One row. Seconds of its calls differ between runs, so that comparisons leave them out."""
+    """One row. Its `tool_seconds` differ between runs, so comparisons exclude them."""
 
-    segments: tuple[Segment, ...]  # in order; none where the policy drew nothing
+    segments: tuple[Segment, ...]  # in order; empty if the policy wrote nothing
     finish_reason: FinishReason
-    figures: bytes = b""  # JSON of numbers besides the tokens; empty for a row of one turn
+    figures: bytes = b""  # JSON of per-row figures; empty for a single-turn row
     tool_seconds: float = field(default=0.0, compare=False)
-    # of the prompt and what follows, as far as the engine read it; see `Finished`
+    # of prompt and response, as far as the engine read them; see `Finished`
     experts: bytes = b""
-    pictures: tuple[LaterPicture, ...] = ()  # that it was shown behind its prompt
+    pictures: tuple[LaterPicture, ...] = ()  # shown to it after its prompt
 
     @property
     def tokens(self) -> list[int]:
-        """Token ids, (tokens,)."""
+        """Return token ids, (tokens,)."""
         return [token for segment in self.segments for token in segment.tokens]
 
     @property
     def mask(self) -> list[bool]:
-        """Which tokens are trained, (tokens,)."""
+        """Return which tokens are trained, (tokens,)."""
         return [s.is_trained for s in self.segments for _ in s.tokens]
 
     @property
     def given(self) -> list[bool]:
-        """Which tokens are learnt that the policy did not write, (tokens,)."""
+        """Return which trained tokens the policy did not write, (tokens,)."""
         return [s.is_of_data for s in self.segments for _ in s.tokens]
 
     @property
     def context_starts(self) -> list[bool]:
-        """Which tokens begin a context, (tokens,); the first, the prompt's, is none of these."""
+        """Return which tokens begin a context, (tokens,), except the first context."""
         return [
             segment.begins_context and place == 0
             for segment in self.segments
@@ -75,7 +76,7 @@ class Trajectory:
 
     @property
     def logprobs(self) -> list[float]:
-        """Of each token, (tokens,); 0 of those that were given."""
+        """Return the log-probability of each token, (tokens,); 0 for given ones."""
         return [
             value
             for segment in self.segments
@@ -84,10 +85,10 @@ class Trajectory:
 
 
 def turn_rewards(trajectories: Sequence[Trajectory]) -> list[float]:
-    """Rewards of turns, (tokens of all rows,): each on the last token that the policy wrote in it.
+    """Return turn rewards, (tokens of all rows,), each at the policy's last token in its turn.
 
-    That of a turn in which it wrote nothing goes to its last token before; where there is none, the
-    reward is lost, as the row has no gradient.
+    That of a turn in which it wrote nothing goes to its last token before; without one, the reward
+    is lost, as the row has no gradient.
     """
     rewards: list[float] = []
     for trajectory in trajectories:

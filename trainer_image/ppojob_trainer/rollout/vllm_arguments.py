@@ -1,4 +1,4 @@
-"""What vLLM is asked for: a job's spec, its model and its sampling in vLLM's words.
+"""Arguments for vLLM: translates a job's spec, model and sampling parameters.
 
 Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
 """
@@ -22,7 +22,12 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.vision_language import language_part, text_config, unquantised
-from ppojob_trainer.rollout import told_vllm, vllm_ahead, vllm_drafts, vllm_pictures
+from ppojob_trainer.rollout import (
+    engine_corrections,
+    vllm_bidirectional,
+    vllm_drafts,
+    vllm_pictures,
+)
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
     key_value_bytes_per_token,
@@ -41,8 +46,7 @@ _PREFILL_TOKENS = 8192
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
-# Without `gpu_memory_share`: what vLLM may fill where a trainer keeps the rest, and where nobody
-# does.
+# Without `gpu_memory_share`: vLLM's share of memory beside a trainer, and without one.
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
 # What types of models that vLLM is given as Qwen3-Next begin with.
 _HYBRIDS = "qwen3_5"
@@ -52,7 +56,7 @@ def check_device(device: Literal["cpu", "cuda"]) -> None:
     """Refuse another device than that of the installed vLLM.
 
     Raises:
-        ConfigError: it computes on another one.
+        ConfigError: it is built for another device.
     """
     found = current_platform.device_type
     if found != device:
@@ -70,23 +74,23 @@ def engine_args(
     shares_device: bool = True,
     tells_experts: bool = False,
 ) -> vllm.EngineArgs:
-    """Translate the spec; what differs by device is told apart here and nowhere else.
+    """Translate the spec; the only place where devices are distinguished.
 
     Raises:
-        ConfigError: An argument of the job's own is not to be had.
+        ConfigError: An argument of the job's own is not supported.
     """
     if problems := [str(one) for one in check_arguments(rollout.engine_arguments)]:
         raise ConfigError(problems)
-    length = rollout.max_model_tokens or 0  # which a resolved run has
+    length = rollout.max_model_tokens or 0  # set in a resolved run
     common = _on_any_device(rollout, config)
     keeps_states = _keeps_states(config)
-    # A step gives every sequence a token: vLLM does not start where that is too much.
+    # A step gives every sequence a token: vLLM does not start with a smaller limit.
     step_tokens = rollout.max_batched_tokens or max(rollout.max_sequences, _PREFILL_TOKENS)
     kv_cache_bytes = rollout.kv_cache_gib and int(rollout.kv_cache_gib * 2**30)
     if device == "cuda":
         return vllm.EngineArgs(
             **common,
-            # vLLM reads it while these are made, and not again.
+            # vLLM reads it only while these are built.
             enable_return_routed_experts=tells_experts,
             enable_sleep_mode=True,
             max_num_batched_tokens=step_tokens,
@@ -97,7 +101,7 @@ def engine_args(
     if tells_experts:
         # A step is recorded before the next one (`vllm_experts`).
         common["async_scheduling"] = False
-    if (operations := told_vllm.operations(config)) is not None:
+    if (operations := engine_corrections.operations(config)) is not None:
         given = common.get("compilation_config", {})
         common["compilation_config"] = {"custom_ops": operations, **given}
     if rollout.drafts is not None:
@@ -115,7 +119,7 @@ def engine_args(
 
 
 def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, Any]:
-    """What is asked for on each device; arguments of the job's own are among it."""
+    """Return the arguments for every device, including the job's own."""
     tensor = rollout.parallelism.tensor
     common: dict[str, Any] = {
         "model": str(config.name_or_path),
@@ -135,7 +139,7 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
         # This process is one of the engine's ranks, and vLLM starts no others.
         "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
         "seed": 0,
-        # It would keep files that nobody asks it for again, and has no picture to try.
+        # It would cache files that are not requested again, and has no picture for a dry run.
         "mm_processor_cache_gb": 0,
         "skip_mm_profiling": True,
         **rollout.engine_arguments,
@@ -151,12 +155,12 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
 
 
 def _keeps_states(config: PreTrainedConfig) -> bool:
-    """Whether layers of a model that is known keep a state of what they have read."""
+    """Whether layers of a known model keep a recurrent state."""
     return config.model_type in FAMILIES and has_states(config)
 
 
 def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: PreTrainedConfig) -> int:
-    """Room for all rows at full length within the limit, and for one in any case."""
+    """Return the cache size: all rows at full length within the limit, but at least one row."""
     blocks = -(-length // _CPU_BLOCK_TOKENS)
     dtype, tensor = DTYPES[rollout.dtype], rollout.parallelism.tensor
     per_row = blocks * _CPU_BLOCK_TOKENS * key_value_bytes_per_token(config, dtype, tensor)
@@ -167,7 +171,7 @@ def _cpu_cache_bytes(rollout: RolloutSpec, length: int, config: PreTrainedConfig
 
 
 def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
-    """Translate; at temperature 0 nothing is cut off, as the protocol says."""
+    """Translate sampling parameters; at temperature 0 nothing is truncated."""
     greedy = sampling.temperature == 0.0
     return vllm.SamplingParams(
         temperature=sampling.temperature,
@@ -182,28 +186,28 @@ def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
         logprobs=0,
         flat_logprobs=True,
         detokenize=False,
-        # Texts are looked for in what was drawn so far.
+        # Stop strings are searched in the tokens so far.
         output_kind=RequestOutputKind.CUMULATIVE
         if sampling.stop_texts
         else RequestOutputKind.FINAL_ONLY,
     )
 
 
-# A queue by which one rank of an engine would direct the others: here none does, and between pods
-# it would listen at an address that vLLM guesses.
+# Message queue by which one rank of an engine would direct the others: unused here, and between
+# pods it would listen at an address that vLLM guesses.
 MessageQueue.create_from_process_group = lambda *group_and_sizes: None
 # Or it would change the trainer's classes.
 base.AutoModel = OwnClasses
 
 
 class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
-    """A rank of an engine, whose other ranks somebody else has started."""
+    """One rank of an engine whose other ranks are started elsewhere."""
 
     def _distributed_args(self) -> tuple[str, int, int]:
-        """How to meet them, rank and device; the world is there, and each rank sees one device.
+        """Return rendezvous, rank and device; the world exists, and each rank sees one device.
 
-        On the CPU vLLM would have ranks that name the same meeting spin on shared memory, for ever
-        where one is gone, and leave it behind when they are killed. So each names another one.
+        On the CPU, ranks that name the same rendezvous would spin on shared memory, for ever if one
+        is gone, and leave it behind when they are killed. So each names another one.
         """
         rank = dist.get_rank()
         return f"env://{rank}", rank, 0
@@ -212,14 +216,14 @@ class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
 def model_config(
     config: PreTrainedConfig, changes: Mapping[str, Json], form: MediaForm | None
 ) -> PreTrainedConfig:
-    """What vLLM makes its model of, in place of what it has read from the folder.
+    """Return the configuration from which vLLM builds its model, in place of the folder's.
 
-    `form` says how it is shown pictures; None where it is not.
+    `form` is the format of its pictures; None if it sees none.
     """
     sees, config = form is not None, unquantised(config)
     part = language_part(config) if sees else text_config(config)
-    told = {} if sees else told_vllm.settings(part)
-    changed = told_vllm.corrected(change(part, {**told, **changes}))
+    told = {} if sees else engine_corrections.settings(part)
+    changed = engine_corrections.corrected(change(part, {**told, **changes}))
     kind = None if form is None else _seeing(changed, form)
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None
@@ -236,12 +240,14 @@ def model_config(
 
 
 def _seeing(part: PreTrainedConfig, form: MediaForm) -> type | None:
-    """What computes a language model that is shown pictures; None of no known model."""
+    """Return the class for a language model with pictures; None for an unknown model."""
     if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
         return kind
-    names: Any = told_vllm.settings(part).get("architectures") or part.architectures or [""]
+    names: Any = (
+        engine_corrections.settings(part).get("architectures") or part.architectures or [""]
+    )
     known = vllm.ModelRegistry.models.get(names[0])
-    given = vllm_ahead.SeeingAhead if form.sees_ahead else vllm_pictures.Seeing
+    given = vllm_bidirectional.BidirectionalPictures if form.sees_ahead else vllm_pictures.Seeing
     if known is None:
         return None
     told = getattr(part, "hidden_size_per_layer_input", 0)

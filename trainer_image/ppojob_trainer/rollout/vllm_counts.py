@@ -1,4 +1,4 @@
-"""How vLLM's scheduler fares, counted step by step: rows, the cache, and what had to give way.
+"""Scheduler counters of vLLM, taken at each step: rows, cache blocks, preemptions.
 
 vLLM counts the same for loggers of its own, which would serve it to Prometheus a second time.
 Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
@@ -12,7 +12,7 @@ from vllm.v1.metrics.stats import PrefixCacheStats
 
 
 class SchedulerCounts:
-    """What is counted of one engine; nothing that is scheduled hangs on it."""
+    """Counters of one engine; scheduling does not depend on them."""
 
     def __init__(self, engine: LLMEngine) -> None:
         self._counts = Counter[str]()
@@ -32,10 +32,10 @@ class SchedulerCounts:
         self._counts["rows"] += 1
 
     def stepped(self) -> None:
-        """Look at the scheduler behind a step."""
+        """Read the scheduler after a step."""
         running, waiting = self._scheduler.get_request_counts()
         pool, prefixes = self._cache.block_pool, self._cache.make_prefix_cache_stats()
-        blocks = pool.num_gpu_blocks - 1  # one is never handed out
+        blocks = pool.num_gpu_blocks - 1  # one block is never allocated
         self._counts.update(
             steps=1,
             running=running,

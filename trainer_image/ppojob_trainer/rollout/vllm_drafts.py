@@ -1,10 +1,10 @@
-"""Guesses of tokens for vLLM on processors, which change no draw (ADR 92).
+"""Speculative decoding for vLLM on CPUs, which changes no sampled token (ADR 92).
 
-The model reads a row's guesses in one pass, as if they had been drawn. vLLM's own judge of guesses
-draws other random numbers than vLLM without them. The one here has vLLM's sampler draw the token of
-each place in order, as it does without guesses, and goes on to the next place while the guess was
-that token. So a row's generator gives a number for each token that the row keeps, and no other.
-Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
+The model reads a row's drafts in one pass, as if they had been generated. vLLM's own rejection
+sampler draws other random numbers than vLLM without drafts. The one here has vLLM's sampler draw
+the token of each place in order, as without drafts, and continues while the draft was that token.
+So a row's generator gives a number for each token that the row keeps, and no other. Imported by
+vllm_engine alone, which first sets what vLLM reads while it is imported.
 """
 
 from collections import Counter
@@ -30,22 +30,22 @@ Text = NDArray[np.int32]
 
 
 class NgramDrafter:
-    """What vLLM asks for guesses behind each step."""
+    """vLLM's drafter: proposes n-gram drafts after each step."""
 
     def __init__(self, config: VllmConfig) -> None:
         self._length = config.model_config.max_model_len
         self.spec = DraftsSpec()
 
     def load_model(self, _: object) -> None:
-        """There is none."""
+        """Do nothing: there is no draft model."""
 
     def propose(
         self, drawn: Sequence[Sequence[int]], lengths: Text, texts: Text, **_: Any
     ) -> list[list[int]]:
-        """Guesses for each row, where there are few; none for one that drew nothing in this step.
+        """Return drafts for each row; none if rows are many, or for a row without a new token.
 
         Prompt and response of a row are the first of its `texts`, (rows, tokens), as many as its
-        `lengths` says. A row of full length has room for the token that is drawn alone.
+        `lengths` says. A row at full length has room only for its sampled token.
         """
         if len(drawn) > self.spec.max_rows:
             return [[] for _ in drawn]
@@ -56,10 +56,10 @@ class NgramDrafter:
 
 
 class ExactJudge:
-    """In place of vLLM's rejection sampler: it keeps guesses that are drawn in any case."""
+    """Replaces vLLM's rejection sampler: it keeps drafts equal to the tokens sampled anyway."""
 
     def __init__(self, engine: LLMEngine, spec: DraftsSpec) -> None:
-        """Judge what an engine drafts from now on."""
+        """Verify the drafts of an engine from now on."""
         self._counts = Counter[str]()
         runner: Any = (
             engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
@@ -67,15 +67,15 @@ class ExactJudge:
         self._sampler = runner.sampler
         runner.rejection_sampler = self
         runner.drafter.spec = spec
-        # vLLM would guess for no row once one of them is near its full length.
+        # vLLM would draft for no row once one of them is near its full length.
         runner._input_fits_in_drafter = lambda _: True
 
     def __call__(
         self, drafts: SpecDecodeMetadata, _: Tensor | None, logits: Tensor, ways: SamplingMetadata
     ) -> SamplerOutput:
-        """Draw what each row keeps: the guesses that are drawn in any case, and one token more.
+        """Sample the tokens of each row: its correct drafts, and one token more.
 
-        `logits`, (rows and guesses, vocabulary), has the places of a row one behind the other.
+        `logits`, (rows and guesses, vocabulary), has the places of each row in order.
         """
         counts = drafts.num_draft_tokens
         guessed = [row.tolist() for row in drafts.draft_token_ids.split(counts)]
@@ -94,7 +94,7 @@ class ExactJudge:
             self._counts["kept"] += len(rows)
             place += 1
         self._counts.update(passes=len(counts), guesses=sum(counts))
-        # Nobody reads the ranks, which are the last of these.
+        # The ranks, the last of these, are not read.
         places = tokens.reshape(-1, 1), logprobs.reshape(-1, 1), tokens.reshape(-1)
         return SamplerOutput(tokens, LogprobsTensors(*places))
 
@@ -107,7 +107,7 @@ class ExactJudge:
 def _of_rows(
     ways: SamplingMetadata, rows: Sequence[int], read: Sequence[Sequence[int]]
 ) -> SamplingMetadata:
-    """How some rows of a step are drawn once they have read so many guesses."""
+    """Return the sampling metadata of some rows after so many drafts."""
     if not any(read):
         return ways  # of all rows
     of_row = ways.generators  # greedy rows have none
@@ -130,10 +130,10 @@ _BY_ROW = (
     *("temperature", "top_p", "top_k", "prompt_token_ids"),
     *("frequency_penalties", "presence_penalties", "repetition_penalties"),
 )
-"""What sampling says of each row by a tensor."""
+"""Per-row tensors of vLLM's sampling metadata."""
 
 
 def asked_of_vllm(spec: DraftsSpec) -> dict[str, Any]:
-    """What vLLM is told of drafts."""
+    """Return vLLM's settings for drafts."""
     drafter = f"{__name__}.{NgramDrafter.__name__}"
     return {"method": "custom_class", "model": drafter, "num_speculative_tokens": spec.tokens}

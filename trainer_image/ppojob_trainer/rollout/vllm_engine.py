@@ -1,14 +1,14 @@
-"""Rollouts with vLLM (0.32), in the trainer's process; the other files of vllm_* are imported here.
+"""vLLM engine (0.32), in the trainer's process; imports the other vllm_* modules.
 
 Order in a rank: the role's torch world first, then this engine, then the training model. vLLM
 builds its groups over whatever default group it finds; it neither owns nor ends that world.
 
-Neighbours in that world may share an engine (`parallelism.tensor`). Each drives the whole of it:
-the same requests in the same order make the same schedule everywhere, and each draws the same
-tokens from the same logits, which are gathered. So nobody tells anybody what to do, and the answers
-are on all of them.
+Neighbours in that world may share an engine (`parallelism.tensor`). Each drives the whole engine:
+the same requests in the same order make the same schedule everywhere, and each samples the same
+tokens from the same gathered logits. So no rank directs the others, and the answers are on all of
+them.
 
-Six things about vLLM on the CPU cost time to find, and each has its line and its test here:
+Six facts about vLLM on the CPU, each with its line and its test here:
 
 - Linear layers are re-packed when they are loaded, so new weights go in layer by layer through
   vLLM's reload, and a tied `lm_head`, which no checkpoint names, keeps its old packing unless it is
@@ -19,8 +19,8 @@ Six things about vLLM on the CPU cost time to find, and each has its line and it
   loaded again and are not.
 - A seeded request whose prompt is prefilled in chunks crashes (a CPU generator has no offset), so
   prompts are never chunked.
-- The default block of 128 tokens is longer than many prompts, and only whole blocks are shared.
-- It replaces `torch.set_num_threads`, seeds every global generator and sets `LD_PRELOAD`.
+- The default block of 128 tokens is longer than many prompts, and only whole blocks are shared. -
+It replaces `torch.set_num_threads`, seeds every global generator and sets `LD_PRELOAD`.
 """
 
 import gc
@@ -64,8 +64,8 @@ from ppojob_trainer.rollout.protocol import (
 
 def _set_variables() -> None:
     """Set what vLLM reads while it is imported, and when an engine starts in a fork of that."""
-    # The engine core runs in this process. Its warnings speak of what is chosen here on purpose
-    # (eager mode, seeds, the CPU without Triton).
+    # The engine core runs in this process. Its warnings are about settings chosen on purpose (eager
+    # mode, seeds, the CPU without Triton).
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
@@ -84,8 +84,8 @@ with process_state_kept(), garbage_kept():
     from vllm.v1.engine.llm_engine import LLMEngine
 
     from ppojob_trainer.rollout import (
-        vllm_ahead,
         vllm_arguments,
+        vllm_bidirectional,
         vllm_counts,
         vllm_drafts,
         vllm_experts,
@@ -93,21 +93,21 @@ with process_state_kept(), garbage_kept():
         vllm_weights,
     )
 
-# What vLLM has room for; smaller adapters are filled up with zeros.
+# Adapter ranks that vLLM supports; smaller adapters are padded with zeros.
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
 @dataclass(slots=True)
 class _Row:
-    """A request under way."""
+    """A request in flight."""
 
     number: int  # of submission
     request: Request
     vllm_id: str
-    looked_at: int = 0  # tokens that were looked at for a text that ends it
+    looked_at: int = 0  # tokens already searched for a stop string
 
     def end_by_text(self, drawn: Sequence[int]) -> int | None:
-        """How many of its tokens there are to the first that completes such a text, if any."""
+        """Return the number of tokens up to the first that completes a stop string, if any."""
         begin, self.looked_at = self.looked_at, len(drawn)
         if self.request.sampling.stop_texts is None:
             return None
@@ -131,10 +131,10 @@ class VllmEngine:
     ) -> None:
         """Build the model; it sleeps. Collective over the role's world, if there is one.
 
-        Arguments are those of `factory.build_engine`; of the folder the configuration is read.
+        Arguments are those of `factory.build_engine`; only the folder's configuration is read.
 
         Raises:
-            ConfigError: If the installed vLLM computes on another device.
+            ConfigError: If the installed vLLM is built for another device.
         """
         _set_variables()
         vllm_arguments.check_device(device)
@@ -160,8 +160,8 @@ class VllmEngine:
             )
             if lora is not None:
                 self._make_room(arguments, lora)
-            # While it starts, vLLM looks for garbage three times, half a second each for what the
-            # process has loaded. It freezes all of that itself when it has started.
+            # While it starts, vLLM collects garbage three times, half a second each for the modules
+            # that the process has loaded. It freezes all of that itself when it has started.
             gc.freeze()
             self._engine = LLMEngine.from_engine_args(arguments)
         if self._pictures is not None:
@@ -182,25 +182,25 @@ class VllmEngine:
         self.sleep()
 
     def _form_of(self, model_folder: Path) -> MediaForm | None:
-        """How the model is shown pictures; None where it stays one of text.
+        """Return the format of the model's pictures; None for text only.
 
-        Whose tokens see ahead is shown none on a GPU (`data.picture_readers`).
+        Pictures with bidirectional attention are not supported on a GPU (`data.picture_readers`).
         """
         form = read_form(model_folder)
         return None if form is None or (form.sees_ahead and not self._on_cpu) else form
 
     def _make_room(self, arguments: EngineArgs, lora: LoraSpec) -> None:
-        """Ask for room for adapters beside the weights."""
+        """Reserve room for unmerged adapters."""
         arguments.enable_lora = True
         arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
         names = self._weights.adapter_names
         arguments.lora_target_modules = sorted({name.split(".")[-2] for name in names})
 
     def _give_tower(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        """Let the model see by the trainer's own tower."""
+        """Attach the trainer's vision tower to the model."""
         self._engine.apply_model(partial(give_tower, folder=folder, dtype=dtype, device=device))
         if self._pictures is not None and self._pictures.sees_ahead:
-            self._engine.apply_model(vllm_ahead.see_ahead)
+            self._engine.apply_model(vllm_bidirectional.make_bidirectional)
 
     @property
     def policy_version(self) -> int:
@@ -243,7 +243,7 @@ class VllmEngine:
                 raise
             self._counts.stepped()
             for output in outputs:
-                # With drafts a step draws several tokens, and a text may end before the last.
+                # With drafts a step adds several tokens, and a stop string may end before the last.
                 end = self._rows[output.request_id].end_by_text(output.outputs[0].token_ids)
                 if output.finished:
                     row = self._rows.pop(output.request_id)
@@ -285,7 +285,7 @@ class VllmEngine:
         self.reset_cache()
 
     def _but_of_tower(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Weights of the language model alone, once the tower has its own."""
+        """Yield the weights of the language model, after loading those of its tower."""
         if self._pictures is None:
             return iter(tensors)
         (tower,) = self._engine.apply_model(tower_of)
@@ -326,7 +326,7 @@ class VllmEngine:
         core.model_executor.shutdown()
         core.scheduler.shutdown()
         del self._engine, self._experts, self._judge, self._counts, core
-        # vLLM has looked for garbage, but its model runner, a cycle with weights, was none yet.
+        # vLLM has collected garbage, but its model runner, a cycle with weights, was none yet.
         gc.collect()
         parallel_state.destroy_model_parallel()
         if self._owns_world:
@@ -338,9 +338,9 @@ class VllmEngine:
     def _taken_out(
         self, request_id: str, reason: VllmFinishReason, end: int | None = None
     ) -> tuple[_Row, Finished]:
-        """End a request that vLLM would go on with; it keeps what was drawn."""
+        """End a request that vLLM would continue; it keeps what was generated."""
         row = self._rows.pop(request_id)
-        # vLLM drops what an aborted request has drawn; its record still holds it.
+        # vLLM drops an aborted request's tokens; its record still holds them.
         state = self._engine.output_processor.request_states[row.vllm_id]
         output = state.make_request_output([], None, reason, None)
         self._engine.abort_request([row.vllm_id], internal=True)
@@ -364,7 +364,7 @@ class VllmEngine:
             raise RolloutError(f"{what}: the engine cannot be used: {self._unusable}")
 
     def _finished(self, output: RequestOutput, end: int | None = None) -> Finished:
-        """What was drawn of a row, or as many tokens of it as come before a text that ends it."""
+        """Return a row's tokens, or those up to the stop string that ends it."""
         completion = output.outputs[0]
         reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length", "abort": "abort"}
         if completion.finish_reason not in reasons:

@@ -1,10 +1,10 @@
-"""Experts of mixtures in vLLM: which ones tokens went to, and those that a rank has, on the CPU.
+"""Expert routing in vLLM on CPUs: records the experts of tokens, and fixes expert parallelism.
 
-vLLM records the first by itself with its second model runner, which only GPUs have, and on the
-first rank of an engine, which usually is the one with a scheduler. Here each rank has a scheduler,
-and the first model runner is given what the second one has. Where experts are dealt to ranks,
-vLLM's kernels on the CPU take numbers of all experts for those of their own. Imported by
-vllm_engine alone, which first sets what vLLM reads while it is imported.
+vLLM records routing only with its second model runner, which only GPUs have, and on the first rank
+of an engine, usually the only one with a scheduler. Here each rank has a scheduler, and the first
+model runner gets the second one's attributes. With expert parallelism, vLLM's CPU kernels take
+global expert numbers for local ones. Imported by vllm_engine alone, which first sets what vLLM
+reads while it is imported.
 """
 
 from types import SimpleNamespace
@@ -20,7 +20,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 
 class _EachRank:
-    """In place of the ranks of an engine, where it is asked which one keeps the record."""
+    """Replaces the ranks of an engine in the question which of them keeps the record."""
 
     is_first_rank = True
 
@@ -37,9 +37,9 @@ def _compute_own(
     expert_map: Tensor | None,
     **others: Any,
 ) -> None:
-    """Compute the experts that a rank has: others count nothing, whichever number they are given.
+    """Compute only the experts of this rank, whatever number the kernel would give the others.
 
-    `expert_map`, (E,), has the number of each expert on this rank, or -1; None where all are here.
+    `expert_map`, (E,), has the number of each expert on this rank, or -1; None if all are here.
     """
     if expert_map is not None:
         own = expert_map[topk_ids]
@@ -55,7 +55,7 @@ CPUUnquantizedExperts.apply = _compute_own
 class ExpertRecorder:
     """Records experts around the steps of vLLM's first model runner, and adds them to its answers.
 
-    Steps are not drawn ahead of the answers there, so there is one at a time.
+    Steps are not scheduled asynchronously there, so there is one at a time.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -75,11 +75,11 @@ class ExpertRecorder:
         self._runner.sample_tokens = self._sample_tokens
 
     def close(self) -> None:
-        """End the thread that keeps what prefixes went through."""
+        """End the thread that stores the experts of cached prefixes."""
         self._record.close()
 
     def _execute_model(self, scheduled: Any, *arguments: Any) -> Any:
-        """Compute logits; tokens stand request by request, as the runner has these."""
+        """Compute logits; tokens are ordered by request, as in the runner."""
         self._record.begin_step(scheduled.aux_output_connector_metadata)
         output = self._execute(scheduled, *arguments)
         if output is None:  # there are some
@@ -97,12 +97,12 @@ class ExpertRecorder:
         return output
 
     def _sample_tokens(self, *arguments: Any) -> Any:
-        """Draw tokens, and tell the experts of those that were read."""
+        """Sample tokens, and return the experts of those that were read."""
         output = self._sample(*arguments)
         step, self._step = self._step, None
         if step is not None:
             drawn = np.array([len(tokens) for tokens in output.sampled_token_ids])
-            # A row keeps its guesses but for those behind the last token that it draws.
+            # A row keeps its drafts up to the last token that it samples.
             step.enqueue_cpu_copy(drawn, self._guesses + 1 - drawn)
             output.aux_output_connector_output = step.process_output()
         return output

@@ -1,7 +1,6 @@
-"""Qwen3.5 in vLLM: Qwen3-Next, whose matrices have their rows in another order.
+"""Qwen3.5 in vLLM, by its Qwen3-Next classes, whose matrices order their rows differently.
 
-vLLM's own class wants torchvision when it is imported, and has the same modules. Imported by
-vllm_pictures alone.
+vLLM's own class imports torchvision, and has the same modules. Imported by vllm_pictures alone.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +20,7 @@ _JOINED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a"
 def give_parts(
     model: Any, config: Any, decoder: type[nn.Module], vllm_config: VllmConfig, prefix: str
 ) -> None:
-    """Give a language model of vLLM's another decoder than its class has, and a head."""
+    """Replace the decoder and the head of a vLLM language model."""
     model.config = config
     model.model = decoder(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
     model.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
@@ -34,13 +33,13 @@ def give_parts(
 @support_torch_compile(
     dynamic_arg_dims={
         "input_ids": 0,
-        "positions": -1,  # of pictures in three rows
+        "positions": -1,  # positions of pictures, in three rows
         "intermediate_tensors": 0,
         "inputs_embeds": 0,
     }
 )
 class _Model(Qwen3NextModel):  # type: ignore[misc]
-    """Qwen3-Next's, whose tokens may have three positions."""
+    """Qwen3-Next's model with three position axes."""
 
 
 class UnjoinedQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
@@ -52,16 +51,16 @@ class UnjoinedQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
         give_parts(self, vllm_config.model_config.hf_text_config, _Model, vllm_config, prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Take weights under the names of Qwen3.5."""
+        """Load weights under the names of Qwen3.5."""
         loaded: set[str] = super().load_weights(_joined(weights, self.config))
         return loaded
 
 
 def _joined(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[str, Tensor]]:
-    """Weights with two matrices of each delta network in place of four.
+    """Yield weights with each delta network's four matrices merged into two.
 
-    Rows of these stand key head by key head: its query, its key, its values and their gates; and
-    what weights and decays of its values are made of.
+    Rows of these are ordered by key head: its query, its key, its values and their gates; and the
+    inputs of the write strengths and decays of its values.
     """
     waiting: dict[str, Tensor] = {}
     for name, tensor in weights:

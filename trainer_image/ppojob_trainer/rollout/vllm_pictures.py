@@ -1,4 +1,4 @@
-"""Pictures in vLLM: its language models of families that see, fed by the trainer's own tower.
+"""Pictures in vLLM: language models of vision families, fed by the trainer's own tower.
 
 Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
 """
@@ -40,32 +40,32 @@ from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next, give_parts
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
-    """What vLLM wants to know of pictures before one comes."""
+    """Limits of pictures, for vLLM."""
 
     def get_supported_mm_limits(self) -> Mapping[str, None]:
-        """As many as fit a prompt."""
+        """Return no limit but the prompt length."""
         return {"image": None}
 
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int]:
-        """A picture is shorter than the prompt that has it."""
+        """Return the most tokens of a picture: it is shorter than its prompt."""
         return {"image": seq_len}
 
 
 @dataclass(slots=True)
 class _PictureInputs:
-    """In place of a processor of vLLM's, which would need a tokenizer and torchvision."""
+    """Replaces vLLM's processor, which would need a tokenizer and torchvision."""
 
     info: _PictureInfo
     dummies: None
 
 
 class Seeing(SupportsMultiModal):  # type: ignore[misc]
-    """What the language model of a family that sees pictures has of the trainer's."""
+    """The trainer's vision tower, mixed into the language model of a vision family."""
 
     def embed_multimodal(self, *, picture: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
-        """Of pictures, whose encoded files are (bytes,) uint8, what the tower says of each."""
+        """Return the tower's embeddings of pictures, whose encoded files are (bytes,) uint8."""
         tower = tower_of(self)
         assert tower is not None, "it is given before the first request"
         return tower.seen([file.numpy().tobytes() for file in picture])
@@ -77,7 +77,7 @@ class Seeing(SupportsMultiModal):  # type: ignore[misc]
         *,
         is_multimodal: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings (t, h) of the next pass."""
+        """Return embeddings (t, h) of the next pass."""
         if isinstance(self, ToldGemma4):
             self.tell(input_ids, is_multimodal)
         embedded: Tensor = SupportsMultiModal.embed_input_ids(
@@ -87,10 +87,10 @@ class Seeing(SupportsMultiModal):  # type: ignore[misc]
 
 
 class ToldGemma4(Gemma4ForCausalLM):  # type: ignore[misc]
-    """Of Gemma 4 E2B and E4B, each layer of which is told of a token by an embedding of its own.
+    """Gemma 4 E2B and E4B, each layer of which has per-layer embeddings of tokens.
 
-    Of a token of a picture it is told what it is told of padding. That waits for the pass in one
-    place of fixed address, which graphs of GPUs read.
+    A picture token has those of padding. They are kept for the pass at one fixed address, which
+    CUDA graphs read.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
@@ -100,12 +100,12 @@ class ToldGemma4(Gemma4ForCausalLM):  # type: ignore[misc]
 
     @cached_property
     def _told(self) -> Tensor:
-        """(t, layers, w). See `_SeeingDeep`."""
+        """Return the buffer, (t, layers, w). See `_SeeingDeep`."""
         layers, width = self.config.num_hidden_layers, self.config.hidden_size_per_layer_input
         return self.model.embed_tokens.weight.new_zeros(self._most_tokens, layers, width)
 
     def tell(self, input_ids: Tensor, is_multimodal: Tensor | None) -> None:
-        """What layers are told of the tokens (t,) of the next pass."""
+        """Set the per-layer embeddings of the tokens (t,) of the next pass."""
         if is_multimodal is not None:
             shown = is_multimodal.to(input_ids.device)
             input_ids = input_ids.masked_fill(shown, self.config.pad_token_id)
@@ -126,14 +126,14 @@ class ToldGemma4(Gemma4ForCausalLM):  # type: ignore[misc]
 
 
 class _SeeingAxes(Seeing, SupportsMRoPE):  # type: ignore[misc]
-    """The same where tokens of pictures have three positions."""
+    """`Seeing` with three position axes for picture tokens."""
 
     def get_mrope_input_positions(
         self, input_tokens: Sequence[int], mm_features: Sequence[Any]
     ) -> tuple[Tensor, int]:
-        """(3, t), and how far ahead of their number the next token's is.
+        """Return (3, t) positions, and the offset of the next token's position from its index.
 
-        Behind the prompt are those tokens that a row, begun again, had drawn already.
+        After the prompt come the tokens that a restarted row had generated already.
         """
         own = torch.zeros(3, 1, dtype=torch.int64)
         if mm_features:
@@ -144,7 +144,7 @@ class _SeeingAxes(Seeing, SupportsMRoPE):  # type: ignore[misc]
 
 
 def _registered(kind: type[nn.Module]) -> type[nn.Module]:
-    """The same class, known to vLLM by its name."""
+    """Return the same class, registered with vLLM by its name."""
     MULTIMODAL_REGISTRY.register_processor(
         _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
     )(kind)
@@ -154,14 +154,14 @@ def _registered(kind: type[nn.Module]) -> type[nn.Module]:
 
 @cache
 def seeing(base: type[nn.Module], given: type[Seeing] = Seeing) -> type[nn.Module]:
-    """A class of vLLM's for language models, with the tower that the trainer has."""
+    """Return a vLLM language model class with the trainer's tower."""
     own = {"embed_input_ids": given.embed_input_ids}
     name = f"{given.__name__.lstrip('_')}{base.__name__}"
     return _registered(type(name, (base, given), own))
 
 
 class _Told:
-    """A decoder with something more behind its first layers."""
+    """A decoder with additional inputs after its first layers."""
 
     embed_input_ids: Any
     layers: Any
@@ -175,7 +175,7 @@ class _Told:
         inputs_embeds: Tensor | None = None,
         behind_layers: Tensor | None = None,
     ) -> Tensor:
-        """States (t, h); of `behind_layers` (t, d, h) each of the first d layers adds one."""
+        """Return states (t, h); the first d layers each add a part of `behind_layers` (t, d, h)."""
         states = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         residual = None
         for number, layer in enumerate(self.layers):
@@ -198,34 +198,33 @@ _compiled = support_torch_compile(
 
 @_compiled
 class _ToldQwen3(_Told, Qwen3Model):  # type: ignore[misc]
-    """Qwen3 so."""
+    """Qwen3 with such a decoder."""
 
 
 @_compiled
 class _ToldQwen3Moe(_Told, Qwen3MoeModel):  # type: ignore[misc]
-    """Its mixtures of experts."""
+    """Its mixture-of-experts model."""
 
 
 class _SeeingDeep(_SeeingAxes):
-    """What the language models of Qwen3-VL have, whose towers say more behind layers.
+    """The language model of Qwen3-VL, whose towers give deep features for the first layers.
 
-    vLLM's own needs torchvision when it is imported. As there, what the tower says for behind the
-    layers comes along with the embeddings, and waits for the pass in one place of fixed address,
-    which graphs of GPUs read.
+    vLLM's own imports torchvision. As there, the deep features come with the embeddings, and are
+    kept for the pass at one fixed address, which CUDA graphs read.
     """
 
     decoder: ClassVar[Any]
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """As `Qwen3ForCausalLM`, whose model is another."""
+        """As `Qwen3ForCausalLM`, with another model."""
         nn.Module.__init__(self)
         give_parts(self, vllm_config.model_config.hf_config, self.decoder, vllm_config, prefix)
         self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self._told = 0  # tokens at the beginning of `_behind_layers` that may not be zero
+        self._told = 0  # tokens at the beginning of `_behind_layers` that may be nonzero
 
     @cached_property
     def _behind_layers(self) -> Tensor:
-        """(t, d, h). Made by the first pass: what is made before, a sleeping engine gives up."""
+        """Return (t, d, h), allocated by the first pass: a sleeping engine drops earlier memory."""
         depth = self.config.picture_layers
         size = (self._most_tokens, depth, self.config.hidden_size)
         return self.model.embed_tokens.weight.new_zeros(size)
@@ -237,7 +236,7 @@ class _SeeingDeep(_SeeingAxes):
         *,
         is_multimodal: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings (t, h) of the next pass, which is also told what it adds behind layers."""
+        """Return embeddings (t, h) of the next pass, and store its deep features."""
         self._behind_layers[: self._told].zero_()
         width, said = self.config.hidden_size, multimodal_embeddings or ()
         self._told = len(input_ids) if said else 0
@@ -264,14 +263,14 @@ class _SeeingDeep(_SeeingAxes):
 
 @_registered
 class _SeeingQwen3(_SeeingDeep, Qwen3ForCausalLM):  # type: ignore[misc]
-    """The language model of Qwen3-VL, with the tower that the trainer has."""
+    """The language model of Qwen3-VL with the trainer's tower."""
 
     decoder = _ToldQwen3
 
 
 @_registered
 class _SeeingQwen3Moe(_SeeingDeep, Qwen3MoeForCausalLM):  # type: ignore[misc]
-    """That of its mixtures of experts."""
+    """Its mixture-of-experts model."""
 
     decoder = _ToldQwen3Moe
 
@@ -288,12 +287,12 @@ SEEING = {
     "glm4v": seeing(Glm4ForCausalLM, _SeeingAxes),
     "glm4v_moe": seeing(Glm4MoeForCausalLM, _SeeingAxes),
 }
-"""By the type of the language model, where tokens of pictures have three positions."""
+"""By type of the language model, for picture tokens with three position axes."""
 ModelRegistry.register_model(UnjoinedQwen3Next.__name__, UnjoinedQwen3Next)
 
 
 def prompt_of(request: Request, form: MediaForm | None) -> TokensInput | MultiModalInput:
-    """A request's prompt as vLLM takes it."""
+    """Return a request's prompt in vLLM's format."""
     ids = list(request.prompt)
     if not request.pictures:
         return tokens_input(ids)
@@ -301,11 +300,11 @@ def prompt_of(request: Request, form: MediaForm | None) -> TokensInput | MultiMo
     return mm_input(ids, *_shown(form, request.prompt, request.pictures, request.later))
 
 
-@lru_cache(maxsize=1)  # the samples of a prompt, which follow each other, hold its files once
+@lru_cache(maxsize=1)  # consecutive samples of a prompt share one copy of its files
 def _shown(
     form: MediaForm, prompt: tuple[int, ...], pictures: bytes, later: tuple[int, ...]
 ) -> tuple[Any, Any, Any]:
-    """Items, hashes and places of a prompt's pictures; caches tell these apart by their files."""
+    """Return items, hashes and places of a prompt's pictures; caches key them by file."""
     field = MultiModalBatchedField(keep_on_cpu=True)
     rows = torch.tensor(form.positions(prompt, pictures, later))
     positions = MultiModalFieldElem(rows, field)
@@ -320,7 +319,7 @@ def _shown(
 
 
 def _range(places: Sequence[int]) -> PlaceholderRange:
-    """A run of tokens with those in these places; others of it are text."""
+    """Return a range of tokens with those in these places; others in it are text."""
     first = places[0]
     seen = torch.zeros(places[-1] + 1 - first, dtype=torch.bool)
     seen[torch.tensor(places) - first] = True

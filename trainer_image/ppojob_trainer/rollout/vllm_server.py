@@ -1,7 +1,7 @@
-"""vLLM's server of OpenAI's interface, for a judge of the job's own: `python -m` with its options.
+"""vLLM's OpenAI-compatible server for the job's own judge: `python -m` with its options.
 
-It tells vLLM what the engines of a job are told too. What vLLM refuses before it has begun to load
-is refused again however often it is asked: the exit status says so.
+It applies the same corrections as the job's engines (`engine_corrections`). The exit status tells a
+refusal before loading, which would be repeated, from other failures.
 """
 
 import gc
@@ -22,16 +22,16 @@ def main() -> None:
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     from ppojob_trainer.models.vision_language import language_config
-    from ppojob_trainer.rollout import told_vllm
+    from ppojob_trainer.rollout import engine_corrections
 
     gc.freeze()
     gc.enable()
     cli_env_setup()
     args = make_arg_parser(FlexibleArgumentParser()).parse_args()
     validate_parsed_serve_args(args)
-    args.hf_overrides = told_vllm.served
+    args.hf_overrides = engine_corrections.served
     if current_platform.is_cpu():
-        operations = told_vllm.operations(language_config(args.model))
+        operations = engine_corrections.operations(language_config(args.model))
         if operations is not None:
             args.compilation_config.custom_ops = operations
         # The engine computes in its own process. vLLM would start one more for that, to bind its

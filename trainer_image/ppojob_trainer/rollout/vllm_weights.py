@@ -1,8 +1,8 @@
-"""How an engine of vLLM takes the trainer's weights: by its reload, and past it where that fails.
+"""Weight sync into a vLLM engine: by vLLM's reload, and around it where that fails.
 
 Imported by vllm_engine alone, which first sets what vLLM reads while it is imported. vLLM's reload
 replaces what comes through the loaders of its layers. Some models write past them, into tensors
-that are thrown away, and on the CPU some layers keep what they have packed before.
+that are thrown away, and on the CPU some layers keep their earlier packed copy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,26 +32,26 @@ from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
 from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
 from ppojob_trainer.rollout.protocol import RolloutError
 
-# The one set of adapters, which is in memory before the first request names it.
+# The only set of adapters, in memory before the first request names it.
 ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
 _SINKS = ".sinks"
-# Its files have gate and up in one matrix, and so that has one adapter; vLLM waits for two.
+# Its files have gate and up in one matrix with one adapter; vLLM expects two.
 Glm4ForCausalLM.packed_modules_mapping = {
     **Glm4ForCausalLM.packed_modules_mapping,
     "gate_up_proj": ["gate_up_proj"],
 }
-# It would hold the numbers of its activation in bfloat16, whatever type the weights are.
+# vLLM would keep the parameters of its activation in bfloat16, whatever the weights' dtype.
 _ACTIVATION = apertus.XIELU
 apertus.XIELU = lambda: _ACTIVATION(dtype=torch.get_default_dtype())
 
 
 class EngineWeights:
-    """The weights of an engine, and its adapters: what it has of the trainer's."""
+    """The weights and adapters of an engine."""
 
     def __init__(
         self, config: PreTrainedConfig, lora: LoraSpec | None, dtype: torch.dtype, *, on_cpu: bool
     ) -> None:
-        """Of a language model's configuration; an engine has no weights at first."""
+        """`config` is a language model's configuration; an engine has no weights at first."""
         self._names = checkpoint_names(config)
         self._lora = lora
         self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
@@ -59,13 +59,13 @@ class EngineWeights:
         self._mixture, self._model_type = mixture_in(config.to_dict()), config.model_type
         self._dtype, self._on_cpu = dtype, on_cpu
         self.are_there = False
-        """Whether the engine has been given such, and still has them."""
+        """Whether the engine has received weights, and still has them."""
 
     def take(self, engine: LLMEngine, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Load weights, if any come, and the adapters behind them.
+        """Load weights, if any come, and the adapters after them.
 
         Raises:
-            RolloutError: There are others than the model has, or too few.
+            RolloutError: Names are unknown or missing.
         """
         first = next(tensors, ("no tensor", torch.empty(0)))
         has_adapters_alone = self.are_there and is_adapter(first[0])
@@ -99,13 +99,13 @@ class EngineWeights:
     def _checked(
         self, tensors: Iterable[tuple[str, Tensor]], names: frozenset[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Cast on the way through; vLLM itself would only warn of missing names."""
+        """Cast while streaming, and check names; vLLM itself would only warn of missing names."""
         missing = set(names)
         for name, tensor in tensors:
             if name not in names and name != "lm_head.weight":
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
-            # vLLM multiplies adapters in place with how much they count; sinks go in last.
+            # vLLM scales adapters in place; attention sinks go in last.
             kind = torch.float32 if is_sent_float32(name) else self._dtype
             is_kept = is_adapter(name) or name.endswith(_SINKS)
             yield name, tensor.detach().to(kind, copy=is_kept)
@@ -118,7 +118,7 @@ class EngineWeights:
 def _weights_of(
     tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], sinks: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """The weights among tensors; adapters and sinks are put aside on the way."""
+    """Yield the weights among tensors; adapters and sinks are put aside."""
     for name, tensor in tensors:
         if is_adapter(name):
             adapters[name] = tensor
@@ -131,9 +131,9 @@ def _weights_of(
 def _by_expert(
     tensors: Iterable[tuple[str, Tensor]], mixture: Mixture | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """What experts are stacked in comes expert by expert, but for stacks that vLLM reads as such.
+    """Split stacked experts into single ones, except for stacks that vLLM reads as such.
 
-    Of one by one Granite's model reads those that all ranks of an engine have a part of alone.
+    Granite's model reads single ones only if all ranks of an engine have a part of each.
     """
     if mixture is None or not mixture.is_stacked or mixture.is_out_first:
         yield from tensors
@@ -153,12 +153,12 @@ def _by_expert(
 
 
 def _has_own_head(model: nn.Module) -> bool:
-    """Whether a model has an output head apart; a weight of two layers has the first one's name."""
+    """Whether a model has a separate output head; a tied weight has the first layer's name."""
     return any(name == HEAD for name, _ in model.named_parameters())
 
 
 def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """The embedding as the head too, which models of vLLM of some mixtures tie to none."""
+    """Yield the embedding as the head too: vLLM's models of some mixtures do not tie it."""
     for name, tensor in tensors:
         yield name, tensor
         if name == EMBEDDING:
@@ -166,9 +166,9 @@ def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Ten
 
 
 def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: int) -> None:
-    """Give the layers of a rank of an engine their sinks, (H,) each by its name in files.
+    """Set the attention sinks of an engine rank's layers, (H,) each by its name in files.
 
-    Kernels may have a copy in another type.
+    Kernels may have a copy in another dtype.
     """
     for name, whole in sinks.items():
         place = name.removesuffix(_SINKS).replace(".self_attn", ".attn")
@@ -178,7 +178,7 @@ def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: 
 
 
 def _set_adapters(model: Any, lora: LoraSpec, layers: str, tensors: Mapping[str, Tensor]) -> None:
-    """Put adapters in the place of those before; vLLM itself would read them from a folder."""
+    """Replace the adapters in memory; vLLM itself would read them from a folder."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     made = LoRAModel.from_lora_tensors(
         ADAPTERS.lora_int_id,
@@ -193,9 +193,9 @@ def _set_adapters(model: Any, lora: LoraSpec, layers: str, tensors: Mapping[str,
 
 
 def _forget_packed_experts(model: nn.Module) -> None:
-    """Let a reload pack experts, as vLLM does for those without a kernel yet.
+    """Make a reload pack experts, as vLLM does for those without a kernel yet.
 
-    Into the memory of packed weights (CPU only) it would write plain ones, which are then misread.
+    It would write plain weights into the memory of packed ones (CPU only), which are then misread.
     """
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
@@ -204,7 +204,7 @@ def _forget_packed_experts(model: nn.Module) -> None:
 
 
 def _name_loaders(model: nn.Module) -> None:
-    """Name loaders that are made of others, whose names vLLM's reload asks for (MiniMax-M2)."""
+    """Give names to partial loaders, which vLLM's reload asks for (MiniMax-M2)."""
     for weight in model.parameters():
         loader = getattr(weight, "weight_loader", None)
         if isinstance(loader, partial):
@@ -212,7 +212,7 @@ def _name_loaders(model: nn.Module) -> None:
 
 
 def _choose_by_bias(model: nn.Module) -> None:
-    """Let routers on the CPU choose by their bias, which vLLM reads there of groups alone."""
+    """Apply the routing bias on the CPU, where vLLM applies it only to grouped routing."""
     for module in model.modules():
         router: Any = getattr(module, "router", None)
         if isinstance(router, CPURouter) and router.e_score_correction_bias is not None:
@@ -222,9 +222,9 @@ def _choose_by_bias(model: nn.Module) -> None:
 
 
 def _renew_filters(model: nn.Module) -> None:
-    """Give layers of Mamba-2 the filters of their convolutions that a reload has packed.
+    """Give Mamba-2 layers the convolution filters that a reload has packed.
 
-    Packed ones (bfloat16 on the CPU) lie elsewhere than those that these layers read.
+    Packed ones (bfloat16 on the CPU) are at another address than these layers read.
     """
     for module in model.modules():
         unpacked = getattr(getattr(module, "conv1d", None), "_cpu_unpacked_conv_weight", None)
@@ -234,7 +234,7 @@ def _renew_filters(model: nn.Module) -> None:
 
 
 def _repack_tied_heads(model: nn.Module) -> None:
-    """Pack an output head again that shares the embedding's weight.
+    """Repack an output head that shares the embedding's weight.
 
     A reload rebuilds the layers that it is given tensors for. A tied head has none of its own: its
     weight is the embedding's and thus new, its packed copy (CPU only) is of the old one.

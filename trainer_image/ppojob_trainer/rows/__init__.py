@@ -1,1 +1,1 @@
-"""The rows of a step: what a rollout made, in flat unpadded columns."""
+"""Rows of a step, as flat columns without padding."""

@@ -1,4 +1,4 @@
-"""What a turn of a conversation began from: estimators compare turns that began from the same."""
+"""Turn anchors: the state before each turn, for estimators that compare turns of equal state."""
 
 import hashlib
 from collections.abc import Sequence
@@ -13,11 +13,11 @@ from ppojob_trainer.rows.experience import Experience
 
 
 def turn_anchors(rows: Experience) -> Tensor:
-    """Tell what was given right before each turn, (tokens,) int64.
+    """Return a hash of the tokens given right before each turn, (tokens,) int64.
 
     At the first token of a turn, which is a run of trained tokens, stands a hash of the tokens and
     pictures that were given since the turn before; 0 elsewhere. That of a row's first turn is the
-    hash of nothing: before it stands the prompt.
+    hash of nothing: only the prompt precedes it.
     """
     anchors = np.zeros(rows.response_tokens.numel(), np.int64)
     tokens, mask, begin = rows.response_tokens.numpy(), rows.mask.numpy(), 0
@@ -35,7 +35,7 @@ def _tell(
     mask: npt.NDArray[np.bool_],
     pictures: Sequence[LaterPicture],
 ) -> None:
-    """Write those of a row."""
+    """Write the anchors of a row."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     before = 0
     for begin, end in edges.reshape(-1, 2).tolist():

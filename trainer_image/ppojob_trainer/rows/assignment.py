@@ -1,16 +1,16 @@
-"""Which rank computes which group, so that all are done at about the same time. Pure.
+"""Load balancing: assigns groups to ranks so that all finish at about the same time. Pure.
 
 A cost is work in units in which one token of attention context counts 1.
 
-A transformer does `2 W` operations a token in its weight matrices (`W` weights in all) and, in
-each of its `n` layers, `4 w` operations for every pair of a token and a token of its context (`w` =
+A transformer does `2 W` operations a token in its weight matrices (`W` weights in all) and, in each
+of its `n` layers, `4 w` operations for every pair of a token and a token of its context (`w` =
 heads times head size; two matrix products). So a row of `L` tokens costs
 
     2 W L + 4 n w L^2  =  4 n w (a L + L^2),    a = W / (2 n w).
 
-verl's constant 24576 is `a` of a model of 7 billion weights: hidden size `h` = 4096, `w = h`,
-`W = 12 n h^2`, no output layer counted: `a = 6 h`. The square is computed whole, as our attention
-does; a kernel that leaves the future out would double `a`.
+verl's constant 24576 is `a` of a model of 7 billion weights: hidden size `h` = 4096, `w = h`, `W =
+12 n h^2`, no output layer counted: `a = 6 h`. The square is computed whole, as our attention does;
+a causal kernel would double `a`.
 """
 
 import heapq
@@ -24,7 +24,7 @@ _Share = tuple[int, tuple[int, ...]]  # cost and items of a part
 
 
 def assign(costs: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Divide items over parts so that the dearest part is cheap.
+    """Partition items so that the most expensive part is cheap.
 
     The largest differencing method (Karmarkar and Karp, The differencing method of set
     partitioning, UC Berkeley report UCB/CSD 82/113, 1982), in its form for many parts: two
@@ -53,10 +53,10 @@ def assign(costs: Sequence[int], parts: int) -> tuple[int, ...]:
 
 
 def assign_kinds(costs: Sequence[int], kinds: Sequence[int], parts: int) -> tuple[int, ...]:
-    """Divide items over parts so that of each kind the dearest part is cheap, as `assign` does.
+    """Partition items so that the most expensive part of each kind is cheap, as `assign` does.
 
-    The dearest share of a kind goes to the part that has least of the kinds before it, so that no
-    part is empty where there are at least as many items.
+    The most expensive share of a kind goes to the part that has least of the kinds before it, so
+    that no part is empty if there are at least as many items.
     """
     assigned, totals = [0] * len(costs), [0] * parts
     for kind in sorted({*kinds}):
@@ -90,7 +90,7 @@ def _largest_differencing(costs: Sequence[int], parts: int) -> list[_Share]:
 
 
 def _greedy(costs: Sequence[int], parts: int) -> list[_Share]:
-    """The dearest item first, always to the cheapest part."""
+    """Assign the most expensive item first, always to the cheapest part."""
     heap = [(0, part) for part in range(parts)]
     items: list[tuple[int, ...]] = [()] * parts
     for item in sorted(range(len(costs)), key=lambda item: -costs[item]):
@@ -101,10 +101,10 @@ def _greedy(costs: Sequence[int], parts: int) -> list[_Share]:
 
 
 def linear_cost(sizes: Sizes) -> int:
-    """The cost `a` of a token in the weight matrices of a model.
+    """Return the cost `a` of a token in the weight matrices of a model.
 
-    Beside it stands attention, of the layers that have it: what linear attention costs is small.
-    The output layer counts for every token, though prompt tokens do not pass through it.
+    It excludes attention; linear attention costs little. The output layer counts for every token,
+    though prompt tokens do not pass through it.
     """
     blocks = sum(
         prod(shape)
@@ -119,9 +119,9 @@ def linear_cost(sizes: Sizes) -> int:
 def group_cost(
     prompt_length: int, lengths: Sequence[int], linear: int, *, share_prompts: bool = True
 ) -> int:
-    """The cost of a group; an integer, so that it is the same on every machine.
+    """Return the cost of a group; an integer, so that it is the same on every machine.
 
-    `linear` is the `a` of `linear_cost`. The prompt is computed once for all rows, or once a row.
+    `linear` is the `a` of `linear_cost`. The prompt is computed once for all rows, or once per row.
     """
     rows = sum(_row_cost(prompt_length + length, linear) for length in lengths)
     if not share_prompts:
@@ -130,7 +130,7 @@ def group_cost(
 
 
 def group_costs(index: BatchIndex, linear: int, *, share_prompts: bool = True) -> list[int]:
-    """(groups,) the cost of every group of a batch."""
+    """Return (groups,) the cost of every group of a batch."""
     return [
         group_cost(prompt, index.group_lengths(p), linear, share_prompts=share_prompts)
         for p, prompt in enumerate(index.prompt_lengths)

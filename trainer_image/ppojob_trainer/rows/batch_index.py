@@ -1,8 +1,8 @@
-"""The index of a batch: sizes and owners of its rows, known to everybody, with no token in it.
+"""Batch index: sizes and owners of a batch's rows, known to all ranks, without tokens.
 
-The controller sends it with the requests of a step. All that is planned (who computes what, which
-rows move where, how many bytes that is) follows from it by pure functions, so every rank comes to
-the same plan without asking anybody.
+The controller sends it with the requests of a step. All plans (which rank computes what, which rows
+move where, how many bytes) follow from it by pure functions, so every rank computes the same plan
+without communication.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class BatchIndex(msgspec.Struct, frozen=True):
     picture_bytes: tuple[int, ...] = ()
     # (rows,) bytes of those that each row was shown behind it; empty likewise
     later_picture_bytes: tuple[int, ...] = ()
-    # (groups,) number of the reference's model that reads each; empty where it has one for all
+    # (groups,) number of the reference model that reads each; empty if there is one for all
     teachers: tuple[int, ...] = ()
     # (rows,) tokens of what the reference reads in the place of each row's prompt; empty where it
     # reads the prompts
@@ -35,56 +35,56 @@ class BatchIndex(msgspec.Struct, frozen=True):
 
     @property
     def num_groups(self) -> int:
-        """Number of prompts."""
+        """Return the number of prompts."""
         return len(self.prompt_lengths)
 
     def group_lengths(self, position: int) -> tuple[int, ...]:
-        """(samples,) tokens of each response of a group."""
+        """Return (samples,) tokens of each response of a group."""
         return self.lengths[position * self.samples : (position + 1) * self.samples]
 
     @property
     def later_bytes(self) -> tuple[int, ...]:
-        """(groups,) bytes of the pictures that all rows of each were shown behind the prompt."""
+        """Return (groups,) bytes of the pictures after the prompt, over all rows of each."""
         return self._of_groups(self.later_picture_bytes)
 
     @property
     def teacher_prompt_tokens(self) -> tuple[int, ...]:
-        """(groups,) tokens of what the reference reads in the place of the prompts of its rows."""
+        """Return (groups,) tokens that the reference reads in place of its rows' prompts."""
         return self._of_groups(self.teacher_prompt_lengths)
 
     @property
     def response_tokens(self) -> tuple[int, ...]:
-        """(groups,) tokens of all responses of each group: its share of a per-token column."""
+        """Return (groups,) response tokens of each group: its share of a per-token column."""
         return tuple(sum(self.group_lengths(position)) for position in range(self.num_groups))
 
     @property
     def total_tokens(self) -> tuple[int, ...]:
-        """(groups,) prompt and response tokens; the prompt counts once a row, as in verl."""
+        """Return (groups,) prompt and response tokens; a prompt counts once per row, as in verl."""
         prompts = (length * self.samples for length in self.prompt_lengths)
         return tuple(map(sum, zip(prompts, self.response_tokens, strict=True)))
 
     def tokens_by_part(self, parts_of_groups: Sequence[int], parts: int) -> list[int]:
-        """(parts,) `total_tokens` of the groups of each part."""
+        """Return (parts,) `total_tokens` of the groups of each part."""
         sums = [0] * parts
         for part, tokens in zip(parts_of_groups, self.total_tokens, strict=True):
             sums[part] += tokens
         return sums
 
     def owned_by(self, rank: int) -> tuple[int, ...]:
-        """Batch positions of the groups of a rank, in batch order."""
+        """Return the batch positions of a rank's groups, in batch order."""
         return tuple(p for p, owner in enumerate(self.owners) if owner == rank)
 
     def parts_for(self, places: int) -> int:
-        """Into how many equal parts groups are cut, so that there is one for each place.
+        """Return into how many equal parts groups are split, so that there is one for each place.
 
-        1 where there are as many groups. Else the smallest divisor of their rows that is enough;
-        where none is, every row is a part.
+        1 if there are as many groups. Else the smallest sufficient divisor of their rows; without
+        one, every row is a part.
         """
         divisors = (n for n in range(1, self.samples + 1) if self.samples % n == 0)
         return next((n for n in divisors if n * self.num_groups >= places), self.samples)
 
     def cut(self, parts: int) -> BatchIndex:
-        """The index of the same rows in the same order, each group as so many, of equal rows."""
+        """Return the index of the same rows, in order, with groups split into equal parts."""
         return BatchIndex(
             prompt_lengths=_each(self.prompt_lengths, parts),
             lengths=self.lengths,
@@ -97,7 +97,7 @@ class BatchIndex(msgspec.Struct, frozen=True):
         )
 
     def select(self, positions: Sequence[int]) -> BatchIndex:
-        """The index of some groups, in the given order, as a batch of their own."""
+        """Return the index of some groups, in the given order, as a batch of their own."""
         return BatchIndex(
             prompt_lengths=tuple(self.prompt_lengths[p] for p in positions),
             lengths=tuple(n for p in positions for n in self.group_lengths(p)),
@@ -110,13 +110,13 @@ class BatchIndex(msgspec.Struct, frozen=True):
         )
 
     def _of_rows(self, values: tuple[int, ...], positions: Sequence[int]) -> tuple[int, ...]:
-        """Those of the rows of some groups, of values of all rows or none."""
+        """Return the values of some groups' rows, from those of all rows or none."""
         return tuple(
             v for p in positions for v in values[p * self.samples : (p + 1) * self.samples]
         )
 
     def _of_groups(self, values: tuple[int, ...]) -> tuple[int, ...]:
-        """(groups,) sums of values of all rows; 0 of none."""
+        """Return (groups,) sums of values of all rows; 0 for none."""
         return tuple(sum(self._of_rows(values, (p,))) for p in range(self.num_groups))
 
 

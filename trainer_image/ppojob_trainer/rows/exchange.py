@@ -1,9 +1,9 @@
-"""Rows on their way between ranks: whole groups, straight from their owners, by a plan.
+"""Row exchange between ranks: whole groups, directly from their owners, by a plan.
 
-Between two members travels one flat buffer: column after column, each with the groups in batch
+Each pair of members exchanges one flat buffer: column after column, each with the groups in batch
 order. Both ends know the plan, the sizes (from the index) and the dtypes, so there is no header.
-What stays where it is never touches the link. Every member of the link calls these functions, those
-that neither hold nor need a group as well. Bits arrive as they were sent.
+Rows that stay never touch the link. Every member of the link calls these functions (collective),
+also those that neither hold nor need a group. Bits arrive as they were sent.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import COLUMN_DTYPES, Experience
 
 ROLLOUT_COLUMNS = ("response_tokens", "mask", "rollout_logprobs", "context_starts")
-"""Per-token columns that every row has from its birth; they travel with it always."""
+"""Per-token columns that every row has from generation on; they are always moved with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +36,19 @@ class TransferPlan:
 
     @property
     def reversed(self) -> TransferPlan:
-        """The way back."""
+        """Return the plan of the way back."""
         return TransferPlan(self.destinations, self.sources)
 
     def held_by(self, member: int) -> tuple[int, ...]:
-        """Batch positions of what a member has before, in batch order."""
+        """Return the batch positions that a member holds before, in batch order."""
         return tuple(position for position, place in enumerate(self.sources) if place == member)
 
     def needed_by(self, member: int) -> tuple[int, ...]:
-        """Batch positions of what a member has after, in batch order."""
+        """Return the batch positions that a member needs, in batch order."""
         return self.reversed.held_by(member)
 
     def outgoing(self, member: int) -> dict[int, list[int]]:
-        """What a member sends: destination -> batch positions; nothing to itself."""
+        """Return what a member sends: destination -> batch positions; nothing to itself."""
         found: dict[int, list[int]] = {}
         for position in self.held_by(member):
             if self.destinations[position] != member:
@@ -56,22 +56,22 @@ class TransferPlan:
         return found
 
     def incoming(self, member: int) -> dict[int, list[int]]:
-        """What a member receives: source -> batch positions; nothing from itself."""
+        """Return what a member receives: source -> batch positions; nothing from itself."""
         return self.reversed.outgoing(member)
 
 
 _Column = tuple[Tensor, Sequence[int]]
-"""Values of the groups that this member holds, in batch order; (groups,) entries of every group."""
+"""Values of the groups of this member, in batch order; (groups,) entries of every group."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Route:
-    """What one member does in an exchange; all numbers are batch positions, in batch order."""
+    """One member's part in an exchange; all numbers are batch positions, in batch order."""
 
-    held: Sequence[int]  # what it has before
-    needed: Sequence[int]  # what it has after
-    outgoing: Mapping[int, Sequence[int]]  # what it sends to each other member
-    incoming: Mapping[int, Sequence[int]]  # what each other member sends to it
+    held: Sequence[int]  # held before
+    needed: Sequence[int]  # needed after
+    outgoing: Mapping[int, Sequence[int]]  # sent to each other member
+    incoming: Mapping[int, Sequence[int]]  # received from each other member
 
     @classmethod
     def of(cls, plan: TransferPlan, member: int) -> _Route:
@@ -90,14 +90,14 @@ def move_rows(
     experience: Experience | None,
     columns: Sequence[str] = (),
 ) -> Experience:
-    """Bring rows to where they are needed.
+    """Move rows to the members that need them.
 
     Args:
         link: between all members that the plan names.
         index: of the whole batch, as the plan is.
         plan: where its groups are, and where they are needed.
         experience: the rows of the groups that this member holds, in batch order; None for none.
-        columns: optional columns that come along, such as `old_logprobs`.
+        columns: optional columns to include, such as `old_logprobs`.
 
     Returns:
         The groups that this member needs, in batch order, as an experience of its own.
@@ -109,17 +109,17 @@ def move_rows(
     return _moved(link, index, _Route.of(plan, link.member), experience, columns)
 
 
-def hand_on(
+def broadcast_rows(
     link: Link,
     index: BatchIndex,
     positions: Sequence[int],
     experience: Experience | None,
     columns: Sequence[str] = (),
 ) -> Experience:
-    """Give all ranks of a data-parallel coordinate the rows that its leader has.
+    """Broadcast a leader's rows to all ranks of its data-parallel coordinate.
 
     The link is between those ranks, the leader first, which has the rows at `positions` of the
-    batch, where the others have none. Raises as `move_rows`.
+    batch; the others have none. Raises as `move_rows`.
     """
     leads = link.member == 0
     if link.size == 1 and experience is not None:
@@ -140,7 +140,7 @@ def _moved(
     experience: Experience | None,
     columns: Sequence[str],
 ) -> Experience:
-    """The rows that this member needs, by its route."""
+    """Return the rows that this member needs, by its route."""
     _check_rows(index, route.held, experience)
     prompts = [] if experience is None else experience.prompts
     taught = [] if experience is None else experience.teacher_prompts
@@ -185,12 +185,12 @@ def return_columns(
     staged: Experience | None,
     owned: Experience | None,
 ) -> None:
-    """Take columns that a stage has filled in back to the owners of the rows.
+    """Return columns that a stage has filled in to the owners of the rows.
 
     Args:
         link: between all members that the plan names.
         index: of the whole batch.
-        plan: by which `move_rows` brought the rows to the stage; it is gone backwards.
+        plan: the plan by which `move_rows` moved the rows to the stage; it is reversed.
         columns: such as `ref_logprobs` or `values`.
         staged: the rows of the stage at this member; None for none.
         owned: the rows that this member owns, whose columns are set; None for none.
@@ -210,7 +210,7 @@ def return_columns(
 
 
 def gather_columns(link: Link, index: BatchIndex, columns: Sequence[Tensor]) -> list[Tensor]:
-    """Give every rank of a role the per-token columns of the whole batch.
+    """All-gather the per-token columns of the whole batch over a role's ranks.
 
     Estimators with batch statistics see every row, in the same order under any layout, and so give
     the same bits. Columns are (tokens of this rank's groups,), and come back as (tokens of the
@@ -229,13 +229,13 @@ def gather_columns(link: Link, index: BatchIndex, columns: Sequence[Tensor]) -> 
 
 
 def own_tokens(index: BatchIndex, rank: int, column: Tensor) -> Tensor:
-    """This rank's part of a per-token column of the whole batch, in batch order."""
+    """Return this rank's part of a per-token column of the whole batch, in batch order."""
     segments = _split(column, index.response_tokens, range(index.num_groups))
     return _concatenated([segments[p] for p in index.owned_by(rank)], column.dtype)
 
 
 def _move(link: Link, route: _Route, columns: Sequence[_Column]) -> list[Tensor]:
-    """Exchange segments of the columns; each column of what this member needs."""
+    """Exchange segments of the columns; return each column's part for this member."""
     segments = [
         dict(zip(route.held, _split(values, sizes, route.held), strict=True))
         for values, sizes in columns
@@ -258,7 +258,7 @@ def _move(link: Link, route: _Route, columns: Sequence[_Column]) -> list[Tensor]
     for member, positions in route.incoming.items():
         parts = torch.split_with_sizes(received[member], incoming[member])
         for (values, sizes), of_column, part in zip(columns, segments, parts, strict=True):
-            # The copy begins at an address that suits the dtype; the part may not.
+            # The copy is aligned for the dtype; the part may not be.
             arrived = part.clone().view(values.dtype).view(-1, *values.shape[1:])
             of_column.update(zip(positions, _split(arrived, sizes, positions), strict=True))
     return [
@@ -268,7 +268,7 @@ def _move(link: Link, route: _Route, columns: Sequence[_Column]) -> list[Tensor]
 
 
 def _entries(index: BatchIndex, name: str) -> Sequence[int]:
-    """(groups,) how many entries of a column each group has."""
+    """Return (groups,) how many entries of a column each group has."""
     return index.prompt_lengths if name == "prompt_experts" else index.response_tokens
 
 
@@ -298,7 +298,7 @@ def _values(experience: Experience | None, name: str) -> Tensor:
 
 
 def _check_rows(index: BatchIndex, positions: Sequence[int], experience: Experience | None) -> None:
-    """Refuse rows that are not those of the index, before sizes disagree on the wire."""
+    """Refuse rows that differ from the index, before sizes disagree on the wire."""
     expected = index.select(positions)
     prompts = () if experience is None else tuple(experience.prompt_lengths.tolist())
     lengths = () if experience is None else tuple(experience.lengths.tolist())

@@ -1,8 +1,8 @@
-"""Experience: the rows of one step in flat columns, and how rows are taken out of it.
+"""Experience: the rows of one step in flat columns, and selections of rows.
 
 A *row* is one response to one prompt; the rows of one prompt are its *group*. Per-token columns
-hold the tokens of all responses one after the other in row order, with no padding: token `t` of row
-`i` is at `offsets[i] + t`. Prompts are kept once a group, however many rows answer them. Everything
+hold the tokens of all responses concatenated in row order, with no padding: token `t` of row `i` is
+at `offsets[i] + t`. Prompts are stored once per group, however many responses they have. Everything
 is in host memory; a forward pass moves what it needs.
 """
 
@@ -19,7 +19,7 @@ from torch import Tensor
 
 @dataclass(slots=True)
 class Experience:
-    """What a step knows about its rows; stages fill in the optional columns.
+    """The rows of a step; stages fill in the optional columns.
 
     Shapes: `rows` responses of `tokens` tokens in all, answering `groups` prompts.
     """
@@ -42,7 +42,7 @@ class Experience:
     # (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None  # (tokens,) float32, log pi_ref(a_t|s_t)
-    # (tokens,) float32, of the policy before the update; None where nobody asks
+    # (tokens,) float32, of the policy before the update; None if unused
     entropies: Tensor | None = None
     # (tokens,) float32, squared probabilities of the policy before the update, summed up over
     # the vocabulary; None likewise
@@ -70,7 +70,7 @@ class Experience:
     returns: Tensor | None = None  # (tokens,) float32, R_t
     # (tokens,) bool, what of the mask the updates train on; None for all of it
     update_mask: Tensor | None = None
-    # (tokens,) bool, at every token whether its row scored well; None where nobody asks
+    # (tokens,) bool, at every token whether its row scored well; None if unused
     positives: Tensor | None = None
     # (tokens, layers, k) int16, experts that each token goes to as the input of every layer, where
     # passes are to take these; None where their routers choose
@@ -95,57 +95,57 @@ class Experience:
 
     @property
     def num_rows(self) -> int:
-        """Number of responses."""
+        """Return the number of responses."""
         return int(self.lengths.numel())
 
     @property
     def num_groups(self) -> int:
-        """Number of prompts."""
+        """Return the number of prompts."""
         return len(self.prompts)
 
     @property
     def num_tokens(self) -> int:
-        """Number of response tokens, trained or not."""
+        """Return the number of response tokens, trained or not."""
         return int(self.response_tokens.numel())
 
     @property
     def drawn(self) -> Tensor:
-        """(tokens,) bool: what is trained and was drawn."""
+        """Return (tokens,) bool: trained tokens that the policy generated."""
         return self.mask if self.given is None else self.mask & ~self.given
 
     @property
     def offsets(self) -> Tensor:
-        """(rows + 1,) int64: where each row's tokens start; the last entry is `num_tokens`."""
+        """Return (rows + 1,) int64: the start of each row's tokens; the last is `num_tokens`."""
         return torch.cat([self.lengths.new_zeros(1), self.lengths.cumsum(0)])
 
     @property
     def token_rows(self) -> Tensor:
-        """(tokens,) int64: the row of each token."""
+        """Return (tokens,) int64: the row of each token."""
         return torch.repeat_interleave(torch.arange(self.num_rows), self.lengths)
 
     @property
     def prompt_lengths(self) -> Tensor:
-        """(groups,) int64: tokens of each prompt."""
+        """Return (groups,) int64: the number of tokens of each prompt."""
         return torch.tensor([prompt.numel() for prompt in self.prompts], dtype=torch.int64)
 
     def token_index(self, rows: Tensor) -> Tensor:
-        """(tokens of these rows,) int64: their positions in the flat columns, row after row."""
+        """Return (tokens of these rows,) int64: their positions in the flat columns, row by row."""
         return _index(self.lengths, rows)
 
     def prompt_index(self, groups: Tensor) -> Tensor:
-        """(tokens of these prompts,) int64: their positions among the tokens of all prompts."""
+        """Return (tokens of these prompts,) int64: their positions among all prompts' tokens."""
         return _index(self.prompt_lengths, groups)
 
     def read_by(self, teacher: int) -> Tensor:
-        """(rows,) bool: which rows a model of the reference reads, by its number."""
+        """Return (rows,) bool: the rows that a reference model reads, by its number."""
         if not self.teachers:
             return torch.ones(self.num_rows, dtype=torch.bool)
         return torch.tensor(self.teachers)[self.row_groups] == teacher
 
     def as_reference_reads(self) -> Experience:
-        """The same responses as the reference reads them: its prompts, its own routers' choices.
+        """Return the same responses as the reference reads them: its prompts, its own routing.
 
-        A group is divided into one for each of the prompts that the reference reads in it.
+        A group is split into one for each of the prompts that the reference reads in it.
         """
         rows = replace(self, teacher_prompts=[], experts=None, prompt_experts=None)
         if not self.teacher_prompts:
@@ -168,10 +168,10 @@ class Experience:
         )
 
     def cut(self, parts: int) -> Experience:
-        """The same rows, each group as so many groups of equal rows, one after the other.
+        """Return the same rows with each group split into so many groups of equal rows.
 
-        Groups lie one after the other, with equally many rows, which the number of parts divides.
-        Every part has the prompt.
+        Groups are consecutive, with equally many rows, which the number of parts divides. Every
+        part has the prompt.
         """
         groups = torch.arange(self.num_groups).repeat_interleave(parts)
         rows = self.num_rows // max(1, len(groups))
@@ -186,7 +186,7 @@ class Experience:
         )
 
     def select(self, rows: Tensor | Sequence[int]) -> Experience:
-        """The given rows, in the given order, as an experience of their own.
+        """Return the given rows, in the given order, as an experience of their own.
 
         Prompts that no row answers are left out; the others keep the order in which the rows first
         name them.
@@ -220,14 +220,14 @@ class Experience:
 
 
 def _index(lengths: Tensor, chosen: Tensor) -> Tensor:
-    """Positions of the tokens of some pieces, piece after piece, where all lie so."""
+    """Return the positions of the tokens of some consecutive pieces, piece by piece."""
     ends, own = lengths.cumsum(0), lengths[chosen]
     starts = (ends - lengths)[chosen] - (own.cumsum(0) - own)
     return torch.repeat_interleave(starts, own) + torch.arange(int(own.sum()))
 
 
 def joined(parts: Sequence[Experience]) -> Experience:
-    """Rows one after the other; all parts have the same columns."""
+    """Concatenate rows; all parts have the same columns."""
     groups = list(itertools.accumulate((part.num_groups for part in parts), initial=0))
     columns: dict[str, Any] = {
         name: torch.cat([getattr(part, name) for part in parts])
@@ -261,10 +261,10 @@ _OTHERS = frozenset(
     )
 )
 TOKEN_COLUMNS = tuple(one.name for one in fields(Experience) if one.name not in _OTHERS)
-"""Names of the columns with one entry a response token."""
+"""Names of the columns with one entry per response token."""
 
 ROUTER_COLUMNS = ("prompt_experts", "experts")
-"""Which experts tokens go to; those of prompts have one entry a token of each group's prompt."""
+"""Routing of tokens to experts; those of prompts have one entry per token of each prompt."""
 
 COLUMN_DTYPES = {
     **dict.fromkeys(TOKEN_COLUMNS, torch.float32),

@@ -1,8 +1,7 @@
-"""Rows on the disk: a parquet folder a step, which people read, and of which a step is done again.
+"""Row files: a parquet folder per step, for people to read and for replay.
 
-A folder holds all that was generated and said of the rows, so whoever reads it back needs neither
-rollout engine nor reward function: token ids, what the sampler drew them with, where they come from
-and every score.
+A folder holds all that was generated and scored, so a reader needs neither rollout engine nor
+reward function: token ids, their log-probabilities, their origin and every score.
 """
 
 from collections import Counter
@@ -32,7 +31,7 @@ _SEGMENT: Final = pa.struct(
 _VERSION: Final = "segments.list.element.version"
 _PICTURE: Final = pa.struct([("start", pa.int32()), ("file", pa.large_binary())])
 _GROUP_ROWS: Final = 16
-"""Of a part with pictures: who wants some rows reads few others."""
+"""Rows per group of a part with pictures: a reader of some rows reads few others."""
 SCHEMA: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -103,12 +102,12 @@ _TOKENS: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
-    """What the loop has to know of rows that are read back, in row order; (rows,) each.
+class RowMetadata:
+    """The metadata of recorded rows, in row order; (rows,) each.
 
-    `lengths` are of responses, `values` and `figures` are JSON; the latter are empty for rows of
-    one turn; `versions` are tokens by the version of the weights that drew them;
-    `later_picture_bytes` are of the pictures that rows were shown behind their prompts.
+    `lengths` are of responses, `values` and `figures` are JSON; the latter are empty for
+    single-turn rows; `versions` are token counts by version of the generating weights;
+    `later_picture_bytes` are of the pictures after the prompts.
     """
 
     lengths: list[int]
@@ -121,7 +120,7 @@ class Verdicts:
 
 
 def write_part(folder: Path, part: int, table: pa.Table) -> Path:
-    """Write a part; one that is written again replaces the old one.
+    """Write a part; a part that is written again replaces the old one.
 
     Raises:
         StorageError: the disk refused.
@@ -136,13 +135,13 @@ def write_part(folder: Path, part: int, table: pa.Table) -> Path:
 
 
 def truth_cells(truth: Json) -> dict[str, str | bool | None]:
-    """The cells of a ground truth, text or any other JSON."""
+    """Return the cells of a ground truth, text or any other JSON."""
     text = None if truth is None else plain_text(truth)
     return {"ground_truth": text, "truth_is_json": not isinstance(truth, str | None)}
 
 
 def with_values(schema: pa.Schema, kinds: Mapping[str, ValueKind]) -> pa.Schema:
-    """A schema with a column behind it for each value of scorers."""
+    """Return a schema with a further column for each value of scorers."""
     of_values = [pa.field(_value_column(name), _VALUE_TYPES[kind]) for name, kind in kinds.items()]
     return pa.schema([*schema, *of_values])
 
@@ -150,7 +149,7 @@ def with_values(schema: pa.Schema, kinds: Mapping[str, ValueKind]) -> pa.Schema:
 def value_cells(
     values: Mapping[str, float | str], kinds: Mapping[str, ValueKind]
 ) -> dict[str, float | str]:
-    """The cells of what scorers said of a row."""
+    """Return the cells of the scorers' values of a row."""
     return {
         _value_column(name): plain_text(value) if kinds[name] == "text" else value
         for name, value in values.items()
@@ -158,12 +157,12 @@ def value_cells(
 
 
 def _value_column(name: str) -> str:
-    """The column of a value; names that are columns' already get one of their own."""
+    """Return the column of a value; a name that is already a column's gets another one."""
     return f"reward_extra/{name}" if name in SCHEMA.names else name
 
 
 def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write what became of a step's rows; nobody needs it to go on, so it is not synced.
+    """Write rewards and advantages of a step's rows; not synced, since no resume reads it.
 
     Raises:
         StorageError: the disk refused.
@@ -177,15 +176,15 @@ def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
         durable.raise_storage_error(path, "write", error)
 
 
-def read_verdicts(parts: Iterable[Path]) -> Verdicts:
-    """All rows of a step without their tokens.
+def read_row_metadata(parts: Iterable[Path]) -> RowMetadata:
+    """Read all rows of a step without their tokens.
 
     Raises:
         OSError, pyarrow.ArrowException: a part cannot be read.
     """
     columns = _read(parts, _VERDICT).to_pydict()
     scores = columns["score"]
-    return Verdicts(
+    return RowMetadata(
         lengths=columns["response_tokens"],
         truncated=columns["truncated"],
         scores=scores,
@@ -197,12 +196,12 @@ def read_verdicts(parts: Iterable[Path]) -> Verdicts:
 
 
 def later_pictures(cell: list[dict[str, Any]] | None) -> tuple[LaterPicture, ...]:
-    """The pictures of a row out of the column of this name."""
+    """Return the pictures of a row from the column of this name."""
     return tuple(LaterPicture(**one) for one in cell or ())
 
 
 def has_given(part: Path) -> bool:
-    """Whether some responses of a part were given (`OF_DATA`), by what its footer says.
+    """Whether some responses of a part were given (`OF_DATA`), by its footer.
 
     Raises:
         OSError, pyarrow.ArrowException: it cannot be read.
@@ -223,7 +222,7 @@ def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
-    """Rows `[first, last)` in order: their columns of tokens.
+    """Read the token columns of rows `[first, last)` in order.
 
     Raises:
         OSError, pyarrow.ArrowException: a part cannot be read.

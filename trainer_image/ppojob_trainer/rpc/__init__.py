@@ -1,5 +1,5 @@
-"""Control RPC: ZeroMQ with CURVE, msgpack by schema, request ids that make a call safe to repeat.
+"""Control RPC: ZeroMQ with CURVE, msgpack by schema, request ids that make retries safe.
 
-No tensor passes here. Layers, low to high: `wire` (frames), `keys` (who is who), `methods` (every
+No tensor is sent here. Layers, low to high: `wire` (frames), `keys` (key pairs), `methods` (every
 call with its types, limits and callers), `server` (which does work once), `client`.
 """

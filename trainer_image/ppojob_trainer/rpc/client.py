@@ -1,9 +1,9 @@
-"""The client side: calls to many peers at once, repeated until answered or given up.
+"""RPC client: calls to many peers at once, retried until answered or given up.
 
-A call is sent again every few seconds under the same request id, so that a lost message or a
-connection that broke costs nothing; the server recognises it. While it waits, the caller's
-`watch` runs: it is what notices that a role is lost and raises. Calls that are started may be
-waited for later, with other calls between.
+A call is sent again every few seconds under the same request id, so that a lost message or a broken
+connection does no harm; the server recognises it. During a wait the caller's `watch` runs: it
+notices that a role is lost, and raises. A started call may be waited for later, with other calls in
+between.
 """
 
 import contextlib
@@ -34,7 +34,7 @@ _REPEAT_SECONDS = 5.0
 _WATCH_SECONDS = 0.5
 _WAIT_MILLISECONDS = int(_WATCH_SECONDS * 500)
 _AWAKE_SECONDS = 200e-6
-"""A short call is answered before a thread that sleeps could be woken: so long one stays awake."""
+"""Time of busy waiting: a short call is answered before a sleeping thread would wake."""
 _CONNECT_MILLISECONDS = 2_000
 _HEARTBEAT_MILLISECONDS = 5_000
 _SILENT_MILLISECONDS = 20_000
@@ -66,7 +66,7 @@ class CallTimeout(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Peer:
-    """Somebody to call: a name for messages, an address, and the role whose key it must have."""
+    """A peer: a name for messages, an address, and the role whose key it must have."""
 
     name: str
     host: str
@@ -128,16 +128,16 @@ class Pending(Generic[Answer]):
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of work that was given to peers, and of its answers: bodies and headers.
+    """Bytes of work requests to peers and of their answers: bodies and headers.
 
-    Questions are left out: how often one looks after others is a matter of time, not of work.
+    Questions are left out: how often others are polled depends on time, not on work.
     """
 
     sent: int = 0
     received: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """They depend on what was sent again, and so on time."""
+        """Return the metrics, which depend on retries, and so on time."""
         return {
             "rpc/sent_bytes": float(self.sent),
             "rpc/received_bytes": float(self.received),
@@ -146,7 +146,7 @@ class Traffic:
 
 @dataclass
 class Caller:
-    """Makes calls from one thread.
+    """Makes calls, from one thread.
 
     Attributes:
         attempt: the controller's attempt, 0 for other roles.
@@ -172,13 +172,13 @@ class Caller:
         self._context.term()
 
     def forget(self, peer: Peer) -> None:
-        """Drop the connection to a peer that has gone."""
+        """Drop the connection to a peer that is gone."""
         socket = self._sockets.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)
 
     def call(self, call: Call[Answer], watch: Callable[[], None] | None = None) -> Answer:
-        """One call; see `call_all`."""
+        """Make one call; see `call_all`."""
         return self.call_all([call], watch)[0]
 
     def call_all(
@@ -190,7 +190,7 @@ class Caller:
     def start(self, calls: Sequence[Call[Answer]]) -> Pending[Answer]:
         """Make the calls at once, and wait for none.
 
-        At most one of them may be under way for each peer and method.
+        At most one call may be in flight for each peer and method.
 
         Raises:
             CallRefused: a request is larger than its method takes.
@@ -205,9 +205,9 @@ class Caller:
     def wait(
         self, pending: Pending[Answer], watch: Callable[[], None] | None = None
     ) -> list[Answer]:
-        """Wait for calls that were started; answers in the order of the calls.
+        """Wait for started calls; returns answers in the order of the calls.
 
-        Calls that were started before and are still under way are kept alive as well.
+        Earlier calls that are still in flight are kept alive as well.
 
         They are given up when this raises. `watch` runs about twice a second; what it raises ends
         the wait.
@@ -216,7 +216,7 @@ class Caller:
             CallRefused: a peer answered with an error; the first one is told.
             CallTimeout: a peer is silent beyond the deadline.
         """
-        # One socket alone waits in its own receiving, which is quicker than a poller.
+        # A single socket waits in its own receive call, which is quicker than a poller.
         sockets = {self._socket(item.call.peer) for item in self._underway.values()}
         poller = _poller_of(sockets) if len(sockets) > 1 else None
         if len(sockets) == 1:
@@ -241,7 +241,7 @@ class Caller:
             self.give_up(pending)
 
     def give_up(self, pending: Pending[Any]) -> None:
-        """Wait no longer for calls; what they have begun goes on at the peers."""
+        """Stop waiting for calls; what they have begun continues at the peers."""
         for number in pending._numbers:
             self._underway.pop(number, None)
 
@@ -267,7 +267,7 @@ class Caller:
 
     def _send(self, item: _Underway) -> None:
         socket = self._socket(item.call.peer)
-        with contextlib.suppress(zmq.Again):  # a full queue; it is sent again in any case
+        with contextlib.suppress(zmq.Again):  # a full queue; it is retried in any case
             socket.send(item.header, zmq.SNDMORE | zmq.NOBLOCK)
             socket.send(item.body, zmq.NOBLOCK)
         if item.call.method.once:
@@ -275,11 +275,11 @@ class Caller:
 
     def _check_deadline(self, item: _Underway, now: float) -> None:
         if now >= item.deadline:
-            self.forget(item.call.peer)  # its successor must not get what it was sent
+            self.forget(item.call.peer)  # its successor must not get its requests
             raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
 
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
-        """Take one answer, waiting a moment for it; an answer that is not awaited is dropped."""
+        """Receive one answer, waiting a moment for it; an answer that is not awaited is dropped."""
         try:
             header_frame = socket.recv()
         except zmq.Again:
@@ -320,7 +320,7 @@ class Caller:
 
 
 def _wait_awake(socket: "zmq.Socket[bytes]") -> None:
-    """Look for an answer for a moment, without sleep."""
+    """Poll for an answer for a moment, without sleep."""
     until = time.monotonic() + _AWAKE_SECONDS
     while time.monotonic() < until and not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
         pass
@@ -338,7 +338,7 @@ def _ready(poller: zmq.Poller) -> "list[zmq.Socket[bytes]]":
 
 
 def _check_size(call: Call[Any], size: int) -> None:
-    """Refuse what a server would drop together with the connection, and so never answer."""
+    """Refuse a request that a server would drop together with the connection, unanswered."""
     limit = call.method.limit_bytes
     if size > limit:
         message = f"got a request of {size} bytes: it would not be read; at most {limit}"

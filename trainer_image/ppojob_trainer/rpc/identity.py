@@ -1,8 +1,4 @@
-"""What a pod runs, as it tells the controller, and whether all pods of a job run the same.
-
-Images and volumes are the platform's: a node may hold an older image of the same tag, a volume of
-its own another model in the same place. Nothing would fail then, and the weights would be wrong.
-"""
+"""Pod identity: checks that all pods of a job run the same code, config and models."""
 
 import hashlib
 from collections.abc import Sequence
@@ -25,10 +21,10 @@ class PodIdentity(msgspec.Struct, frozen=True):
 
     Attributes:
         config: digest of the run, and of what decides its weights.
-        models: digests of the folders that the pod reads, by their paths; without those that
-            cannot be read; None until it has looked at them all, so that it is asked again.
-        native_bfloat16: whether its processor multiplies bfloat16 natively, on which the types of
-            numbers depend that the job leaves open.
+        models: digests of the folders that the pod reads, by their paths, without unreadable ones;
+            None until it has read them all, so that it is asked again.
+        native_bfloat16: whether its processor multiplies bfloat16 natively, which decides data
+            types that the job leaves open.
     """
 
     code: str
@@ -38,17 +34,17 @@ class PodIdentity(msgspec.Struct, frozen=True):
 
 
 def code_digest() -> str:
-    """Digest of the program that is installed here."""
+    """Return the digest of the program that is installed here."""
     record = distribution("ppojob").read_text("RECORD") or ""
     return program_digest(ppojob_trainer.version(), record)
 
 
 def program_digest(version: str, record: str) -> str:
-    """SHA-256, in hex, of the sources of a program, as its wheel lists them.
+    """Return the SHA-256, in hex, of the sources of a program, as its wheel lists them.
 
-    A working tree has no such list: its version alone counts, since it changes under its developer.
+    A working tree has no such list: only its version counts, since it changes under its developer.
 
-    `record` is the text of its RECORD: a file a line, with its digest, in an order that is the
+    `record` is the text of its RECORD: a file a line, with its digest. The order is the
     installer's, who adds lines of its own (https://packaging.python.org/en/latest/specifications/
     recording-installed-packages/).
     """
@@ -61,17 +57,17 @@ def program_digest(version: str, record: str) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """SHA-256, in hex, of what may not differ between the pods of a run.
+    """Return the SHA-256, in hex, of settings that must not differ between the pods of a run.
 
-    Loggers, limits and the length of the run may: they can be changed while it goes on, and a pod
-    that is made again then reads the new ones.
+    Loggers, limits and the length of the run may differ: they can be changed during the run, and a
+    recreated pod then reads the new ones.
     """
     return hashlib.sha256(config.uid.encode() + config.trajectory_json()).hexdigest()
 
 
 @dataclass
 class Agreement:
-    """Remembers what the pods run, and admits those that run the same.
+    """Stores the identities of pods, and admits those that agree.
 
     The digests, and whether the processor multiplies bfloat16 natively, are the controller's.
     """
@@ -82,7 +78,7 @@ class Agreement:
     _models: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> list[str]:
-        """Take pods in, which may have been made again since they were seen last.
+        """Admit pods, which may have been recreated since they were last seen.
 
         Returns those that have not read their models yet, which are to be asked again.
 

@@ -1,9 +1,4 @@
-"""CURVE key pairs, one a role: who may speak, and who is speaking.
-
-A pod mounts one folder: `role.key` (its own secret, mode 0600) and `public.json` (role -> public
-key of every role). A server lets in only keys that it knows and tells its handlers which role a
-message came from.
-"""
+"""CURVE key pairs, one per role, for authentication and authorisation."""
 
 import json
 import os
@@ -32,15 +27,15 @@ class KeyRing:
     public: dict[str, bytes]
 
     def role_of(self, public_key: bytes) -> str | None:
-        """The role that a public key belongs to, or None."""
+        """Return the role that a public key belongs to, or None."""
         return next((role for role, key in self.public.items() if key == public_key), None)
 
 
 def write_key_folders(root: Path, roles: tuple[str, ...]) -> None:
-    """Make a fresh key pair a role and write `root/<role>/` for each.
+    """Generate a key pair per role and write `root/<role>/` for each.
 
     Raises:
-        FileExistsError: a folder is there already; keys are never written over.
+        FileExistsError: a folder is there already; keys are never overwritten.
     """
     pairs = {role: zmq.curve_keypair() for role in roles}
     public = json.dumps({role: pair[0].decode() for role, pair in pairs.items()}, sort_keys=True)
@@ -55,7 +50,7 @@ def write_key_folders(root: Path, roles: tuple[str, ...]) -> None:
 
 
 def read_key_ring(folder: Path, role: str) -> KeyRing:
-    """Read what a pod of `role` mounts.
+    """Read the keys that a pod of `role` mounts.
 
     Raises:
         ConfigError: a file is missing or is not a key.

@@ -1,7 +1,7 @@
-"""Every method of the control RPC, with its types, its limits and who may call it.
+"""Method table of the control RPC: types, limits and allowed callers.
 
-A method with `once=True` is work: its request id makes repeating it safe, since the answer is kept
-for this step and the last, until the job is rewound. The others are questions that change nothing.
+A method with `once=True` is work: its request id makes retries safe, since the answer is kept for
+this step and the last, until the job rewinds. The others are questions that change nothing.
 """
 
 from dataclasses import dataclass
@@ -54,9 +54,9 @@ class Method(Generic[Request, Answer]):
 
 
 PICTURES_BYTES = 2_048 * MEBI
-"""Of prompts in a request: those of a whole validation, with their pictures."""
+"""Limit of the prompts in a request: those of a whole validation, with their pictures."""
 GENERATING_ROLES = frozenset({"actorRollout", "rollout"})
-"""Whose ranks generate, and call tools for that."""
+"""Roles whose ranks generate, and run tool calls for that."""
 
 STATUS = Method("status", Nothing, pods.PodStatus, once=False, deadline_seconds=10)
 IDENTITY = Method("identity", Nothing, PodIdentity, once=False)
@@ -84,13 +84,13 @@ PUT_TEXTS = Method(
     limit_bytes=256 * MEBI,
     once=False,
 )
-"""No work, though it changes something: taken in beside work, and safe to repeat by its name."""
+"""No work, though it changes state: handled beside work, and a retry is safe by its name."""
 SCORE = Method("score", scoring.Score, scoring.Scored, limit_bytes=256 * MEBI)
 SCORE_BY_MODEL = Method(
     "score_by_model", scoring.ScoreByModel, scoring.ModelScored, limit_bytes=256 * MEBI
 )
 ACT = Method("act", agents.Act, agents.Acted, callers=GENERATING_ROLES, has_attempt=False)
-"""Its callers are not told when the role is started again; each attempt of it can answer."""
+"""Its callers do not notice a restart of the role; each attempt of it can answer."""
 PLACE_ROWS = Method("place_rows", rows.PlaceRows, Nothing)
 REPROMPT = Method("reprompt", rows.Reprompt, rows.Reprompted)
 OPEN_CHANNEL = Method("open_channel", rows.OpenChannel, Nothing)
@@ -99,7 +99,7 @@ MOVE_COLUMNS = Method("move_columns", rows.MoveColumns, Nothing)
 CUT_CHANNEL = Method("cut_channel", rows.CutChannel, Nothing, once=False, deadline_seconds=5)
 FORWARD = Method("forward", training.Forward, PassStatistics)
 BARRIER = Method("barrier", Nothing, Nothing)
-"""Nothing to do: done when all that was asked before is."""
+"""No work of its own: done when all earlier requests are."""
 ADVANTAGES = Method("advantages", training.Advantages, training.Advantaged)
 UPDATE = Method("update", training.Update, PassStatistics)
 WRITE_ROWS = Method("write_rows", rows.WriteRows, saving.Saved, limit_bytes=256 * MEBI)
@@ -115,4 +115,4 @@ ANSWER_POINTS = {
     for work in list(vars().values())
     if isinstance(work, Method) and work.once
 }
-"""The failpoints before and behind handing out the answer of one method's work."""
+"""The failpoints before and after sending the answer of one method's work."""

@@ -1,10 +1,10 @@
-"""The server side: one thread listens to the wire, the process's main thread does the work.
+"""RPC server: one thread handles the network, the process's main thread does the work.
 
-So a rank answers questions while its engine generates. The main thread hands its answers to the
-wire itself, since a hand-over between threads costs as much as all else that this file does; the
-two take turns at the socket. Every message is checked in this order:
-known key (by CURVE, before a byte of ours is read), method, caller's role, size, schema, fencing by
-the controller's attempt, the role's own attempt; only then does a handler see it.
+So a rank answers questions while its engine generates. The main thread sends its answers itself,
+since a hand-over between threads costs as much as everything else in this file; the two share the
+socket under a lock. Every message is checked in this order: known key (by CURVE, before our code
+reads a byte), method, caller's role, size, schema, fencing by the controller's attempt, the role's
+own attempt; only then does a handler see it.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 _KINDS = {ChannelLost: ErrorKind.CHANNEL_LOST, StorageError: ErrorKind.STORAGE}
 """Failures that the caller distinguishes."""
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""What a decoder raises for bytes that no client of ours has sent."""
+"""Decoder errors for bytes that no client of ours has sent."""
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
 _READABLE = int(zmq.POLLIN)
@@ -52,10 +52,10 @@ Handler = Callable[[Any], Outcome]
 
 @dataclass(frozen=True)
 class Route:
-    """A method and what does it; the handler of a question must not block.
+    """A method and its handler; the handler of a question must not block.
 
-    A handler of work may answer with a future: the main thread takes other work meanwhile, and the
-    caller hears when it is done.
+    A handler of work may return a future: the main thread takes other work meanwhile, and the
+    caller is answered when it is done.
     """
 
     method: Method[Any, Any]
@@ -81,12 +81,12 @@ class _Refusal(Exception):  # noqa: N818 - a message that is refused is no fault
 
 @dataclass(slots=True)
 class _Entry:
-    """One piece of work: who waits for it and, once done, its answer.
+    """One request for work: its waiting callers and, once done, its answer.
 
     Attributes:
         digest: of the request's method and body.
-        waiting: (connection, call number) of everybody who asked.
-        answer: encoded body, or None while the work is under way.
+        waiting: (connection, call number) of each caller.
+        answer: encoded body, or None while the work is in progress.
     """
 
     method: str
@@ -96,11 +96,11 @@ class _Entry:
 
 
 class _AnswerStore:
-    """The answers of this step and the last, by request id.
+    """The answers of this step and the last, by request id (idempotency).
 
-    A controller that died, or lost a connection, asks again with the same id. Work that is done is
-    answered from here; work under way is joined; nothing is done twice. What was done before a job
-    went back to a checkpoint is never asked for again.
+    A restarted controller, or one that lost a connection, retries with the same id. Finished work
+    is answered from here; work in progress is joined; nothing is done twice. Work from before a
+    rewind is never asked for again.
     """
 
     def __init__(self) -> None:
@@ -110,10 +110,10 @@ class _AnswerStore:
     def ask(
         self, request: RequestId, method: str, body: memoryview, waiter: tuple[bytes, int]
     ) -> tuple[_Entry, bool]:
-        """Note that somebody asks; returns the entry and whether the work is new.
+        """Register a request; returns the entry and whether the work is new.
 
         Raises:
-            _Refusal: the id is known with another method or body: the step is not what it was.
+            _Refusal: the id is known with another method or body: the step has changed.
         """
         hashed = hashlib.blake2b(method.encode() + b"\0", digest_size=16)
         hashed.update(body)
@@ -134,7 +134,7 @@ class _AnswerStore:
         return entry, False
 
     def keep(self, request: RequestId, answer: bytes, *, is_error: bool) -> _Entry:
-        """Keep the answer of work that is done; errors are answered but not kept."""
+        """Store the answer of finished work; errors are sent but not stored."""
         entry = self._entries[request]
         entry.answer = answer
         if is_error:
@@ -142,7 +142,7 @@ class _AnswerStore:
         return entry
 
     def _forget_before(self, rewinds: int, step: int) -> None:
-        """Drop answers from before a rewind or a step; work under way stays."""
+        """Drop answers from before a rewind or a step; work in progress stays."""
         if (rewinds, step) <= self._kept_from:
             return
         self._kept_from = (rewinds, step)
@@ -234,13 +234,13 @@ class RpcServer:
         os.close(self._stop_out)
 
     def _put_late(self, item: _Work, outcome: Future[Any]) -> None:
-        """Have the main thread answer work whose future is done."""
+        """Queue the answer of work whose future is done, for the main thread."""
         self._work.put(replace(item, act=outcome.result))
 
     def _outcome(
         self, route: Route, act: Callable[[], Outcome]
     ) -> tuple[bytes, bool] | Future[Any]:
-        """An answer and whether it is an error, or the future of one."""
+        """Return an answer and whether it is an error, or the future of one."""
         try:
             outcome = act()
             return outcome if isinstance(outcome, Future) else (encode(outcome), False)
@@ -264,15 +264,15 @@ class RpcServer:
                 return
 
     def _hand_over(self, accepted: list[_Work]) -> None:
-        """Give work to the main thread; late, so that it does not wake to wait for this one."""
+        """Pass work to the main thread, as the last action: it must not wait for this thread."""
         for item in accepted:
             self._work.put(item)
 
     def _receive_all(self) -> list[_Work]:
-        """Take the messages that are there and answer the questions; returns new work.
+        """Receive the available messages and answer the questions; returns new work.
 
-        The descriptor tells of a message only once, and any use of the socket may be what hears
-        it; so both threads look again before they release the lock.
+        The descriptor signals a message only once, and any use of the socket may consume the
+        signal; so both threads check again before they release the lock.
         """
         accepted = []
         while int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:

@@ -1,8 +1,4 @@
-"""Frames on the wire: a small header and a body, both msgpack by schema.
-
-A message is two ZeroMQ frames, `[header, body]`. Nothing is pickled. A frame that does not match
-its schema, or is larger than the method allows, is answered with a `bad_request` and goes nowhere.
-"""
+"""Wire format: two frames, a small header and a body, both msgpack by schema."""
 
 import itertools
 from collections.abc import Sequence
@@ -12,19 +8,19 @@ from typing import Final
 import msgspec
 
 CHUNK_BYTES: Final = 64 << 20
-"""Far below what a method reads at most, so that an entry may be several times as large."""
+"""Chunk size: far below each method's limit, so that an entry may be several times as large."""
 
 
 class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Which piece of work a call asks for; never random, so a repeated call is recognised.
+    """Identifies a piece of work; never random, so a retry is recognised.
 
     Attributes:
-        attempt: attempt of the role that is asked; a role that lost a rank gets the next one. 0
-            where the method takes a request of any.
+        attempt: attempt of the called role; a role that lost a rank gets the next one. 0 if the
+            method accepts requests of any attempt.
         step: step of the loop, from 1; 0 for what happens before the first step.
         stage: name of the stage, such as `update` or `validation/generate`.
         index: mini-batch or chunk within the stage.
-        rewinds: how often the job went back to a checkpoint; a step that is run again is new work.
+        rewinds: number of rewinds to a checkpoint; a repeated step is new work.
     """
 
     attempt: int
@@ -35,11 +31,11 @@ class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
 
 
 class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What stands before the body of a request.
+    """Header of a request.
 
     Attributes:
-        call: number of the call on this connection; the answer carries it back.
-        caller_attempt: attempt of the controller that calls; a lower one than seen is fenced off.
+        call: number of the call on this connection, repeated in the answer.
+        caller_attempt: attempt of the calling controller; a lower one than seen is fenced off.
         request_id: present for work that must be done once, absent for questions.
     """
 
@@ -68,14 +64,14 @@ class ErrorKind(StrEnum):
 
 
 class AnswerHeader(msgspec.Struct, frozen=True, array_like=True):
-    """What stands before the body of an answer; `error` tells that the body is a `Failure`."""
+    """Header of an answer; with `error` the body is a `Failure`."""
 
     call: int
     error: bool = False
 
 
 class Failure(msgspec.Struct, frozen=True):
-    """Body of an answer that is an error."""
+    """Body of an error answer."""
 
     kind: ErrorKind
     message: str
@@ -83,26 +79,26 @@ class Failure(msgspec.Struct, frozen=True):
 
 
 class Nothing(msgspec.Struct, frozen=True):
-    """The body of a request or an answer that says nothing more."""
+    """An empty body."""
 
 
 _ENCODER = msgspec.msgpack.Encoder()
 
 
 def encode(value: msgspec.Struct) -> bytes:
-    """The msgpack bytes of a header or a body."""
+    """Encode a header or a body as msgpack."""
     return _ENCODER.encode(value)
 
 
 def chunks(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> list[tuple[int, int]]:
-    """Cut a list that may be too large for one request into runs `[first, last)` of entries.
+    """Split a list that may be too large for one request into ranges `[first, last)` of entries.
 
     Args:
-        sizes: bytes of each entry as it is encoded.
-        chunk_bytes: of a run; an entry that is larger by itself is a run of its own.
+        sizes: bytes of each encoded entry.
+        chunk_bytes: limit of a range; a larger entry is a range of its own.
 
     Returns:
-        The runs; none for an empty list.
+        The ranges; none for an empty list.
     """
     edges = [0]
     filled = 0

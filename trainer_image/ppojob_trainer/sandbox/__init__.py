@@ -1,1 +1,1 @@
-"""Runs programs that nobody vouches for: code of responses now, tools of agents later."""
+"""Sandbox for untrusted programs, such as code of responses."""

@@ -1,4 +1,4 @@
-"""Runs untrusted programs in this machine's sandbox, or in a service that the job names."""
+"""Execution of untrusted programs, in this machine's sandbox or in the job's service."""
 
 import errno
 import math

@@ -1,4 +1,4 @@
-"""What a sandboxed process does: it confines itself for good, then runs the program.
+"""Entry of a sandboxed process: it confines itself irrevocably, then runs the program.
 
 `ppojob_trainer.sandbox.process` hands the text of this file to a new interpreter, with a message
 on a pipe. Nothing of the program is compiled or run before `_confine` is done, and nothing that it

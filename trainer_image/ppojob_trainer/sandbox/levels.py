@@ -1,4 +1,4 @@
-"""How well this machine can isolate a program."""
+"""Isolation levels of the sandbox that this machine supports."""
 
 import ctypes
 import enum

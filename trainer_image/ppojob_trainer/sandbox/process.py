@@ -1,4 +1,4 @@
-"""One untrusted program: what it is, what came of it, and the process that it runs in."""
+"""Untrusted program: its input, its result, and its process."""
 
 import contextlib
 import io

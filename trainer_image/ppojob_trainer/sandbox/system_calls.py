@@ -1,4 +1,4 @@
-"""The system calls that a sandboxed program may make; the kernel refuses all others.
+"""Seccomp filter of the sandbox: allowed system calls; the kernel refuses all others.
 
 What is here computes, waits, starts threads and reads files that are open to it. What is missing is
 the point: no sockets, no processes and programs, no signals to anybody, no other process's memory,

@@ -1,4 +1,4 @@
-"""One process of a pod: started, watched by its heartbeat, ended."""
+"""Child process of a pod: start, heartbeat watch, end."""
 
 import contextlib
 import logging
@@ -24,7 +24,7 @@ class Child:
     Args:
         silent_seconds: without a heartbeat for this long it counts as silent.
         startup_seconds: the same for the first one: it loads its program before it.
-        forks: forks it; None, or where that fails, it is started by itself.
+        forks: forks it; without one, or if that fails, it is started as a new process.
     """
 
     def __init__(
@@ -61,16 +61,16 @@ class Child:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether it got something done for good."""
+        """Whether it reported progress."""
         return self._heartbeat.has_progressed
 
     @property
     def is_silent(self) -> bool:
-        """Whether it runs but gives no sign of life."""
+        """Whether it runs without heartbeats."""
         return self._silent and self.exit_code is None
 
     def watch(self) -> None:
-        """Take in what it said, and whether it has ended."""
+        """Read its heartbeats, and whether it has ended."""
         now = time.monotonic()
         self._heartbeat.read(now)
         self._process.poll()
@@ -80,13 +80,13 @@ class Child:
 
     @property
     def _patience(self) -> tuple[str, float]:
-        """How long it may be silent, and the field that says so."""
+        """Return its heartbeat timeout, and the field that sets it."""
         if self._heartbeat.has_begun:
             return "livenessSeconds", self._silent_seconds
         return "startupSeconds", self._startup_seconds
 
     def state(self) -> RankState:
-        """What is known of it."""
+        """Return its state."""
         if self.exit_code is not None:
             name = "exited"
         elif self._silent:
@@ -102,7 +102,7 @@ class Child:
                 self._process.send_signal(number)
 
     def dump_stacks(self) -> None:
-        """Have it write the stacks of all its threads to the log, if it still can."""
+        """Make it write the stacks of all its threads to the log, if it still can."""
         self.signal(signal.SIGUSR1)
         time.sleep(_STACK_DUMP_SECONDS)
 
@@ -114,7 +114,7 @@ class Child:
         self._heartbeat.close()
 
     def describe_loss(self) -> str:
-        """Why it counts as lost, in one line."""
+        """Return why it counts as lost, in one line."""
         state = self.state()
         who = f"{self._name} (pid {self.pid})"
         if self.is_silent:

@@ -1,10 +1,4 @@
-"""Processes of a fork server (`ppojob_trainer.fork_server`), as whoever orders them sees them.
-
-One connection is one process. A supervisor, or the runner, sends an order with two or three
-descriptors: standard output, standard error, and the heartbeat pipe of what has one. The server
-answers with the process id, and a descriptor of the process, once it has forked, and with
-the exit status at the end. It kills it when the connection closes.
-"""
+"""Client of the fork server (`ppojob_trainer.fork_server`): forked processes for a supervisor."""
 
 import contextlib
 import hashlib
@@ -48,7 +42,7 @@ class Order:
 
 
 def rank_variables(threads: int) -> dict[str, str]:
-    """What every rank on this machine is told, besides what it inherits."""
+    """Return the environment that every rank on this machine gets, besides the inherited one."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
@@ -86,7 +80,7 @@ def suits(folder: Path, environment: Mapping[str, str]) -> bool:
 
 
 def _facts(environment: Mapping[str, str]) -> dict[str, object]:
-    """What must be the same for a server and for who asks it.
+    """Return what a server and its client must have in common.
 
     A process group cannot be entered from another session, and Python reads relative paths of
     modules (an empty one is the working directory) once, where it starts.

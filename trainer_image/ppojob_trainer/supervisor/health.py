@@ -1,9 +1,4 @@
-"""What a pod says of itself over HTTP: for probes, for Prometheus, and of how it ended.
-
-Read-only and without secrets: process ids, states and sizes, no prompt, no reward. The supervisor
-asks the kernel at each scrape: a rank that hangs or computes could not answer, and is the one to
-look at.
-"""
+"""Health endpoint of a pod over HTTP: probes, Prometheus metrics, and its end status."""
 
 import os
 from collections.abc import Callable, Iterator

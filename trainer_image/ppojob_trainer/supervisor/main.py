@@ -1,4 +1,4 @@
-"""`ppojob_trainer supervise`: the process that a pod's container runs."""
+"""`ppojob_trainer supervise`: the main process of a pod's container."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.05
 
 
 def plan_of(environment: PodEnvironment) -> PodPlan:
-    """What this pod runs, from the run configuration; pure but for the inherited environment."""
+    """Return what this pod runs, from the run configuration; pure except for the environment."""
     timeouts = environment.config.spec.timeouts
     if environment.role == "controller":
         ranks, first_rank, threads, gpus = 1, 0, 1, 0
@@ -64,7 +64,7 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
 
 
 def supervise() -> int:
-    """Run the pod until it is told to end; answers the exit status of the container."""
+    """Run the pod until it is told to end; return the exit status of the container."""
     environment = read_pod_environment()
     pod = Pod(plan_of(environment))
     ends_by_sigterm = pod.is_controller or environment.parent_pid is None
@@ -134,7 +134,7 @@ def fetch(environment: PodEnvironment) -> Future[RunConfig]:
 
 
 def exit_status(status: PodStatus) -> int:
-    """That of the container, which is its controller's: one that had to be killed has failed."""
+    """Return the container's exit status: its controller's; a killed one has failed."""
     if status.exit_code is not None:
         return status.exit_code
     return contract.EXIT_FAILED if status.role == "controller" else contract.EXIT_DONE
@@ -150,9 +150,9 @@ def _wait_for_controller(pod: Pod) -> None:
 
 
 class OwnIdentity:
-    """What this pod tells of itself: from memory, since storage may make its reader wait.
+    """The pod's identity, read from memory, since a slow disk must not block the reader.
 
-    `read` gives the digest of a folder.
+    `read` returns the digest of a folder.
     """
 
     def __init__(
@@ -168,11 +168,11 @@ class OwnIdentity:
         )
 
     def tell(self) -> PodIdentity:
-        """What is known by now; never waits, and may be asked from any thread."""
+        """Return what is known so far; never waits, and may be called from any thread."""
         return self._known
 
     def read_models(self) -> None:
-        """Look at the files of this pod, once; for a thread of its own."""
+        """Read the files of this pod, once; for a thread of its own."""
         models = {}
         for path in self._folders:
             try:
@@ -183,7 +183,7 @@ class OwnIdentity:
 
 
 def _folders(environment: PodEnvironment) -> set[str]:
-    """Folders of models and tokenizers that the ranks of this pod read."""
+    """Return the folders of models and tokenizers that the ranks of this pod read."""
     spec = environment.config.spec
     here = environment.config.topology.living_in(environment.role)
     found: set[str | None] = set()

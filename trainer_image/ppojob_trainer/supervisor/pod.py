@@ -1,9 +1,8 @@
-"""What a supervisor decides: which processes run, and whether the role's attempt is lost.
+"""Pod state machine: which processes run, and whether the role's attempt is lost.
 
-A role pod runs the ranks of one attempt and nothing in between: the first rank that ends or falls
-silent ends all of them, and the pod waits for the controller to start the next attempt. The
-controller's pod runs the controller, and starts it again by itself when it was killed, since
-nobody else could.
+A role pod runs the ranks of one attempt and nothing in between: the first rank that ends or stops
+its heartbeat ends all of them, and the pod waits for the controller to start the next attempt. The
+controller's pod runs the controller, and restarts a killed one by itself, since nobody else could.
 """
 
 import contextlib
@@ -28,9 +27,9 @@ class PodPlan:
 
     Attributes:
         first_rank: rank of the first of them in the role's world.
-        silent_seconds: without a heartbeat for this long a process counts as lost.
+        silent_seconds: heartbeat timeout, after which a process counts as lost.
         startup_seconds: the same for its first one.
-        restarts_without_progress: how often a controller that gets nothing done is started again.
+        restarts_without_progress: restarts of a controller without progress.
         has_gpus: whether each rank has a GPU, the one of its number among those of the pod.
         fork_server: folder of the server that forks its processes; None: they are not forked.
     """
@@ -47,9 +46,9 @@ class PodPlan:
     fork_server: str | None = None
 
     def rank_environment(self, attempt: int, local_rank: int) -> dict[str, str]:
-        """What one rank of the pod is told.
+        """Return the environment of one rank of the pod.
 
-        It sees its own GPU and no other: libraries begin with the first that they see.
+        It sees only its own GPU: libraries use the first one that they see.
         """
         told = {
             contract.ENV_RANK: str(self.first_rank + local_rank),
@@ -86,13 +85,13 @@ class Pod:
         return self._plan.role == "controller"
 
     def want_attempt(self, attempt: int) -> PodStatus:
-        """Ask for the ranks of an attempt; an attempt that has begun or gone by changes nothing."""
+        """Request the ranks of an attempt; an earlier or present attempt changes nothing."""
         with self._lock:
             self._wanted_attempt = max(self._wanted_attempt, attempt)
         return self.status()
 
     def status(self) -> PodStatus:
-        """The pod as it is now; an attempt that is asked for is starting."""
+        """Return the pod's present status; a requested attempt is `starting`."""
         with self._lock:
             is_wanted = self._wanted_attempt > self._attempt
             return PodStatus(
@@ -107,7 +106,7 @@ class Pod:
             )
 
     def tick(self) -> None:
-        """Look at the processes once and act."""
+        """Check the processes once and act."""
         if self._wanted_attempt > self._attempt:
             self._start_attempt(self._wanted_attempt)
         for child in self._children:

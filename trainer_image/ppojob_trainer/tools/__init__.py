@@ -1,1 +1,1 @@
-"""Tools that a model calls: users' code and our own, in child processes."""
+"""Tools of the model: users' code and built-in ones, run in child processes."""

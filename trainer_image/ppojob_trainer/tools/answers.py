@@ -1,4 +1,4 @@
-"""What a tool or a user may return, and the text that a model gets of it, or of a failed call."""
+"""Return values of tools and user simulators, and the text that the model gets for them."""
 
 import base64
 import json
@@ -16,9 +16,9 @@ from ppojob_trainer.rewards.results import BadResult, encodable, read_number, sh
 Side = Literal["left", "middle", "right"]
 CUT = "(truncated)"
 MARK_CHARACTERS = len(f"...{CUT}...")
-"""By how much a cut answer is longer than its limit, at most."""
+"""Most characters by which a truncated answer exceeds its limit."""
 REPLY_CHARACTERS: Final = 1_000_000
-"""Of what a user says; verl knows no limit."""
+"""Limit of a user simulator's text; verl has no limit."""
 _NAME_CHARACTERS = 64
 _WHY_CHARACTERS = 600
 FAILURES: Final = {
@@ -28,17 +28,17 @@ FAILURES: Final = {
     "timeout": "Error: {name} gave no answer in {why} s.",
     "died": "Error: {name} ended without an answer.",
 }
-"""What a model is told of a call that failed, by the word for it."""
+"""The model's message for a failed call, by the kind of failure."""
 
 
 _ROLES: Final = ("system", "user", "assistant")
 
 
 class Reply(NamedTuple):
-    """What a user returned: whether the conversation ends, its words, and the score of the turn.
+    """A user simulator's answer: whether the conversation ends, its text, and the turn's score.
 
     Attributes:
-        context: messages of a new context, in place of words; empty: it begins none.
+        context: messages of a new context, in place of text; empty for none.
     """
 
     ends: bool
@@ -68,10 +68,10 @@ def read_answer(value: object) -> tuple[str, list[bytes], float]:
 
 
 def response(text: str, images: Sequence[Json]) -> object:
-    """What `read_answer` takes, of a service that tells the files of pictures in base64.
+    """Build the input of `read_answer` for a service that returns pictures in base64.
 
     Raises:
-        BadResult: one is not.
+        BadResult: a picture is not base64.
     """
     files = []
     for image in images:
@@ -113,10 +113,10 @@ def _no_reply(value: object) -> BadResult:
 
 
 def read_context(messages: object) -> list[dict[str, str]]:
-    """The messages of a new context, which are texts.
+    """Read the messages of a new context, which are texts.
 
     Raises:
-        BadResult: they are something else, nobody answers the last of them, or there are too many.
+        BadResult: they are something else, the last one needs no answer, or there are too many.
     """
     found = []
     if not isinstance(messages, list):
@@ -138,7 +138,7 @@ def read_context(messages: object) -> list[dict[str, str]]:
 
 
 def cut(text: str, most: int, side: Side) -> str:
-    """Cut a long answer at a side, as verl does: left leaves its end, right its beginning."""
+    """Truncate a long answer at a side, as verl does: left keeps its end, right its beginning."""
     if len(text) <= most:
         return text
     if side == "left":
@@ -150,12 +150,12 @@ def cut(text: str, most: int, side: Side) -> str:
 
 
 def for_the_model(text: str, most: int, side: Side) -> str:
-    """A text of any length and any characters, cut and such that UTF-8 can hold it."""
+    """Truncate a text, and replace characters that UTF-8 cannot hold."""
     return cut(encodable(cut(text, most, side)), most + MARK_CHARACTERS, side)
 
 
 def failure_text(failure: str, name: str, why: str = "") -> str:
-    """The text for a failed call, in one line; long names and reasons are cut."""
+    """Return the one-line text for a failed call; long names and reasons are truncated."""
     return FAILURES[failure].format(
         name=printable(name, _NAME_CHARACTERS), why=printable(why, _WHY_CHARACTERS)
     )

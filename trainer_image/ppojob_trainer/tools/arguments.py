@@ -1,4 +1,4 @@
-"""The arguments of a call, as a model wrote them, against the schema that it was told."""
+"""Arguments of a call: validates what the model wrote against the tool's schema."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -22,16 +22,16 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 class WrongArguments(Exception):  # noqa: N818  the arguments are wrong
-    """Arguments that no tool is called with; reads on from "wrong arguments for f: "."""
+    """Arguments that the tool must not be called with; reads on from "wrong arguments for f: "."""
 
 
 def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
-    """JSON of the arguments, of the right types and with all that are required.
+    """Return the arguments as JSON, with the right types and all required ones.
 
     Of the schema, `type`, `nullable`, `properties`, `items` and `required` are read, at any depth.
 
     Raises:
-        WrongArguments: they are not that.
+        WrongArguments: they do not match.
     """
     try:
         value = msgspec.json.decode(text)
@@ -44,7 +44,7 @@ def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
 
 
 def _problems(value: Json, schema: Json, where: str) -> Iterator[str]:
-    """What is wrong; a part of the schema that is none is left to whoever wrote it."""
+    """Yield what is wrong; an invalid part of the schema is ignored."""
     if not isinstance(schema, dict) or (value is None and schema.get("nullable") is True):
         return
     given = schema.get("type")

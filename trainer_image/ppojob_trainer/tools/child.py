@@ -1,8 +1,8 @@
-"""The child that calls tools and asks users.
+"""Child process that runs tools and user simulators.
 
-It trusts nothing of them: every call gets objects of its own, whatever a tool raises is an answer,
-and what it prints cannot reach the pipes. Loops, bombs and deaths are ended by the parent and the
-guardian (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guardian``).
+It does not trust them: every call gets objects of its own, whatever a tool raises is an answer, and
+its output cannot reach the pipes. The parent and the guardian end loops, bombs and dead processes
+(``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guardian``).
 """
 
 import inspect
@@ -73,11 +73,11 @@ _decode_conversation: Final = msgspec.json.Decoder(Conversation).decode
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A tool or user.
+    """A loaded tool or user simulator.
 
     Attributes:
         ask: a `Tool` or a `User`.
-        folder: where its file lies; empty where it has none.
+        folder: folder of its file; empty without one.
     """
 
     name: str
@@ -87,7 +87,7 @@ class _Loaded:
 
     @property
     def is_loop(self) -> bool:
-        """Whether it is a user that cannot go on behind a failure."""
+        """Whether it is a user simulator that cannot continue after a failure."""
         return isinstance(self.ask, Loop | Program)
 
 
@@ -122,7 +122,7 @@ class Tools:
         return ToolsLoaded(problems, [one.name for one in self._tools if one.is_loop])
 
     def describe(self, server: ServerCode) -> ToolsDescribed:
-        """Say what tools a server has."""
+        """List the tools of a server."""
         opened = McpServer(server, self._run)
         if (wrong := opened.problem()) is not None:
             return ToolsDescribed([], [f"{server.name}: {wrong}"])
@@ -169,7 +169,7 @@ class Tools:
 
     @cached_property
     def _loop(self) -> "asyncio.Runner":
-        """One for all calls: what a coroutine leaves open (a connection, say) lives on in it."""
+        """Return one event loop for all calls: open connections of a coroutine live on in it."""
         import asyncio  # late: it takes long to load, and few tools are coroutines
 
         return asyncio.Runner()
@@ -178,7 +178,7 @@ class Tools:
         return self._loop.run(work)
 
     def _open_servers(self) -> list[str]:
-        """Ask the servers what their tools take, if need be; what is wrong with each."""
+        """Ask the servers for their tools' schemas, if needed; return the problems of each."""
         problems: list[str] = []
         for position, code in enumerate(self._agent.mcp_servers):
             where, server = f"spec.agent.mcpServers[{position}]", McpServer(code, self._run)

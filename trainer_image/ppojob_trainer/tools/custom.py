@@ -1,8 +1,7 @@
-"""Tools and simulated users that a job brings along: functions, classes in verl's form, services.
+"""Custom tools and user simulators of a job: functions, classes in verl's form, services.
 
-A user is asked in whichever process is free, which may be another one each time. So nothing of it
-is kept between two turns: it hears the whole conversation, and for one that may remember, its
-earlier turns are repeated first.
+Any free process runs a user simulator's turn. So no state is kept between two turns: it gets the
+whole conversation, and one that may have state gets its earlier turns repeated first.
 """
 
 import copy
@@ -30,16 +29,18 @@ from ppojob_trainer.tools.loop import Loop, told_by_row
 from ppojob_trainer.tools.wire import Conversation, Message, ToolCode, UserCode
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenPicture]], object]
-"""(arguments, what the row says the tool is made with, name of the call, pictures of the row) ->
-what `answers.read_answer` takes, or an awaitable of it."""
+"""(arguments, the row's constructor arguments, name of the call, pictures of the row) -> what
+`answers.read_answer` takes, or an awaitable of it.
+"""
 User = Callable[[Conversation, dict[str, Json], str], object]
-"""(conversation, what the row tells, name of the row) -> what `answers.read_reply` takes, or an
-awaitable of it."""
+"""(conversation, the row's arguments, name of the row) -> what `answers.read_reply` takes, or an
+awaitable of it.
+"""
 _TOOLS: Final = "a function, or a class with verl's execute"
 _USERS: Final = "a function, or a class with verl's generate_response"
 _PROGRAMS: Final = "a function that asks the model at OPENAI_BASE_URL"
 PICTURES: Final = "images"
-"""The argument by which a function gets the pictures of the row, of which the model is not told."""
+"""Argument by which a function gets the pictures of the row; the model's schema omits it."""
 SEEN_SIZE: Final = "seen_size"
 _WITH_REWARD: Final = frozenset({"text", "reward", "images"})
 

@@ -1,6 +1,6 @@
-"""What a Python file of tools says of them: signatures and docstrings as JSON schemas; or a server.
+"""Tool schemas from a Python file (signatures and docstrings) or from an MCP server.
 
-A child asks, since the file is the user's (``ppojob tools``); what runs a job reads the result,
+A child process reads them, since the file is the user's (``ppojob tools``); a job reads the result,
 which is data in its manifest.
 """
 
@@ -69,7 +69,7 @@ def _asked(
 
 
 def describe_tools(path: str) -> ToolsDescribed:
-    """The child's side of it: of verl's decorated functions, or else of all public ones."""
+    """Describe verl's decorated functions, or else all public ones; runs in the child."""
     verl_imports.provide()
     try:
         module = load_module(path, _MODULE, pod="tools")

@@ -1,8 +1,8 @@
-"""A loop of a job's own around the model: a generator, which yields what the model reads next.
+"""Custom agent loop: a user's generator, which yields what the model reads next.
 
-A generator is asked in whichever process is free, which may be another one each time. So it begins
-anew each time, and is sent again what the model has written before; where it then yields something
-else than it did, the row would not be the one that was drawn, and that is an error.
+Any free process runs a turn. So the generator starts anew each time, and is sent the model's
+earlier turns again; if it then yields something else than before, the row would differ from the
+generated one, and that is an error.
 """
 
 from collections.abc import Callable, Generator
@@ -34,10 +34,10 @@ class Loop:
     def __call__(
         self, conversation: Conversation, arguments: dict[str, Json], _row: str
     ) -> tuple[bool, str | list[dict[str, str]], object]:
-        """What it says to the last turn of the model.
+        """Return its answer to the last turn of the model.
 
         Raises:
-            BadResult: it yields what nobody can read, or does other than before.
+            BadResult: it yields an invalid value, or another one than before.
         """
         prompt = deepcopy(conversation.messages[: conversation.prompt])
         loop = self.function(prompt, **told_by_row(arguments))
@@ -48,7 +48,7 @@ class Loop:
 
 
 def told_by_row(arguments: dict[str, Json]) -> dict[str, Json]:
-    """What a row tells its user, by name."""
+    """Return the row's arguments of its user simulator, by name."""
     return {name: value for name, value in arguments.items() if name != "name"}
 
 
@@ -77,7 +77,7 @@ def _answer(
 
 
 def _sent(loop: _Generator, said: str | None) -> tuple[bool, object]:
-    """Whether a loop has ended behind a turn of the model, and what it returned, or yielded."""
+    """Return whether a loop has ended after a model turn, and what it returned or yielded."""
     try:
         return False, next(loop) if said is None else loop.send(said)
     except StopIteration as end:

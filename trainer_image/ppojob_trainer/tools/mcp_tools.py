@@ -1,7 +1,7 @@
-"""Tools of MCP servers, by the official client, in the child that calls tools.
+"""MCP tools, by the official client, in the child process that runs tools.
 
-Every call has a connection of its own, and a server that is a command a process of its own, so
-nothing that a server keeps for a connection lasts from one call to the next.
+Every call opens its own connection, and a command server its own process, so no state of a server's
+connection lasts from one call to the next.
 """
 
 import json
@@ -34,7 +34,7 @@ class McpFailed(Exception):  # noqa: N818  it says what happened
 
 
 class McpServer:
-    """A server that is asked for its tools and calls."""
+    """An MCP server."""
 
     def __init__(self, code: ServerCode, run: Callable[..., Any]) -> None:
         self.name = code.name
@@ -43,16 +43,16 @@ class McpServer:
         self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
 
     def problem(self) -> Wrong | None:
-        """What is wrong with its address, before it is asked."""
+        """Return what is wrong with its address, before any request."""
         if not self._code.url:
             return None
         return endpoint_problem(self._code.url, self._code.key_variable or "", role="tools")
 
     def tools(self) -> dict[str, Described]:
-        """Its tools by name; a server that is away is asked again for some seconds.
+        """Return its tools by name; retries an unreachable server for some seconds.
 
         Raises:
-            McpFailed: it does not say which.
+            McpFailed: it does not list them.
         """
         for wait in (*_WAITS, None):
             try:
@@ -172,7 +172,7 @@ def without_nulls(value: Json) -> Json:
 
 
 def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | None:
-    """The first place where two schemas differ, and what is there in each; None without one."""
+    """Return the first place where two schemas differ, and both values; None if equal."""
     if not isinstance(ours, dict) or not isinstance(theirs, dict):
         return None if ours == theirs else (place, shown(ours), shown(theirs))
     for key in sorted(ours.keys() | theirs.keys()):

@@ -1,4 +1,4 @@
-"""Calls tools in child processes that are killed when they take too long."""
+"""Tool pool: runs tool calls in child processes with time limits."""
 
 import itertools
 import logging
@@ -47,21 +47,21 @@ from ppojob_trainer.tools.wire import (
 
 
 class ToolPool(Closeable):
-    """Children that call tools and ask users; each call has a limit that nothing can outlive.
+    """Children that run tool calls and user simulators; no call can outlive its time limit.
 
-    Whatever a tool or a model does is an answer. When a call is too slow, or its process dies, that
+    Any outcome of a tool or a model is an answer. If a call is too slow, or its process dies, that
     process and everything it started are killed, and the next call gets another. A call whose
-    process dies is made once more, in what is left of its time: the process may have been killed
-    from outside, or damaged by an earlier call.
+    process dies is retried once, within the rest of its time: the process may have been killed from
+    outside, or damaged by an earlier call.
 
     Args:
         memory_bytes: limit of each process's data.
-        variables: names of environment variables that tools see, where they are set.
-        elsewhere: names of tools that another role answers.
+        variables: names of environment variables that tools see, if set.
+        elsewhere: names of tools that another role runs.
 
     Raises:
         ConfigError: tools cannot be loaded; every problem, one line each.
-        JobFailed: processes are killed again and again while they load them.
+        JobFailed: processes are killed repeatedly while they load them.
     """
 
     def __init__(
@@ -105,11 +105,11 @@ class ToolPool(Closeable):
         tools: Sequence[str] = (),
         pictures: list[SeenPicture] | None = None,
     ) -> Future[list[ToolAnswer]]:
-        """Have calls made, one after the other; calls of other turns are made at the same time.
+        """Run calls in sequence, concurrently with those of other turns.
 
         Args:
-            calls: as the model wrote them, or a turn that a user answers.
-            instances: (calls,) names of the calls, the same whenever they are made again.
+            calls: as the model wrote them, or a turn for a user simulator.
+            instances: (calls,) names of the calls, the same for every repetition.
             tools: names of those that may be called; empty for all.
             pictures: of the row so far; None where tools cannot show it any.
         """
@@ -133,7 +133,7 @@ class ToolPool(Closeable):
         return self._children.submit(make)
 
     def close(self) -> None:
-        """End all children, at once also those that are at work. Idempotent."""
+        """End all children at once, also busy ones. Idempotent."""
         self._children.close()
 
     def _make(
@@ -143,7 +143,7 @@ class ToolPool(Closeable):
         known: Sequence[str],
         pictures: list[SeenPicture] | None,
     ) -> ToolAnswer:
-        """Make a call; what goes wrong becomes an answer."""
+        """Run a call; a failure becomes an answer."""
         began = time.monotonic()
         if call.to_user:
             position = len(self._tools) + self._users.index(call.name)
@@ -243,5 +243,5 @@ class ToolPool(Closeable):
             what="tools",
         )
         self._loops = frozenset(loaded.loops)
-        # Servers are not asked again for a child that replaces another: the job has begun.
+        # A replacement child does not ask the servers again: the job has begun.
         self._is_compared = True

@@ -1,10 +1,10 @@
-"""A program around the model: a function that asks it by OpenAI's chat completions.
+"""Custom agent program: a user's function that calls the model by OpenAI's chat completions.
 
-It is run in whichever process is free, which may be another one each time. So it is run anew for
-each turn, in a process that is forked for it, and its requests are answered with what the model has
-written before, in their order. The first one that has no answer yet ends the run: it is what the
-model reads next. Where a program asks something else than it did, the row would not be the one that
-was drawn, and that is an error, as it is of a loop (`ppojob_trainer.tools.loop`).
+Any free process runs a turn. So the program runs anew for each turn, in a process forked for it,
+and its requests are answered with the model's earlier turns, in order. The first one without an
+answer ends the run: it is what the model reads next. If a program sends another request than
+before, the row would differ from the generated one, and that is an error, as in a loop
+(`ppojob_trainer.tools.loop`).
 """
 
 import contextlib
@@ -34,7 +34,7 @@ from ppojob_trainer.tools.wire import Asked, Conversation, Message
 _PATH: Final = "/v1/chat/completions"
 _ADDRESS: Final = "127.0.0.1"
 _TOGETHER_SECONDS: Final = 0.05
-"""How long a second request at once may take to arrive, of a program that never waits."""
+"""Time for a second concurrent request to arrive, from a program that never waits."""
 
 
 class ProgramRaised(Exception):  # noqa: N818  it says what happened
@@ -65,10 +65,10 @@ class Program:
     def __call__(
         self, conversation: Conversation, arguments: dict[str, Json], _row: str
     ) -> Asked | tuple[bool, str, float | None]:
-        """What it asks behind the turns that it has been answered, or its end.
+        """Return its next request after its answered turns, or its end.
 
         Raises:
-            BadResult: it asks what it did not ask before, or two things at once.
+            BadResult: it sends another request than before, or two at once.
             ProgramRaised: it raised.
         """
         self._forget_connections()
@@ -78,8 +78,8 @@ class Program:
             told = _outcome(lambda: self.function(prompt, **told_by_row(arguments)))
             write_frame(ended, msgspec.json.encode(told))
 
-        # A program that is in the middle of a request can be ended in no other way. What it has
-        # started ends too: it could ask in the middle of another row.
+        # The only way to end a program that waits for a request. Its children end too: they could
+        # send requests during another row.
         with guardian.guarded(run_once) as (process, ended):
             run = _Run(conversation, self.listener, process)
             while True:
@@ -91,26 +91,26 @@ class Program:
                 return run.end(read_frame(ended))
 
     def _forget_connections(self) -> None:
-        """Close what an earlier run has left."""
+        """Close connections of an earlier run."""
         while select.select([self.listener], [], [], 0)[0]:
             self.listener.accept()[0].close()
 
 
 def open_listener() -> socket.socket:
-    """Listen to programs, and have the environment of this process name the address.
+    """Listen for programs, and set the address in the environment of this process.
 
-    Clients that are made when a file is imported read it, so it comes before.
+    Clients that are created at the import of a file read it, so it comes first.
     """
     listener = socket.create_server((_ADDRESS, 0))
     address = f"http://{_ADDRESS}:{listener.getsockname()[1]}{_PATH.rpartition('/chat')[0]}"
     os.environ |= {"OPENAI_BASE_URL": address, "OPENAI_API_BASE": address, "OPENAI_API_KEY": "none"}
-    for name in ("no_proxy", "NO_PROXY"):  # a proxy of the pod's leads to elsewhere
+    for name in ("no_proxy", "NO_PROXY"):  # the pod's proxy would be used
         os.environ[name] = ",".join(filter(None, (os.environ.get(name), _ADDRESS)))
     return listener
 
 
 class _Run:
-    """One run of a program, in its process: which of its requests have been answered."""
+    """One run of a program, in its process, with its answered requests."""
 
     def __init__(self, conversation: Conversation, listener: socket.socket, process: int) -> None:
         self._heard = conversation
@@ -121,15 +121,15 @@ class _Run:
         self.asked: Asked | None = None
 
     def answer(self) -> None:
-        """Answer one request, or keep it as what is asked."""
+        """Answer one request, or store it as the next one."""
         self._connection, address = self._listener.accept()
         with contextlib.suppress(OSError):
             _Handler(self._connection, address, self)
-        if self.asked is None:  # else it stays open for as long as the program lives
+        if self.asked is None:  # it stays open as long as the program lives
             self._connection.close()
 
     def reply(self, path: str, body: bytes) -> tuple[int, Message] | None:
-        """Status and body for a request; None where the model has not answered it yet."""
+        """Return status and body for a request; None if the model has not answered it yet."""
         if path.rstrip("/") != _PATH:
             return 404, _error(f"got {shown(path)}: not served here; {_PATH}")
         try:
@@ -152,10 +152,10 @@ class _Run:
         return 200, completion(number, wanted.model, heard.messages[end], heard.drawn[number])
 
     def end(self, frame: bytes | None) -> tuple[bool, str, float | None]:
-        """The end of the run, by what its process said.
+        """Return the end of the run, from its process's report.
 
         Raises:
-            BadResult: it should not have ended here, or not so.
+            BadResult: it must not end here, or not like this.
             ProgramRaised: it raised.
         """
         if frame is None:  # it was killed, or killed itself: so does a tool end its process
@@ -172,7 +172,7 @@ class _Run:
         return True, "", ended.score
 
     def _next(self, wanted: Wanted) -> Asked:
-        """What is asked behind all that was answered: more in its context, or a new one."""
+        """Return the next request: more in its context, or a new one."""
         messages, tools, limit, _ = wanted
         heard = self._heard
         before = _kept(heard.contexts()[-1])
@@ -210,14 +210,14 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(told)
 
-    do_GET = do_POST  # told what is served here, in place of a status that clients try again on
+    do_GET = do_POST  # an error for the program, instead of a status that clients retry on
 
     def log_message(self, *_: object) -> None:
         """Say nothing of requests."""
 
 
 def _wait_until_idle(process: int) -> None:
-    """Wait until all threads of a program wait: what it asks at once has been asked by then."""
+    """Wait until all threads of a program wait: its concurrent requests have arrived by then."""
     until = time.monotonic() + _TOGETHER_SECONDS
     while time.monotonic() < until:
         with contextlib.suppress(OSError):  # a thread that has just ended

@@ -1,7 +1,7 @@
-"""Requests of OpenAI's chat completions, as a program asks them, and the answers to them.
+"""OpenAI chat-completion requests of a program, and their answers.
 
-What cannot be done as it is asked is refused, in one line: a program that asks for another
-temperature than the job's would otherwise be trained on what it did not ask for.
+Unsupported requests are refused, in one line: otherwise a program that asks for another temperature
+than the job's would be trained on tokens that it did not ask for.
 """
 
 import json
@@ -21,7 +21,7 @@ _ROLES: Final = {"developer": "system"} | {
 _OF_MESSAGES: Final = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _READ: Final = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens"})
 _UNREAD: Final = frozenset({"model", "user", "metadata", "store", "parallel_tool_calls"})
-"""Keys that change nothing of what the model draws; `maxParallelCalls` is the job's."""
+"""Keys without effect on generation; `maxParallelCalls` is the job's."""
 _ONLY: Final[dict[str, Json]] = {
     "n": 1,
     "stream": False,
@@ -31,17 +31,17 @@ _ONLY: Final[dict[str, Json]] = {
     "tool_choice": "auto",
     "response_format": {"type": "text"},
 }
-"""Keys with the one value that is done."""
+"""Keys with the one value that is supported."""
 
 
 class Wanted(NamedTuple):
-    """What a request asks for.
+    """A request.
 
     Attributes:
         messages: in the form of `read_message`.
         tools: their schemas.
         max_tokens: of the answer; 0: no limit of its own.
-        model: the name that it asks for, which the answer repeats.
+        model: its model name, which the answer repeats.
     """
 
     messages: list[Message]
@@ -51,10 +51,10 @@ class Wanted(NamedTuple):
 
 
 def read_request(body: bytes, sampling: Mapping[str, float]) -> Wanted:
-    """Read a request; `sampling` are settings of the job that it may name.
+    """Read a request; `sampling` are settings of the job that it may repeat.
 
     Raises:
-        BadResult: it cannot be done as it is asked.
+        BadResult: it is not supported.
     """
     try:
         asked = msgspec.json.decode(body, type=dict[str, Any])
@@ -84,13 +84,13 @@ def read_request(body: bytes, sampling: Mapping[str, float]) -> Wanted:
 
 
 def read_message(message: object) -> Message:
-    """A message in the one form in which messages are kept and compared.
+    """Normalise a message, for storage and comparison.
 
-    Clients hand back what they were told with keys of their own that say nothing, texts as parts,
-    and arguments of calls with other spaces.
+    Clients return messages with further keys of their own, texts as parts, and arguments of calls
+    with other spaces.
 
     Raises:
-        BadResult: it is none, or says what no model here reads.
+        BadResult: it is no message, or has content that no model here reads.
     """
     one = message if isinstance(message, dict) else {}
     role = _ROLES.get(str(one.get("role")))
@@ -110,7 +110,7 @@ def read_message(message: object) -> Message:
 
 
 def completion(number: int, model: Json, message: Message, drawn: Drawn) -> Message:
-    """What a program is answered, of a turn of the model."""
+    """Return the answer to a program, from a turn of the model."""
     told = (
         {**message, "content": message["content"] or None} if "tool_calls" in message else message
     )
@@ -136,7 +136,7 @@ def completion(number: int, model: Json, message: Message, drawn: Drawn) -> Mess
 
 
 def _named(messages: list[Message]) -> list[Message]:
-    """The same messages; each answer of a tool with the name of the call that it answers."""
+    """Return the same messages; each tool answer with the name of its call."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -175,7 +175,7 @@ def _call(call: object) -> Message:
 
 
 def _arguments(text: str) -> str:
-    """Arguments with the spaces of `json.dumps`: many clients read them, and write them anew."""
+    """Normalise spaces of arguments as `json.dumps`: many clients parse and rewrite them."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

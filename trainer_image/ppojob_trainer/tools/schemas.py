@@ -1,4 +1,4 @@
-"""What a model is told of its tools: data, which no user's code is asked for."""
+"""Tool schemas for the model: data, read without running users' code."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Imports of verl by files of tools and users, in pods without it."""
+"""Import hook for verl's names in users' tool files, in pods without verl."""
 
 import importlib
 import sys

@@ -1,4 +1,4 @@
-"""What files of tools and users import from verl, for pods without it: names, nothing more."""
+"""Stand-ins for verl's classes that users' tool files import, in pods without verl."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What the pool of tools and its children say to each other."""
+"""Messages between the tool pool and its children."""
 
 from itertools import pairwise
 from typing import Any
@@ -14,14 +14,14 @@ Message = dict[str, Any]
 
 
 class Spoken(msgspec.Struct, frozen=True, array_like=True):
-    """What a user said before.
+    """An earlier answer of a user simulator.
 
     Attributes:
-        behind: how many messages it had heard.
-        messages: how many its words are, right behind those.
+        behind: number of messages before it.
+        messages: number of its messages, right after those.
         begins_context: whether they begin a context.
-        tools: of a program, schemas of what the model may call from here on.
-        max_tokens: of a program, of the turn that answers; 0: as many as the job says.
+        tools: of a program, tool schemas for the model from here on.
+        max_tokens: of a program, for the answering turn; 0: the job's limit.
     """
 
     behind: int
@@ -32,7 +32,7 @@ class Spoken(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Drawn(msgspec.Struct, frozen=True, array_like=True):
-    """What a program is told of a turn of the model, beside its message.
+    """Metadata of a model turn for a program, beside its message.
 
     Attributes:
         finish_reason: in OpenAI's words.
@@ -46,13 +46,13 @@ class Drawn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a program asks of the model.
+    """A program's request to the model.
 
     Attributes:
-        messages: as `tools.requests.read_messages` leaves them; where no context begins, those that
+        messages: as `tools.requests.read_messages` leaves them; without a new context, those that
             follow the turn before, none for the prompt of the data.
-        tools: schemas of what the model may call.
-        max_tokens: of the turn; 0: as many as the job says.
+        tools: tool schemas for the model.
+        max_tokens: of the turn; 0: the job's limit.
     """
 
     messages: list[Message]
@@ -62,14 +62,14 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct):
-    """A conversation, as its user has heard it.
+    """A conversation as its user simulator hears it.
 
     Attributes:
-        messages: with "role" and "content", of all contexts, one after the other.
+        messages: with "role" and "content", of all contexts, concatenated.
         prompt: how many of them are the prompt.
-        spoken: what the user said, in order; of a program what it asked, the first turn too.
-        drawn: of a program, the turns that it was answered with, in order.
-        sampling: of a program, the settings of the job that it may name, by OpenAI's names.
+        spoken: the user's answers, in order; of a program its requests, the first turn too.
+        drawn: of a program, the turns that answered it, in order.
+        sampling: of a program, the settings of the job that it may repeat, by OpenAI's names.
     """
 
     messages: list[Message]
@@ -79,23 +79,23 @@ class Conversation(msgspec.Struct):
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
 
     def say(self, messages: list[Message], *, begins_context: bool = False) -> None:
-        """Take in what the user says."""
+        """Append the user's messages."""
         self.spoken.append(Spoken(len(self.messages), len(messages), begins_context))
         self.messages += messages
 
     def ask(self, asked: Asked) -> None:
-        """Take in what a program asks."""
+        """Append a program's request."""
         begins, told = asked.begins_context, (asked.tools, asked.max_tokens)
         self.spoken.append(Spoken(len(self.messages), len(asked.messages), begins, *told))
         self.messages += asked.messages
 
     @property
     def tools(self) -> list[Message]:
-        """Schemas of what the model may call in its context, as a program has said."""
+        """Return the tool schemas for the model in its context, from the program."""
         return self.spoken[-1].tools if self.spoken else []
 
     def contexts(self, length: int | None = None) -> list[list[Message]]:
-        """The messages of each context, of so many; None: of all."""
+        """Return the messages of each context, up to `length` messages; None: of all."""
         length = len(self.messages) if length is None else length
         starts = (one.behind for one in self.spoken if one.begins_context)
         edges = [0, *(start for start in starts if start < length), length]
@@ -117,7 +117,7 @@ class ServerCode(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """Where a tool or a user comes from, as ``ToolSource`` and ``UserSource`` say it."""
+    """The source of a tool or a user simulator, as in ``ToolSource`` and ``UserSource``."""
 
     file: str | None = None
     function: str | None = None
@@ -128,7 +128,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class ToolCode(msgspec.Struct, frozen=True):
-    """What children need of a ``ToolSpec``."""
+    """The part of a ``ToolSpec`` that children need."""
 
     name: str
     source: Source | None
@@ -139,7 +139,7 @@ class ToolCode(msgspec.Struct, frozen=True):
 
 
 class UserCode(msgspec.Struct, frozen=True):
-    """What children need of an ``InteractionSpec``."""
+    """The part of an ``InteractionSpec`` that children need."""
 
     name: str
     source: Source | None
@@ -148,7 +148,7 @@ class UserCode(msgspec.Struct, frozen=True):
 
 
 class AgentCode(msgspec.Struct, frozen=True):
-    """What children need of an ``AgentSpec``, whose model takes long to load."""
+    """The part of an ``AgentSpec`` that children need; its model loads slowly."""
 
     tools: list[ToolCode]
     interactions: list[UserCode]
@@ -207,7 +207,7 @@ class DescribeTools(msgspec.Struct, frozen=True, tag=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """What a function, or a server of its tool, says of it.
+    """A tool's description, from a function or an MCP server.
 
     Attributes:
         function: its name in the file, or at the server.

@@ -1,4 +1,4 @@
-"""Sends by hand what a tracker has not of a run that stands still.
+"""Manual upload of a stopped run's missing metrics to a tracker.
 
 python -m ppojob_trainer.trackers wandb runs/addition-grpo
 """

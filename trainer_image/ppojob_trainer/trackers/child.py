@@ -1,4 +1,4 @@
-"""The process of a tracker, which alone imports its library.
+"""Tracker process, the only one that imports the tracker's library.
 
 It gives the tracker every step of metrics.jsonl once, whatever became of the last process. The
 tracker itself says what it holds when its run is opened: no mark is kept here. So a process that
@@ -18,7 +18,7 @@ import msgspec
 from ppojob_api.problem import printable
 from ppojob_api.run_layout import METRICS_FILE, SUMMARY_FILE
 from ppojob_trainer.children import guardian
-from ppojob_trainer.metrics.new_lines import NewLines
+from ppojob_trainer.metrics.line_follower import LineFollower
 from ppojob_trainer.trackers.messages import Answer, Finish, Open, Phase, Request, TrackedRun, keep
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Follower:
         self.last_step = self._open_run.last_step
         self.told = self._open_run.told
         self._folder = Path(run.folder)
-        self._lines = NewLines(self._folder / METRICS_FILE)
+        self._lines = LineFollower(self._folder / METRICS_FILE)
         self._waiting = deque[bytes]()
         self._decoder = msgspec.json.Decoder(dict[str, float | None])
 

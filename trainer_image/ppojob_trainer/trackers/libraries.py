@@ -1,4 +1,4 @@
-"""The trackers there are: what each needs installed, and what of the environment it sees."""
+"""Table of trackers: required packages, and environment variables that they see."""
 
 import importlib.util
 import os

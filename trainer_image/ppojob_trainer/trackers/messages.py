@@ -1,4 +1,4 @@
-"""What a job and the process of its tracker say to each other."""
+"""Messages between a job and its tracker process."""
 
 import hashlib
 import json

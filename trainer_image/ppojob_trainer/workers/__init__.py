@@ -1,4 +1,4 @@
-"""The ranks: processes that hold models and rows, or score responses, and do what they are asked.
+"""Workers: the ranks, processes that hold models and rows, or score responses.
 
-`main` is the process; each role is one class that answers with its routes.
+`main` starts the process; each role is one class that answers requests by its routes.
 """

@@ -1,9 +1,9 @@
-"""The actor-rollout role's rank: it generates rows, owns them, and trains the policy on them.
+"""Actor-rollout worker: generates rows, owns them, and trains the policy on them.
 
-The policy's weights are here twice: as the trainer holds them, and as the rollout engine does. The
-two take turns with the device: the engine sleeps, without weights, from the first pass over the
-rows of a step until the stage `sync_weights` gives it those of the trainer. Where the role
-`rollout` has pods, the engines are there: the weights go to them, and their rows come here.
+The rank holds the policy's weights twice: for the trainer and for the rollout engine. The two
+alternate on the device: the engine sleeps, without weights, from the first forward pass of a step
+until the stage `sync_weights` gives it the trainer's weights. Where the role `rollout` has pods,
+the engines are there: weights are sent to them, and their rows are received here.
 """
 
 from collections.abc import Callable, Iterator
@@ -26,12 +26,12 @@ from ppojob_trainer.models.kinds import POLICY, SCORER
 from ppojob_trainer.models.lora import replaced
 from ppojob_trainer.models.mixtures import is_sent_float32
 from ppojob_trainer.models.state_dict import (
+    broadcast_by_holders,
     every_adapter,
     every_tensor,
     named_full_adapters,
     named_full_tensors,
     plain_weights,
-    told_by_holders,
 )
 from ppojob_trainer.models.weight_stream import stored_weights
 from ppojob_trainer.parallel.boxes import Join
@@ -69,7 +69,7 @@ from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
 from ppojob_trainer.workers.answer_probability import answered
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.device_turns import DeviceTurns
+from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.estimation import add_advantages
 from ppojob_trainer.workers.generation import (
     TRAIN,
@@ -78,7 +78,6 @@ from ppojob_trainer.workers.generation import (
     generated,
     open_generation,
 )
-from ppojob_trainer.workers.handover import MadeRows, take_rows
 from ppojob_trainer.workers.model_stages import ModelStages, open_stages
 from ppojob_trainer.workers.rank_start import OWNER, open_role_world
 from ppojob_trainer.workers.reprompting import reprompt
@@ -91,7 +90,8 @@ from ppojob_trainer.workers.row_store import (
     rows_table,
     trajectories,
 )
-from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.row_transfer import GeneratedRows, receive_rows
+from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 from ppojob_trainer.workers.trained_models import Policy, open_policy
 
 
@@ -100,16 +100,16 @@ class ActorRolloutWorker:
     """Answers the stages of the actor-rollout role."""
 
     rank: int  # this rank in the role's world
-    run_folder: Path  # what paths in requests are relative to
-    generation: Generation  # the rollout engine, and what goes with it
-    policy: Policy | None  # is trained; None in a job that trains nothing
-    weights: Callable[[], Iterator[tuple[str, Tensor]]]  # those that engines get
-    stages: ModelStages  # of the policy, and of other models that live in this rank
-    reward_model: RewardModelStages | None  # the reward model's, where it lives in this rank
+    run_folder: Path  # base folder of relative paths in requests
+    generation: Generation  # the rollout engine and its generation code
+    policy: Policy | None  # in training; None in a job that trains nothing
+    weights: Callable[[], Iterator[tuple[str, Tensor]]]  # the weights that engines get
+    stages: ModelStages  # of the policy, and of other models in this rank
+    reward_model: RewardModelStages | None  # the reward model's, if it is in this rank
     _rows: dict[tuple[str, int], OwnedRows] = field(default_factory=dict)
     """By purpose and generation round."""
     _told: dict[BatchName, Generated] = field(default_factory=dict)
-    """What the controller was told of those that another role has made."""
+    """Metadata sent to the controller about rows that another role generated."""
 
     def routes(self) -> list[Route]:
         """The methods of this role."""
@@ -118,7 +118,7 @@ class ActorRolloutWorker:
             *(self.reward_model.routes() if self.reward_model else ()),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
-            Route(methods.ROWS_DRAWN, self.generation.drawing.tell),
+            Route(methods.ROWS_DRAWN, self.generation.progress.tell),
             Route(methods.LOAD_ROWS, self._load_rows),
             Route(methods.DEMONSTRATE, self._demonstrate),
             Route(methods.MEASURE_LOSS, self._measure_loss),
@@ -154,7 +154,7 @@ class ActorRolloutWorker:
         return generated(made, self.generation.engine.counts())
 
     def _bring_weights(self, request: BringWeights) -> Nothing:
-        """Send the weights to the engines of another role, which the ranks here serve by turns."""
+        """Send the weights to engines in other pods; the ranks here serve them in turn."""
         version = self.generation.engine.policy_version
         if version != request.version:
             raise RolloutError(
@@ -163,7 +163,7 @@ class ActorRolloutWorker:
             )
         channels, dtype = self.stages.channels, DTYPES[self.generation.spec.rollout.dtype]
         link, owners = channels.link(request.role), channels.owners(request.role)
-        # As engines round them, with no more bytes on the way than they take.
+        # In the engines' precision, so that the transfer takes no more bytes than needed.
         rounded = (
             (name, tensor if is_sent_float32(name) or is_magnitude(name) else tensor.to(dtype))
             for name, tensor in self.weights()
@@ -172,10 +172,10 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _hand_over(self, request: HandOver) -> Nothing:
-        """Take up rows that another role has made."""
+        """Receive rows that another role generated."""
         channels = self.stages.channels
         link, owners = channels.link(request.role), channels.owners(request.role)
-        arrived = take_rows(link, request, self.rank, makers_from=owners)
+        arrived = receive_rows(link, request, self.rank, makers_from=owners)
         for batch, rows in zip(request.batches, arrived, strict=True):
             own = self._own(batch.purpose, rows, rows.trajectories)
             self._keep(batch.purpose, batch.round, own)
@@ -219,7 +219,9 @@ class ActorRolloutWorker:
         has_rewards = spec.algorithm.type == "kto" or spec.data.margin_key is not None
         return demonstrated_rows(request.first, request.rows, has_rewards=has_rewards)
 
-    def _own(self, purpose: str, request: LoadRows | MadeRows, rows: list[Trajectory]) -> OwnedRows:
+    def _own(
+        self, purpose: str, request: LoadRows | GeneratedRows, rows: list[Trajectory]
+    ) -> OwnedRows:
         spec, mixture = self.generation.spec, None
         has_turns = spec.agent is not None and spec.agent.tool_rewards == "add"
         if spec.algorithm.router_replay == "rollout" and purpose == TRAIN and self.policy:
@@ -235,7 +237,7 @@ class ActorRolloutWorker:
         )
 
     def _keep(self, purpose: str, round_: int, rows: OwnedRows) -> None:
-        """Keep the rows of a round; with the first one those of the step before go."""
+        """Store the rows of a round; the first one replaces those of the step before."""
         if round_ == 0:
             self._rows = {key: kept for key, kept in self._rows.items() if key[0] != purpose}
             self._told = {of: told for of, told in self._told.items() if of.purpose != purpose}
@@ -294,9 +296,9 @@ class ActorRolloutWorker:
         others = {} if average is None else average.tensors
 
         def told(join: Join) -> Join:
-            """Of weights that may have left the device."""
+            """Weights that may have left the device."""
             plain = plain_weights(trained, on_device)
-            return told_by_holders(
+            return broadcast_by_holders(
                 trained, lambda name, tensor, dtype: join(name, plain(name, tensor), dtype)
             )
 
@@ -319,7 +321,7 @@ class ActorRolloutWorker:
 def open_actor_rollout_worker(
     environment: PodEnvironment, rank: RankEnvironment, keys: KeyRing
 ) -> Iterator[ActorRolloutWorker]:
-    """The worker of one rank, whose models live as long as the block."""
+    """Open the worker of one rank, whose models live as long as the block."""
     config = environment.config
     if config.spec.steps.trains:
         custom_functions.check(config.spec.algorithm)
@@ -327,12 +329,12 @@ def open_actor_rollout_worker(
         world = stack.enter_context(open_role_world(environment, rank))
         generation = stack.enter_context(open_generation(environment, world, keys))
         policy, weights = _open_weights(config, world)
-        turns, reward_model = DeviceTurns(generation.engine.sleep), None
+        turns, reward_model = DeviceSharing(generation.engine.sleep), None
         if "rewardModel" in config.topology.living_in(environment.role):
             reward_model = stack.enter_context(open_reward_model(config.spec, world, turns))
         generates = config.topology.generating.role == OWNER
         has_several = generates and config.spec.phases_of_rows > 1
-        under_way = RowsUnderWay(generation) if has_several else None
+        under_way = RowsInFlight(generation) if has_several else None
         yield ActorRolloutWorker(
             rank=rank.rank,
             run_folder=environment.run_folder,
@@ -347,10 +349,10 @@ def open_actor_rollout_worker(
 def _open_weights(
     config: RunConfig, world: World
 ) -> tuple[Policy | None, Callable[[], Iterator[tuple[str, Tensor]]]]:
-    """The policy, where it is trained, and the weights that engines get.
+    """Return the policy, if it is trained, and the weights that engines get.
 
-    With adapters beside them an engine in this rank, which gives its memory to the trainer, gets
-    all anew; one in pods of its own keeps the weights of its folder, and gets the adapters alone.
+    With adapters, an engine in this rank, which gives its memory to the trainer, gets all weights
+    anew; one in pods of its own keeps the weights of its folder, and gets the adapters alone.
     """
     spec = config.spec
     if not spec.steps.trains:

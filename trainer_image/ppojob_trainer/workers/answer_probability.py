@@ -1,7 +1,7 @@
-"""How probable the policy finds the known answer behind what a response has said before its own.
+"""Answer probability: the policy's probability of the known answer after a response's reasoning.
 
 The reward of RLPR (arXiv:2506.18254). The answer of each response is replaced by the ground truth,
-and one more pass over these rows tells the probability of each of its tokens.
+and one more forward pass over these rows gives the probability of each of its tokens.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,17 +22,17 @@ from ppojob_trainer.workers.batch_rows import BatchRows
 
 _SPACES = " \n\t\r"
 _NOTHING = [0], [False]
-"""A row that earns nothing: one token, of which nothing is read."""
+"""A row without reward: one token, of which nothing is read."""
 
 
 def answered(
     spec: PPOJobSpec, chat: ChatTokenizer, rows: Experience, answers: Sequence[str]
 ) -> Experience:
-    """Rows of a rank with the ground truths of their prompts in the place of their answers.
+    """Build a rank's rows with the ground truths of their prompts in place of their answers.
 
-    The mask is that of the ground truths. With `debias` each group has one row more, the last,
-    which has the ground truth alone. Texts are tokenised anew, as by RLPR's authors; those that are
-    longer than a response may be earn nothing.
+    The mask selects the ground truths. With `debias` each group has one row more, the last, which
+    has the ground truth alone. Texts are tokenised anew, as by RLPR's authors; those longer than
+    the response limit get no reward.
     """
     settings, limit = spec.algorithm.answer_reward, spec.data.max_response_tokens
     assert settings is not None, "who asks rewards answers"
@@ -61,9 +61,9 @@ def answered(
 
 
 def _before_answer(text: str, marker: str) -> str | None:
-    """What stands before the answer of a response; None where that is not clear.
+    """Return the text before the answer of a response; None if that is ambiguous.
 
-    Spaces before the answer are the response's own, or one where it has none, as in RLPR's code.
+    Spaces before the answer are the response's own, or one if it has none, as in RLPR's code.
     """
     before, *behind = text.split(marker)
     if len(behind) != 1:
@@ -78,11 +78,10 @@ def answer_probabilities(
     own: Experience,
     predict: Callable[[Experience], TokenOutputs],
 ) -> Tensor:
-    """(rows of this rank,) what each earns; all ranks of the role call it together.
+    """Return (rows of this rank,) rewards; a collective call of all ranks of the role.
 
-    A response earns the mean probability of the tokens of the answer, with `debias` less that of
-    the row of its group that has nothing else, and at least 0. `own` are the rows of this rank as
-    `answered` has made them.
+    A response gets the mean probability of the answer's tokens, with `debias` less that of its
+    group's row without reasoning, and at least 0. `own` are the rows of this rank from `answered`.
     """
     samples = rows.index.samples + settings.debias
     index = msgspec.structs.replace(

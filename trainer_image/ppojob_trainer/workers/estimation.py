@@ -1,7 +1,7 @@
-"""Rewards and advantages of a step, from the columns of the whole batch.
+"""Reward and advantage estimation of a step, from the columns of the whole batch.
 
-Every owner of rows does this for the whole batch and keeps what belongs to its rows: estimators
-with statistics of the batch stay pure functions, and any layout gives the same bits.
+Every owner of rows does this for the whole batch and keeps what belongs to its rows. So estimators
+with batch statistics stay pure functions, and any layout gives the same bits.
 """
 
 from collections.abc import Sequence
@@ -38,7 +38,7 @@ from ppojob_trainer.rpc.messages.training import Advantages as Given
 from ppojob_trainer.workers.batch_rows import BatchRows
 
 RESAMPLING = 2409
-"""Behind seed and step, so that no other draw of a job has the same key."""
+"""Follows seed and step in the random key, so that no other draw of a job has the same key."""
 
 
 @dataclass(frozen=True)
@@ -54,14 +54,14 @@ class _Batch:
 
     @cached_property
     def turns(self) -> Turns:
-        """The turns of the rows."""
+        """Return the turns of the rows."""
         return Turns.of(self["mask"], self.lengths, self.groups, self["anchors"])
 
 
 def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantaged:
-    """Place scores on the last trained tokens, take the KL penalty off, estimate advantages.
+    """Place scores on the last trained tokens, subtract the KL penalty, estimate advantages.
 
-    The rows get `token_rewards`, `advantages` and `returns`, and what the job asks for besides.
+    The rows get `token_rewards`, `advantages` and `returns`, and further columns that the job uses.
     """
     batch = _gather(spec, rows)
     if spec.leaves_responses_out:
@@ -79,7 +79,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     trained = _without(kept, given.masked, lengths) if masks else kept
     weights = None if corrected is None else corrected.weights
     if spec.algorithm.estimator.has_pairs or spec.algorithm.reprompt is not None:
-        kept = trained  # who is left out is in no pair, or was taught nothing
+        kept = trained  # excluded rows are in no pair, or have no teacher
     estimated = _estimate(spec, batch, rewards, given, kept, weights)
     if spec.algorithm.estimator.has_pairs:
         trained = trained & (estimated.advantages != 0)
@@ -119,13 +119,13 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
 
 
 def _leave_out(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
-    """Train on no token of some rows; a row without trained tokens does not count in its group."""
+    """Mask all tokens of excluded rows; a row without trained tokens leaves its group."""
     batch.columns["mask"] = _without(batch["mask"], dropped, batch.lengths)
     rows.keep("update_mask", batch["mask"])
 
 
 def _keep_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Tensor) -> None:
-    """Tell the rows which of them scored well, where a loss reads it."""
+    """Mark the rows that scored well, if a loss reads that."""
     if spec.algorithm.positive_examples is not None:
         is_positive = torch.zeros(len(lengths), dtype=torch.bool)
         is_positive[given.positives] = True
@@ -133,19 +133,19 @@ def _keep_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Te
 
 
 def _without(mask: Tensor, rows: Sequence[int], lengths: Tensor) -> Tensor:
-    """(tokens,) bool: the mask, False at all tokens of some rows."""
+    """Return (tokens,) bool: the mask, False at all tokens of some rows."""
     is_kept = torch.ones(len(lengths), dtype=torch.bool)
     is_kept[list(rows)] = False
     return mask & is_kept.repeat_interleave(lengths)
 
 
 def _certainty(spec: PPOJobSpec, batch: _Batch) -> tuple[list[float], dict[str, float]]:
-    """(rows,) what each earns by how sure the policy was of it; returns metrics of it as well."""
+    """Return (rows,) the reward for the policy's certainty, and metrics of it."""
     settings, mask, lengths = spec.algorithm.certainty_reward, batch["mask"], batch.lengths
     if settings is None:
         return [0.0] * len(lengths), {}
     has_some = row_count(mask, lengths) > 0
-    if settings.type == "answer_probability":  # which is the same at all tokens of a row
+    if settings.type == "answer_probability":  # the same value at all tokens of a row
         means = torch.zeros(len(lengths))
         means[has_some] = batch["answer_probabilities"][row_ends(mask, lengths)]
     else:
@@ -159,7 +159,7 @@ def _certainty(spec: PPOJobSpec, batch: _Batch) -> tuple[list[float], dict[str, 
 def _place_rewards(
     scores: Sequence[float], mask: Tensor, lengths: Tensor, turn_rewards: Tensor | None
 ) -> Tensor:
-    """Token rewards, (tokens,) float32: each row's score on its last trained token, and its turns'.
+    """Return (tokens,) float32 rewards: each row's score at its last trained token, and its turns'.
 
     verl places the score on the last token: a row that ends in tokens which the policy did not
     write, such as the answer of a tool, would lose it, for masked tokens give no reward. A row
@@ -174,7 +174,7 @@ def _place_rewards(
 def _charge_kl(
     spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given
 ) -> tuple[Tensor, float | None]:
-    """Take the KL penalty off the rewards; returns the mean KL of the rows too, None without it."""
+    """Subtract the KL penalty from the rewards; return the rows' mean KL too, None without it."""
     if spec.algorithm.kl.in_ != "reward":
         return rewards, None
     mask, estimator = batch["mask"], spec.algorithm.kl.estimator
@@ -187,7 +187,7 @@ def _charge_kl(
 
 
 def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
-    """The columns that the job's rewards and estimator read."""
+    """Gather the columns that the job's rewards and estimator read."""
     algorithm = spec.algorithm
     in_reward, squares = algorithm.kl.in_ == "reward", algorithm.estimator.has_sum_pi_squared
     of_teacher = algorithm.estimator.has_teacher
@@ -218,7 +218,7 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
 
 
 def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[str, float]]:
-    """Compare the policy before the step with the engine; returns metrics of it as well."""
+    """Compute the correction between the policy before the step and the engine, and its metrics."""
     algorithm = spec.algorithm
     if not algorithm.is_corrected_before:
         return None, {}
@@ -235,11 +235,11 @@ def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[st
 def _choose_tokens(
     spec: PPOJobSpec, rows: BatchRows, batch: _Batch, mask: Tensor, weights: Tensor | None
 ) -> dict[str, float]:
-    """Leave tokens out of the updates, and weigh them also by entropy; returns metrics of it.
+    """Mask tokens out of the updates, and weight them also by entropy; returns metrics of it.
 
     The updates train on `mask` (tokens,), with the `weights` (tokens,) of the correction, None for
-    1. It is the `update_mask`: that of the rows stays, because a reference that is lost during the
-    updates reads the rows once more.
+    1. It becomes the `update_mask`. The rows' own mask stays, because a reference that is lost
+    during the updates reads the rows once more.
     """
     algorithm, told = spec.algorithm, dict[str, float]()
     if algorithm.high_entropy_share < 1.0:
@@ -261,10 +261,10 @@ def _choose_rows(
     scores: Tensor,
     step: int,
 ) -> dict[str, float]:
-    """Draw the rows that the updates train on, where the job asks for it; returns metrics of it.
+    """Resample the rows that the updates train on, if the job asks for it; returns metrics of it.
 
-    Tokens outside of `mask` (tokens,) are left out already; `scores` (rows,) are without the KL.
-    The seed of the job and the step decide the draws.
+    Tokens outside of `mask` (tokens,) are already excluded; `scores` (rows,) are without the KL.
+    The draws follow from the job's seed and the step.
     """
     resampling = spec.algorithm.resampling
     if resampling is None:
@@ -288,7 +288,7 @@ def _estimate(
     kept: Tensor,
     weights: Tensor | None,
 ) -> Advantages:
-    """The job's estimator with its own options, and what else it reads.
+    """Call the job's estimator with its own options, and the columns that it reads.
 
     Of the mask, `kept` (tokens,) is what no correction rejects; `weights` (tokens,) are those of
     the correction, None for 1.
@@ -313,7 +313,7 @@ def _estimate_by_options(
     kept: Tensor,
     weights: Tensor | None,
 ) -> Advantages:
-    """The same of an estimator whose keywords are its options."""
+    """Call an estimator whose keyword arguments are its options; otherwise as `_estimate`."""
     algorithm = spec.algorithm
     own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
     if algorithm.estimator.has_greedy:
@@ -348,7 +348,7 @@ def _estimate_by_options(
 
 
 def _share_without_signal(batch: _Batch, advantages: Tensor) -> float:
-    """Share of the prompts none of whose trained tokens has an advantage other than 0."""
+    """Return the share of prompts without any trained token of nonzero advantage."""
     is_silent = torch.ones(int(batch.groups[-1]) + 1, dtype=torch.bool)
     token_groups = batch.groups.repeat_interleave(batch.lengths)
     is_silent[token_groups[batch["mask"] & (advantages != 0)]] = False

@@ -1,4 +1,4 @@
-"""How a rank makes the rows of a request: one response each, or conversations with tools."""
+"""Generation on one rank: rows with one response each, or conversations with tools."""
 
 import itertools
 import math
@@ -47,47 +47,47 @@ from ppojob_trainer.rpc.messages.rollout import (
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.tools.schemas import tool_schemas
-from ppojob_trainer.workers.handover import MadeRows
+from ppojob_trainer.workers.row_transfer import GeneratedRows
 
 TRAIN = "train"
 GREEDY = "greedy"
-"""Purpose of greedy responses that training is compared with; they are not trained on."""
+"""Purpose of greedy baseline responses; they are not trained on."""
 _SINGLE_TURN: Final = AgentSpec()
 
 
 @dataclass(frozen=True)
 class Agent:
-    """What the rows of one agent need."""
+    """Settings of the rows of one agent."""
 
     spec: AgentSpec  # its own `spec.agent`
-    form: ChatForm  # reads turns, and writes what stands between them
-    tools: tuple[str, ...]  # names of those that may be called; empty for all
+    form: ChatForm  # parses turns, and formats the tokens between them
+    tools: tuple[str, ...]  # names of allowed tools; empty for all
     stop_token_ids: tuple[int, ...]  # end a turn, besides the model's own end tokens
-    stop_texts: StopTexts | None  # do so, too
+    stop_texts: StopTexts | None  # end a turn, too
 
 
 @dataclass(frozen=True)
 class Turns:
-    """What rows of several turns need."""
+    """Settings of multi-turn rows."""
 
-    agents: Mapping[str, Agent]  # by the name that rows have for them
+    agents: Mapping[str, Agent]  # by the agent's name in the rows
     delay: float  # engine steps that calls may take; infinity: until no row runs
     fails: bool  # whether a failed call fails the job
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row that is asked for."""
+    """A requested row."""
 
     batch: Generate
     number: int  # in the whole batch
     prompt: PromptTokens
     sampling: SamplingParams
-    seed_of: Callable[[int], int]  # of a request, by the number of those before it
-    given: Sequence[int] = ()  # the response, where the data has it; none where it is drawn
+    seed_of: Callable[[int], int]  # the seed of an engine request, by the number of earlier ones
+    given: Sequence[int] = ()  # the response, if the data has it; empty if it is generated
 
     def begun(self) -> RowState:
-        """The row before anything is drawn; one whose response is given has ended."""
+        """Return the initial state; a row with a given response has ended."""
         if not self.given:
             return RowState()
         ends = len(self.given) < self.sampling.max_tokens
@@ -97,29 +97,29 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Tells it apart from the others of its step."""
+        """Name the row within its step."""
         prefix = f"{GREEDY}/" if self.batch.purpose == GREEDY else ""
         position, sample = divmod(self.number, self.batch.samples)
         return f"{prefix}{position}/{sample}"
 
     @property
     def place(self) -> str:
-        """What people are told of it; numbers as in the files of rows, but for those of rounds."""
+        """Name the row for people, by the numbers of the row files, or the number of its round."""
         unit = "round" if self.batch.number else "step"
         batch = f"{self.batch.purpose} {unit} {self.batch.number or self.batch.step}"
         return f"{batch}, prompt {self.prompt.prompt}, sample {self.number % self.batch.samples}"
 
 
 @dataclass
-class Drawing:
-    """How many rows of a generation phase have ended; questions are answered beside it."""
+class GenerationProgress:
+    """Counts the finished rows of a generation phase; the controller polls it meanwhile."""
 
     asked: int = 0
     ended: int = 0
 
     @contextmanager
     def of(self, rows: int) -> Iterator[None]:
-        """A phase of so many rows."""
+        """Count a phase of `rows` rows."""
         self.asked = rows
         try:
             yield
@@ -127,34 +127,34 @@ class Drawing:
             self.asked = self.ended = 0
 
     def tell(self, _: Nothing) -> RowsDrawn:
-        """Answers the controller."""
+        """Answer the controller's poll."""
         return RowsDrawn(self.ended, self.asked)
 
 
 @dataclass(frozen=True)
 class Generation:
-    """Makes rows."""
+    """Generates rows."""
 
-    spec: PPOJobSpec  # the job
-    engine: RolloutEngine  # draws; a `NoEngine` where engines have pods of their own
+    spec: PPOJobSpec  # the job's spec
+    engine: RolloutEngine  # generates; a `NoEngine` if engines have pods of their own
     chat: ChatTokenizer  # the policy's tokenizer
     caller: Caller  # calls the ranks of other roles
-    world: World  # this rank's; it knows who shares its engine
-    # of rows that are conversations; None where each row is one response
+    world: World  # the role's world; it knows which ranks share an engine
+    # for conversations; None if each row is one response
     turns: Turns | None = None
-    drawing: Drawing = field(default_factory=Drawing)
+    progress: GenerationProgress = field(default_factory=GenerationProgress)
 
-    def run(self, batches: list[Generate]) -> list[MadeRows]:
-        """One generation phase: the rows of each batch that this rank keeps."""
+    def run(self, batches: list[Generate]) -> list[GeneratedRows]:
+        """Run one generation phase; return the rows of each batch that this rank keeps."""
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
         asked = [number for number, one in enumerate(episodes) if not one.state.is_over]
 
         def count(_: int, ended: int) -> bool:
-            self.drawing.ended = ended
+            self.progress.ended = ended
             return False
 
-        with self.drawing.of(len(asked)):
+        with self.progress.of(len(asked)):
             own_rows, own = [rows[one] for one in asked], [episodes[one] for one in asked]
             self.drive(batches[0].step, own_rows, own, count)
         drawn = iter(episodes)
@@ -162,12 +162,12 @@ class Generation:
         for batch in batches:
             of_batch = itertools.islice(drawn, len(batch.prompts) * batch.samples)
             whole = [episode.trajectory for episode in of_batch]
-            of_engine = MadeRows(batch.first, batch.prompts, batch.samples, whole)
+            of_engine = GeneratedRows(batch.first, batch.prompts, batch.samples, whole)
             made.append(of_engine.within(batch.kept))
         return made
 
     def episode(self, row: Row, name: str, state: RowState | None = None) -> Episode:
-        """A row by its name among those that are drawn together, from its beginning or a state."""
+        """Return the episode of a row, named uniquely in the phase, from its start or a state."""
         turns, prompt = self.turns, row.prompt
         agent = turns.agents[prompt.agent] if turns else None
         return Episode(
@@ -192,9 +192,9 @@ class Generation:
         episodes: Sequence[Episode],
         is_enough: Callable[[int, int], bool],
     ) -> None:
-        """Draw rows, none of them over, to their ends, or until it is enough; see `Driver`.
+        """Generate rows, none of them finished, to their ends, or until `is_enough`; see `Driver`.
 
-        The phase is that of a step; rows may be of later ones too.
+        The phase is that of a step; rows may belong to later ones too.
         """
         turns = self.turns
         if turns is None:
@@ -226,13 +226,13 @@ class Generation:
         )
 
     def rows(self, batch: Generate) -> Iterator[Row]:
-        """The rows that a request has the engine of this rank draw, in order."""
+        """Return the rows of a request that this rank's engine generates, in order."""
         names = {prompt.agent for prompt in batch.prompts}
         sampling = {name: self._sampling(batch.purpose, name) for name in names}
         purpose: Purpose = "train" if batch.purpose == TRAIN else "validation"
         for position, prompt in enumerate(batch.prompts, start=batch.first):
             for sample in range(batch.samples):
-                # A prompt that comes again in a later round is not answered the same.
+                # A prompt that comes again in a later round gets other samples.
                 drawn = batch.round * batch.samples + sample
 
                 def seed_of(turn: int, prompt: int = prompt.prompt, drawn: int = drawn) -> int:
@@ -266,26 +266,26 @@ class Generation:
 
 
 def _with_tools(prompt: PromptTokens, agent: Agent) -> PromptTokens:
-    """A prompt with the names of the tools that its row may call, where these are not all."""
+    """Add to a prompt the names of the tools that its row may call, unless these are all."""
     if prompt.tools or not agent.tools:
         return prompt
     return msgspec.structs.replace(prompt, tools=list(agent.tools))
 
 
 def batch_of(batch: Generate) -> BatchName:
-    """The name of the batch that a request is of."""
+    """Return the name of a request's batch."""
     rewinds = batch.conversations.rewinds if batch.conversations else 0
     return BatchName(rewinds, batch.step, batch.purpose, batch.round)
 
 
 def batches_of(request: Generate) -> list[Generate]:
-    """What a request asks for: its batch, and the greedy one beside it."""
+    """Return the batches of a request: its own, and the greedy one beside it."""
     greedy = msgspec.structs.replace(request, purpose=GREEDY, samples=1)
     return [request, greedy] if request.greedy else [request]
 
 
-def generated(made: list[MadeRows], counts: dict[str, int] | None = None) -> Generated:
-    """What the controller is told of the batches of a request, and of what its engine counted."""
+def generated(made: list[GeneratedRows], counts: dict[str, int] | None = None) -> Generated:
+    """Build the controller's answer: metadata of the batches, and engine counters."""
     first, *greedy = (
         Generated(
             [len(row.tokens) for row in rows],
@@ -302,7 +302,7 @@ def generated(made: list[MadeRows], counts: dict[str, int] | None = None) -> Gen
 
 
 def _versions(row: Trajectory) -> dict[int, int]:
-    """How many tokens of a row the weights of each version have drawn."""
+    """Count the tokens of a row by the version of the weights that generated them."""
     found = Counter[int]()
     for segment in row.segments:
         if segment.policy_version is not None:
@@ -314,7 +314,7 @@ def _versions(row: Trajectory) -> dict[int, int]:
 def open_generation(
     environment: PodEnvironment, world: World, keys: KeyRing
 ) -> Iterator[Generation]:
-    """The engine, if there is one, and the tokenizer of a rank; they live as long as the block.
+    """Open the engine, if there is one, and the tokenizer of a rank, as long as the block.
 
     To be called once the world of the role is open, and before any model is loaded: vLLM takes the
     default group for its own world, and measures free memory.
@@ -335,7 +335,7 @@ def open_generation(
                 tells_experts=spec.algorithm.router_replay == "rollout",
             )
         stack.callback(engine.close)
-        # The time is the prompts': requests tell it.
+        # Requests bring the time of the prompts.
         folder = model.tokenizer_path or model.path
         chat = ChatTokenizer(model.path, folder, model.chat_template, began=0.0)
         stack.enter_context(chat)
@@ -346,7 +346,7 @@ def open_generation(
 
 
 def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
-    """What the rows of a job need, where they are conversations."""
+    """Return the settings of a job's conversations, if it has any."""
     agent = spec.agent
     if agent is None:
         return None

@@ -1,7 +1,8 @@
-"""The judge role's rank: serves a language model beside it, by vLLM's server of OpenAI's interface.
+"""Judge worker: runs vLLM's OpenAI-compatible server of the LLM judge as a child process.
 
-It answers no work: reward pods ask the server by HTTP (`workers.judge_router`). When the server
-ends, this rank ends and says so, and is started again like the rank of any role.
+It answers no requests of the controller: reward pods call the server by HTTP
+(`workers.judge_router`). When the server ends, this rank ends with the reason, and is restarted
+like the rank of any role.
 """
 
 import os
@@ -35,7 +36,7 @@ _DIRECTLY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class JudgeWorker:
-    """Keeps the server; the controller asks it for nothing but whether it lives."""
+    """Keeps the server; the controller only checks that it lives."""
 
     def routes(self) -> list[Route]:
         """The methods of this role."""
@@ -43,7 +44,7 @@ class JudgeWorker:
 
 
 def server_command(judge: JudgeSpec, *, address: str, gpus: int) -> list[str]:
-    """What serves the judge of a resolved job."""
+    """Return the server's command line for the judge of a resolved job."""
     given: dict[str, object] = {
         "model": judge.path,
         "host": address,
@@ -66,11 +67,11 @@ def server_command(judge: JudgeSpec, *, address: str, gpus: int) -> list[str]:
 def open_judge_worker(
     environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[JudgeWorker]:
-    """The worker, once its server answers; it ends with the block.
+    """Open the worker once its server answers; it ends with the block.
 
     Raises:
         SystemExit: in the main thread at any time, when the server has ended.
-        ConfigError: so too, where vLLM has refused to begin.
+        ConfigError: likewise, if vLLM has refused to start.
     """
     spec = environment.config.spec
     judge, gpus = spec.judge, spec.roles.judge.gpus_per_replica
@@ -97,7 +98,7 @@ def open_judge_worker(
 
 @contextmanager
 def _short_name(folder: Path) -> Iterator[str]:
-    """A folder of sockets: the kernel takes 107 bytes of a path, and its own may be longer."""
+    """Return a short folder for sockets: the kernel allows 107 bytes, vLLM's path may be longer."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -106,7 +107,7 @@ def _short_name(folder: Path) -> Iterator[str]:
 
 
 def reason_to_end(judge: JudgeSpec, how: str) -> BaseException:
-    """What ends the rank when its server has ended; a ConfigError is not tried again."""
+    """Return the error that ends the rank after its server; a ConfigError is not retried."""
     if how == f"exit status {contract.EXIT_INVALID}":
         return ConfigError(
             f"spec.judge: got {shown(judge.path)}: vLLM does not serve it so, and the log of this "

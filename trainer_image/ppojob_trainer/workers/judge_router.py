@@ -1,7 +1,7 @@
-"""What reward functions ask for `spec.judge`: a door in their own pod to all servers of the judge.
+"""Judge router: a local HTTP endpoint for reward functions, in front of all judge servers.
 
-A request goes to the server that its digest names: the same one whenever it is made again, and
-whoever makes it. While that server is being started again the request waits here.
+A request goes to the server that its digest selects: the same one for every repetition, from any
+pod. While that server is being restarted, the request waits here.
 """
 
 import hashlib
@@ -21,8 +21,10 @@ _CONNECT_SECONDS: Final = 10.0
 _WAIT_SECONDS: Final = 0.5
 _LARGEST_REQUEST: Final = 64 * 1024**2
 _DYING: Final = 3
-"""How often a status of 500 and above is tried again: a server that has lost its engine says so
-once more before it ends."""
+"""Retries after a status of 500 and above.
+
+A server that has lost its engine answers so once more before it ends.
+"""
 _FIRST_BAD_STATUS: Final = 500
 _KEEP_ALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -30,7 +32,7 @@ _KEEP_ALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""An answer may take its time; a machine that is gone is noticed."""
+"""TCP keepalive: an answer may take long, but a dead machine is noticed."""
 
 
 class _Answer(NamedTuple):
@@ -40,13 +42,13 @@ class _Answer(NamedTuple):
 
 
 def server_of(path: str, body: bytes, count: int) -> int:
-    """Which of the servers is asked."""
+    """Return the server of a request."""
     digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
     return int.from_bytes(digest[:8], "big") % count
 
 
 class JudgeRouter(PageServer):
-    """A server on a free port of this machine, which passes requests on to those of the judge.
+    """A server on a free local port that forwards requests to the judge servers.
 
     Args:
         servers: host and port of each.
@@ -54,14 +56,14 @@ class JudgeRouter(PageServer):
         patience: seconds for which a request waits for a server that does not answer.
     """
 
-    request_queue_size = 1_024  # functions may ask for all of their rows at once
+    request_queue_size = 1_024  # functions may send requests for all of their rows at once
 
     def __init__(self, servers: Sequence[tuple[str, int]], *, model: str, patience: float) -> None:
         super().__init__("127.0.0.1", 0, _Handler)
         self._servers, self._model, self._patience = servers, model, patience
 
     def passed_on(self, method: str, path: str, body: bytes) -> _Answer:
-        """What the server says that a request belongs to."""
+        """Forward a request to its server, and return the answer."""
         if path == sglang_form.PATH:
             return self._generated(body)
         server = self._servers[server_of(path, body, len(self._servers))]
@@ -95,7 +97,7 @@ class _Handler(PageHandler):
 def _asked(
     server: tuple[str, int], method: str, path: str, body: bytes, patience: float
 ) -> _Answer:
-    """The answer of a server, which may have to start again first; 503 where it never answers."""
+    """Return the server's answer, after a restart if needed; 503 if it never answers."""
     bad, deadline = 0, None
     while True:
         try:

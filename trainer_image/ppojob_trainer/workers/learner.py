@@ -1,4 +1,4 @@
-"""A model in training, and its part of checkpoints: weights, optimizer, random state."""
+"""Learner: a model in training, and its shard of checkpoints (weights, optimizer, random state)."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import partial
@@ -33,16 +33,16 @@ RNG_FILE = "rng.safetensors"
 
 
 class Learner:
-    """What the policy and the critic have in common.
+    """The common part of policy and critic training.
 
     Args:
         role: name of the folder of its files in a checkpoint.
         world: the ranks that train the model together.
-        seed: of the random state that a job begins with.
-        load: makes the model that the job begins with.
-        train: makes the engine for a model and its number of optimizer steps in the whole job.
-        offload: what of the model lies in host memory; of it the weights are seen to here. They
-            leave at once; neither `restore` nor `state_files` needs them on the device before.
+        seed: seed of the job's initial random state.
+        load: loads the initial model.
+        train: builds the engine of a model, for a number of optimizer steps in the whole job.
+        offload: what of the model is kept in host memory; this class moves the weights. They leave
+            the device at once; neither `restore` nor `state_files` needs them there before.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Learner:
     ) -> None:
         self._leaves = "weights" in offload
         self.model = load()
-        # Beside frozen weights little is trained: what it begins with is kept.
+        # With frozen base weights little is trained: its initial values are kept.
         kept = trained_tensors(self.model) if adapters_of(self.model) else {}
         self._beginning = {
             name: local_part(tensor).to("cpu", copy=True) for name, tensor in kept.items()
@@ -71,18 +71,18 @@ class Learner:
 
     @property
     def engine(self) -> TrainEngine:
-        """The model's passes and updates."""
+        """Return the model's passes and updates."""
         assert self._engine is not None, "restore comes before everything else"
         return self._engine
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """A weight, or its average, with its bytes on its device."""
+        """Copy a weight, or its average, to its device."""
         return self.engine.moments.on_device(self.resident.host.on_device(tensor))
 
     def restore(self, folder: Path | None, files: Iterable[FileEntry], total_updates: int) -> None:
-        """Take the state of a checkpoint, or that of the beginning without a folder.
+        """Load the state of a checkpoint, or the initial state without a folder.
 
-        The files are those of all models and ranks; every one that is read is verified. The
+        The files are those of all models and ranks; every file that is read is verified. The
         updates are those of the whole job.
 
         Raises:
@@ -107,7 +107,7 @@ class Learner:
                 self._read(folder, list(files))
 
     def state_files(self) -> list[Shard]:
-        """This rank's files of a checkpoint; of copies of the model, the first rank has all."""
+        """Return this rank's files of a checkpoint; of replicas, the first rank writes all."""
         rank = self._world.rank
         file = partial(state_file, self._role, rank)
         files = []
@@ -136,27 +136,27 @@ class Learner:
             state = next(entry for entry in states if entry.rank == self._world.rank)
             self._take_random_state(read_shard(folder, state))
         else:
-            # Under another number of ranks no random state of a rank can be continued.
+            # With another number of ranks, a rank's random state cannot be continued.
             torch.manual_seed(self._seed + self.engine.updates + self._stream)
 
     @property
     def _writer(self) -> int:
-        """The rank that writes the parts that this one holds."""
-        return self._world.dims.in_first_copy(self._world.rank)
+        """Return the rank that writes the shard that this one holds."""
+        return self._world.dims.in_first_replica(self._world.rank)
 
     @property
     def _stream(self) -> int:
-        """Number of this rank's random stream.
+        """Return the number of this rank's random stream.
 
-        Ranks that compute the same layers of the same rows draw the same; stages of a pipeline do
-        not, or the first layers of all of them would drop the same.
+        Ranks that compute the same layers of the same rows share a stream; pipeline stages do not,
+        or the first layers of all of them would drop the same.
         """
         dims, rank = self._world.dims, self._world.rank
         stage, _ = dims.place(rank, "pipeline")
         return dims.data_coordinate(rank) + dims.data_size * stage
 
     def _random_state(self) -> dict[str, Tensor]:
-        """Of the generators that dropout draws from: it draws where the weights are."""
+        """Return the state of the generators of dropout, on the device of the weights."""
         state = {"torch": torch.get_rng_state()}
         if self._world.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self._world.device)
@@ -169,14 +169,14 @@ class Learner:
 
 
 class TrainedModel:
-    """A model in training, as the stages of a step ask for it."""
+    """A model in training, as the stages of a step call it."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
     @property
     def at_update(self) -> tuple[Resident, ...]:
-        """The models whose weights an update computes with."""
+        """Return the models whose weights an update computes with."""
         return (self.learner.resident,)
 
 
@@ -204,7 +204,7 @@ def load_for(
 def critic_learner(
     spec: PPOJobSpec, world: World, kind: ModelKind, head: ValueHead | PolicyHead
 ) -> Learner:
-    """The model of the role `critic`, as the job begins with it."""
+    """Build the learner of the role `critic` in its initial state."""
     critic, role = spec.critic, spec.roles.critic
     assert critic is not None, "a job without a critic has no such role"
     assert critic.path is not None, "a resolved configuration says which model"
@@ -221,7 +221,7 @@ def critic_learner(
 
 
 def resident_weights(model: nn.Module, *, leaves: bool) -> Resident:
-    """The weights of a model, which leave at once if they ever do; adapters, being small, stay."""
+    """Offload a model's weights, if they are ever offloaded; adapters, being small, stay."""
     named = model.named_parameters()
     resident = Resident((w for name, w in named if not is_adapter(name)), leaves=leaves)
     resident.leave()
@@ -235,6 +235,6 @@ def state_file(
     tensors: Mapping[str, Tensor],
     host: HostMemory | None = None,
 ) -> Shard:
-    """A rank's file of a checkpoint; the bytes of tensors may lie in host memory."""
+    """Return a rank's file of a checkpoint; tensor bytes may be in host memory."""
     path, seen = f"{role}/rank-{rank:05d}/{name}", host.seen if host is not None else local_part
     return Shard.of(path, tensors, role=role, rank=rank, seen=seen)

@@ -1,4 +1,4 @@
-"""`ppojob_trainer rank`: one rank of one attempt, from its first line to its end."""
+"""`ppojob_trainer rank`: the process of one rank in one attempt."""
 
 import faulthandler
 import gc
@@ -31,12 +31,14 @@ _WORKERS: Final[dict[RoleName, str]] = {
     "retriever": "retriever:open_retriever_worker",
     "judge": "judge:open_judge_worker",
 }
-"""What opens the worker of a role: a context manager of this package, which gives an object with
-`routes()`. It is imported by name, since each role has heavy imports of its own."""
+"""Opens the worker of a role: a context manager that yields an object with `routes()`.
+
+Imported by name, since each role has heavy imports of its own.
+"""
 
 
 def run_rank() -> int:
-    """Serve until killed; answers the exit status."""
+    """Serve until killed, and return the exit status."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     heartbeat = HeartbeatPipe(int(os.environ[contract.ENV_HEARTBEAT]))
     heartbeat.start()

@@ -1,4 +1,4 @@
-"""The stages of a rank's models: passes, updates and checkpoints, on the rows of the step."""
+"""Model stages of a rank: forward passes, updates and checkpoints, on the rows of the step."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +21,7 @@ from ppojob_trainer.rpc.messages.training import Forward, Update
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.device_turns import DeviceTurns
+from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.process_reward_model import (
     CRITIC_REFERENCE,
     CriticReference,
@@ -31,7 +31,7 @@ from ppojob_trainer.workers.process_reward_model import (
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
 from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference, Teachers
 from ppojob_trainer.workers.row_channels import RowChannels
-from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 from ppojob_trainer.workers.state_writer import StateOf, StateWriter, Write, writes_of
 from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
 
@@ -41,20 +41,20 @@ Trained = Policy | Critic | ProcessRewardModel
 
 @dataclass
 class ModelStages:
-    """Answers the stages of the models of a rank, all ranks of the role together."""
+    """Answers requests for the models of a rank, collectively with all ranks of the role."""
 
-    run_folder: Path  # what paths in requests are relative to
+    run_folder: Path  # base folder of relative paths in requests
     channels: RowChannels  # to other roles
     # models by the names that requests use
     frozen: dict[str, Frozen] = field(default_factory=dict)
     trained: dict[str, Trained] = field(default_factory=dict)  # likewise
-    # the reference, where it takes over weights of the policy; one of the frozen ones
+    # the reference, if it follows the policy; one of the frozen ones
     following: FollowingReference | None = None
-    # between these models, and the rollout engine where one is here
-    turns: DeviceTurns = field(default_factory=DeviceTurns)
-    # rows of later steps, where the engine here draws some of them beside those of a step
-    under_way: RowsUnderWay | None = None
-    # writes what checkpoints hold of them
+    # alternation of these models, and of the rollout engine if one is here
+    turns: DeviceSharing = field(default_factory=DeviceSharing)
+    # rows of later steps, if the engine here generates some of them beside those of a step
+    under_way: RowsInFlight | None = None
+    # writes their shards of checkpoints
     state: StateWriter = field(init=False)
     _models: StateOf = field(init=False)
     _rows: BatchRows | None = None
@@ -78,16 +78,16 @@ class ModelStages:
 
     @property
     def rows(self) -> BatchRows:
-        """The train rows of the step."""
+        """Return the training rows of the step."""
         assert self._rows is not None, "rows come before what is done with them"
         return self._rows
 
     def place(self, index: BatchIndex, mine: Experience) -> None:
-        """Take up the rows of a step: those of this rank, of all that the role's ranks have."""
+        """Place the rows of a step: those of this rank, of all that the role's ranks hold."""
         self._rows = self.batch_rows(index, mine)
 
     def batch_rows(self, index: BatchIndex, mine: Experience) -> BatchRows:
-        """Rows of this rank, of all that the role's ranks have."""
+        """Return rows of this rank, of all that the role's ranks hold."""
         world = self.channels.world
         link = Link(world.group, world.device)
         within = Link(world.along(*WITHIN), world.device)
@@ -110,8 +110,8 @@ class ModelStages:
     def _move_rows(self, request: MoveRows) -> Nothing:
         mine = self.rows.mine if self.channels.owns_rows else None
         index, moved = self.channels.move_rows(request.role, request.index, mine)
-        # A controller that came back has the rows of its step moved again. A pass over them that is
-        # done stays done, so what it has filled in stays as well.
+        # A restarted controller moves the rows of its step again. A finished pass over them is not
+        # repeated, so the columns that it filled stay as well.
         if not self.channels.owns_rows and self._batch != request.batch:
             self.place(index, moved)
             self._batch = request.batch
@@ -142,7 +142,7 @@ class ModelStages:
         return lambda folder: [*models(folder), *rows(folder)]
 
     def _state_files(self) -> list[Shard]:
-        """The files of this rank's models in a checkpoint."""
+        """Return the files of this rank's models in a checkpoint."""
         files = [file for model in self.trained.values() for file in model.learner.state_files()]
         return files if self.following is None else [*files, self.following.state_file()]
 
@@ -151,10 +151,10 @@ def open_stages(
     environment: PodEnvironment,
     world: World,
     policy: Policy | None = None,
-    turns: DeviceTurns | None = None,
-    under_way: RowsUnderWay | None = None,
+    turns: DeviceSharing | None = None,
+    under_way: RowsInFlight | None = None,
 ) -> ModelStages:
-    """Load the reference and the critic where they live here, beside the policy or without it."""
+    """Load the reference and the critic hosted here, beside the policy or without it."""
     spec = environment.config.spec
     trained: dict[str, Trained] = {} if policy is None else {"policy": policy}
     frozen: dict[str, Frozen] = {}
@@ -186,7 +186,7 @@ def open_stages(
         frozen=frozen,
         trained=trained,
         following=following,
-        turns=turns or DeviceTurns(),
+        turns=turns or DeviceSharing(),
         under_way=under_way,
     )
 
@@ -195,6 +195,6 @@ def open_stages(
 def open_standalone_model(
     environment: PodEnvironment, rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[ModelStages]:
-    """A reference or a critic in pods of its own; its model lives as long as the block."""
+    """Open a reference or critic in pods of its own; its model lives as long as the block."""
     with open_role_world(environment, rank) as world:
         yield open_stages(environment, world)

@@ -1,7 +1,7 @@
-"""The process reward model of PRIME: a language model that learns the outcomes of responses.
+"""Process reward model of PRIME: a language model trained on the outcomes of responses.
 
-What it says of a token beyond what its reference says tells whether the token leads there. The
-reference is what it began as, or another model, of which it had been made before.
+The reward of a token is its log-probability ratio to a reference. The reference is the model's
+initial state, or another model that it was made from.
 """
 
 from typing import Final
@@ -30,11 +30,11 @@ from ppojob_trainer.workers.learner import (
 from ppojob_trainer.workers.reference import BaseEngine
 
 CRITIC_REFERENCE: Final = "critic_reference"
-"""By which requests name what it is compared with."""
+"""Name of its reference in requests."""
 
 
 class CriticReference:
-    """What the model is compared with, which stays as it is."""
+    """The frozen reference of the process reward model."""
 
     def __init__(self, engine: ForwardEngine, resident: Resident) -> None:
         self._engine = engine
@@ -47,7 +47,7 @@ class CriticReference:
 
 
 class ProcessRewardModel(TrainedModel):
-    """The model in training."""
+    """The process reward model in training."""
 
     def __init__(self, learner: Learner, beta: float) -> None:
         super().__init__(learner)
@@ -59,7 +59,7 @@ class ProcessRewardModel(TrainedModel):
         return PassStatistics()
 
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
-        """One optimizer step; rows without an outcome have no part in it."""
+        """Run one optimizer step; rows without an outcome are excluded."""
         lengths = torch.tensor(rows.index.lengths, dtype=torch.int64)
         rows.keep("outcomes", torch.tensor(request.outcomes).repeat_interleave(lengths))
         staged = rows.staged(request.prompts, ("critic_ref_logprobs", "outcomes"))
@@ -76,13 +76,13 @@ class ProcessRewardModel(TrainedModel):
 def open_process_reward_model(
     spec: PPOJobSpec, world: World
 ) -> tuple[ProcessRewardModel, CriticReference]:
-    """Load it and its reference; beside adapters that may be its weights without them."""
+    """Load it and its reference, which with adapters may be the weights without them."""
     critic, role, prime = spec.critic, spec.roles.critic, spec.algorithm.prime
     assert critic is not None, "no other algorithm has one"
     assert role is not None, "a resolved configuration says where it lives"
     assert prime is not None, "no other algorithm has one"
     training, reference = spec.training, spec.critic_paths[-1]
-    # Of all tokens, whatever the temperature of the engines.
+    # Log-probabilities of all tokens, at temperature 1 whatever the engines' temperature.
     head = PolicyHead(LogprobSettings(chunk_tokens=training.logprob_chunk_tokens))
     learner = critic_learner(spec, world, PROCESS_REWARD, head)
     trained = ProcessRewardModel(learner, prime.beta)

@@ -1,4 +1,4 @@
-"""Traces of what ranks compute in chosen steps, by torch.profiler: a file for each call."""
+"""Profiler traces of ranks in selected steps, by torch.profiler: a file for each call."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -17,9 +17,9 @@ Watch = Callable[[RequestId], AbstractContextManager[None]]
 
 
 def watch(environment: PodEnvironment, rank: RankEnvironment) -> Watch:
-    """What traces the work of a rank within the steps that `spec.profile` names.
+    """Trace the work of a rank within the steps that `spec.profile` names.
 
-    A trace that cannot be written is told, and the training goes on.
+    A trace that cannot be written is logged, and training continues.
     """
     spec, role = environment.config.spec.profile, environment.role
     if spec is None or role not in _WITH_MODELS or rank.rank not in spec.ranks:

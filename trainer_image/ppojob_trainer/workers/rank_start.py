@@ -1,4 +1,4 @@
-"""What every rank that holds models begins with: its device, threads, seeds, world, channels."""
+"""Startup of every rank that holds models: device, threads, seeds, world, channels."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -32,10 +32,10 @@ from ppojob_trainer.workers.batch_rows import GroupCosts
 from ppojob_trainer.workers.row_channels import RowChannels
 
 OWNER = "actorRollout"
-"""The role whose ranks own the rows: the others meet them in its store."""
+"""The role whose ranks own the rows: the others join at its rendezvous store."""
 
 _BFLOAT16_SINCE: Final = (8, 0)
-"""Compute capability of the first GPUs (Ampere) whose matrix units know bfloat16."""
+"""Compute capability of the first GPUs (Ampere) with bfloat16 matrix units."""
 
 
 @contextmanager
@@ -43,8 +43,8 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     """Prepare the process and join the world of its role, which ends with the block.
 
     Raises:
-        ConfigError: the device cannot hold the models, or lacks a type of number, or a layout does
-            not fit its models.
+        ConfigError: the device cannot hold the models, lacks a data type, or a layout does not fit
+            its models.
     """
     config = environment.config
     timeouts = config.spec.timeouts
@@ -57,7 +57,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     torch.set_num_threads(role.threads_per_rank)
     repeat_bits(device)
     torch.manual_seed(config.spec.seed)
-    # Other roles with pods of their own make the owners' rows, or compute on them.
+    # Other roles with pods of their own generate the owners' rows, or compute on them.
     others = {own.role for own in config.topology.with_own_pods}
     has_visitors = role.role == OWNER and others & {"rollout", "reference", "critic"}
     meeting = None
@@ -76,14 +76,14 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         address=environment.address,
         meeting=meeting,
         open_seconds=timeouts.startup_seconds,
-        # Ranks wait for each other in a collective: no longer than the stage that it is part of.
+        # Timeout of a collective: the limit of the stage that it is part of.
         operation_seconds=max(timeouts.startup_seconds, timeouts.stage_seconds),
     ) as world:
         yield world
 
 
 def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
-    """The channels of a rank, none of them open yet."""
+    """Return the channels of a rank, none of them open yet."""
     spec = environment.config.spec
     sizes = sizes_of(spec.model.path)
     assert sizes is not None, "a model that has been loaded has sizes"
@@ -102,7 +102,7 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
 
 
 def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
-    """The layout of a role that has pods of its own; each rank with an engine keeps own rows."""
+    """Return the layout of a role with pods of its own; each rank with an engine keeps own rows."""
     if role == "rollout":
         return ParallelDims(replicate=environment.config.topology.role("rollout").world_size)
     pods = model_pods(environment.config.spec.roles)
@@ -114,7 +114,7 @@ def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
 
 
 def engine_ranks(config: RunConfig, role: RoleName) -> int:
-    """How many ranks of a role share a rollout engine."""
+    """Return how many ranks of a role share a rollout engine."""
     spec = config.spec
     has_engines = config.topology.generating.role == role and spec.rollout.replay is None
     return spec.rollout.parallelism.tensor if has_engines and not spec.algorithm.given else 1
@@ -122,18 +122,18 @@ def engine_ranks(config: RunConfig, role: RoleName) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """What a device is."""
+    """Facts about a device."""
 
     name: str  # for people
-    # of memory for one rank; None where that is not known. What is free now would say nothing
-    # of later: a rank that finds too little is started again.
+    # memory for one rank; None if unknown. Free memory would say nothing of later: a rank that
+    # finds too little is started again.
     total_bytes: int | None
-    # compute capability of a GPU; None on the CPU, which knows every type
+    # compute capability of a GPU; None on the CPU, which supports every data type
     capability: tuple[int, int] | None = None
 
 
 def device_facts(device: torch.device, ranks_per_pod: int) -> DeviceFacts:
-    """Look at the device of this rank; on the CPU the ranks of a pod share its memory."""
+    """Inspect the device of this rank; on the CPU the ranks of a pod share its memory."""
     if device.type == "cuda":
         _, total = torch.cuda.mem_get_info(device)
         name = torch.cuda.get_device_name(device)
@@ -143,7 +143,7 @@ def device_facts(device: torch.device, ranks_per_pod: int) -> DeviceFacts:
 
 
 def check_device(config: RunConfig, role: RoleName, facts: DeviceFacts) -> None:
-    """Refuse a device that has too little memory or lacks a type, for a role with own pods.
+    """Refuse a device with too little memory or a missing data type, for a role with own pods.
 
     Raises:
         ConfigError: with all that is wrong.

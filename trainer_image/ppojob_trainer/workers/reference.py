@@ -1,4 +1,4 @@
-"""The reference of the KL: the policy of the beginning, other models, or one that follows it."""
+"""Reference policy of the KL: the initial policy, other models, or one that follows the policy."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -29,12 +29,12 @@ ROLE: Final = "reference"
 
 
 class Reference:
-    """The model of the KL, which stays as it is; the ranks of the world hold it together."""
+    """The frozen reference model; the ranks of the world hold it together."""
 
     num_models = 1
 
     def __init__(self, spec: PPOJobSpec, world: World, number: int = 0) -> None:
-        """Load the model of a number among those of the job; see `ReferenceSpec.paths`."""
+        """Load one of the job's reference models by its number; see `ReferenceSpec.paths`."""
         self._path = spec.reference_paths[number]
         self._spec = spec
         self._world = world
@@ -47,21 +47,21 @@ class Reference:
         return PassStatistics()
 
     def predict(self, rows: Experience) -> TokenOutputs:
-        """Log-probabilities of the tokens of rows; all ranks call it together."""
+        """Return log-probabilities of the rows' tokens; a collective call of all ranks."""
         return self.engine.predict(rows.as_reference_reads())
 
     def last_states(self, _number: int, rows: Experience) -> LastStates:
-        """Those of a micro-batch, by the only model; see `ForwardEngine`."""
+        """Return the last hidden states of a micro-batch; see `ForwardEngine`."""
         return self.engine.last_states(rows)
 
     def release(self) -> None:
-        """Give back what `last_states` has left."""
+        """Release what `last_states` has kept."""
         self.engine.release()
 
     def _open(self) -> ForwardEngine:
-        """The policy of the beginning, or the model that the job names.
+        """Load the initial policy, or the model that the job names.
 
-        Where a policy is beside adapters in four bits, the first is what is below these.
+        If the policy has adapters over 4-bit weights, the initial policy is those weights.
         """
         spec = self._spec
         lora = spec.lora_of_reference
@@ -70,7 +70,7 @@ class Reference:
         return engine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 
     def _settled(self) -> Resident:
-        """Its weights, which begin where they are at rest."""
+        """Return its weights, moved to where they rest between passes."""
         role = self._spec.roles.reference
         return resident_weights(
             self.engine.model, leaves=role is not None and "weights" in role.offload
@@ -78,9 +78,9 @@ class Reference:
 
 
 class Teachers:
-    """Several frozen models, each of its own rows; where they leave the device, one is there.
+    """Several frozen models, each for its own rows; if they are offloaded, one is loaded at a time.
 
-    All ranks go through the models in the same order, also those that have no rows of one.
+    All ranks run the models in the same order, also those without rows of one.
     """
 
     def __init__(self, spec: PPOJobSpec, world: World) -> None:
@@ -94,7 +94,7 @@ class Teachers:
         return PassStatistics()
 
     def predict(self, rows: Experience) -> TokenOutputs:
-        """Log-probabilities of the tokens of rows, each by its own model; all ranks together."""
+        """Return log-probabilities of rows, each by its own model; a collective call."""
         logprobs = torch.zeros(rows.num_tokens)
         for number, model in enumerate(self._models):
             own = rows.read_by(number).nonzero()[:, 0]
@@ -103,23 +103,23 @@ class Teachers:
         return (logprobs,)
 
     def last_states(self, number: int, rows: Experience) -> LastStates:
-        """Those of a micro-batch whose rows the model of this number reads."""
+        """Return the last hidden states of a micro-batch, by the model of this number."""
         if self.resident.chosen != number:
             self.release()
         self.resident.choose(number)
         return self._models[number].engine.last_states(rows)
 
     def release(self) -> None:
-        """Give back what `last_states` has left."""
+        """Release what `last_states` has kept."""
         for model in self._models:
             model.release()
 
 
 class BaseEngine(ForwardEngine):
-    """What the policy said before training: its passes without its adapters, at no memory."""
+    """The policy without its adapters: the initial policy, at no extra memory."""
 
     def last_states(self, rows: Experience) -> LastStates:
-        """See `ForwardEngine`; the model stays in training where it is."""
+        """See `ForwardEngine`; the model in training stays where it is."""
         is_training = self.model.training
         states = super().last_states(rows)
         self.model.train(is_training)
@@ -131,7 +131,7 @@ class BaseEngine(ForwardEngine):
 
 
 class BaseReference(Reference):
-    """The weights below the adapters of a policy, which nobody trains."""
+    """The weights below a policy's adapters, which are never trained."""
 
     def __init__(self, spec: PPOJobSpec, world: World, policy: Learner) -> None:
         self._policy = policy
@@ -146,7 +146,7 @@ class BaseReference(Reference):
 
 
 class FollowingReference(Reference):
-    """A reference that takes over weights of the policy; so a checkpoint has to hold its own.
+    """A reference that is updated from the policy's weights; so checkpoints must hold its own.
 
     Both are sharded over the world in the same way.
     """
@@ -160,7 +160,7 @@ class FollowingReference(Reference):
         self._has_moved = False
 
     def refresh(self) -> None:
-        """Take over the policy's weights: `π_ref ← α π + (1 - α) π_ref`, weight by weight.
+        """Update from the policy's weights: `π_ref ← α π + (1 - α) π_ref`, weight by weight.
 
         The soft update of TR-DPO (arXiv:2404.09656), and with α = 1 its hard one, a copy bit for
         bit.
@@ -176,10 +176,10 @@ class FollowingReference(Reference):
                     own.mul_(1.0 - self._mixup).add_(other, alpha=self._mixup)
 
     def restore(self, folder: Path | None, files: Iterable[FileEntry]) -> None:
-        """Take the weights of a checkpoint, or those of the beginning; see `Learner.restore`."""
+        """Load the weights of a checkpoint, or the initial ones; see `Learner.restore`."""
         if folder is None:
             if self._has_moved:
-                del self.engine  # first: two references may be more than there is room for
+                del self.engine  # first: two references may not fit in memory
                 self.engine = self._open()
                 self.resident = self._settled()
                 self._has_moved = False
@@ -192,6 +192,6 @@ class FollowingReference(Reference):
             load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
 
     def state_file(self) -> Shard:
-        """This rank's file of a checkpoint."""
+        """Return this rank's file of a checkpoint."""
         weights = dict(hf_named_tensors(self.engine.model))
         return state_file(ROLE, self._world.rank, MODEL_FILE, weights, self.resident.host)

@@ -1,4 +1,4 @@
-"""Makes what a teacher reads before each row: its prompt, and a good response of its group."""
+"""Teacher prompts: a row's prompt with a good response of its group, for the teacher to read."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -8,7 +8,7 @@ import torch
 
 from ppojob_api.v1alpha1.estimators import RepromptSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.data.chat import ChatTokenizer, Told
+from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs
 from ppojob_trainer.data.prompt_store import Prompt
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.rows.experience import Experience
@@ -22,9 +22,9 @@ def reprompt(
 ) -> Reprompted:
     """Give rows the prompts of their teacher (SDPO: arXiv:2601.20802).
 
-    The teacher of a row is shown the first other response of its group that succeeded, and what was
-    said of the row; where that is too long, the next one. A row without either is not trained on,
-    nor is one without a score, and its teacher reads the policy's prompt.
+    A row's teacher is shown the first other response of its group that succeeded, and the feedback
+    on the row; if that is too long, the next one. A row without either is not trained on, nor is
+    one without a score; its teacher reads the policy's prompt.
     """
     settings = spec.algorithm.reprompt
     assert settings is not None, "a job without it asks for no prompts"
@@ -54,13 +54,13 @@ def reprompt(
 def _first_that_fits(
     spec: PPOJobSpec, chat: ChatTokenizer, left: dict[int, Iterator[Prompt]]
 ) -> dict[int, list[int]]:
-    """The tokens of the first prompt of each row that is not too long, of those that have one."""
+    """Return the tokens of each row's first candidate prompt that is not too long."""
     limit = spec.data.max_teacher_prompt_tokens
     assert limit is not None, "a resolved configuration says how long they may be"
     found: dict[int, list[int]] = {}
     while left:
         asked = {row: prompt for row, options in left.items() if (prompt := next(options, None))}
-        told = [Told(spec.data.apply_chat_template_kwargs, ())] * len(asked)
+        told = [TemplateInputs(spec.data.apply_chat_template_kwargs, ())] * len(asked)
         encoded = chat.encode_prompts([*asked.values()], told)
         for row, tokens in zip(asked, encoded, strict=True):
             if isinstance(tokens, BadChatTemplate):
@@ -74,7 +74,7 @@ def _first_that_fits(
 def _prompts(
     settings: RepromptSpec, prompt: Prompt, solutions: Sequence[str], feedback: str
 ) -> Iterator[Prompt]:
-    """What the teacher may be shown of a row, the best first."""
+    """Return the candidate teacher prompts of a row, the best first."""
     said = _filled(settings.feedback_template, feedback=feedback) if feedback else ""
     shown = [_filled(settings.solution_template, response=text) for text in solutions]
     for solution in [*shown, ""] if said else shown:
@@ -84,5 +84,5 @@ def _prompts(
 
 
 def _filled(template: str, **texts: str) -> str:
-    """A template with texts at their names; other braces stay."""
+    """Fill texts into a template at their names; other braces stay."""
     return _PLACE.sub(lambda place: texts.get(place[1], place[0]), template)

@@ -1,7 +1,7 @@
-"""The retriever role's rank: answers the calls of the tool `search`, by an index in its memory.
+"""Retriever worker: answers calls of the tool `search` from an index in its memory.
 
-It answers `act` as the tools role does, and keeps nothing of a call either. It runs no user's code,
-so there are no child processes: the index is opened once, and one thread searches it.
+It answers `act` like the tools role, and keeps no state of a call either. It runs no user code, so
+there are no child processes: the index is opened once, and one thread searches it.
 """
 
 import time
@@ -29,7 +29,7 @@ from ppojob_trainer.tools.schemas import parameters_of
 
 
 class RetrieverWorker:
-    """Answers `act`, for the tool `search`; one thread scores queries one after the other."""
+    """Answers `act` for the tool `search`; one thread scores queries in sequence."""
 
     def __init__(
         self, agent: AgentSpec, tool: ToolSpec, retriever: Retriever, thread: ThreadPoolExecutor
@@ -73,7 +73,7 @@ class RetrieverWorker:
 def open_retriever_worker(
     environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[RetrieverWorker]:
-    """The worker with its index, which is closed with the block."""
+    """Open the worker with its index, which is closed with the block."""
     spec = environment.config.spec
     assert spec.agent is not None, "the role is there for its tool"
     assert spec.agent.retriever is not None, "the role is there for its index"

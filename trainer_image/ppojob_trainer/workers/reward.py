@@ -1,7 +1,7 @@
-"""The reward role's rank: takes responses as text from the ranks that own them, and scores them.
+"""Reward worker: receives response texts from the ranks that own them, and scores them.
 
-It holds no model, no GPU and a key that commands nobody, since it is where users' code runs: in
-child processes with a time limit, never in this one.
+It holds no model, no GPU, and a key without permission to command others, since it runs user code:
+in child processes with a time limit, never in this one.
 """
 
 import logging
@@ -44,7 +44,7 @@ class RewardWorker:
         try:
             results = self._pool.score(items)
         except RewardFailed as failure:
-            # It is an answer: whoever asks again is told the same, and the texts are gone by then.
+            # It is an answer: a repeated request gets the same, and the texts are gone by then.
             _log.error("%s", failure)
             message = f"{type(failure).__name__}: {failure}"
             return Scored([], NotScored(message, failure.row, failure.response))
@@ -57,7 +57,7 @@ class RewardWorker:
 
 
 def reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
-    """The rows of an item; takes their responses."""
+    """Build the rows of an item, with their responses."""
     truth = msgspec.json.decode(item.ground_truth)
     info = msgspec.json.decode(item.extra_info)
     figures = [msgspec.json.decode(own) for own in item.figures] or [{}] * len(item.lengths)
@@ -82,7 +82,7 @@ def reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
 def open_reward_worker(
     environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[RewardWorker]:
-    """The worker with its processes, which end with the block."""
+    """Open the worker with its processes, which end with the block."""
     spec = environment.config.spec
     with (
         _judge(environment) as judge,
@@ -99,7 +99,7 @@ def open_reward_worker(
 
 @contextmanager
 def _judge(environment: PodEnvironment) -> Iterator[Judge | None]:
-    """What functions are told of the job's own judge, whose router ends with the block."""
+    """Return the functions' access to the job's own judge; its router ends with the block."""
     spec = environment.config.spec
     if spec.judge is None:
         yield None

@@ -1,4 +1,4 @@
-"""The reward model: takes responses as text and answers what it thinks of them."""
+"""Reward model worker: receives response texts, and returns the model's scores."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,22 +18,22 @@ from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.scoring import ModelScored, ScoreByModel
 from ppojob_trainer.rpc.methods import PUT_TEXTS, SCORE_BY_MODEL
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.workers.device_turns import DeviceTurns
+from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.learner import resident_weights
 from ppojob_trainer.workers.rank_start import open_role_world
 from ppojob_trainer.workers.text_inbox import TextInbox
 
 
 class RewardModelStages:
-    """Answers the stages of the reward model on one of its ranks."""
+    """Answers requests to the reward model on one of its ranks."""
 
     def __init__(
-        self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, turns: DeviceTurns
+        self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, turns: DeviceSharing
     ) -> None:
         self._engine = engine
         self._resident = resident
         self._turns = turns
-        self._chat = chat  # the engine's tokenizer, which must be told when the run began
+        self._chat = chat  # the engine's tokenizer, which needs the time at which the run began
         self._inbox = TextInbox()
 
     def routes(self) -> list[Route]:
@@ -55,9 +55,9 @@ class RewardModelStages:
 
 @contextmanager
 def open_reward_model(
-    spec: PPOJobSpec, world: World, turns: DeviceTurns
+    spec: PPOJobSpec, world: World, turns: DeviceSharing
 ) -> Iterator[RewardModelStages]:
-    """Load the reward model; its tokenizer's helper ends with the block."""
+    """Load the reward model; its tokenizer's child process ends with the block."""
     model = spec.reward_model
     assert model is not None, "a job without a reward model has no such role"
     chat = ChatTokenizer(
@@ -78,9 +78,9 @@ def open_reward_model(
 def open_reward_model_worker(
     environment: PodEnvironment, rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[RewardModelStages]:
-    """The reward model in pods of its own; it lives as long as the block."""
+    """Open the reward model in pods of its own; it lives as long as the block."""
     with (
         open_role_world(environment, rank) as world,
-        open_reward_model(environment.config.spec, world, DeviceTurns()) as stages,
+        open_reward_model(environment.config.spec, world, DeviceSharing()) as stages,
     ):
         yield stages

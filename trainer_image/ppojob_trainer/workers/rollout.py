@@ -1,9 +1,9 @@
-"""The rank of the role `rollout`: an engine in pods of its own, and nothing that is trained.
+"""Rollout worker: an inference engine in pods of its own, without training.
 
-Its weights come from the policy's ranks before each generation phase that needs newer ones; where
-it has adapters beside them these alone come, and the weights are those of the model's folder. Its
-rows go to them behind it: until then they are kept as they were drawn. Where it draws several steps
-ahead, rows that are under way are state, which checkpoints hold.
+The policy's ranks send the weights before each generation phase that needs newer ones. With
+adapters only these are sent, and the base weights come from the model's folder. Rows are sent to
+the owners after the phase, and kept until then. With a lookahead of several steps, rows in flight
+are state, which checkpoints hold.
 """
 
 from collections.abc import Iterator
@@ -32,25 +32,25 @@ from ppojob_trainer.workers.generation import (
     generated,
     open_generation,
 )
-from ppojob_trainer.workers.handover import MadeRows, give_rows
 from ppojob_trainer.workers.rank_start import OWNER, open_channels, open_role_world
 from ppojob_trainer.workers.row_channels import RowChannels
-from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.row_transfer import GeneratedRows, send_rows
+from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 from ppojob_trainer.workers.state_writer import StateWriter, Write
 
 
 @dataclass
 class RolloutWorker:
-    """Answers the stages of the role `rollout`; its channels go to the policy's ranks."""
+    """Answers requests to the role `rollout`; its channels go to the policy's ranks."""
 
-    run_folder: Path  # what paths in requests are relative to
+    run_folder: Path  # base folder of relative paths in requests
     generation: Generation
     channels: RowChannels
-    under_way: RowsUnderWay | None  # those of a job that draws several steps ahead
-    state: StateWriter = field(init=False)  # writes what checkpoints hold of them
-    _has_weights: bool = False  # its engine has been given such
-    _made: dict[tuple[int, str, int], MadeRows] = field(default_factory=dict)
-    """By step, purpose and generation round: those of this step and the last, as of answers."""
+    under_way: RowsInFlight | None  # rows of a job with a lookahead of several steps
+    state: StateWriter = field(init=False)  # writes their shards of checkpoints
+    _has_weights: bool = False  # whether the engine has received weights
+    _made: dict[tuple[int, str, int], GeneratedRows] = field(default_factory=dict)
+    """Rows by step, purpose and generation round: of this step and the last, like answers."""
 
     def __post_init__(self) -> None:
         self.state = StateWriter(self.run_folder, self._state)
@@ -62,7 +62,7 @@ class RolloutWorker:
             *self.state.routes(),
             Route(methods.BRING_WEIGHTS, self._take_weights),
             Route(methods.GENERATE, self._generate),
-            Route(methods.ROWS_DRAWN, self.generation.drawing.tell),
+            Route(methods.ROWS_DRAWN, self.generation.progress.tell),
             Route(methods.HAND_OVER, self._hand_over),
             Route(methods.RESTORE, self._restore),
         ]
@@ -74,15 +74,16 @@ class RolloutWorker:
         except Exception as problem:
             if not lost:
                 raise
-            # Half of its weights are new, and engines do not load twice: this process must end.
+            # Only half of the weights are new, and engines do not load twice: this process must
+            # end.
             raise SystemExit(f"weights of version {request.version}: {lost[0]}") from problem
         self._has_weights = True
         return Nothing()
 
     def _received_weights(self, lost: list[ChannelLost]) -> Iterator[tuple[str, Tensor]]:
-        """The weights; all ranks of the policy have them, and serve the engines by turns.
+        """Receive the weights; all ranks of the policy have them, and serve the engines in turn.
 
-        Before the first adapters come the weights below them, which stay.
+        The base weights come before the first adapters, and stay.
         """
         spec, dtype = self.generation.spec, DTYPES[self.generation.spec.model.dtype]
         if spec.adapters_of_engines is not None and not self._has_weights:
@@ -109,7 +110,7 @@ class RolloutWorker:
 
     def _hand_over(self, request: HandOver) -> Nothing:
         made = [self._made[of.step, of.purpose, of.round] for of in request.batches]
-        give_rows(self.channels.link(request.role), request, made)
+        send_rows(self.channels.link(request.role), request, made)
         return Nothing()
 
     def _restore(self, request: Restore) -> Nothing:
@@ -120,7 +121,7 @@ class RolloutWorker:
         return Nothing()
 
     def _state(self, request: SaveShards) -> Write:
-        """Writes the rows that are under way; those of the next step are in the folder `ahead`."""
+        """Write the rows in flight; those of the next step are in the folder `ahead`."""
         return self.under_way.state(request.step + 1) if self.under_way else lambda _: []
 
 
@@ -128,7 +129,7 @@ class RolloutWorker:
 def open_rollout_worker(
     environment: PodEnvironment, rank: RankEnvironment, keys: KeyRing
 ) -> Iterator[RolloutWorker]:
-    """The worker of one rank, whose engine lives as long as the block."""
+    """Open the worker of one rank, whose engine lives as long as the block."""
     with (
         open_role_world(environment, rank) as world,
         open_generation(environment, world, keys) as generation,
@@ -137,5 +138,5 @@ def open_rollout_worker(
             environment.run_folder,
             generation,
             open_channels(environment, world),
-            RowsUnderWay(generation) if generation.spec.phases_of_rows > 1 else None,
+            RowsInFlight(generation) if generation.spec.phases_of_rows > 1 else None,
         )

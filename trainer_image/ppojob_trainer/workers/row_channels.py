@@ -1,4 +1,4 @@
-"""Channels between the owners of rows and the roles that compute on them, as one rank sees them."""
+"""Channels between the owners of rows and the roles that compute on them, on one rank."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -21,7 +21,7 @@ from ppojob_trainer.workers.batch_rows import GroupCosts
 
 @dataclass(frozen=True)
 class _Route:
-    """An open channel. Its members are the ranks that own rows, and behind them the consumers'."""
+    """An open channel. Its members are the ranks that own rows, followed by the consumers."""
 
     channel: Channel
     owners: int
@@ -35,8 +35,8 @@ class RowChannels:
     world: World  # of this role
     owns_rows: bool  # whether the ranks of this role own the rows
     address: str  # IP address of this pod
-    host: Callable[[str], str]  # gives the address of a pod by its name
-    costs: GroupCosts  # by which the consumers share the rows
+    host: Callable[[str], str]  # returns the address of a pod by its name
+    costs: GroupCosts  # the cost model by which the consumers share the rows
     dims_of: Callable[[str], ParallelDims]  # the layout of a role that has ranks of its own
     _routes: dict[str, _Route] = field(default_factory=dict)
 
@@ -74,18 +74,18 @@ class RowChannels:
         return Nothing()
 
     def _cut(self, request: CutChannel) -> Nothing:
-        """End what waits on a channel; called on another thread."""
+        """Abort waits on a channel; called on another thread."""
         route = self._routes.get(request.role)
         if route is not None:
             route.channel.cut()
         return Nothing()
 
     def link(self, role: str) -> Channel:
-        """The open channel to a role."""
+        """Return the open channel to a role."""
         return self._routes[role].channel
 
     def owners(self, role: str) -> int:
-        """Ranks that own rows on the channel to a role: its first members."""
+        """Return the ranks that own rows on the channel to a role: its first members."""
         return self._routes[role].owners
 
     def move_rows(

@@ -1,4 +1,4 @@
-"""The rows that a rank owns: made of what an engine drew, kept flat, as a table for the disk."""
+"""Row store: the rows that a rank owns, as flat tensors and as a table for the disk."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -34,9 +34,9 @@ class Span(NamedTuple):
     """A segment without its tokens."""
 
     tokens: int  # how many
-    version: int | None  # of the weights that drew them; None where they were given
+    version: int | None  # of the weights that generated them; None if they were given
     reward: float  # of the turn that ends with it
-    begins_context: bool  # whether what follows is read behind it, and behind nothing before it
+    begins_context: bool  # whether the following tokens see it, and nothing before it
 
 
 @dataclass
@@ -47,14 +47,14 @@ class OwnedRows:
     prompt_ids: list[int]  # numbers of the prompts in the data
     samples: int
     experience: Experience
-    truncated: list[bool]  # (rows,) whether the response ran into the limit
-    spans: list[list[Span]]  # (rows,) what each row is made of
+    truncated: list[bool]  # (rows,) whether the response reached the limit
+    spans: list[list[Span]]  # (rows,) the segments of each row
     figures: list[bytes]  # (rows,) JSON; empty for rows of one turn
-    experts: list[bytes]  # (rows,) as engines tell them; empty where they are not asked
-    pictures: list[tuple[LaterPicture, ...]]  # (rows,) behind the prompts
+    experts: list[bytes]  # (rows,) as engines report them; empty if not recorded
+    pictures: list[tuple[LaterPicture, ...]]  # (rows,) after the prompts
 
     def response(self, row: int) -> tuple[list[int], list[float]]:
-        """The token ids of one response, and what they were drawn with."""
+        """Return the token ids and engine log-probabilities of one response."""
         place = slice(*self.experience.offsets[row : row + 2].tolist())
         columns = self.experience.response_tokens, self.experience.rollout_logprobs
         tokens, logprobs = (column[place].tolist() for column in columns)
@@ -62,7 +62,7 @@ class OwnedRows:
 
     @property
     def first_row(self) -> int:
-        """Position in the batch of the first row."""
+        """Return the position in the batch of the first row."""
         return self.first * self.samples
 
 
@@ -76,11 +76,11 @@ def own_rows(
     has_given: bool = False,
     mixture: Any = None,
 ) -> OwnedRows:
-    """Make rows of trajectories, which come prompt after prompt.
+    """Build rows from trajectories, in prompt-major order.
 
     `first` is the position in the batch of the first prompt; `has_turns` says whether rows of this
-    job have rewards of turns, `has_given` whether some responses are given among those that are
-    drawn, and `mixture`, a model's configuration, that they have experts.
+    job have rewards of turns, `has_given` whether some responses come from the data, and `mixture`,
+    a model's configuration, that they have experts.
 
     Raises:
         RolloutError: the rows have no experts.
@@ -132,7 +132,7 @@ def _spans(row: Trajectory) -> list[Span]:
 
 
 def _take_experts(rows: Experience, drawn: Sequence[Trajectory], mixture: Any) -> None:
-    """Give rows the experts that their engine told; a prompt those of its first row."""
+    """Set the experts that the engine reported; a prompt takes those of its first row."""
     of_prompts: list[Tensor] = []
     of_responses: list[Tensor] = []
     groups = rows.row_groups.tolist()
@@ -155,7 +155,7 @@ def _take_experts(rows: Experience, drawn: Sequence[Trajectory], mixture: Any) -
 def demonstrated_rows(
     first: int, rows: Sequence[Demonstration], *, has_rewards: bool = False
 ) -> OwnedRows:
-    """Make rows of answers that are given, as if the policy had written what is trained of them.
+    """Build rows from demonstrations, as if the policy had written the trained part.
 
     `first` is the position in the batch of the first.
     """
@@ -178,7 +178,7 @@ def _demonstrated(answer: Sequence[AnswerPart], reward: float) -> Trajectory:
 
 
 def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:
-    """The rows of some prompts out of several generation rounds.
+    """Select rows of some prompts from several generation rounds.
 
     Origins are the round of each prompt and its position there, in ascending order.
     """
@@ -191,7 +191,7 @@ def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, in
 
 
 def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.Table:
-    """The rows of a request as a table, in row order."""
+    """Build the table of a request's rows, in row order."""
     begin = request.first - rows.first
     records = []
     for position, data_source in enumerate(request.data_sources):
@@ -237,7 +237,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
 
 
 def trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
-    """Rows that `row_files.read_tokens` gave, as they were generated."""
+    """Restore the trajectories of rows that `row_files.read_tokens` returned."""
     return [
         Trajectory(
             tuple(_segments(ids, logprobs, segments)),

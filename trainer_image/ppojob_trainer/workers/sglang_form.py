@@ -1,4 +1,4 @@
-"""SGLang's `/generate`, which some of verl's reward functions ask, in words of vLLM's server."""
+"""SGLang's `/generate` API, which some of verl's reward functions call, mapped to vLLM's server."""
 
 import json
 from typing import Any, Final
@@ -17,19 +17,19 @@ _NAMES: Final = {
         )
     },
 }
-"""Of its sampling parameters, by their names there."""
+"""vLLM's names of SGLang's sampling parameters."""
 _DEFAULTS: Final = {"max_tokens": 128, "temperature": 1.0}
 
 
 class NotThere(ValueError):  # noqa: N818
-    """What the request asks for is not to be had."""
+    """The request asks for something that is not supported."""
 
 
 def as_completion(body: bytes, model: str) -> bytes:
-    """The request for vLLM's server.
+    """Convert a request for vLLM's server.
 
     Raises:
-        NotThere: it is no request of one prompt, or has parameters that are unknown here.
+        NotThere: it is no request of one prompt, or has unknown parameters.
     """
     try:
         asked: Any = json.loads(body)
@@ -44,7 +44,7 @@ def as_completion(body: bytes, model: str) -> bytes:
 
 
 def as_generated(body: bytes) -> bytes:
-    """The answer in SGLang's words."""
+    """Convert the answer to SGLang's format."""
     answer = json.loads(body)
     (choice,), usage = answer["choices"], answer["usage"]
     found = {

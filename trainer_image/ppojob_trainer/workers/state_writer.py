@@ -1,7 +1,7 @@
-"""A rank's part of checkpoints: written at once, or from a copy beside the work that follows.
+"""State writer: writes a rank's shard of checkpoints, at once or in the background from a copy.
 
-The copy is in host memory and is made on the main thread, so between two pieces of work. A thread
-writes it: hashing, writing and fsync give the interpreter lock away. There is one copy, so the next
+The copy is in host memory and is made on the main thread, so between two requests. A thread writes
+it: hashing, writing and fsync release the interpreter lock. There is one copy, so the next one
 begins when this one is written.
 """
 
@@ -23,13 +23,13 @@ from ppojob_trainer.rpc.wire import Nothing
 
 _log = logging.getLogger(__name__)
 Write = Callable[[Path], list[FileEntry]]
-"""Writes a state into the folder of a checkpoint; when it returns the files are on the disk."""
+"""Writes a state into the folder of a checkpoint; when it returns the files are on disk."""
 StateOf = Callable[[SaveShards], Write]
-"""What writes the state of now; in the background it must outlive the state."""
+"""Returns a writer of the present state; in the background the writer must outlive the state."""
 
 
 def writes_of(files: Callable[[], Sequence[Shard]]) -> StateOf:
-    """What writes the files of a rank's models, which change with the next update."""
+    """Return a writer of the files of a rank's models, which change with the next update."""
     copies = HostCopies()
 
     def state(request: SaveShards) -> Write:
@@ -45,7 +45,7 @@ def _write(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
 
 
 def _write_beside(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
-    """Write them, and take no room of a full disk that the step under way needs for its rows."""
+    """Write them, but leave room on a full disk for the rows of the current step."""
     durable.need_space(folder, sum(file.nbytes for file in files))
     try:
         return _write(files, folder)
@@ -57,13 +57,13 @@ def _write_beside(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
 
 
 class StateWriter:
-    """Answers what a controller asks a rank of its part of checkpoints."""
+    """Answers the controller's requests for a rank's shard of checkpoints."""
 
     def __init__(self, run_folder: Path, state: StateOf) -> None:
         """Paths in requests are relative to the run folder."""
         self._run_folder = run_folder
         self._state = state
-        self._copied: tuple[int, Write] | None = None  # of a step, also once ranks have left it
+        self._copied: tuple[int, Write] | None = None  # of a step, also after ranks have left it
         self._begun: tuple[str, Future[list[FileEntry]]] | None = None  # the last, by its folder
 
     def routes(self) -> list[Route]:
@@ -75,7 +75,7 @@ class StateWriter:
         ]
 
     def forget(self) -> None:
-        """The state is another one now, whatever its step."""
+        """Forget the saved state: it has changed, whatever its step."""
         self._copied = None
 
     def _barrier(self, _: Nothing) -> Nothing:
@@ -109,7 +109,7 @@ class StateWriter:
 
 
 def _beside(act: Callable[[], list[FileEntry]]) -> Future[list[FileEntry]]:
-    """Do it on a thread, which a process that ends does not wait for."""
+    """Run it on a thread that does not delay the end of the process."""
     made = Future[list[FileEntry]]()
 
     def run() -> None:

@@ -1,4 +1,4 @@
-"""Responses as text, on their way from the ranks that own them to those that score them."""
+"""Inbox for response texts, sent from the ranks that own them to those that score them."""
 
 from collections.abc import Sequence
 
@@ -9,23 +9,23 @@ from ppojob_trainer.rpc.wire import Nothing
 
 
 class TextInbox:
-    """Keeps the texts of batches until they are scored.
+    """Stores the texts of batches until they are scored.
 
-    Texts may come twice, and late: a sender repeats them, or had been replaced. So they are kept
-    under the name of their batch; when rows of one are taken, those of older steps are dropped.
+    Texts may come twice, and late: a sender retries, or was replaced. So they are stored under the
+    name of their batch; when rows of one are taken, those of older steps are dropped.
     """
 
     def __init__(self) -> None:
         self._batches: dict[BatchName, dict[int, str]] = {}
 
     def put(self, request: Texts) -> Nothing:
-        """Take texts in; several owners may send, in any order."""
+        """Store texts; several owners may send, in any order."""
         texts = self._batches.setdefault(request.batch, {})
         texts.update(enumerate(request.texts, start=request.first))
         return Nothing()
 
     def take(self, batch: BatchName, rows: Sequence[int]) -> list[str]:
-        """Give out the texts of rows of a batch, once.
+        """Return the texts of rows of a batch, once, and remove them.
 
         Raises:
             JobFailed: the text of a row is not here.

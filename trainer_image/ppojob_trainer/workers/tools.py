@@ -1,8 +1,8 @@
-"""The tools role's rank: makes calls that a model wrote, and asks users, for ranks that generate.
+"""Tools worker: runs tool calls and user simulators for the ranks that generate.
 
-It holds no model, no GPU and a key that commands nobody, since it is where users' code runs: in
-child processes with a time limit, never in this one. It keeps nothing of a call: one that is lost
-with it is made again by whichever rank comes after it.
+It holds no model, no GPU, and a key without permission to command others, since it runs user code:
+in child processes with a time limit, never in this one. It keeps no state of a call: a call that is
+lost with it is repeated by its successor.
 """
 
 from collections.abc import Iterator
@@ -31,7 +31,7 @@ class ToolsWorker:
     def _act(self, request: Act) -> "Future[Acted]":
         batch = request.batch
         row = f"step {batch.step}/{batch.label}/row {request.row}"
-        # A user knows the row by the same name at each of its turns, as in verl.
+        # A user simulator gets the same name of the row at each turn, as in verl.
         instances = [
             row if call.to_user else f"{row}/turn {request.turn}/call {number}"
             for number, call in enumerate(request.calls)
@@ -53,7 +53,7 @@ def _hand_on(made: "Future[list[ToolAnswer]]", acted: "Future[Acted]") -> None:
 def open_tools_worker(
     environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[ToolsWorker]:
-    """The worker with its processes, which end with the block."""
+    """Open the worker with its processes, which end with the block."""
     spec = environment.config.spec
     assert spec.agent is not None, "the role is there for its tools"
     with ToolPool(

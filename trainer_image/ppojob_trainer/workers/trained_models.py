@@ -1,4 +1,4 @@
-"""The models in training, and what a step asks of them: the policy and the critic."""
+"""The models in training, policy and critic, and their part in a step."""
 
 from functools import partial
 
@@ -38,7 +38,7 @@ from ppojob_trainer.workers.reference import Reference, Teachers
 
 
 def given_objective(spec: PPOJobSpec) -> GivenObjective | None:
-    """What a job of given answers minimizes; None for another."""
+    """Return the loss of a job of demonstrations; None for another."""
     algorithm = spec.algorithm
     match algorithm.type:
         case "sft":
@@ -55,13 +55,13 @@ def given_objective(spec: PPOJobSpec) -> GivenObjective | None:
 
 
 class Policy(TrainedModel):
-    """The model that is trained."""
+    """The policy in training."""
 
     def __init__(self, spec: PPOJobSpec, learner: Learner) -> None:
         super().__init__(learner)
-        # What updates compare it with over the whole vocabulary, and held-out answers; else None.
+        # The reference of updates over the whole vocabulary, and of held-out answers; else None.
         self.reference: Reference | Teachers | None = None
-        # Given answers that are learnt beside the rows of the step, where there are some.
+        # Demonstrations beside the rows of the step, if any.
         self.demonstrations: BatchRows | None = None
         # The rows of the step with the known answers, where their probability is a reward.
         self.answered: Experience | None = None
@@ -75,12 +75,12 @@ class Policy(TrainedModel):
 
     @property
     def at_loss(self) -> tuple[Resident, ...]:
-        """Those that the loss of held-out rows is computed with."""
+        """Return the models that compute the loss of held-out rows."""
         others = () if self.reference is None else (self.reference.resident,)
         return (self.learner.resident, *others)
 
     def forward(self, rows: BatchRows) -> PassStatistics:
-        """Fill in `old_logprobs`; measure the policy that the step begins with on all rows."""
+        """Fill in `old_logprobs`; measure the step's initial policy on all rows."""
         engine, algorithm = self.learner.engine, self._spec.algorithm
         squares, certainty = algorithm.estimator.has_sum_pi_squared, algorithm.reads_certainties
         if squares or certainty:
@@ -106,7 +106,7 @@ class Policy(TrainedModel):
         return engine.over_ranks(PassStatistics(token_sums=sums, tokens=int(drawn.sum())))
 
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
-        """One optimizer step."""
+        """Run one optimizer step."""
         if self._given is not None:
             staged = rows.staged(request.prompts, ("ref_logprobs", "turn_rewards"))
             return self.learner.engine.update(*self._of_policy(staged, self._given))
@@ -125,7 +125,7 @@ class Policy(TrainedModel):
         return measured
 
     def _supervised(self, request: Update) -> Supervised | None:
-        """The given answers of an update, at the temperature 1, that of supervised fine-tuning."""
+        """Return an update's demonstrations, at temperature 1, as in supervised fine-tuning."""
         settings, weight = self._spec.algorithm.supervised, request.supervised_coefficient
         if settings is None or not weight:
             return None
@@ -138,7 +138,7 @@ class Policy(TrainedModel):
     def _objective(
         self, request: Update
     ) -> PolicyObjective | DistillationObjective | DrawnPairObjective:
-        """What an update on responses minimizes."""
+        """Return the loss of an update on responses."""
         algorithm, limit = self._spec.algorithm, self._spec.data.max_response_tokens
         if algorithm.pairs is not None:
             return DrawnPairObjective(DpoLoss(algorithm.pairs))
@@ -152,7 +152,7 @@ class Policy(TrainedModel):
         )
 
     def loss(self, rows: BatchRows) -> PassStatistics:
-        """Of held-out rows, whose answers are given."""
+        """Return the loss of held-out demonstrations."""
         assert self._given is not None, "only those are measured"
         engine = self.learner.engine
         staged = rows.staged(range(rows.index.num_groups), ("turn_rewards",))
@@ -164,7 +164,7 @@ class Policy(TrainedModel):
     def _of_policy(
         self, rows: Experience, given: GivenObjective
     ) -> tuple[Experience, GivenObjective]:
-        """The rows with a loss, and what they minimize, which with KTO depends on the policy."""
+        """Return the rows with a loss, and the loss, which with KTO depends on the policy."""
         if isinstance(given, KtoObjective):
             return given.of_batch(rows, self.learner.engine)
         return rows, given
@@ -180,7 +180,7 @@ class Policy(TrainedModel):
 
 
 def open_policy(spec: PPOJobSpec, world: World) -> Policy:
-    """Load the policy as the job begins with it."""
+    """Load the policy in its initial state."""
     model, offload = spec.model, spec.roles.actor_rollout.offload
     is_scorer = spec.algorithm.type == "reward_model"
 
@@ -230,13 +230,13 @@ class Critic(TrainedModel):
         return PassStatistics()
 
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
-        """One optimizer step."""
+        """Run one optimizer step."""
         staged = rows.staged(request.prompts, ("values", "returns"))
         return self.learner.engine.update(staged, self._objective)
 
 
 def open_critic(spec: PPOJobSpec, world: World) -> Critic:
-    """Load the critic as the job begins with it."""
+    """Load the critic in its initial state."""
     assert spec.critic is not None, "a job without a critic has no such role"
     limit = spec.data.max_response_tokens
     objective = ValueObjective.of(spec.critic, spec.algorithm, max_response_tokens=limit)

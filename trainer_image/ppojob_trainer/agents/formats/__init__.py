@@ -1,1 +1,1 @@
-"""How models write calls of tools: a file each."""
+"""Tool-call formats of model families, one file each."""

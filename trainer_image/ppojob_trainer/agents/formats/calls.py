@@ -1,8 +1,8 @@
-"""What a format reads out of a turn, and how texts with tags are taken apart.
+"""Tool-call parsing: parsed calls, and linear-time parsing of tagged text.
 
-Everything here takes time that grows with the length of a text and no faster: a policy that writes
-one tag ten thousand times must not stop the rank that holds its engine. Regular expressions with
-``.*?`` between two tags do.
+Everything here takes time linear in the length of a text: a policy that writes one tag ten thousand
+times must not stop the rank that holds its engine. Regular expressions with ``.*?`` between two
+tags would.
 """
 
 import json
@@ -38,23 +38,23 @@ class BadCall:
 
 
 Calls = tuple[Call | BadCall, ...]
-"""Of a turn of the model, in the order in which they stand."""
+"""The calls of a turn of the model, in order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """How a family of models writes calls.
+    """The tool-call format of a model family.
 
     Attributes:
-        parse: the calls of a turn; it never raises.
+        parse: returns the calls of a turn; it never raises.
         form: an example of a call, for the docs.
         keeps_special_tokens: whether `parse` needs the turn with its special tokens.
-        stop_texts: end a turn, besides the end tokens of the model. Most formats need none: a model
-            that has called ends its turn.
-        stop_tokens: texts of tokens that do.
-        answer: writes the answer of a tool; None: the chat template does.
-        invalid: what the model is told after a turn that should have had a call; empty: such a turn
-            is the last.
+        stop_texts: end a turn, besides the model's end tokens. Most formats need none: a model ends
+            its turn after a call.
+        stop_tokens: texts of tokens that also end a turn.
+        answer: formats the answer of a tool; None: the chat template does.
+        invalid: the message after a turn that lacks a required call; empty: such a turn is the
+            last.
     """
 
     parse: Callable[[str, Tools], Calls]
@@ -66,13 +66,13 @@ class Format:
     invalid: str = ""
 
     def before_calls(self, text: str) -> str:
-        """What a turn with calls says before the first of them."""
+        """Return the text of a turn before its first call."""
         tag = self.form[: self.form.find(">") + 1]
         return text.partition(tag)[0] if tag.startswith("<") else ""
 
 
 def encoded(value: Json) -> str:
-    """Arguments as JSON. Half a surrogate pair, which no UTF-8 can hold, stays an escape."""
+    """Encode arguments as JSON. A lone surrogate, which UTF-8 cannot hold, stays an escape."""
     text = json.dumps(value, ensure_ascii=False)
     return text if _is_utf8(text) else json.dumps(value)
 
@@ -82,7 +82,7 @@ def _is_utf8(text: str) -> bool:
 
 
 def value_of(text: str) -> Json:
-    """The JSON value that a text is; the text itself where it is none."""
+    """Parse a text as JSON; returns the text itself if it is none."""
     try:
         value: Json = json.loads(text)
     except (ValueError, RecursionError):
@@ -91,7 +91,7 @@ def value_of(text: str) -> Json:
 
 
 def named_call(text: str, keys: Sequence[str] = ("arguments",)) -> Call | BadCall:
-    """A call that is a JSON object with a name, and arguments under the first key that is there."""
+    """Parse a call that is a JSON object with a name, and arguments under one of these keys."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -100,7 +100,7 @@ def named_call(text: str, keys: Sequence[str] = ("arguments",)) -> Call | BadCal
 
 
 def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
-    """As `named_call`, of a value that is read already."""
+    """As `named_call`, from a parsed value."""
     if not isinstance(value, dict):
         return BadCall("a call that is no JSON object")
     name = value.get("name")
@@ -113,9 +113,9 @@ def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
 
 
 def blocks(text: str, start: str, end: str, *, open_ended: bool = False) -> list[str]:
-    """What stands between each `start` and the first `end` behind it.
+    """Yield the text between each `start` and the next `end`.
 
-    With `open_ended` a last block without an end reaches to the end of the text.
+    With `open_ended` a last block without an end extends to the end of the text.
     """
     found: list[str] = []
     at = text.find(start)
@@ -149,7 +149,7 @@ def elements(text: str, start: str, head_end: str, end: str) -> Iterator[tuple[s
 
 
 def parameters_of(tools: Tools, name: str) -> dict[str, Mapping[str, Json]]:
-    """Schemas of a tool's arguments by name; none where there is no such tool."""
+    """Return the schemas of a tool's arguments by name; none without such a tool."""
     for tool in map(_function, tools):
         if tool.get("name") == name:
             properties = _object(_object(tool.get("parameters")).get("properties"))
@@ -158,7 +158,7 @@ def parameters_of(tools: Tools, name: str) -> dict[str, Mapping[str, Json]]:
 
 
 def required_of(tools: Tools) -> dict[str, set[str]]:
-    """Arguments that each tool needs, by its name."""
+    """Return the required arguments of each tool, by its name."""
     found = {}
     for tool in map(_function, tools):
         required = _object(tool.get("parameters")).get("required")
@@ -168,7 +168,7 @@ def required_of(tools: Tools) -> dict[str, set[str]]:
 
 
 def _function(tool: Mapping[str, Json]) -> Mapping[str, Json]:
-    """The inner part of a schema; some leave the outer one out."""
+    """Return the inner part of a schema; some omit the outer one."""
     return _object(tool["function"]) if "function" in tool else tool
 
 

@@ -1,1 +1,1 @@
-"""Policy-gradient losses of single tokens, before they are added up by `aggregate`: a file each."""
+"""Policy losses per token, before `aggregate` reduces them: a file each."""

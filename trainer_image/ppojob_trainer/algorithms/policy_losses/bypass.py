@@ -1,4 +1,4 @@
-"""Bypass: corrects for the engine that drew the tokens, and not for the policy before the step."""
+"""Bypass: importance ratios to the sampler instead of the old policy."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Clip-Cov and KL-Cov: hold back the few tokens that use up the entropy of the policy.
+"""Clip-Cov and KL-Cov: restrain the few tokens that cause entropy collapse.
 
 The Entropy Mechanism (arXiv:2505.22617): entropy falls with the covariance between log-probability
 and advantage, and a few tokens make most of it. Both losses find them by

@@ -1,4 +1,4 @@
-"""DPPO: holds back the tokens whose distribution moved far, and not those of a large ratio."""
+"""DPPO: masks tokens whose distribution moved far, not those of a large ratio."""
 
 import torch
 from torch import Tensor

@@ -1,4 +1,4 @@
-"""FlowRL: trajectory balance with a log Z that is learnt, for responses of any length."""
+"""FlowRL: length-normalized trajectory balance with a learned log Z."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""GMPO: the geometric mean of a response's ratios, each clipped by itself."""
+"""GMPO: the geometric mean of a response's ratios, each clipped separately."""
 
 import torch
 

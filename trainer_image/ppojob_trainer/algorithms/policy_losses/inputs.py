@@ -1,4 +1,4 @@
-"""What every policy loss reads and gives back, and what many of them share.
+"""Inputs and results of policy losses, and functions that they share.
 
 Notation: ρ = π(a_t|s_t) / π_old(a_t|s_t), A the advantage. Shapes: (tokens,), flat.
 """

@@ -1,4 +1,4 @@
-"""prime-rl's losses: ratios to the sampler, without tokens that moved far, with a pull back."""
+"""prime-rl's losses: ratios to the sampler, masked far from it, with a quadratic penalty."""
 
 import torch
 from torch import Tensor

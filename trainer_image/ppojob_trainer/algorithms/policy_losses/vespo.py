@@ -1,4 +1,4 @@
-"""VESPO: a smooth weight of the whole response, not of its mean, in the place of a clip."""
+"""VESPO: a smooth weight of the whole response, not of its mean, in place of a clip."""
 
 from math import log
 

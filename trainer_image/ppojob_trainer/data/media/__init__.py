@@ -1,1 +1,1 @@
-"""What rows show: pictures, videos and sounds, from their cells to what models take."""
+"""Media of rows: pictures, videos and sounds, from data cells to model input."""

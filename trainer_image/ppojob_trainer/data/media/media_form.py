@@ -1,6 +1,6 @@
-"""How a model takes what it is shown: which tokens stand for it, and where. Loads no torch.
+"""Media tokens: which tokens stand for a picture or sound in a prompt, and where. Loads no torch.
 
-transformers' own classes say it too, but load torch, and the controller must not.
+transformers' own classes define it too, but load torch, which the controller must not.
 """
 
 from abc import ABC, abstractmethod
@@ -16,11 +16,11 @@ Settings = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class MediaForm(ABC):
-    """How a model takes pictures, or sounds: each is a file, as `data.pictures` has them.
+    """Token format of a model's pictures or sounds; each is a file of `data.pictures`.
 
     Attributes:
-        token: what stands for one in text, and then as often as the tower gives features.
-        processor: what the name of transformers' class for it begins with.
+        token: placeholder token in text, expanded to one per feature of the tower.
+        processor: prefix of the name of transformers' processor class.
     """
 
     token: int
@@ -28,31 +28,31 @@ class MediaForm(ABC):
 
     @property
     def told(self) -> Settings:
-        """What the model's processor tells that class beside its file."""
+        """Return arguments for the processor's class that its file lacks."""
         return {}
 
     @property
     def sees_ahead(self) -> bool:
-        """Whether tokens of a picture attend to those behind them in it."""
+        """Whether tokens of a picture attend to later tokens of the same picture."""
         return False
 
     @property
     def ahead_in_windows(self) -> bool:
-        """Whether they do in layers that see a window, and in no other."""
+        """Whether they do so only in sliding-window layers."""
         return False
 
     def rewritten(self, text: str) -> str:
-        """The text of a conversation with pictures, as a template writes it, for the tokenizer."""
+        """Rewrite a conversation with pictures from the template's form to the tokenizer's."""
         return text
 
     @abstractmethod
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
-        """The token of which there are features of a file, and all tokens that stand for it."""
+        """Return the feature token of a file, and all tokens that stand for it."""
 
     def positions(
         self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Rows of positions of the tokens of a text: one, or time, height and width.
+        """Return the positions of a text's tokens: one row, or time, height and width.
 
         Pictures are those of `places`.
         """
@@ -60,7 +60,7 @@ class MediaForm(ABC):
         return [list(range(len(ids)))]
 
     def marks(self, pictures: bytes) -> list[tuple[int, list[int]]]:
-        """Of each token that a template writes for what is seen: it, and all in its place."""
+        """Return for each placeholder token of a template: it, and its expansion."""
         found: list[tuple[int, list[int]]] = []
         for file in unpacked(pictures):
             clip = clip_of(file)
@@ -72,7 +72,7 @@ class MediaForm(ABC):
         return found
 
     def expanded(self, ids: Sequence[int], pictures: bytes) -> list[int]:
-        """A prompt with all tokens of each picture in place of the one that stands for it."""
+        """Return a prompt with each placeholder expanded to all tokens of its picture."""
         if not pictures:
             return list(ids)
         marks = self.marks(pictures)

@@ -1,4 +1,4 @@
-"""Pictures of rows out of cells, as large as a job or a row wants them. Loads no torch."""
+"""Reads the pictures of rows from cells, resized as the job or the row asks. Loads no torch."""
 
 import base64
 from collections.abc import Mapping
@@ -40,7 +40,7 @@ def read_pictures(
 
 
 def wanted_of(cell: object, all_want: Wanted) -> Wanted:
-    """What the struct of a picture says of its size, over what is said of all."""
+    """Return the size that a picture's struct asks for, or else the default for all."""
     if not isinstance(cell, Mapping):
         return all_want
     keys = ("min_pixels", "max_pixels", "resized_width", "resized_height")

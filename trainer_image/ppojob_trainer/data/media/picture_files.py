@@ -1,4 +1,4 @@
-"""Files of a model's folder that say how it takes pictures. Loads no torch."""
+"""Processor files of a model's folder that define its picture format. Loads no torch."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -31,12 +31,12 @@ def added_tokens(folder: Path) -> dict[str, int]:
         body = (folder / "tokenizer.json").read_bytes()
         found = msgspec.json.decode(body, type=_AddedTokens)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # whoever needs it tells of it
+        return {}  # its other readers report it
     return {one.content: one.id for one in found.added_tokens}
 
 
 def tokens_between(folder: Path, around: str, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """What a folder's tokenizer makes of each text between two of an added token.
+    """Return a tokenizer's tokens of each text between two copies of an added token.
 
     Raises:
         ConfigError: its files are missing or damaged.
@@ -61,5 +61,5 @@ def read_json(path: Path) -> dict[str, Any]:
     try:
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # whoever needs it tells of it
+        return {}  # its other readers report it
     return found if isinstance(found, dict) else {}

@@ -1,6 +1,6 @@
-"""How a model takes pictures: how large it sees one, and which tokens stand for it. Loads no torch.
+"""Picture format of a model: sizes, and the tokens that stand for a picture. Loads no torch.
 
-transformers' own classes say it too, but load torch, and the controller must not.
+transformers' own classes define it too, but load torch, which the controller must not.
 """
 
 import io
@@ -20,7 +20,7 @@ from ppojob_trainer.data.media.videos import clip_of
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """How large a picture is wanted, beside what the model's processor makes of it.
+    """The requested size of a picture, besides the resizing of the model's processor.
 
     Attributes:
         least: pixels to which a smaller one is enlarged; None for the processor's.
@@ -35,21 +35,21 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class PictureForm(MediaForm):
-    """How a model takes pictures."""
+    """Picture format of a model."""
 
     @property
     def video(self) -> VideoForm | None:
-        """How the model takes videos; None where it sees none."""
+        """Return the model's video format; None if it takes no videos."""
         return None
 
     @property
     def sound(self) -> SoundForm | None:
-        """How the model takes sounds; None where it hears none."""
+        """Return the model's sound format; None if it takes no sounds."""
         return None
 
     @abstractmethod
     def sides_of(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels of what the model sees of a picture of these sides."""
+        """Return width and height in pixels at which the model sees a picture of these sides."""
 
     @abstractmethod
     def limited(self, wanted: Wanted) -> Self:
@@ -57,7 +57,7 @@ class PictureForm(MediaForm):
 
     @abstractmethod
     def written(self, width: int, height: int) -> list[int]:
-        """The tokens of a picture of which the model sees so many pixels."""
+        """Return the tokens of a picture of the seen size."""
 
     def sides(self, picture: bytes) -> tuple[int, int]:
         """Width and height in pixels of what the model sees of a picture, or of a clip's frames."""
@@ -101,7 +101,7 @@ class OwnSizes(PictureForm):
 
 
 def sound_form_of(form: MediaForm | None) -> SoundForm | None:
-    """How a model takes sounds, by how it takes what it is shown; None where it hears none."""
+    """Return the sound format of a media format; None without sounds."""
     if isinstance(form, PictureForm):
         return form.sound
     return form if isinstance(form, SoundForm) else None

@@ -1,4 +1,4 @@
-"""The forms in which models take pictures, by the processors of their folders. Loads no torch."""
+"""Picture formats by the processors of model folders. Loads no torch."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -31,13 +31,13 @@ _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.of, PooledSettings)),
     **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.of, CropsSettings)),
 }
-"""What the names of processors begin with that take pictures as is done here."""
+"""Supported picture processors, by prefix of their names."""
 
 
 def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
-    """What a folder says of its picture processor, its class, and which known one that is.
+    """Return a folder's picture processor settings, its class, and its supported kind.
 
-    Of a folder that says nothing the class is empty.
+    The class is empty for a folder that has none.
     """
     # In transformers' order.
     processor = read_json(folder / NEWER).get("image_processor") or read_json(folder / PROCESSOR)
@@ -47,7 +47,7 @@ def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
 
 
 def read_form(folder: Path) -> MediaForm | None:
-    """The form of a model in Hugging Face form; None where it neither sees nor hears."""
+    """Return the media format of a Hugging Face model; None without pictures and sounds."""
     config = of_thinker(read_json(folder / "config.json"))
     if str(config.get("model_type")) in MODELS and "vision_config" not in config:
         return read_sound_form(config, folder)
@@ -63,7 +63,7 @@ def read_form(folder: Path) -> MediaForm | None:
 
 
 def why_shown_none(folder: Path) -> str:
-    """Why the model of a folder with a tower is shown no pictures, or no sounds; else empty."""
+    """Return why a model with a tower sees no pictures, or hears no sounds; else empty."""
     _, name, known = _processor_of(folder)
     config = of_thinker(read_json(folder / "config.json"))
     hears = str(config.get("model_type")) in MODELS

@@ -1,4 +1,4 @@
-"""Models that see a picture whole, in rows and columns of tokens. Loads no torch.
+"""Picture formats of models that see the whole picture as a grid of tokens. Loads no torch.
 
 Sources: transformers 5, `get_resize_output_image_size` of
 `models/pixtral/image_processing_pil_pixtral.py`; `get_aspect_ratio_preserving_size` of

@@ -1,4 +1,4 @@
-"""Whether all who read the policy's tokens in a job see pictures as it does. Loads no torch."""
+"""Checks that every model reading the policy's tokens also sees its pictures. Loads no torch."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,9 +10,9 @@ from ppojob_trainer.data.media.picture_forms import read_form
 
 
 def why_blind(spec: PPOJobSpec) -> Callable[[str], str]:
-    """Say of a data source what keeps its rows from having pictures; empty where they may.
+    """Return a function that says why rows of a data source cannot have pictures; empty: they can.
 
-    Whoever else reads the policy's tokens takes pictures as the policy does.
+    Every other reader of the policy's tokens must take pictures as the policy does.
     """
     form = read_form(Path(spec.model.path))
     forms = [read_form(Path(path)) for path in spec.reference_paths]

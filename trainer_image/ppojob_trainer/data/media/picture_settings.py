@@ -1,6 +1,6 @@
-"""What is read of how a model takes pictures, by the names of its files. Loads no torch.
+"""Settings of picture processors, as in their files. Loads no torch.
 
-transformers reads no folder with other types, so it is shown no pictures.
+transformers reads no folder with other types, so such a model sees no pictures.
 """
 
 from typing import Annotated, Any, Literal

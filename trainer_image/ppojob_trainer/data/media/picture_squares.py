@@ -1,4 +1,4 @@
-"""Models that see a picture as squares of one size: as one, or cut into several. Loads no torch.
+"""Picture formats of fixed-size square tiles, one or several per picture. Loads no torch.
 
 Sources: transformers 5, `get_optimal_tiled_canvas` of
 `models/got_ocr2/image_processing_pil_got_ocr2.py`; `resize`, `resize_for_vision_encoder` and

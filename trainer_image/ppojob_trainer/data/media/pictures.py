@@ -1,10 +1,10 @@
-"""Pictures of rows: their files, and marks of them in messages. Loads no torch.
+"""Picture files of rows, and placeholders for them in messages. Loads no torch.
 
 Among them are the clips of videos, in the order of what a text shows (`data.videos`), and for
-models that hear there are sounds in their place (`data.sounds`). Encoded
-files are what travels: those of a prompt as one value (`packed`), and with their places those that
-tools show a row behind it (`LaterPicture`).
-Source of the form of messages: verl 0.8, `utils/dataset/rl_dataset.py`, `_build_messages`.
+models that hear there are sounds in their place (`data.sounds`). Encoded files are what travels:
+those of a prompt as one value (`packed`), and with their places those that tools show a row behind
+it (`LaterPicture`). Source of the form of messages: verl 0.8, `utils/dataset/rl_dataset.py`,
+`_build_messages`.
 """
 
 import io
@@ -25,7 +25,7 @@ from ppojob_trainer.json_value import Json
 COLUMN: Final = "images"
 MARK: Final = "<image>"
 MOST_BYTES: Final = 32 * 1024 * 1024
-"""Of all pictures of a row, where tools are given them."""
+"""Limit of all pictures of a row, for tools."""
 _MARKS: Final = re.compile(f"{MARK}|{VIDEO}|{SOUND}")
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 """Files that are opened: Pillow would start a program for some others."""
@@ -36,7 +36,7 @@ Messages = Sequence[Mapping[str, Json]]
 
 
 class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
-    """A picture that a row is shown behind its prompt.
+    """A picture after the prompt of a row.
 
     Attributes:
         start: its first token that stands for what is seen, as the response counts them.
@@ -140,7 +140,7 @@ def with_parts(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Jso
 
 
 def pictures_in(messages: Messages) -> int:
-    """How many parts of messages are pictures."""
+    """Count the parts of messages that are pictures."""
     contents = [message["content"] for message in messages]
     parts = [part for content in contents if isinstance(content, list) for part in content]
     return sum(isinstance(part, dict) and part.get("type") == "image" for part in parts)

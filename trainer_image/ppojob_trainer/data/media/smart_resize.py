@@ -1,8 +1,8 @@
-"""How large models of Qwen and GLM see pictures and frames of videos. Loads no torch.
+"""Resizing of pictures and video frames for models of Qwen and GLM. Loads no torch.
 
 Sources: transformers 5, `smart_resize` of `models/qwen2_vl/image_processing_pil_qwen2_vl.py`,
-`models/glm4v/image_processing_pil_glm4v.py` and `models/qwen3_vl/video_processing_qwen3_vl.py`;
-and with a shortest side that of qwen-vl-utils 0.0.14, `vision_process.py`.
+`models/glm4v/image_processing_pil_glm4v.py` and `models/qwen3_vl/video_processing_qwen3_vl.py`; and
+with a shortest side that of qwen-vl-utils 0.0.14, `vision_process.py`.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""Sounds of rows out of cells, as models hear them. Loads no torch.
+"""Reads the sounds of rows from cells, resampled for the model. Loads no torch.
 
 Source: librosa 0.11, `load`, by which transformers' processors read files: channels are averaged,
 then the pace is changed by soxr's "HQ".

@@ -1,4 +1,4 @@
-"""How a model takes sounds: at which pace, how long ones, and as how many tokens. Loads no torch.
+"""Sound format of a model: sampling rate, length limit and token count. Loads no torch.
 
 Sources: transformers 5, `_process_audio` of `models/qwen2_audio/processing_qwen2_audio.py`;
 `models/qwen2_5_omni/processing_qwen2_5_omni.py`; `_get_feat_extract_output_lengths` of
@@ -50,7 +50,7 @@ class _Processor(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SoundForm(MediaForm):
-    """How a model takes sounds; this is Qwen2-Audio, others are subclasses.
+    """Sound format of a model; this is Qwen2-Audio, others are subclasses.
 
     Attributes:
         rate: samples of a second.
@@ -78,7 +78,7 @@ class SoundForm(MediaForm):
         return self.seconds * self.rate
 
     def tokens(self, samples: int) -> int:
-        """How many tokens stand for so many samples."""
+        """Return the number of tokens for so many samples."""
         frames = -(-samples // self.hop)
         return ((frames - 1) // 2 - 1) // 2 + 1
 
@@ -126,7 +126,7 @@ MODELS: Final[Mapping[str, type[SoundForm]]] = {
     "qwen2_5_omni_thinker": InPieces,
     "qwen3_omni_moe_thinker": ByChunks,
 }
-"""Those that hear, by the `model_type` that config.json says."""
+"""Models that hear, by `model_type` of config.json."""
 
 
 def read_sound_form(config: Mapping[str, Any], folder: Path) -> SoundForm | None:

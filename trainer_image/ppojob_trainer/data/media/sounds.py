@@ -1,4 +1,4 @@
-"""Sounds of rows among the files of what they show, and marks of them in messages.
+"""Sound files of rows, and placeholders for them in messages.
 
 A sound travels as what models hear of it: one channel of float32, at the pace of their features.
 """

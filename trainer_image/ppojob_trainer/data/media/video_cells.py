@@ -1,7 +1,7 @@
-"""Videos of rows out of cells, as clips of frames that are as large as models see them.
+"""Reads the videos of rows from cells, as clips of frames resized for the model.
 
-Source of names and numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `fetch_video`,
-`fetch_image` and `smart_resize`, by which verl reads videos.
+Source of names and numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `fetch_video`, `fetch_image`
+and `smart_resize`, by which verl reads videos.
 """
 
 import io

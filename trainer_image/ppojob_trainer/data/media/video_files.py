@@ -1,4 +1,4 @@
-"""Frames of video files, by OpenCV. Loads no torch.
+"""Decodes frames of video files, by OpenCV. Loads no torch.
 
 Source of the numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `smart_nframes`,
 `calculate_video_frame_range` and `_read_video_torchvision`, by which verl reads videos.
@@ -149,7 +149,7 @@ def _frames(video: Any, places: Sequence[int]) -> Iterator[Image.Image]:
 
 
 def _count(total: int, rate: float, told: Mapping[object, object]) -> int:
-    """How many frames are shown."""
+    """Return how many frames are sampled."""
     if told.get("nframes") is not None:
         if told.get("fps") is not None:
             raise BadPicture("nframes and fps", "each says how many frames are seen", "one of them")

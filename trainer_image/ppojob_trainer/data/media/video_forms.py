@@ -1,9 +1,9 @@
-"""How models of Qwen take videos: how large they see one, and as which clips. Loads no torch.
+"""Video formats of Qwen models: frame sizes and clips. Loads no torch.
 
-transformers' own classes say it too, but load torch, and want torchvision.
-Sources: transformers 5, `resize` of `models/qwen2_vl/video_processing_qwen2_vl.py` and
-`models/qwen3_vl/video_processing_qwen3_vl.py`;
-`replace_video_token` of `models/qwen3_vl/processing_qwen3_vl.py`; `get_rope_index` of
+transformers' own classes say it too, but load torch, and want torchvision. Sources: transformers 5,
+`resize` of `models/qwen2_vl/video_processing_qwen2_vl.py` and
+`models/qwen3_vl/video_processing_qwen3_vl.py`; `replace_video_token` of
+`models/qwen3_vl/processing_qwen3_vl.py`; `get_rope_index` of
 `models/qwen2_5_vl/modeling_qwen2_5_vl.py`.
 """
 
@@ -27,7 +27,7 @@ _SHARE: Final = 0.9
 
 @dataclass(frozen=True, slots=True)
 class VideoForm(ABC):
-    """How a model takes videos.
+    """Video format of a model.
 
     Attributes:
         token: what stands for a video or a clip in text, and then as often as there are features.
@@ -72,7 +72,7 @@ class VideoForm(ABC):
         return Joined(*sizes, paced if kind.tells == "seconds" else None)
 
     def whole(self, count: int) -> int:
-        """How many frames the clips of so many have."""
+        """Return how many frames whole clips of so many frames have."""
         return count + -count % self.frames
 
     def clips(self, frames: Sequence[bytes], seconds: Sequence[float], fps: float) -> list[Clip]:

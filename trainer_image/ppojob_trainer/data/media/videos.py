@@ -1,4 +1,4 @@
-"""Videos of rows: clips among the files of their pictures, and marks of them. Loads no torch.
+"""Video clips of rows, among their picture files, and placeholders. Loads no torch.
 
 A clip is what a tower sees at once: a few frames, two of Qwen. No tower looks from one to the next,
 so the clips of a video travel, are cut and are seen as pictures are.

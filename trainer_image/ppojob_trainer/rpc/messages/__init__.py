@@ -1,1 +1,1 @@
-"""What the methods of the control RPC carry: ids, lengths, scalars, texts; never a tensor."""
+"""Messages of the control RPC: ids, lengths, scalars, texts; never a tensor."""

@@ -1,4 +1,4 @@
-"""Calls of tools, and turns of users: from the rank that holds the engine to who answers them."""
+"""Messages of tool calls and user simulator turns, between engine ranks and the tools role."""
 
 import msgspec
 
@@ -6,21 +6,21 @@ from ppojob_trainer.rpc.messages.rows import BatchName
 
 
 class ToolsPeer(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that answers calls: address or name of its pod, and its port."""
+    """A rank that runs tool calls: address or name of its pod, and its port."""
 
     host: str
     port: int
 
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):
-    """A call as the model wrote it.
+    """A tool call as the model wrote it.
 
     Attributes:
         arguments: JSON object, as text; it may be wrong.
-        created: JSON object: what the row says its tool is made with.
-        id: by which the model tells its calls apart; empty in most formats.
-        to_user: it is no call, but a turn that the user of this name answers. `arguments` are the
-            conversation, as `tools.wire.Conversation`; no model writes one.
+        created: JSON object: the row's constructor arguments of the tool.
+        id: the model's id of the call; empty in most formats.
+        to_user: not a tool call, but a turn that the user simulator of this name answers.
+            `arguments` are the conversation, as `tools.wire.Conversation`; no model writes one.
     """
 
     name: str
@@ -31,7 +31,7 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SeenPicture(msgspec.Struct, frozen=True, array_like=True):
-    """A picture of a row, encoded, and the sides in pixels of what the model sees of it."""
+    """A picture of a row, encoded, and the size in pixels at which the model sees it."""
 
     file: bytes
     width: int
@@ -39,13 +39,13 @@ class SeenPicture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Act(msgspec.Struct, frozen=True):
-    """Make the calls of one turn of a row, one after the other; the answer comes when all are made.
+    """Run the calls of one turn of a row in sequence; answered when all are done.
 
     Attributes:
         turn: how many turns with calls the row had before.
         calls: in the order in which the model wrote them.
-        tools: names of those that the row may call; empty for all.
-        pictures: of the row so far; None where tools cannot show it any.
+        tools: names of allowed tools; empty for all.
+        pictures: of the row so far; None if tools cannot show it any.
     """
 
     batch: BatchName
@@ -57,16 +57,16 @@ class Act(msgspec.Struct, frozen=True):
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """What a call gave.
+    """The result of a call.
 
     Attributes:
-        text: for the model; where the call failed, what it is told of that.
-        reward: that the tool gave for the call, or the user for the turn.
+        text: for the model; if the call failed, what it is told of that.
+        reward: from the tool for the call, or from the user simulator for the turn.
         failure: empty, or a word: `unknown`, `arguments`, `raised`, `timeout`, `died`.
-        ends: the user ends the conversation.
-        pictures: that stand before the text, as `data.pictures.packed` has them.
-        context: JSON list of messages, by which the user begins a new context; empty: it does not.
-        asked: JSON of what a program asks, as `tools.wire.Asked`; empty of all others.
+        ends: the user simulator ends the conversation.
+        pictures: pictures before the text, packed by `data.pictures.packed`.
+        context: JSON list of messages with which the user begins a new context; empty for none.
+        asked: JSON of a program's request, as `tools.wire.Asked`; empty for others.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Rows that have their answers."""
+"""Messages about demonstrations."""
 
 import msgspec
 

@@ -1,4 +1,4 @@
-"""What supervisors are asked and answer."""
+"""Messages of supervisors."""
 
 import msgspec
 
@@ -21,14 +21,14 @@ class RankState(msgspec.Struct, frozen=True):
 
 
 class PodStatus(msgspec.Struct, frozen=True):
-    """A supervisor's account of its pod.
+    """A supervisor's report on its pod.
 
     Attributes:
         attempt: attempt whose ranks it runs; 0 before the first.
         phase: `idle`, `starting`, `ready`, `lost` or `done`.
         reason: why the phase is `lost`, or how it is `done`.
         exit_code: for the controller's pod: how the controller ended.
-        restarts: how often processes of this pod were started again.
+        restarts: how often processes of this pod were restarted.
     """
 
     role: str

@@ -1,4 +1,4 @@
-"""Generating rows, and what the engine needs for it."""
+"""Messages of generation and weight sync."""
 
 from typing import Final
 
@@ -8,14 +8,14 @@ from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rows import BatchName
 
 OF_DATA: Final = -1
-"""In the place of the version of weights that drew tokens: they are learnt, and no weights did."""
+"""In place of a weights version: the data gave these tokens, and they are trained on."""
 
 
 class Interaction(msgspec.Struct, frozen=True, array_like=True):
-    """The simulated user of a row.
+    """The user simulator of a row.
 
     Attributes:
-        arguments: JSON object: what the row tells it.
+        arguments: JSON object: the row's arguments for it.
         prompt: JSON list of the messages that the model answers first.
     """
 
@@ -28,13 +28,13 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
     """A prompt by its number in the data and its token ids.
 
     Attributes:
-        created: what its tools are made with: JSON by tool.
-        tools: names of those that may be called; empty for all.
-        interaction: who answers the model; None where the row names nobody.
-        agent: that makes its rows; empty where rows are no conversations.
-        pictures: that it shows, as `data.pictures.packed` has them.
-        teacher_tokens: what the reference reads in its place; empty where it reads the prompt.
-        given: responses that take the place of its first samples in training.
+        created: constructor arguments of its tools: JSON by tool.
+        tools: names of allowed tools; empty for all.
+        interaction: the row's user simulator, or None.
+        agent: agent of its rows; empty for single-turn rows.
+        pictures: its pictures, packed by `data.pictures.packed`.
+        teacher_tokens: tokens that the reference reads in its place; empty if it reads the prompt.
+        given: given responses that replace its first samples in training.
     """
 
     prompt: int
@@ -49,13 +49,13 @@ class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Conversations(msgspec.Struct, frozen=True):
-    """Rows have several turns.
+    """Settings of multi-turn rows.
 
     Attributes:
-        tools: where calls are made; none where there are no tools.
-        retrievers: where calls of `search` are answered; none where the tools do that.
-        attempt: of engines that may be lost without a rewind, and then draw anew.
-        began: what chat templates tell as the time, as in prompts: unix seconds.
+        tools: ranks that run tool calls; empty without tools.
+        retrievers: ranks that answer `search` calls; empty if the tools role does.
+        attempt: of engines that may be lost without a rewind, and then generate anew.
+        began: time for chat templates, as in prompts: unix seconds.
     """
 
     tools: list[ToolsPeer]
@@ -70,14 +70,14 @@ class Generate(msgspec.Struct, frozen=True):
 
     Attributes:
         purpose: `train` or `validation`; the store of rows has one batch for each.
-        step: step of the loop, which goes into every sample's seed.
+        step: step of the loop, a part of every sample's seed.
         first: position in the batch of the first of these prompts.
-        prompts: the share of this rank's engine of the prompts, in the order of the batch.
+        prompts: the prompts of this rank's engine, in batch order.
         kept: run `[first, last)` of positions whose rows this rank keeps: all ranks of an engine
             generate the same, and each keeps a part.
-        greedy: whether each prompt has a greedy response too, a batch `greedy` of its own.
-        conversations: absent where each row is one response.
-        ahead: of the steps behind it, whose rows are drawn beside these as far as they come.
+        greedy: whether to generate a greedy response per prompt too, as a batch `greedy`.
+        conversations: absent for single-turn rows.
+        ahead: batches of the next steps, generated beside these as far as they get.
         number: of the round among all of the run, from 1, where rounds are drawn before it is known
             which step takes them; 0 where step and round name the batch. It goes into seeds then.
     """
@@ -96,17 +96,16 @@ class Generate(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Lengths of the responses (rows, prompt-major) and which of them ran into the limit.
+    """Lengths of the responses (rows, prompt-major), and which of them reached the limit.
 
     Attributes:
         lengths: (rows,) tokens.
         greedy: the same of greedy responses, where they were asked for.
         figures: (rows,) JSON of each row's figures, where rows have several turns.
         tool_seconds: (rows,) that the calls of each row took, likewise.
-        versions: (rows,) tokens of each row by the version of the weights that drew them, or
-            `OF_DATA`.
-        later_picture_bytes: (rows,) of the pictures that each was shown behind its prompt.
-        counts: what the engine has counted, as `RolloutEngine.counts` has it.
+        versions: (rows,) token counts by version of the weights that generated them, or `OF_DATA`.
+        later_picture_bytes: (rows,) bytes of the pictures after the prompt.
+        counts: engine counters (`RolloutEngine.counts`).
     """
 
     lengths: list[int]
@@ -120,17 +119,17 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class RowsDrawn(msgspec.Struct, frozen=True):
-    """How far a generation phase of an engine has come; 0 of 0 where none is under way."""
+    """Progress of an engine's generation phase; 0 of 0 without one."""
 
     ended: int
     asked: int
 
 
 class LoadRows(msgspec.Struct, frozen=True):
-    """Take up rows that lie on the disk instead of generating them.
+    """Load rows from disk instead of generating them (replay).
 
     Attributes:
-        purpose: `train`, or `greedy` for what those are compared with.
+        purpose: `train`, or `greedy` for the baseline.
         folder: of the step's rows, relative to the run folder, or of another run.
         first: position in the batch of the first of this rank's prompts.
         last: one past the last.
@@ -148,10 +147,10 @@ class LoadRows(msgspec.Struct, frozen=True):
 
 
 class SyncWeights(msgspec.Struct, frozen=True):
-    """Bring the trainer's weights into the rollout engine.
+    """Weight sync: load the trainer's weights into the rollout engine.
 
     Attributes:
-        refresh_reference: whether the reference, which lives in the same ranks, takes them over.
+        refresh_reference: whether the reference, in the same ranks, is updated from them.
     """
 
     version: int
@@ -159,19 +158,19 @@ class SyncWeights(msgspec.Struct, frozen=True):
 
 
 class BringWeights(msgspec.Struct, frozen=True):
-    """Bring the policy's weights to engines in pods of their own; both sides are told together."""
+    """Weight sync to engines in pods of their own; both sides get the request together."""
 
     role: str
     version: int
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """Bring rows from the ranks that made them to those that own them; both are told together.
+    """Move rows from the ranks that generated them to their owners; both sides get the request.
 
     Attributes:
-        batches: that were made together: of one step and round.
-        makers: run `[first, last)` of prompts of each rank that has made some.
-        owners: run of prompts of each rank that is to own some.
+        batches: batches generated together: of one step and round.
+        makers: range `[first, last)` of prompts that each rank has generated.
+        owners: range of prompts that each rank is to own.
     """
 
     role: str
@@ -181,12 +180,12 @@ class HandOver(msgspec.Struct, frozen=True):
 
 
 class Recall(msgspec.Struct, frozen=True):
-    """Say what this rank was handed over of some batches."""
+    """Report which rows of some batches this rank has received."""
 
     batches: list[BatchName]
 
 
 class Recalled(msgspec.Struct, frozen=True):
-    """The rows of a rank, as they were told when they were made; None where it lacks some."""
+    """The metadata of a rank's rows, as when generated; None if it lacks some."""
 
     rows: Generated | None

@@ -1,4 +1,4 @@
-"""Which rows there are, where they are, and where they go."""
+"""Messages about rows: their index, owners and transfers."""
 
 import msgspec
 
@@ -10,7 +10,7 @@ CHANNEL_SECONDS = 10.0
 
 
 class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Which batch: step, purpose and generation round, after how many rewinds of the job."""
+    """Name of a batch: step, purpose and generation round, after so many rewinds of the job."""
 
     rewinds: int
     step: int
@@ -19,17 +19,17 @@ class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def label(self) -> str:
-        """Names the batch within its step; that of the only round is the purpose."""
+        """Name the batch within its step; that of the only round is the purpose."""
         return f"{self.purpose}/{self.round}" if self.round else self.purpose
 
 
 class PlaceRows(msgspec.Struct, frozen=True):
-    """Tell an owner of train rows where all the others are.
+    """Tell an owner of training rows where all other rows are.
 
     Attributes:
         origins: (prompts,) round and position in it of each prompt; None: those of the one round.
-        again: they are placed already, and the index is another one of them.
-        answers: (prompts,) their ground truths as text, where their probability is a reward.
+        again: the rows are placed already, and the index replaces the earlier one.
+        answers: (prompts,) their ground truths as text, if their probability is a reward.
     """
 
     index: BatchIndex
@@ -39,14 +39,14 @@ class PlaceRows(msgspec.Struct, frozen=True):
 
 
 class Reprompt(msgspec.Struct, frozen=True):
-    """Make of placed rows what the teacher reads before each; see `distillation.reprompt`.
+    """Build the teacher prompts of placed rows; see `distillation.reprompt`.
 
     Attributes:
         prompts: JSON of the prompts of this rank, messages or text.
-        succeeded: its rows that others may be shown, counted among its own.
+        succeeded: its rows that others may be shown, by its own numbering.
         dropped: its rows without a score, which are not trained on, likewise.
-        feedback: (rows,) what was said of each; empty for nothing.
-        began: what chat templates tell as the time, as in prompts: unix seconds.
+        feedback: (rows,) feedback on each; empty for none.
+        began: time for chat templates, as in prompts: unix seconds.
     """
 
     prompts: list[bytes]
@@ -57,11 +57,11 @@ class Reprompt(msgspec.Struct, frozen=True):
 
 
 class Reprompted(msgspec.Struct, frozen=True):
-    """What was made.
+    """The result of `Reprompt`.
 
     Attributes:
-        tokens: (rows,) how many the prompt has that the teacher reads before each.
-        taught: the rows for which one was made; `first` is that of the first of them, as text.
+        tokens: (rows,) length of each row's teacher prompt.
+        taught: the rows with a teacher prompt; `first` is the first one's prompt, as text.
     """
 
     tokens: list[int]
@@ -91,10 +91,10 @@ class OpenChannel(msgspec.Struct, frozen=True):
 
 
 class MoveRows(msgspec.Struct, frozen=True):
-    """Move the train rows from their owners to the other role; both sides are told together.
+    """Move the training rows from their owners to the other role; both sides get the request.
 
     Attributes:
-        batch: whose rows; a consumer that has them keeps what it has filled in.
+        batch: their batch; a consumer that has it keeps the columns it has filled in.
         index: of the rows at their owners.
     """
 
@@ -104,7 +104,7 @@ class MoveRows(msgspec.Struct, frozen=True):
 
 
 class MoveColumns(msgspec.Struct, frozen=True):
-    """Move columns of rows that both roles have; both sides are told together.
+    """Move columns of rows that both roles have; both sides get the request.
 
     Attributes:
         to_owners: towards the owners, else away from them.
@@ -117,7 +117,7 @@ class MoveColumns(msgspec.Struct, frozen=True):
 
 
 class CutChannel(msgspec.Struct, frozen=True):
-    """End whatever waits on the channel to a role that is lost."""
+    """Abort all waits on the channel to a lost role."""
 
     role: str
 
@@ -130,7 +130,7 @@ class WriteRows(msgspec.Struct, frozen=True):
         first: position in the batch of the first of their prompts.
         scores: of the rows, in row order.
         ground_truths: JSON, of their prompts.
-        extras: the scorers' further values as JSON, in row order.
+        extras: further values of the scorers as JSON, in row order.
         value_kinds: of those values in the whole batch, so that all parts have the same columns.
         extra_infos: JSON objects, of their prompts.
     """

@@ -1,16 +1,16 @@
-"""What ranks write, and read again."""
+"""Messages of checkpoints."""
 
 import msgspec
 
 
 class SaveShards(msgspec.Struct, frozen=True):
-    """Write this rank's part of a checkpoint.
+    """Write this rank's shard of a checkpoint.
 
     Attributes:
         folder: the checkpoint's, relative to the run folder.
-        step: steps done. A state that was copied already is not copied again: a controller that
-            comes back may ask when ranks have left it.
-        in_background: copy the state, and write it beside what follows; `SHARDS_WRITTEN` tells.
+        step: steps done. A copied state is not copied again: a restarted controller may ask after
+            ranks have left it.
+        in_background: copy the state, and write it during later work; see `SHARDS_WRITTEN`.
     """
 
     folder: str
@@ -33,23 +33,23 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The files that a rank wrote; none while it writes beside what follows."""
+    """The files that a rank wrote; none while it writes in the background."""
 
     files: list[FileEntry]
 
 
 class AskWritten(msgspec.Struct, frozen=True):
-    """Has this rank written its part of the checkpoint in a folder, beside other work?"""
+    """Ask whether this rank has written its shard of a checkpoint in the background."""
 
     folder: str
 
 
 class Written(msgspec.Struct, frozen=True):
-    """What became of it.
+    """The result of a background write.
 
     Attributes:
-        files: those that it wrote; None where it has not, or not yet.
-        refusal: what its disk said; empty where it has not refused.
+        files: the written files; None if not (yet) written.
+        refusal: the disk's error; empty without one.
     """
 
     files: list[FileEntry] | None = None
@@ -57,10 +57,10 @@ class Written(msgspec.Struct, frozen=True):
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Take the state of a checkpoint, or of the models that the job began with.
+    """Load the state of a checkpoint, or the initial models.
 
     Attributes:
-        folder: the checkpoint's, relative to the run folder; None for the models of the beginning.
+        folder: the checkpoint's, relative to the run folder; None for the initial models.
         files: all files of the models that this rank holds a part of, whichever rank wrote them.
         total_updates: optimizer steps of the whole job by model, for schedules that end.
     """

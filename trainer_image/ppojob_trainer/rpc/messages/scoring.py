@@ -1,4 +1,4 @@
-"""Texts on their way to scorers, and scores on their way back."""
+"""Messages of scoring: texts for scorers, and scores."""
 
 import msgspec
 
@@ -32,16 +32,16 @@ class Texts(msgspec.Struct, frozen=True):
 
 
 class ScoreItem(msgspec.Struct, frozen=True):
-    """What a scorer is told of rows `[first, last)`, which answer one prompt, besides their texts.
+    """Metadata of rows `[first, last)`, of one prompt, for a scorer, besides their texts.
 
     Attributes:
-        data_source: what routes it to a scorer.
+        data_source: selects the scorer.
         ground_truth: JSON of the truth.
         extra_info: JSON of the free fields.
         lengths: (rows,) tokens of the responses.
-        truncated: (rows,) whether a response ran into the limit.
-        figures: (rows,) JSON of turns and calls, which is told with `extra_info`; none where rows
-            have one turn.
+        truncated: (rows,) whether a response reached the limit.
+        figures: (rows,) JSON of turns and tool calls, added to `extra_info`; none for single-turn
+            rows.
     """
 
     first: int
@@ -62,7 +62,7 @@ class Score(msgspec.Struct, frozen=True):
 
 
 class RowScore(msgspec.Struct, frozen=True, array_like=True):
-    """The score of a row and the scorer's further variables, as JSON."""
+    """The score of a row and the scorer's further values, as JSON."""
 
     row: int
     score: float
@@ -85,7 +85,7 @@ class ModelScoreItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScoreByModel(msgspec.Struct, frozen=True):
-    """Score rows whose text has arrived by the reward model; all its ranks do so together.
+    """Score rows whose texts have arrived by the reward model; a collective call of its ranks.
 
     Attributes:
         began: unix seconds at which the run began, for a chat template that asks for the date.

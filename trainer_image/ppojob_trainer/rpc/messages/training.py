@@ -1,4 +1,4 @@
-"""Forward passes, advantages and updates."""
+"""Messages of forward passes, advantages and updates."""
 
 import msgspec
 
@@ -6,7 +6,7 @@ from ppojob_trainer.metrics.step_metrics import Spread
 
 
 class Forward(msgspec.Struct, frozen=True):
-    """Run a model over the train rows and keep the column that it gives.
+    """Run a model's forward pass over the training rows and store its column.
 
     Attributes:
         model: `policy` (old log-probabilities), `reference`, `critic` (values, or rewards of
@@ -17,16 +17,16 @@ class Forward(msgspec.Struct, frozen=True):
 
 
 class Advantages(msgspec.Struct, frozen=True):
-    """What advantages are estimated of, for the whole batch.
+    """Inputs of advantage estimation, for the whole batch.
 
     Attributes:
-        greedy_scores: (prompts,) of greedy responses; empty where nobody reads them.
+        greedy_scores: (prompts,) of greedy responses; empty if unused.
         rewards: (keys, rows) the rewards that the estimator names; empty likewise.
         dropped: rows that are not trained on, and do not count among those of their prompt.
         masked: rows that are not trained on, but count.
-        step: whose rows they are, for what is drawn.
-        outcomes: (rows,) what a process reward model learns; empty where there is none.
-        baselines: (prompts,) what each was known to score; empty where nobody reads it.
+        step: step of the rows, part of the random key.
+        outcomes: (rows,) targets of a process reward model; empty without one.
+        baselines: (prompts,) tracked value of each; empty if unused.
         positives: rows that scored well; empty likewise.
     """
 
@@ -43,15 +43,15 @@ class Advantages(msgspec.Struct, frozen=True):
 
 
 class Advantaged(msgspec.Struct, frozen=True):
-    """What the estimator saw and gave.
+    """Inputs and results of the estimator, for metrics.
 
     Attributes:
         row_rewards: (rows,) scores with the KL penalty, summed over tokens.
         advantages: over the trained tokens.
         returns: over the trained tokens.
-        told: of tokens that were weighed or left out, by name of the metric.
-        kl: mean over rows of their mean KL to the reference a token; None where the reward has
-            no KL.
+        told: metrics of weighted or excluded tokens, by name.
+        kl: mean over rows of their mean KL to the reference a token; None where the reward has no
+            KL.
         values: over the trained tokens; None where there is no critic.
         explained_variance: share of the returns' variance that the values explain; None likewise.
         zero_signal_groups: share of the prompts whose rows have no advantage other than 0.
@@ -80,9 +80,9 @@ class Update(msgspec.Struct, frozen=True):
 
     Attributes:
         model: `policy` or `critic`.
-        outcomes: (rows of the batch,) what a process reward model learns of each, NaN for nothing;
-            empty for others.
-        demonstrations: given answers that are learnt beside, positions in a batch of their own.
+        outcomes: (rows of the batch,) targets of a process reward model, NaN for none; empty for
+            others.
+        demonstrations: demonstrations that are also learnt, as positions in a batch of their own.
         supervised_coefficient: their weight; 0 where there are none.
     """
 

@@ -1,6 +1,6 @@
-"""A user who knows the answer of a problem of GSM8K: verl's `Gsm8kInteraction`.
+"""User simulator that knows the answer of a GSM8K problem: verl's `Gsm8kInteraction`.
 
-A row says what the answer is, in its ``extra_info``: ``interaction_kwargs.ground_truth``.
+A row has the answer in its ``extra_info``: ``interaction_kwargs.ground_truth``.
 """
 
 from collections.abc import Mapping

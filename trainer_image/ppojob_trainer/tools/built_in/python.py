@@ -1,4 +1,4 @@
-"""A Python interpreter in the sandbox; every call begins anew."""
+"""Python interpreter in the sandbox; every call starts a new process."""
 
 from typing import Final
 

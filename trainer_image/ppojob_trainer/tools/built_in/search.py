@@ -1,4 +1,4 @@
-"""Search in a corpus: Search-R1's, in an index of this pod or by a service over HTTP."""
+"""Corpus search: Search-R1's, in a local index or by an HTTP service."""
 
 import json
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ def search(call: Call) -> str:
 
 
 def answer(retriever: Retriever, arguments: Mapping[str, Json], passages: int) -> str:
-    """What a model reads: of `query` as Search-R1 writes it, of `query_list` as verl's SearchTool.
+    """Format passages: for `query` as Search-R1, for `query_list` as verl's SearchTool.
 
     Raises:
         WrongArguments: there is neither, and the tool's parameters require none.
@@ -74,10 +74,10 @@ def _settings(config: Mapping[str, Json]) -> tuple[str, str, int]:
 
 
 def passages_a_query(config: Mapping[str, Json]) -> int:
-    """How many passages a query finds, where something else says what is searched.
+    """Return the passages per query, if another setting defines the corpus.
 
     Raises:
-        ConfigError: the settings say more than that, or it is no number.
+        ConfigError: there are other settings, or it is no number.
     """
     for name in sorted(config.keys() - {"topk"}):
         got = shown(config[name])

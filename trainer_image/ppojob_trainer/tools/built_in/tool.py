@@ -1,4 +1,4 @@
-"""What a tool or a user that is built in consists of."""
+"""Interface of built-in tools and user simulators."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,9 +14,9 @@ class Call:
     """One call of a tool.
 
     Attributes:
-        arguments: as the schema wants them.
-        created: what the row says the tool is made with.
-        sandbox: opens the one for code that a model has written; the same for all calls.
+        arguments: valid by the schema.
+        created: the row's constructor arguments of the tool.
+        sandbox: opens the sandbox for model-written code; the same for all calls.
         pictures: of the row so far.
     """
 

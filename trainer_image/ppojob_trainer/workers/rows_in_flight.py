@@ -1,19 +1,19 @@
-"""Rows of several steps that an engine draws side by side: a long one holds up no step but its own.
+"""Rows in flight: an engine generates rows of several steps together (partial rollout).
 
-A phase draws the rows of one step to their end, and those of the steps behind it as far as they
-come meanwhile. What is not drawn to its end goes on in the next phase, with the weights that the
-engine has then, as the next segment of its row. Between two phases the engine is idle and no tool
-is at work, so weights, validations and checkpoints come as they do elsewhere.
+A phase generates the rows of one step to their end, and advances those of the following steps
+meanwhile. An unfinished row continues in the next phase, with the engine's weights of then, as the
+next segment of the row. Between two phases the engine is idle and no tool call is in flight, so
+weight sync, validation and checkpoints work as elsewhere.
 
-A phase ends by what was drawn, never by time: once the rows of its step have ended, and the engine
-has made so many steps as are the share of a phase of the longest of them. So each phase does about
-as much, also where the rows of its step ended in one before.
+A phase ends by what was generated, never by time: once the rows of its step have ended, and the
+engine has made as many steps as a phase's share of the longest of them. So each phase does about as
+much work, also if the rows of its step ended in an earlier one.
 
-Of a job with dynamic sampling the batches are rounds, named by their numbers in the run: which step
-takes one is known behind the scores of those before it.
+With dynamic sampling the batches are rounds, named by their number in the run: which step uses one
+is known after the scores of those before it.
 
-Engines in pods of their own draw a phase while others train; those of the ranks that train draw it
-before these train.
+Engines in pods of their own run a phase while others train; those in the training ranks run it
+before training.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -30,35 +30,35 @@ from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.rpc.messages.rollout import Generate
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.generation import Generation, Row, batches_of
-from ppojob_trainer.workers.handover import MadeRows
+from ppojob_trainer.workers.row_transfer import GeneratedRows
 from ppojob_trainer.workers.state_writer import Write
 
 UNDER_WAY_POINT: Final = durable.point("rows.under_way", *durable.FILE_ACTS)
 RowKey = tuple[int, str, int]
-"""Step, or number of the round, and purpose of its batch, and its number there."""
+"""Step (or number of the round), purpose of its batch, and the row's number there."""
 _State = tuple[int, list[tuple[RowKey, RowState]]]
-"""The step of the last phase, or the number of its round, and the rows."""
+"""The step (or the number of the round) of the last phase, and the rows."""
 _DECODER: Final = msgspec.msgpack.Decoder(_State)
 _OLDER: Final = msgspec.msgpack.Decoder(list[tuple[RowKey, RowState]])
-"""Of checkpoints of versions that did not say which phase was the last."""
+"""Checkpoints of versions that did not record the last phase."""
 _FOLDER: Final = "rollout"
 
 
 @dataclass
-class RowsUnderWay:
-    """Rows that were begun, as far as they came; whoever asks for rows says which."""
+class RowsInFlight:
+    """The rows that were begun, with their progress; a request names the rows that it needs."""
 
     generation: Generation
     _rows: dict[RowKey, RowState] = field(default_factory=dict)
     _last: int = 0  # step of the last phase, or number of its round
     _begun: tuple[int, int, dict[RowKey, RowState]] | None = None
-    """Of the step whose rounds are drawn: its number, and what the last phase before it left."""
+    """The step whose rounds are generated, and the state after the last phase before it."""
 
-    def draw(self, request: Generate) -> list[MadeRows]:
-        """One phase: the rows of each batch of the request's step that this rank keeps.
+    def draw(self, request: Generate) -> list[GeneratedRows]:
+        """Run one phase; return the rows of each batch of the request's step that this rank keeps.
 
-        Those of the batches ahead of it stay here, as far as they were drawn. A phase that was done
-        before a state was saved is not done again: its step failed behind it.
+        Rows of the batches after it stay here, as far as they were generated. A phase that finished
+        before a state was saved is not repeated: its step failed after it.
         """
         of_step = request.step
         if request.number:
@@ -74,15 +74,15 @@ class RowsUnderWay:
         episodes = {key: self._episode(row, key) for key, row in rows.items()}
         wanted = [one.state for key, one in episodes.items() if key[0] == request.step]
         if request.step != self._last or not all(state.is_over for state in wanted):
-            with self.generation.drawing.of(len(wanted)):
+            with self.generation.progress.of(len(wanted)):
                 self._phase(of_step, rows, episodes, wanted)
-        # Not before: of a phase that fails nothing is kept.
+        # Only now: a phase that fails keeps nothing.
         self._rows = {key: episode.state for key, episode in episodes.items()}
         self._last = request.step
         made = []
         for batch in own:
             drawn = [episodes[_key(row)].trajectory for row in self.generation.rows(batch)]
-            whole = MadeRows(batch.first, batch.prompts, batch.samples, drawn)
+            whole = GeneratedRows(batch.first, batch.prompts, batch.samples, drawn)
             made.append(whole.within(batch.kept))
         return made
 
@@ -93,7 +93,7 @@ class RowsUnderWay:
         episodes: Mapping[RowKey, Episode],
         wanted: Sequence[RowState],
     ) -> None:
-        """Draw `wanted` to their end, and the others in their company; all in order of steps."""
+        """Generate `wanted` to their end, and advance the others beside them, in step order."""
         phases = self.generation.spec.phases_of_rows
         turns = self.generation.turns
         longest: list[float] = []  # once all have ended: engine steps of the longest of them
@@ -101,7 +101,7 @@ class RowsUnderWay:
         def is_enough(steps: int, _: int) -> bool:
             if not longest:
                 ended = sum(state.is_over for state in wanted)
-                self.generation.drawing.ended = ended
+                self.generation.progress.ended = ended
                 if ended < len(wanted):
                     return False
                 delay = turns.delay if turns else 0
@@ -114,17 +114,17 @@ class RowsUnderWay:
         self.generation.drive(step, own_rows, own, is_enough)
 
     def _episode(self, row: Row, key: RowKey) -> Episode:
-        """A row from where it is."""
+        """Return the episode of a row, from its present state."""
         begun = self._rows.get(key)
         return self.generation.episode(row, "/".join(map(str, key)), begun and begun.copy())
 
     def state(self, step: int) -> Write:
-        """What writes the rows of the steps behind one as they are now.
+        """Return a writer of the rows of the steps after one, in their present state.
 
-        A step that fails between two rounds draws all of its rounds again, as its weights are there
-        still: how many it takes may hang on what failed. So that state is of before its first one.
-        Of ranks that share an engine the first has them. Where the disk refuses it raises
-        StorageError.
+        A step that fails between two rounds generates all of its rounds again, as its weights are
+        still there: how many it takes may depend on what failed. So its state is that before its
+        first round. Of ranks that share an engine the first writes the rows. The writer raises
+        StorageError if the disk refuses.
         """
         rank = self.generation.world.rank
         if rank % self.generation.spec.rollout.parallelism.tensor:
@@ -146,10 +146,10 @@ class RowsUnderWay:
         return write
 
     def restore(self, folder: Path | None, files: Iterable[FileEntry]) -> None:
-        """Take up the rows that ranks have written, in whichever number; none without a folder.
+        """Load the rows that ranks have written, of any number of ranks; none without a folder.
 
-        The files are all those of a checkpoint. A rank goes on with the rows that it is asked for,
-        and forgets the others.
+        The files are all those of a checkpoint. A rank continues the rows that it is asked for, and
+        forgets the others.
         """
         self._rows, self._last, self._begun = {}, 0, None
         if folder is None:
@@ -164,7 +164,7 @@ class RowsUnderWay:
 
 
 def _by_number(request: Generate) -> Generate:
-    """A round, and those ahead of it, by their numbers in the run."""
+    """Rename a round, and those after it, to their numbers in the run."""
     ahead = [_by_number(later) for later in request.ahead]
     return msgspec.structs.replace(request, step=request.number, round=0, ahead=ahead)
 

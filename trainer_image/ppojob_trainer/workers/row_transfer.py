@@ -1,7 +1,7 @@
-"""Rows on their way from the engines that made them to the ranks that own them.
+"""Row transfer from rollout engines to the ranks that own the rows.
 
-Both sides know who has made which prompts and who is to own which, so each names its peers by
-itself. Rows travel as they were drawn.
+Both sides know which rank generated which prompts and which rank owns them, so each finds its peers
+by itself. Rows travel as they were generated.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ Run = tuple[int, int]
 """Positions `[first, last)` of prompts in their batch."""
 
 
-class MadeRows(msgspec.Struct, frozen=True, array_like=True):
-    """Rows of a run of prompts, prompt after prompt."""
+class GeneratedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Generated rows of a range of prompts, prompt-major."""
 
     first: int  # position in the batch of the first prompt
     prompts: list[PromptTokens]
     samples: int
     trajectories: list[Trajectory]
 
-    def within(self, run: Run) -> MadeRows:
-        """Those of the prompts that lie in a run, which overlaps this one or is empty."""
+    def within(self, run: Run) -> GeneratedRows:
+        """Return the rows of prompts within a range, which overlaps this one or is empty."""
         first = max(self.first, run[0])
         begin, end = first - self.first, min(run[1] - self.first, len(self.prompts))
         rows = slice(begin * self.samples, end * self.samples)
-        return MadeRows(first, self.prompts[begin:end], self.samples, self.trajectories[rows])
+        return GeneratedRows(first, self.prompts[begin:end], self.samples, self.trajectories[rows])
 
 
-_DECODER = msgspec.msgpack.Decoder(list[MadeRows])
+_DECODER = msgspec.msgpack.Decoder(list[GeneratedRows])
 
 
-def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
+def send_rows(link: Link, request: HandOver, made: Sequence[GeneratedRows]) -> None:
     """Send the rows of this rank to their owners.
 
-    Members of the link are the owners, and behind them the makers. The rows are by batch, as in
-    the request.
+    The link's members are the owners, followed by the generating ranks. The rows are by batch, as
+    in the request.
 
     Raises:
         ChannelLost: an owner is gone.
@@ -55,27 +55,29 @@ def give_rows(link: Link, request: HandOver, made: Sequence[MadeRows]) -> None:
     exchange_messages(link, outgoing, ())
 
 
-def take_rows(link: Link, request: HandOver, owner: int, makers_from: int) -> list[MadeRows]:
-    """Receive the rows that this rank is to own, maybe none, by batch as in the request.
+def receive_rows(
+    link: Link, request: HandOver, owner: int, makers_from: int
+) -> list[GeneratedRows]:
+    """Receive the rows that this rank owns from now on, maybe none, by batch as in the request.
 
-    The first maker is the member `makers_from`.
+    The first generating rank is the member `makers_from`.
 
     Raises:
-        ChannelLost: a maker is gone.
+        ChannelLost: a generating rank is gone.
     """
     mine = request.owners[owner]
     senders = [
         makers_from + maker for maker, run in enumerate(request.makers) if _overlap(run, mine)
     ]
     if not senders:
-        return [MadeRows(mine[0], [], 1, []) for _ in request.batches]
+        return [GeneratedRows(mine[0], [], 1, []) for _ in request.batches]
     arrived = exchange_messages(link, {}, senders)
     parts = [_DECODER.decode(arrived[sender]) for sender in senders]
     return [_joined(batch) for batch in zip(*parts, strict=True)]
 
 
-def _joined(parts: Sequence[MadeRows]) -> MadeRows:
-    """Runs that follow each other as one."""
+def _joined(parts: Sequence[GeneratedRows]) -> GeneratedRows:
+    """Join consecutive ranges."""
     return msgspec.structs.replace(
         parts[0],
         prompts=[prompt for part in parts for prompt in part.prompts],

@@ -5,7 +5,7 @@ import pytest
 
 from ppojob_api.v1alpha1.algorithm import GroupFilterSpec
 from ppojob_trainer.controller.batch import Batch
-from ppojob_trainer.controller.left_out import dropped_rows, filtered_rows
+from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
 

@@ -9,7 +9,6 @@ from tiny_models import make_model
 from torch import nn
 
 from ppojob_api.v1alpha1.training import OptimizerSpec
-from ppojob_trainer.engine.chance_rounding import round_into
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
     load_optimizer_tensors,
@@ -17,6 +16,7 @@ from ppojob_trainer.engine.optimizer import (
     optimizer_tensors,
     step_by_weight,
 )
+from ppojob_trainer.engine.stochastic_rounding import round_into
 from ppojob_trainer.parallel.boxes import Box
 from ppojob_trainer.parallel.offload import HostMemory
 

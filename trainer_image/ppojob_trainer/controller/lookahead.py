@@ -1,10 +1,10 @@
-"""Rows of several steps at once: engines begin with those of later steps before one has trained.
+"""Lookahead: engines generate rows of later steps before the current one has trained.
 
-Engines in pods of their own draw while a step trains: the rows of the next one, with the weights
-that this step begins with, and begin with those of the steps behind it. Engines in the ranks that
-train draw by turns with the training: the rows of a step to their end, and beside them those of
-the steps behind it. So rows are drawn by weights some versions older than those that train on them,
-whatever takes how long.
+Engines in pods of their own work while a step trains: they finish the rows of the next step, with
+the weights that the current step begins with, and begin those of the following steps. Engines in
+the training ranks alternate with training: they finish the rows of a step, and advance those of the
+following steps beside it. So the generating weights are some versions older than the training ones
+(staleness), independent of timing.
 """
 
 import math
@@ -16,7 +16,7 @@ import msgspec
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.one_round import Draw, OneRound, Rows
+from ppojob_trainer.controller.rollout_round import Draw, RolloutRound, Rows
 from ppojob_trainer.controller.rollout_stages import Drawn
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER
 from ppojob_trainer.data.dataset import PromptDataset
@@ -28,19 +28,18 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 
 @dataclass(frozen=True)
-class LaterSteps:
-    """The steps behind one, whose rows may be drawn before it has trained.
+class Lookahead:
+    """The next steps, whose rows may be generated before the current one has trained.
 
     Attributes:
-        size: prompts that are drawn of each step.
-        steps: how many, behind the one that trains; by so many versions the weights that draw a
-            token are older than those that train on it, at most.
-        total_steps: how many there are, at most.
-        passes: over the data, behind which the run ends; None where steps are counted.
+        size: prompts per step.
+        steps: lookahead in steps: also the maximum staleness of a token, in versions.
+        total_steps: number of steps, at most.
+        passes: epochs over the data, after which the run ends; None if steps are counted.
         order: of the prompts, from which those of a step are drawn once it begins.
     """
 
-    one_round: OneRound
+    rollout_round: RolloutRound
     size: int
     steps: int
     total_steps: int
@@ -48,40 +47,40 @@ class LaterSteps:
     dataset: PromptDataset
     order: PromptOrder
 
-    def drawn_from(self, step: int, place: Place) -> list[Drawn]:
-        """What is drawn for a step that begins at a place in the order of prompts, and behind."""
+    def batches_from(self, step: int, place: Place) -> list[Drawn]:
+        """Return the batches of a step at a place in the prompt order, and of later steps."""
         steps = min(self.steps, self.total_steps - step + 1)
         if self.passes is not None and self.order.passes_read(place, self.size) >= self.passes:
             return []
         batches = self.order.batches_behind(place, self.size, steps)
-        return [self.one_round.batches(self.dataset.rows(rows)) for rows in batches]
+        return [self.rollout_round.batches(self.dataset.rows(rows)) for rows in batches]
 
-    def rounds_behind(self, most: int) -> list[Drawn]:
-        """The rounds that come next, as many as are drawn beside another, and `most` at most.
+    def next_rounds(self, most: int) -> list[Drawn]:
+        """Return the next rounds, as many as the lookahead generates beside one, at most `most`.
 
-        They are numbered, since which step takes them is not known.
+        They are numbered, since which step uses them is not known.
         """
-        place, first = self.order.place, self.rounds_read + 1
+        place, first = self.order.place, self.rounds_begun + 1
         batches = self.order.batches_behind(place, self.size, min(self.steps, most))
-        drawn = (self.one_round.batches(self.dataset.rows(rows))[0] for rows in batches)
+        drawn = (self.rollout_round.batches(self.dataset.rows(rows))[0] for rows in batches)
         return [(replace(batch, number=number), None) for number, batch in enumerate(drawn, first)]
 
     @property
-    def rounds_read(self) -> int:
-        """How many were begun in the run."""
+    def rounds_begun(self) -> int:
+        """Return how many rounds were begun in the run."""
         return self.order.batches_read(self.order.place, self.size)
 
-    def drawn_with(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Drawn, list[Drawn]]:
-        """What is drawn for a step that begins now, and for those behind it."""
+    def batches_with(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Drawn, list[Drawn]]:
+        """Return the batches of a step that begins now, and of later ones."""
         with timer("data"):
-            drawn = self.one_round.batches(draw(self.size))
-            return drawn, self.drawn_from(step + 1, self.order.place)
+            drawn = self.rollout_round.batches(draw(self.size))
+            return drawn, self.batches_from(step + 1, self.order.place)
 
     def staleness(self, batch: Batch, step: int) -> dict[str, float]:
-        """By how much the weights that drew the rows of a step are older.
+        """Return the staleness metrics of a step's rows.
 
         Raises:
-            JobFailed: a token is of older weights than the job allows.
+            JobFailed: a token's weights are older than the job allows.
         """
         given = batch.given_rows
         drawn = [tokens for row, tokens in enumerate(batch.versions) if row not in given]
@@ -95,23 +94,23 @@ class LaterSteps:
 
 
 @dataclass(frozen=True)
-class DrawnAhead:
-    """What engines in pods of their own draw of later steps while one trains.
+class Prefetcher:
+    """Prefetch by engines in pods of their own: later steps are generated while one trains.
 
-    They draw in phases, one a step: the rows of the next step to their end, and those of the steps
-    behind it as far as they come. Between two phases they take the newest weights. All of it is a
-    function of weights, order of prompts and seed, since phases end by what was drawn.
+    They work in phases, one per step: the rows of the next step to their end, and those of the
+    following steps as far as they get. Between two phases they sync the newest weights. All of it
+    is a function of weights, prompt order and seed, since phases end by what was generated.
 
-    The first step of a run has its rows drawn at once, and so has one behind a checkpoint without
-    rows: that of a run which ended there. The last step has none drawn.
+    The first step of a run has its rows generated on demand, and so has one after a checkpoint
+    without rows: that of a run which ended there. The last step prefetches nothing.
     """
 
-    later: LaterSteps
+    later: Lookahead
     engines: StandaloneEngines
 
     def wait(self, step: int, drawn: Drawn, beside: Sequence[Drawn], timer: StepTimer) -> None:
-        """Wait for the rows of a step; `beside` are those behind it that are drawn with them."""
-        stages, (batch, greedy) = self.later.one_round.stages, drawn
+        """Wait for the rows of a step; `beside` are those of later steps generated with them."""
+        stages, (batch, greedy) = self.later.rollout_round.stages, drawn
         is_first = step == stages.tape.began + 1
         if is_first and self._is_lost(batch, step):
             self.begin(step, step - 1, [drawn, *beside], timer)
@@ -119,12 +118,12 @@ class DrawnAhead:
         stages.generate(batch, step, greedy, timer, ahead=beside, is_begun=is_begun)
 
     def begin(self, step: int, version: int, drawn: Sequence[Drawn], timer: StepTimer) -> None:
-        """Have the engines begin with a step and those behind it, with the weights of a version.
+        """Begin to generate a step and those after it, with the weights of a version.
 
-        Rows that are on the disk are drawn again where others are drawn beside them: how far those
-        come in a phase depends on their company.
+        Rows on disk are generated again if others are generated beside them: how far those get in a
+        phase depends on the whole batch.
         """
-        stages, (batch, greedy) = self.later.one_round.stages, drawn[0]
+        stages, (batch, greedy) = self.later.rollout_round.stages, drawn[0]
         if self.later.steps == 1 and stages.tape.is_replayed(batch, step):
             return
         with timer("update_weights"):
@@ -133,16 +132,16 @@ class DrawnAhead:
             self.engines.begin(*stages.generation(batch, step, greedy, drawn[1:]))
 
     def save(self, progress: Progress, folder: str, act: str) -> list[FileEntry]:
-        """Write the rows of the step behind a state into its checkpoint, once they are drawn.
+        """Write the rows of the step after a state into its checkpoint, once they are generated.
 
-        The folder is that of the checkpoint, relative to the run folder; `act` is the name of the
-        attempt to make it. What is under way of later steps, engines write as their state.
+        The folder is that of the checkpoint, relative to the run folder; `act` names the attempt to
+        write it. Engines write rows in flight of later steps as their state.
 
         Raises:
             RoleLost, StorageError: as whatever else is written.
         """
-        stages, step = self.later.one_round.stages, progress.step + 1
-        following = self.later.drawn_from(step, progress.data.place)
+        stages, step = self.later.rollout_round.stages, progress.step + 1
+        following = self.later.batches_from(step, progress.data.place)
         if not following:
             return []
         batch, greedy = following[0]
@@ -159,26 +158,26 @@ class DrawnAhead:
         return files
 
     def _is_lost(self, batch: Batch, step: int) -> bool:
-        """Whether the rows of a step are there, and not what was drawn in their company."""
-        tape = self.later.one_round.stages.tape
+        """Whether a step's rows are recorded, but not those that were generated beside them."""
+        tape = self.later.rollout_round.stages.tape
         is_there = tape.is_replayed(batch, step) and not tape.is_ahead(batch, step)
         return self.later.steps > 1 and is_there
 
 
 @dataclass(frozen=True)
-class StepsAhead:
-    """Has rows of the steps behind it drawn while a step trains."""
+class PrefetchedSource:
+    """Batch source with prefetch: rows of the next steps are generated while a step trains."""
 
-    ahead: DrawnAhead
+    ahead: Prefetcher
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Wait for the rows of a step, and have those of the next one begun.
+        """Wait for the rows of a step, and begin those of the next one.
 
         Raises:
-            JobFailed: a token is of older weights than the job allows.
+            JobFailed: a token's weights are older than the job allows.
         """
         ahead, later = self.ahead, self.ahead.later
-        drawn, following = later.drawn_with(step, draw, timer)
+        drawn, following = later.batches_with(step, draw, timer)
         ahead.wait(step, drawn, following[: later.steps - 1], timer)
         if following:
             ahead.begin(step + 1, step - 1, following, timer)
@@ -186,33 +185,33 @@ class StepsAhead:
 
 
 @dataclass(frozen=True)
-class StepsBeside:
-    """Has rows of the steps behind it drawn beside those of a step, by engines that then train.
+class InterleavedSource:
+    """Batch source of engines that alternate with training, with lookahead beside a step's rows.
 
-    What is not drawn to its end goes on in the next step; these ranks save it as their state.
+    Unfinished rows continue in the next step; these ranks save them as their state.
     """
 
-    later: LaterSteps
+    later: Lookahead
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Draw the rows of a step to their end.
+        """Generate the rows of a step to their end.
 
         Raises:
-            JobFailed: a token is of older weights than the job allows.
+            JobFailed: a token's weights are older than the job allows.
         """
-        drawn, following = self.later.drawn_with(step, draw, timer)
+        drawn, following = self.later.batches_with(step, draw, timer)
         self.generate(step, drawn, following, timer)
         return Rows(*drawn, metrics=self.later.staleness(drawn[0], step))
 
     def generate(
         self, step: int, drawn: Drawn, following: Sequence[Drawn], timer: StepTimer
     ) -> None:
-        """Draw rows to their end, and those that follow as far as they come.
+        """Generate rows to their end, and the following ones as far as they get.
 
-        Rows that are on the disk are drawn again where others are drawn beside them: how far those
-        come in a phase depends on their company.
+        Rows on disk are generated again if others are generated beside them: how far those get in a
+        phase depends on the whole batch.
         """
-        stages, (batch, greedy) = self.later.one_round.stages, drawn
+        stages, (batch, greedy) = self.later.rollout_round.stages, drawn
         if following and stages.tape.is_replayed(batch, step):
             with timer("gen"):
                 stages.ask(batch, step, greedy, following)

@@ -1,4 +1,4 @@
-"""Rows that a Python file makes: the parent's side, and what it and its child say to each other."""
+"""Rows from a user's Python file: the parent process, and its messages with the child."""
 
 import hashlib
 import logging
@@ -12,14 +12,14 @@ from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
 
 _ROW_SECONDS = 600.0
-"""For the import of the file, and for a row; a model or a hub may have to be asked."""
+"""Timeout of the import of the file, and of a row; a model or a hub may have to be asked."""
 _log = logging.getLogger(__name__)
 
 
 class MakeRows(msgspec.Struct, frozen=True):
     """Import the file and call its function, or class; the keyword arguments are JSON.
 
-    The parent asks so once, and from then on with None: make some more rows.
+    The parent sends it once, and None from then on: make some more rows.
     """
 
     path: str
@@ -28,10 +28,10 @@ class MakeRows(msgspec.Struct, frozen=True):
 
 
 class RowsMade(msgspec.Struct, frozen=True):
-    """The next rows as JSON; none at their end.
+    """The next rows as JSON; none at the end.
 
     Attributes:
-        got: what is there in place of the row after them; empty where nothing is wrong.
+        got: what was found in place of the next row; empty if nothing is wrong.
     """
 
     items: list[bytes]
@@ -40,8 +40,8 @@ class RowsMade(msgspec.Struct, frozen=True):
     allowed: str = ""
 
 
-class MadeRows(RowFile):
-    """The rows of a Python file, made in a child while they are read."""
+class CustomRows(RowFile):
+    """The rows of a Python file, produced in a child process while they are read."""
 
     def __init__(self, path: str, child: BoundedProcess) -> None:
         super().__init__(path)
@@ -51,9 +51,9 @@ class MadeRows(RowFile):
     @classmethod
     def open(
         cls, path: str, function: str, arguments: Mapping[str, Json]
-    ) -> "MadeRows | DataProblem":
+    ) -> "CustomRows | DataProblem":
         """Import a file and call its function, or class, or say why that cannot be done."""
-        child = BoundedProcess("ppojob_trainer.data.made_rows_child", memory_bytes=None, log=_log)
+        child = BoundedProcess("ppojob_trainer.data.custom_rows_child", memory_bytes=None, log=_log)
         made = cls(path, child)
         answer = made._ask(MakeRows(path, function, msgspec.json.encode(arguments)))
         if not answer.got:
@@ -62,7 +62,7 @@ class MadeRows(RowFile):
         return DataProblem(path, answer.got, answer.why, answer.allowed)
 
     def rows(self) -> Iterator[Row | DataProblem]:
-        """Yield every row in order, and in place of one that cannot be made why, as the last."""
+        """Yield every row in order; for a row that cannot be made, the reason, as the last item."""
         while True:
             answer = self._ask(None)
             for item in answer.items:

@@ -1,4 +1,4 @@
-"""One round of generation: the rows of a step, drawn when it begins."""
+"""One generation round per step: the rows are generated when the step begins."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,18 +10,18 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.metrics.timer import StepTimer
 
 Draw = Callable[[int], list[PromptRow]]
-"""Draws so many further prompts of the job, in their order."""
+"""Returns the next prompts of the job in their order, as many as asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """What a step trains on.
+    """The rows that a step trains on.
 
     Attributes:
-        greedy: greedy responses to the prompts of the batch, where somebody reads those.
-        is_kept: whether they are scored, and on the disk, already.
-        metrics: how they were sampled, by name of the metric.
-        rounds: in which they were drawn, where there may be several.
+        greedy: greedy responses to the prompts of the batch, if a baseline reads them.
+        is_kept: whether they are already scored and recorded on disk.
+        metrics: sampling metrics, by name.
+        rounds: the generation rounds, if there may be several.
     """
 
     batch: Batch
@@ -32,14 +32,14 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class OneRound:
-    """Draws as many prompts as a step has, and generates; the step does the scoring."""
+class RolloutRound:
+    """Takes the step's prompts from the data and generates; the step does the scoring."""
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Make the rows of a step; the same for a step that is begun again."""
+        """Generate the rows of a step; a repeated step gets the same rows."""
         with timer("data"):
             prompts = draw(self.algorithm.prompts_per_step)
         batch, greedy = self.batches(prompts)
@@ -47,7 +47,7 @@ class OneRound:
         return Rows(batch, greedy)
 
     def batches(self, prompts: list[PromptRow]) -> Drawn:
-        """What is drawn for the prompts of a step."""
+        """Return the batches to generate for the prompts of a step."""
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners)
         has_greedy = self.algorithm.estimator.has_greedy

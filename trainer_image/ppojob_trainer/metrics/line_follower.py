@@ -1,11 +1,11 @@
-"""Reads a file of lines again and again while a process writes to it, and only what is new."""
+"""Follows a file of lines that another process writes, and reads only new lines."""
 
 from pathlib import Path
 from typing import BinaryIO
 
 
-class NewLines:
-    """Follows a file that is appended to, and cut back when lines are thrown away.
+class LineFollower:
+    """Follows a file that is appended to, and truncated on a rewind.
 
     Attributes:
         is_anew: whether the last read began at the file's first line: at first, and after a cut.
@@ -18,7 +18,7 @@ class NewLines:
         self._last_line = b""
 
     def read(self) -> list[bytes]:
-        """The lines that are whole now and were not at the last read, with their newlines."""
+        """Return the lines completed since the last read, with their newlines."""
         self.is_anew = self._end == 0
         try:
             with self._path.open("rb") as file:

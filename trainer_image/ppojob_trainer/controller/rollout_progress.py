@@ -1,4 +1,4 @@
-"""How many rows engines have drawn, asked now and then while the rows are awaited."""
+"""Generation progress: polls engines for finished rows during a rollout."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,12 +12,12 @@ from ppojob_trainer.rpc.wire import Nothing
 
 
 @dataclass
-class RowsDrawnQuestion:
-    """Asks engines and tells the sum; a slow answer holds up nothing.
+class RolloutProgressPoll:
+    """Polls engines and reports the sum; a slow answer delays nothing.
 
     Attributes:
-        engines: a rank of each.
-        tell: hears how many rows have ended, of how many.
+        engines: one rank of each engine.
+        tell: callback with the number of finished rows, and of all rows.
     """
 
     caller: Caller
@@ -29,7 +29,7 @@ class RowsDrawnQuestion:
 
     @contextmanager
     def asked(self) -> Iterator[Callable[[], None]]:
-        """What it gives is to be called again and again while the block waits for rows."""
+        """Yield a function to call repeatedly while the block waits for rows."""
         self._next = time.monotonic() + self.every_seconds
         try:
             yield self._look
@@ -46,6 +46,6 @@ class RowsDrawnQuestion:
         elif self._asked.is_done:
             done, self._asked = self._asked, None
             self._next = time.monotonic() + self.every_seconds
-            if done.refusal is None:  # whoever refuses is told of by what watches the ranks
+            if done.refusal is None:  # whoever watches the ranks reports a refusal
                 told = done.answers
                 self.tell(sum(one.ended for one in told), sum(one.asked for one in told))

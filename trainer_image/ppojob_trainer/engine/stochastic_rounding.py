@@ -1,11 +1,12 @@
-"""Rounding to bfloat16 by chance, so that what is lost at one time is made up for at others.
+"""Stochastic rounding to bfloat16, for optimizer moments.
 
-A second moment with a decay of 0.999 changes by a thousandth in a step, and half the distance of
-two numbers of bfloat16 is more: rounded to the nearest it would never fall. Rounded up as often as
-it lies above the lower neighbour, it is right on average (Gupta et al. 2015, arXiv:1502.02551).
+With a decay of 0.999 a second moment changes by a thousandth in a step. Half the distance of two
+neighbouring bfloat16 numbers is more, so rounding to nearest would never let it fall. Stochastic
+rounding is right on average: it rounds up with a probability equal to the distance from the lower
+neighbour (Gupta et al. 2015, arXiv:1502.02551).
 
-The chance is no state: it is a hash of what is rounded, when, and at which place of the whole
-tensor. So a step that is done again rounds alike, and so does every layout.
+The random bits are no state: they are a hash of the tensor's name, the update and the element's
+index in the whole tensor. So a repeated step, and every parallel layout, rounds alike.
 """
 
 import hashlib
@@ -20,13 +21,13 @@ _FACTOR: Final = 0x045D9F3B
 _WORD: Final = 0xFFFF_FFFF
 _LOST_BITS: Final = 16
 _AT_ONCE: Final = 2**20
-"""Elements, as whole rows, whose chances exist at one time."""
+"""Elements, in whole rows, whose random bits exist at one time."""
 
 
 def round_into(target: Tensor, values: Tensor, box: Box, what: str) -> None:
-    """Write float32 values into a tensor of bfloat16, each up or down to a number next to it.
+    """Round float32 values stochastically into a bfloat16 tensor.
 
-    Both are the part `box` of a tensor; `what` names the tensor and the time.
+    Both are the shard `box` of a tensor; `what` names the tensor and the update.
     """
     for plain, own in box.plain():
         _round_plain(target[own], values[own], plain, what)
@@ -49,7 +50,7 @@ def _round_plain(target: Tensor, values: Tensor, box: Box, what: str) -> None:
 
 
 def _places(box: Box, device: torch.device) -> Tensor:
-    """(box.local_shape) int64: the number of each element in the whole tensor, up to 32 bits."""
+    """Return (box.local_shape) int64: each element's index in the whole tensor, modulo 2^32."""
     places = torch.zeros((), dtype=torch.int64, device=device)
     for size, start, stop in zip(box.shape, box.start, box.stop, strict=True):
         along = torch.arange(start, stop, dtype=torch.int64, device=device)
@@ -58,7 +59,7 @@ def _places(box: Box, device: torch.device) -> Tensor:
 
 
 def _hashed(words: Tensor) -> Tensor:
-    """Words of 32 bits to words in which each bit depends on all of them; in int64."""
+    """Hash 32-bit words, held in int64, so that each output bit depends on all input bits."""
     for _ in range(2):
         words = ((words >> 16) ^ words) * _FACTOR & _WORD
     return (words >> 16) ^ words

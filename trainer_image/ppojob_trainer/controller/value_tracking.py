@@ -1,4 +1,4 @@
-"""What prompts are known to score, where an estimator compares responses with it (SPO)."""
+"""Value tracking of prompts, for estimators with a per-prompt baseline (SPO)."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
@@ -7,10 +7,10 @@ from ppojob_trainer.algorithms.prompt_values import Belief, after_visits, first_
 from ppojob_trainer.data.prompt_store import PromptRow
 
 
-def known_of(
+def tracked_values(
     prompts: Sequence[PromptRow], beliefs: Mapping[str, Belief], decay: float
 ) -> list[Belief]:
-    """(prompts,) what each is known to score; by what rows bring where it was never drawn."""
+    """Return (prompts,) the tracked value of each; an unused prompt starts from its data row."""
     first = [first_belief(prompt.known_scores, decay=decay) for prompt in prompts]
     return [beliefs.get(prompt.asks, own) for prompt, own in zip(prompts, first, strict=True)]
 
@@ -21,14 +21,14 @@ def after_step(
     visits: Iterable[tuple[str, Sequence[float]]],
     decay: float,
 ) -> dict[str, Belief]:
-    """What all prompts are known to score behind a step that has drawn some."""
-    known = known_of(prompts, beliefs, decay)
+    """Update the tracked values of all prompts after a step has used some."""
+    known = tracked_values(prompts, beliefs, decay)
     drawn = {prompt.asks: own for prompt, own in zip(prompts, known, strict=True)}
     return {**beliefs, **after_visits(drawn, visits, decay=decay)}
 
 
 def metrics(known: Sequence[Belief]) -> dict[str, float]:
-    """What prompts were known to score, and by how many responses; the names are verl's."""
+    """Return metrics of tracked values and of their number of responses, under verl's names."""
     if not known:
         return {}
     return {"spo/p_hats": fmean(map(value, known)), "spo/Neff": fmean(map(sum, known))}

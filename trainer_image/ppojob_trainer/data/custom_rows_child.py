@@ -1,4 +1,4 @@
-"""The child that makes rows: it runs the user's function, away from what the job keeps secret."""
+"""Child process that runs the user's row function, isolated from the job's secrets."""
 
 import inspect
 import json
@@ -12,12 +12,12 @@ import msgspec
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.children import guardian
 from ppojob_trainer.children.user_code import load_function, raised
-from ppojob_trainer.data.made_rows import MakeRows, RowsMade
+from ppojob_trainer.data.custom_rows import MakeRows, RowsMade
 from ppojob_trainer.errors import Wrong
 
 _MODULE = "ppojob_rows"
 _ANSWER_ROWS, _ANSWER_BYTES, _ANSWER_SECONDS = 256, 4 * 1024 * 1024, 1.0
-"""Limits of one answer. It is sent soon, so that a slow function is not taken for a dead one."""
+"""Limits of one answer: rows, bytes and seconds. A slow function must not look dead."""
 _ROWS: Final = "rows as dictionaries of what JSON has"
 
 # Taken before the file is imported, which may put something else in their place.
@@ -57,7 +57,7 @@ def _encoded(row: object) -> bytes:
 
 
 def _plain(value: Any) -> object:
-    """What arrays and scalars of NumPy, PyTorch and pandas are as lists and numbers."""
+    """Convert arrays and scalars of NumPy, PyTorch and pandas to lists and numbers."""
     if hasattr(value, "tolist"):
         return value.tolist()
     raise TypeError(f"a value of the type {type(value).__name__}")
@@ -86,7 +86,7 @@ def serve(requests: int, answers: int) -> None:
 
 
 def _take(rows: Iterator[object], items: list[bytes]) -> None:
-    """Put some more rows into a list."""
+    """Append some more rows to a list."""
     size, end = 0, time.monotonic() + _ANSWER_SECONDS
     while len(items) < _ANSWER_ROWS and size < _ANSWER_BYTES and time.monotonic() < end:
         try:

@@ -1,4 +1,4 @@
-"""What rows of the data have scored, step by step: what a sampler chooses by."""
+"""Score history of data rows, step by step, for samplers."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
@@ -7,15 +7,15 @@ import numpy as np
 import numpy.typing as npt
 
 
-class Seen(NamedTuple):
-    """What is known of a row.
+class RowHistory(NamedTuple):
+    """The score history of a row.
 
     Attributes:
         draws: steps that have drawn it.
         last_step: the last of them.
-        responses: to it that have a score, over all steps.
+        responses: number of scored responses to it, over all steps.
         total: the sum of their scores.
-        last_score: mean score in the last step that gave it one; None where none has.
+        last_score: mean score in the last step with one; None without.
     """
 
     draws: int = 0
@@ -26,14 +26,14 @@ class Seen(NamedTuple):
 
 
 def after_step(
-    seen: Mapping[str, Seen], step: int, drawn: Iterable[tuple[int, Sequence[float]]]
-) -> dict[str, Seen]:
-    """What is known behind a step; `drawn` are its rows with the scores of the responses."""
+    seen: Mapping[str, RowHistory], step: int, drawn: Iterable[tuple[int, Sequence[float]]]
+) -> dict[str, RowHistory]:
+    """Return the histories after a step; `drawn` are its rows with their responses' scores."""
     found = dict(seen)
     for row, scores in drawn:
-        known = found.get(str(row), Seen())
+        known = found.get(str(row), RowHistory())
         total = sum(scores)
-        found[str(row)] = Seen(
+        found[str(row)] = RowHistory(
             draws=known.draws + 1,
             last_step=step,
             responses=known.responses + len(scores),
@@ -44,9 +44,9 @@ def after_step(
 
 
 def columns(
-    seen: Mapping[str, Seen], first: npt.NDArray[np.float64]
+    seen: Mapping[str, RowHistory], first: npt.NDArray[np.float64]
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """(rows,) each number of all rows by its name; NaN for scores that there are not.
+    """Return (rows,) each number of all rows by its name; NaN for missing scores.
 
     `first` are the values of rows without a score.
     """

@@ -1,4 +1,4 @@
-"""Where a restarted controller finds its job: a pure reading of the journal."""
+"""Journal state: how far a job has come, as a pure function of its journal."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ from ppojob_trainer.checkpoint.journal import (
 from ppojob_trainer.checkpoint.manifest import Progress
 
 _TABLES: Final = ("prompt_values", "rows_seen")
-"""What a state knows of single prompts, of which few change in a step."""
+"""Per-prompt tables of a state, of which few entries change in a step."""
 
 
 @dataclass(frozen=True)
-class Position:
-    """What the journal says at its end.
+class JournalState:
+    """The state at the journal's end.
 
     Attributes:
-        progress: state behind the last step that the present stateful ranks finished, or were
+        progress: state after the last step that the present stateful ranks finished, or were
             restored to; None when they were started and never restored.
-        rewinds: how often the job has gone to a checkpoint, or to its beginning.
-        unvalidated: the step that was trained last, where its validation failed.
-        begun: the checkpoint that ranks were writing beside the steps.
-        left: the step of which no checkpoint was made, though one was due.
+        rewinds: number of rewinds to a checkpoint, or to the beginning.
+        unvalidated: the step that was trained last, if its validation failed.
+        begun: the background checkpoint that ranks were writing.
+        left: the step whose due checkpoint was not made.
     """
 
     controller_attempt: int
@@ -46,10 +46,10 @@ class Position:
     left: int | None = None
 
 
-def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position:
+def read_journal_state(events: Iterable[Event], stateful: frozenset[str]) -> JournalState:
     """Fold the journal.
 
-    `stateful` are the roles whose new attempt holds no state until the job has gone back.
+    `stateful` are the roles whose new attempt holds no state until the job has rewound.
     """
     controller_attempt = 0
     role_attempts: dict[str, int] = {}
@@ -78,11 +78,11 @@ def read_position(events: Iterable[Event], stateful: frozenset[str]) -> Position
     if progress is not None:
         progress = _with_tables(progress, events)
     found = controller_attempt, role_attempts, progress, rewinds, unvalidated
-    return Position(*found, *_unsaved(events))
+    return JournalState(*found, *_unsaved(events))
 
 
 def changes(before: Progress, after: Progress) -> Progress:
-    """The state behind a step as its event has it: of its tables the entries that changed."""
+    """Return the state after a step for its event: of tables only the entries that changed."""
     changed = {
         name: {at: own for at, own in after_.items() if before_.get(at) != own}
         for name, before_, after_ in zip(_TABLES, _tables(before), _tables(after), strict=True)
@@ -91,12 +91,12 @@ def changes(before: Progress, after: Progress) -> Progress:
 
 
 def without_tables(progress: Progress) -> Progress:
-    """A state as events have it that change no table."""
+    """Return a state for events that change no table."""
     return msgspec.structs.replace(progress, **{name: {} for name in _TABLES})
 
 
 def _with_tables(progress: Progress, events: Iterable[Event]) -> Progress:
-    """A state as it was behind these events."""
+    """Return a state with its tables as of these events."""
     known: list[dict[str, Any]] = [{} for _ in _TABLES]
     for event in events:
         match event:
@@ -113,7 +113,7 @@ def _tables(progress: Progress) -> list[dict[str, Any]]:
 
 
 def _unsaved(events: Sequence[Event]) -> tuple[CheckpointBegun | None, int | None]:
-    """What ranks were writing beside the steps, and what they left unsaved."""
+    """Return the background checkpoint in flight, and the step left without one."""
     begun: int | None = None
     left: int | None = None
     for place, event in enumerate(events):
@@ -130,7 +130,7 @@ def _unsaved(events: Sequence[Event]) -> tuple[CheckpointBegun | None, int | Non
 
 
 def _whole(events: Sequence[Event], place: int) -> CheckpointBegun:
-    """A checkpoint that was begun, with the tables that it is to have."""
+    """Return a checkpoint that was begun, with the tables that belong to it."""
     event = events[place]
     assert isinstance(event, CheckpointBegun)
     progress = _with_tables(event.progress, events[:place])

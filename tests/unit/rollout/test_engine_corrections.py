@@ -4,7 +4,7 @@ import pytest
 from family_models import FAMILY_MODELS
 from transformers import PreTrainedConfig
 
-from ppojob_trainer.rollout import told_vllm
+from ppojob_trainer.rollout import engine_corrections
 
 
 def config_of(family: str) -> PreTrainedConfig:
@@ -28,12 +28,12 @@ def config_of(family: str) -> PreTrainedConfig:
     ],
 )
 def test_a_server_is_told_what_engines_are(family: str, told: dict[str, object]) -> None:
-    served = told_vllm.served(config_of(family))
+    served = engine_corrections.served(config_of(family))
     assert {name: getattr(served, name) for name in told} == told
 
 
 def test_angles_of_hunyuan_are_of_a_longer_base() -> None:
-    served = told_vllm.served(config_of("hunyuan_v1_dense"))
+    served = engine_corrections.served(config_of("hunyuan_v1_dense"))
     assert served.rope_parameters["rope_type"] == "default"
     assert served.rope_parameters["rope_theta"] == 1e4 * 50.0 ** (8 / 6)
 
@@ -42,6 +42,6 @@ def test_angles_of_hunyuan_are_of_a_longer_base() -> None:
     ("family", "is_misread"), [("deepseek_v3", True), ("lfm2", True), ("qwen3", False)]
 )
 def test_kernels_that_misread_a_model_are_not_used(family: str, *, is_misread: bool) -> None:
-    operations = told_vllm.operations(config_of(family))
+    operations = engine_corrections.operations(config_of(family))
     assert (operations is not None) == is_misread
     assert operations is None or {"-rms_norm", "-rotary_embedding"} < {*operations}

@@ -1,8 +1,8 @@
-"""Answers to GSM8K and Geometry3K, handed in as calls: verl's `Gsm8kTool` and `Geo3kTool`.
+"""Answer tools for GSM8K and Geometry3K: verl's `Gsm8kTool` and `Geo3kTool`.
 
-A row says what the answer is, in its ``extra_info``:
-``tools_kwargs.NAME.create_kwargs.ground_truth``. In verl too a call knows of no earlier one, so an
-answer that was right before is no less an improvement.
+A row has the answer in its ``extra_info``: ``tools_kwargs.NAME.create_kwargs.ground_truth``. In
+verl too a call has no state of earlier ones, so an answer that was right before still counts as an
+improvement.
 """
 
 from typing import Final

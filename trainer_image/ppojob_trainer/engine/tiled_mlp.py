@@ -1,8 +1,8 @@
-"""Feed-forward blocks in tiles of tokens: their wide intermediate is never whole in memory.
+"""Tiled MLP: feed-forward blocks in tiles of tokens, so the wide intermediate is never whole.
 
-What such a block says of a token depends on that token alone. A tile is computed again in the
-backward pass, where gradients of weights are added up tile by tile, always in the same order
-(ALST: arXiv:2506.13996, section 3.1.1).
+A feed-forward block computes each token independently. The backward pass recomputes a tile at a
+time, and adds up weight gradients in the same order each time (ALST: arXiv:2506.13996, section
+3.1.1).
 """
 
 from collections.abc import Iterator
@@ -18,24 +18,24 @@ from ppojob_trainer.parallel.fsdp import decoder_layers
 
 
 def use_tiles(model: PreTrainedModel, tokens: int) -> None:
-    """Let the plain feed-forward blocks of a model be computed `tokens` at a time; 0: whole."""
+    """Compute the dense feed-forward blocks of a model `tokens` at a time; 0 for all at once."""
     if tokens:
         for block in tiled(model):
             block.forward = partial(_in_tiles, block, tokens)
 
 
 def tiled(model: PreTrainedModel) -> Iterator[nn.Module]:
-    """Such blocks of a model; mixtures are none, nor are matrices that are the layer's own."""
+    """Return the blocks of a model to tile: dense MLPs that are modules, no MoE blocks."""
     block, _, out = FAMILIES[model.config.model_type].plain_out.rpartition(".")
     for layer in decoder_layers(model):
         found = getattr(layer, block, None) if block else None
-        # Under the same name other layers of the model may have a mixture, attention or nothing.
+        # In other layers the same name may be an MoE block, attention or absent.
         if found is not None and hasattr(found, out):
             yield found
 
 
 def _in_tiles(block: nn.Module, tokens: int, states: Tensor) -> Tensor:
-    """(1, t, h) to (1, t, h) as the block's own class says it."""
+    """Apply the block's own forward, (1, t, h) to (1, t, h), tile by tile."""
     whole = partial(type(block).forward, block)
     tiles = states.split(tokens, dim=1)  # type: ignore[no-untyped-call]
     return torch.cat([checkpoint(whole, tile, use_reentrant=False) for tile in tiles], dim=1)

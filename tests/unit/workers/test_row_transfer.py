@@ -9,7 +9,7 @@ from ppojob_trainer.controller.batch import spread
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.rollout import HandOver, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
-from ppojob_trainer.workers.handover import MadeRows, give_rows, take_rows
+from ppojob_trainer.workers.row_transfer import GeneratedRows, receive_rows, send_rows
 
 SAMPLES = {"train": 2, "greedy": 1}
 
@@ -25,10 +25,10 @@ def row(number: int, sample: int) -> Trajectory:
     return Trajectory((drawn, given), "length" if sample else "stop", b'{"turns": 2}', 1.5)
 
 
-def made(purpose: str, first: int, last: int) -> MadeRows:
+def made(purpose: str, first: int, last: int) -> GeneratedRows:
     numbers, samples = range(first, last), SAMPLES[purpose]
     rows = [row(number, sample) for number in numbers for sample in range(samples)]
-    return MadeRows(first, [prompt_of(number) for number in numbers], samples, rows)
+    return GeneratedRows(first, [prompt_of(number) for number in numbers], samples, rows)
 
 
 @pytest.mark.parametrize("makers", [1, 2, 5])
@@ -39,11 +39,11 @@ def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> No
     names = [BatchName(0, 1, purpose) for purpose in SAMPLES]
     request = HandOver("", names, runs, spread(prompts, owners))
 
-    def take(link: QueueLink) -> list[MadeRows]:
-        return take_rows(link, request, link.member, makers_from=owners)
+    def take(link: QueueLink) -> list[GeneratedRows]:
+        return receive_rows(link, request, link.member, makers_from=owners)
 
-    def give(mine: list[MadeRows], link: QueueLink) -> None:
-        give_rows(link, request, mine)
+    def give(mine: list[GeneratedRows], link: QueueLink) -> None:
+        send_rows(link, request, mine)
 
     givers = [partial(give, [made(p, *run) for p in SAMPLES]) for run in runs]
     arrived = all_at_once(Queues(owners + makers), *[take] * owners, *givers)[:owners]

@@ -1,8 +1,8 @@
-"""Layers that differ from each other, as those of Gemma 4 do: what config.json says of each.
+"""Per-layer sizes of models whose layers differ, as Gemma 4's, from config.json.
 
-Those that see whole rows have heads of their own number and width. The last layers attend to keys
-and values of earlier ones (Brandon et al. 2024, arXiv:2405.12981). Each layer may be told of a
-token by an embedding of its own. Loads no torch.
+Full-attention layers have their own number and width of heads. The last layers share keys and
+values with earlier ones (cross-layer attention: Brandon et al. 2024, arXiv:2405.12981). Layers may
+get per-layer embeddings. Does not import torch.
 """
 
 from collections.abc import Iterator, Mapping
@@ -18,13 +18,13 @@ _FULL_HEAD: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Sizes of the attention of a layer.
+    """Attention sizes of a layer.
 
     Attributes:
         key_heads: key and value heads.
         head_size: width of a head.
-        has_keys: whether keys and values are its own; else they are an earlier layer's.
-        has_values: whether values have a matrix of their own; else they are made of the keys'.
+        has_keys: whether it projects its own keys and values; else it uses an earlier layer's.
+        has_values: whether values have their own projection; else they are made from the keys'.
     """
 
     key_heads: int
@@ -34,46 +34,48 @@ class Attention:
 
 
 @dataclass(frozen=True, slots=True)
-class LayersApart:
+class PerLayerSizes:
     """Sizes that differ from layer to layer.
 
     Attributes:
         attention: of each layer.
-        inner_of_sharing: width within feed-forward blocks of layers without keys of their own.
-        told: width of what each layer is told of a token; 0 where it is told nothing.
-        told_vocabulary: rows of the embeddings that say it.
+        inner_of_sharing: feed-forward width of layers without keys of their own.
+        layer_embedding: width of per-layer embeddings; 0 without any.
+        layer_embedding_rows: rows of the table of per-layer embeddings.
     """
 
     attention: tuple[Attention, ...]
     inner_of_sharing: int
-    told: int
-    told_vocabulary: int
+    layer_embedding: int
+    layer_embedding_rows: int
 
     @property
     def shares_keys(self) -> bool:
-        """Whether layers attend to keys and values of others."""
+        """Whether some layers share keys and values of others."""
         return not all(one.has_keys for one in self.attention)
 
     def linear_layers(self, hidden: int) -> dict[str, tuple[int, int]]:
-        """Those of each layer that take what it is told."""
-        if not self.told:
+        """Return the linear layers of each decoder layer that read its per-layer embedding."""
+        if not self.layer_embedding:
             return {}
         return {
-            "per_layer_input_gate": (self.told, hidden),
-            "per_layer_projection": (hidden, self.told),
+            "per_layer_input_gate": (self.layer_embedding, hidden),
+            "per_layer_projection": (hidden, self.layer_embedding),
         }
 
     def of_model(self, hidden: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-        """Tensors in front of the layers, which say what each is told."""
-        if self.told:
-            width = len(self.attention) * self.told
-            yield "model.embed_tokens_per_layer.weight", (self.told_vocabulary, width)
+        """Return the tensors outside the layers that make per-layer embeddings."""
+        if self.layer_embedding:
+            width = len(self.attention) * self.layer_embedding
+            yield "model.embed_tokens_per_layer.weight", (self.layer_embedding_rows, width)
             yield "model.per_layer_model_projection.weight", (width, hidden)
-            yield "model.per_layer_projection_norm.weight", (self.told,)
+            yield "model.per_layer_projection_norm.weight", (self.layer_embedding,)
 
 
-def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int) -> LayersApart:
-    """Read them as transformers does; `usual` is the attention of layers that see a window."""
+def read_per_layer_sizes(
+    config: Mapping[str, Json], usual: Attention, layers: int
+) -> PerLayerSizes:
+    """Read them with transformers' defaults; `usual` is the attention of sliding-window layers."""
     kinds = config.get("layer_types")
     if not isinstance(kinds, list) or len(kinds) != layers:
         kinds = [_FULL if (layer + 1) % _PERIOD == 0 else None for layer in range(layers)]
@@ -83,7 +85,7 @@ def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int)
     if is_joint:
         of_full["num_key_value_heads"] = config.get("num_global_key_value_heads")
     own: dict[int, Json] = {layer: of_full for layer in range(layers) if sees_all[layer]}
-    if isinstance(each := config.get("per_layer_config"), dict):  # what transformers 5 writes
+    if isinstance(each := config.get("per_layer_config"), dict):  # transformers 5's form
         own = {int(layer): of_it for layer, of_it in each.items() if layer.isdecimal()}
     first_sharing = layers - _count(config, "num_kv_shared_layers")
     attention = tuple(
@@ -96,16 +98,16 @@ def read_layers_apart(config: Mapping[str, Json], usual: Attention, layers: int)
         for layer in range(layers)
     )
     inner = _count(config, "intermediate_size")
-    return LayersApart(
+    return PerLayerSizes(
         attention,
         inner_of_sharing=2 * inner if config.get("use_double_wide_mlp") is True else inner,
-        told=_count(config, "hidden_size_per_layer_input"),
-        told_vocabulary=_count(config, "vocab_size_per_layer_input"),
+        layer_embedding=_count(config, "hidden_size_per_layer_input"),
+        layer_embedding_rows=_count(config, "vocab_size_per_layer_input"),
     )
 
 
 def _count(section: Mapping[str, Json] | Json, key: str) -> int:
-    """A number of a section, if it has one; else 0, and shapes of tensors will differ."""
+    """Return a number of a section, 0 if absent: shape checks will report that."""
     value = section.get(key) if isinstance(section, Mapping) else None
     is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
     return value if is_count and isinstance(value, int) else 0

@@ -1,4 +1,4 @@
-"""Who has a rank's device: the rollout engine, or the models that compute."""
+"""Device sharing: the rollout engine and the models of a rank alternate on its device."""
 
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
@@ -8,19 +8,19 @@ import torch
 from ppojob_trainer.parallel.offload import Resident
 
 
-class DeviceTurns:
-    """The turns of a rank's engine and models, of which those leave that are told to.
+class DeviceSharing:
+    """Moves a rank's engine and models off the device in turn, as far as they are to be offloaded.
 
-    A model that works on stays where it is: the updates of a step bring it once.
+    A model that keeps working stays on the device: the updates of a step load it once.
     """
 
     def __init__(self, sleep: Callable[[], None] = lambda: None) -> None:
-        """`sleep` has the engine give its memory away; it is called again and again."""
+        """`sleep` makes the engine release its memory; it may be called repeatedly."""
         self._sleep = sleep
         self._working: tuple[Resident, ...] = ()
 
     def of_models(self, *models: Resident) -> None:
-        """Have the engine sleep and other models leave; these may compute."""
+        """Put the engine to sleep and offload all other models; these may compute."""
         self._sleep()
         self._others_leave(models)
         for model in models:
@@ -28,13 +28,13 @@ class DeviceTurns:
         self._working = models
 
     def of_engine(self) -> None:
-        """Have all models leave, so that the engine may wake."""
+        """Offload all models, so that the engine may wake."""
         self._others_leave(())
-        torch.cuda.empty_cache()  # what torch keeps, an engine with an allocator of its own lacks
+        torch.cuda.empty_cache()  # an engine's own allocator cannot use torch's cache
 
     @contextmanager
     def of_guest(self, model: Resident) -> Iterator[None]:
-        """Have other models leave while one computes, beside an engine that may be awake."""
+        """Offload other models while one computes, beside an engine that may be awake."""
         self._others_leave(())
         with model.at_work():
             yield

@@ -1,4 +1,7 @@
-"""Which responses of a step are not trained on: without a score, or passed by in their group."""
+"""Row filters: which responses of a step are not trained on.
+
+A row is excluded if it has no score, or if its group filters it out.
+"""
 
 from collections.abc import Collection
 from typing import Final
@@ -14,11 +17,11 @@ SCORE_PER_TOKEN: Final = "score_per_token"
 
 
 def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
-    """The rows that are not trained on, where a reward function failed and says `onError: drop`.
+    """Return the rows to exclude because a reward function failed (`onError: drop`).
 
-    A row is dropped where its own reward failed, or that of the greedy response to its prompt. It
+    A row is dropped if its own reward failed, or that of the greedy response to its prompt. It
     counts in no estimate, loss, signal or mean of scores. A step without any other row is refused
-    before its rows are kept, so that a job whose function was fixed scores them again.
+    before its rows are recorded, so that a job whose function was fixed scores them again.
 
     Raises:
         RewardFailed: no row would be left.
@@ -41,10 +44,10 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
 def filtered_rows(
     batch: Batch, settings: GroupFilterSpec | None, dropped: Collection[int], step: int
 ) -> list[int]:
-    """The rows that their group is not trained on with, in row order, beside those `dropped`.
+    """Return the rows that their group filters out, in row order, beside those `dropped`.
 
-    GFPO (arXiv:2508.09726), algorithm 1: of each prompt's responses the `keep` of the shortest
-    length, or of the largest of another metric. Of equal ones those that stand first.
+    GFPO (arXiv:2508.09726), algorithm 1: keeps the `keep` shortest responses of each prompt, or
+    those largest by another metric; of equal ones the first.
 
     Raises:
         RewardFailed: a row has no such number.
@@ -60,7 +63,7 @@ def filtered_rows(
 
 
 def _ranks(batch: Batch, metric: str, step: int) -> list[float]:
-    """(rows,) a number that is smaller of a row that is rather kept."""
+    """Return (rows,) the sort key: smaller keys are kept."""
     if metric == LENGTH:
         return [float(length) for length in batch.lengths]
     if metric == SCORE_PER_TOKEN:

@@ -14,8 +14,13 @@ from ppojob_trainer.checkpoint.journal import (
     StepTrained,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.controller.position import Position, changes, read_position, without_tables
-from ppojob_trainer.data.seen_rows import Seen
+from ppojob_trainer.controller.journal_state import (
+    JournalState,
+    changes,
+    read_journal_state,
+    without_tables,
+)
+from ppojob_trainer.data.score_history import RowHistory
 
 STATEFUL = frozenset({"actor"})
 BEGINNING = progress_behind(0)
@@ -38,8 +43,8 @@ def resumed(progress: Progress) -> Resumed:
     return Resumed(time=0.0, progress=progress)
 
 
-def read(*events: Event) -> Position:
-    return read_position(events, STATEFUL)
+def read(*events: Event) -> JournalState:
+    return read_journal_state(events, STATEFUL)
 
 
 def test_a_step_tells_the_values_that_it_changed() -> None:
@@ -48,7 +53,7 @@ def test_a_step_tells_the_values_that_it_changed() -> None:
 
 
 def test_a_step_tells_the_rows_that_it_has_drawn() -> None:
-    first, second = Seen(1, 1, 2, 1.5, 0.75), Seen(1, 2, 2, 0.5, 0.25)
+    first, second = RowHistory(1, 1, 2, 1.5, 0.75), RowHistory(1, 2, 2, 0.5, 0.25)
     one = msgspec.structs.replace(progress_behind(1), rows_seen={"4": first}, sampler_state="7")
     both = {"4": first, "10": second}
     two = msgspec.structs.replace(progress_behind(2), rows_seen=both, sampler_state="8")

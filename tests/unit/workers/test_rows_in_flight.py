@@ -20,9 +20,9 @@ from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages.agents import Acted, ToolAnswer, ToolCall, ToolsPeer
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, PromptTokens
 from ppojob_trainer.rpc.messages.saving import FileEntry
-from ppojob_trainer.workers.generation import Agent, Drawing, Generation, Turns
-from ppojob_trainer.workers.handover import MadeRows
-from ppojob_trainer.workers.rows_under_way import RowsUnderWay
+from ppojob_trainer.workers.generation import Agent, Generation, GenerationProgress, Turns
+from ppojob_trainer.workers.row_transfer import GeneratedRows
+from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 
 PROMPTS, SAMPLES, LIMIT = 2, 2, 24
 MARK = 1_000
@@ -162,16 +162,16 @@ class Case:
         """How long a row becomes: the token that ends it is not one that was given."""
         return length + bool(self.turn and length > 1 and length % self.turn == 1)
 
-    def _phase(self, step: int, living: list[RowsUnderWay]) -> list[Trajectory]:
+    def _phase(self, step: int, living: list[RowsInFlight]) -> list[Trajectory]:
         rows, steps = [], self.ahead + self.beside
         for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
             one.generation.engine.policy_version = max(0, step - 2 + self.beside)
             (made,) = one.draw(request_of(step, steps, len(self.lengths), run, self.given))
-            assert one.generation.drawing == Drawing(), "the phase is over"
+            assert one.generation.progress == GenerationProgress(), "the phase is over"
             rows += made.trajectories
         return rows
 
-    def _engines(self, number: int, folder: Path | None = None) -> list[RowsUnderWay]:
+    def _engines(self, number: int, folder: Path | None = None) -> list[RowsInFlight]:
         def length(prompt: int, request_id: str) -> int:
             row = prompt % PROMPTS * SAMPLES + int(request_id.split("/")[2]) % SAMPLES
             return self.lengths[prompt // PROMPTS - 1][row]
@@ -189,7 +189,7 @@ class Case:
         for rank in range(number):
             engine = CountingEngine(length, self.room, self.turn)
             world = SimpleNamespace(rank=rank, leads_engine=True, engine=None)
-            made.append(RowsUnderWay(Generation(spec, engine, chat, Tools(), world, turns)))
+            made.append(RowsInFlight(Generation(spec, engine, chat, Tools(), world, turns)))
         if folder is not None:
             names = [str(path.relative_to(folder)) for path in folder.glob("rollout/*/*")]
             for one in made:
@@ -263,7 +263,7 @@ def test_rounds_are_drawn_as_steps_of_their_numbers(taken, ahead, data) -> None:
         plain.generation.engine.policy_version = step - 1
         expected += plain.draw(request_of(number, ahead + 1, total, (0, PROMPTS)))
 
-    def drawn(of_steps: set[int]) -> list[MadeRows]:
+    def drawn(of_steps: set[int]) -> list[GeneratedRows]:
         made = []
         for number, (step, one) in enumerate(rounds, 1):
             if step in of_steps:
@@ -317,6 +317,6 @@ def test_a_state_of_an_older_version_is_taken_up(tmp_path: Path) -> None:
     path = "rollout/rank-00000/under_way.msgpack"
     (tmp_path / path).parent.mkdir(parents=True)
     (tmp_path / path).write_bytes(msgspec.msgpack.encode(list(rows.items())))
-    under_way = RowsUnderWay(SimpleNamespace())
+    under_way = RowsInFlight(SimpleNamespace())
     under_way.restore(tmp_path, [entry(path)])
     assert (under_way._rows, under_way._last) == ({(3, "train", 1): RowState()}, 0)

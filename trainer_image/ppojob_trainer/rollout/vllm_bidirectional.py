@@ -1,8 +1,8 @@
-"""Tokens of pictures that see those behind them, in vLLM on processors, whose rows are causal.
+"""Bidirectional attention within pictures, for vLLM on CPUs, whose rows are causal.
 
-vLLM's kernel leaves the causal mask out for whole requests. So attention of such tokens is computed
-once more: each picture as a request of its own, which ends with it. What vLLM gives a step has a
-picture whole, or the rest of one whose beginning it kept, so keys and values of all of it are
+vLLM's kernel drops the causal mask only for whole requests. So attention of picture tokens is
+computed again, with each picture as a request of its own that ends with it. A step of vLLM has a
+picture whole, or the rest of one whose beginning is cached, so keys and values of all of it are
 there. Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
 """
 
@@ -22,19 +22,19 @@ from ppojob_trainer.rollout.vllm_pictures import Seeing
 
 
 class _Runs(NamedTuple):
-    """Tokens of a step that see ahead, as requests."""
+    """Tokens of a step with bidirectional attention, as requests."""
 
-    tokens: Tensor  # (n,) int64, among those of the step
+    tokens: Tensor  # (n,) int64, positions in the step
     starts: Tensor  # (runs + 1,) int32, where each run begins among these
-    lengths: Tensor  # (runs,) int32, of its row up to its end
-    blocks: Tensor  # (runs, b) int32, where keys and values of its row are
+    lengths: Tensor  # (runs,) int32, length of its row up to its end
+    blocks: Tensor  # (runs, b) int32, cache blocks of its row
 
 
-class SeeingAhead(Seeing):
-    """A language model whose tokens of pictures see each other."""
+class BidirectionalPictures(Seeing):
+    """A language model whose tokens of one picture attend to each other."""
 
     marked: Tensor | None = None
-    """(tokens of a step,) bool, which of them stand for pictures."""
+    """(tokens of a step,) bool, True for picture tokens."""
 
     def embed_input_ids(
         self,
@@ -43,7 +43,7 @@ class SeeingAhead(Seeing):
         *,
         is_multimodal: Tensor | None = None,
     ) -> Tensor:
-        """Embeddings (t, h) of the next pass, whose attention is told of its pictures."""
+        """Return embeddings (t, h) of the next pass, and mark its picture tokens for attention."""
         self.marked = is_multimodal if multimodal_embeddings else None
         embedded: Tensor = Seeing.embed_input_ids(
             self, input_ids, multimodal_embeddings, is_multimodal=is_multimodal
@@ -52,9 +52,9 @@ class SeeingAhead(Seeing):
 
 
 class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
-    """Attention of a layer of such a model."""
+    """Attention of one layer of such a model."""
 
-    model: SeeingAhead
+    model: BidirectionalPictures
 
     def forward(
         self,
@@ -68,7 +68,7 @@ class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
         *others: Any,
         **named: Any,
     ) -> Tensor:
-        """As vLLM's, but for tokens that see ahead."""
+        """Compute vLLM's attention, then that of picture tokens again."""
         given = key, value, kv_cache, attn_metadata, output
         said: Tensor = super().forward(layer, query, *given, *others, **named)
         if attn_metadata is None or self.model.marked is None:
@@ -110,8 +110,8 @@ class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
         return said
 
 
-def see_ahead(model: nn.Module) -> None:
-    """Let tokens of pictures see those behind them, in layers of a model of `SeeingAhead`."""
+def make_bidirectional(model: nn.Module) -> None:
+    """Enable bidirectional attention within pictures in the layers of a model."""
     tower = tower_of(model)
     in_windows = tower is not None and tower.form.ahead_in_windows
     for layer in model.modules():
@@ -121,7 +121,7 @@ def see_ahead(model: nn.Module) -> None:
 
 
 def _runs_of(marked: Tensor, step: CPUAttentionMetadata) -> _Runs:
-    """The pictures of a step. Between two of a row are other tokens."""
+    """Return the pictures of a step. Two pictures of a row are separated by other tokens."""
     places, starts, lengths, rows = [], [0], [], []
     ends = step.query_start_loc.tolist()
     for row, (begin, end) in enumerate(pairwise(ends)):
