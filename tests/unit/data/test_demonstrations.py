@@ -293,7 +293,7 @@ def test_a_template_that_hides_a_part_of_a_turn_is_refused(
         path = files.lines("a.jsonl", {"messages": TALK[:3]}, row, row)
         (error,) = files.errors(path, given="sft", promptKey="messages")
     assert "a.jsonl:2:messages" in error
-    assert "it hides what a turn with calls or thoughts says" in error
+    assert "it hides turns with tool calls or reasoning" in error
 
 
 def test_arguments_are_text_where_a_template_prints_them(
@@ -384,7 +384,7 @@ def test_rows_of_which_nothing_is_learnt_are_left_out_and_counted(files: PromptF
     with opened(files, UNTRAINED, SHORT, UNTRAINED) as dataset:
         assert len(dataset) == 1
         (warning,) = dataset.warnings
-    assert ": got 2 of 3 rows: nothing of them is learnt, and " in warning
+    assert ": got 2 of 3 rows: they have no trained tokens and " in warning
 
 
 def test_long_answers_are_dropped_or_cut(files: PromptFiles) -> None:

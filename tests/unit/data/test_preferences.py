@@ -199,7 +199,7 @@ def test_long_pairs_are_dropped_and_equal_ones_left_out(files: PromptFiles) -> N
     with opened(files, alike, pairs[1], **cut) as dataset:
         assert len(dataset) == 1
         (warning,) = dataset.warnings
-    assert ": got 1 of 2 rows: nothing of them is learnt, and " in warning
+    assert ": got 1 of 2 rows: they have no trained tokens and " in warning
 
 
 def test_what_a_pair_is_taken_for_is_part_of_the_digest(files: PromptFiles) -> None:
