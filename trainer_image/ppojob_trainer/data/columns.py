@@ -241,9 +241,7 @@ def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict
         BadCell: they are not chat messages.
     """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
-        raise BadCell(
-            column, shown(cell), "it is empty", "text, or a list of chat messages"
-        )
+        raise BadCell(column, shown(cell), "it is empty", "text, or a list of chat messages")
     if isinstance(cell, dict):
         cell = _messages_of_lists(cell, column)
     if not isinstance(cell, list):
