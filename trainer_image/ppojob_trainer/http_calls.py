@@ -49,9 +49,9 @@ def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") 
     """
     code, key_name = _CODE[role]
     if "@" in url.partition("://")[2].partition("/")[0]:
-        return Wrong("url with user info", "it would be told in messages", key_name)
+        return Wrong("url with user info", "logs would show it", key_name)
     if not _is_address(url):
-        return Wrong(f"url {shown(url)}", "no address of a service", "http://... or https://...")
+        return Wrong(f"url {shown(url)}", "not the URL of a service", "http://... or https://...")
     if not key_variable:
         return None
     if not (key := _key(key_variable)):

@@ -154,7 +154,7 @@ def volumes(job: PPOJob) -> Iterator[Problem]:
         for index, volume in enumerate(settings.volumes):
             if not _is_free(volume):
                 place, got = f"{where}.volumes[{index}].mountPath", shown(volume.mount_path)
-                why = "it would hide what the container needs there"
+                why = "it would hide files that the container needs"
                 allowed = f"another path than {', '.join(_HIDDEN)} and those within and above them"
                 yield Problem(place, got, why, allowed, ReasonCode.BAD_FORM)
             first = folders.index(volume.folder)
@@ -170,9 +170,9 @@ def resources(job: PPOJob) -> Iterator[Problem]:
         for name, number in sorted(settings.resources.items()):
             place = f"{where}.resources[{shown(name)}]"
             if is_device(name) and number.endswith("m"):
-                why, allowed = "a device is given as a whole", "a whole number"
+                why, allowed = "a device comes in whole units", "a whole number"
             elif name == BARE_RESOURCES[1] and number[-1] in "0123456789mk":
-                why = "that many bytes, or thousands of them, hold no process"
+                why = "it is too small for a process"
                 allowed = "at least 1Mi, such as 16Gi"
             else:
                 continue

@@ -80,7 +80,7 @@ def rounded_merges(job: PPOJob) -> Iterator[Problem]:
     spec = job.spec
     is_merged = spec.model.lora is not None and spec.rollout.adapters == "merged"
     if is_merged and spec.rollout.dtype == "bfloat16":
-        why = "it rounds merged weights, and away what small adapters add to them"
+        why = "it rounds merged weights, so small adapter updates are lost"
         allowed = "rollout.adapters: beside, or float32 where the engine has room for it"
         got = shown(spec.rollout.dtype)
         yield Problem("spec.rollout.dtype", got, why, allowed, ReasonCode.CONFLICT)
@@ -123,7 +123,7 @@ def values_without_use(job: PPOJob, rows: int) -> Iterator[Problem]:
     in_order = not is_mixed and spec.data.sampler is None
     if spec.algorithm.type == "spo" and in_order and 0 < drawn <= rows:
         why = (
-            f"no row of {rows} is drawn twice, and a prompt of one row has no earlier score to be "
+            f"no row of {rows} is used twice, and a prompt of one row has no earlier score to be "
             "compared with"
         )
         allowed = "more steps or epochs, or another type"
@@ -149,7 +149,7 @@ def ranks_without_work(job: PPOJob) -> Iterator[Problem]:
         if sizes and rank >= max(sizes):
             where, why = (
                 f"spec.profile.ranks[{index}]",
-                "no role has such a rank, so it traces nothing",
+                "no role has such a rank",
             )
             allowed = f"at most {max(sizes) - 1}"
             yield Problem(where, shown(rank), why, allowed, ReasonCode.OUT_OF_RANGE)
@@ -168,7 +168,7 @@ def engines_without_prompts(job: PPOJob) -> Iterator[Problem]:
         prompts = sampling.prompts_per_round
         where = "spec.algorithm.dynamicSampling.promptsPerRound"
     if prompts < engines:
-        why = f"an engine draws all responses of a prompt, so {engines - prompts} of them draw none"
+        why = f"an engine generates all responses of a prompt, so {engines - prompts} stay idle"
         allowed = f"at least {engines}, or fewer ranks of roles.{role.role}"
         yield Problem(where, shown(prompts), why, allowed, ReasonCode.OUT_OF_RANGE)
 
@@ -179,7 +179,7 @@ def validation_without_scores(job: PPOJob) -> Iterator[Problem]:
     draws = spec.steps.trains and spec.algorithm.given is None
     if spec.data.validation and draws and not spec.is_scored:
         where, allowed = "spec.data.validation", "rewards, or a rewardModel, or remove it"
-        why = "their responses are drawn, and nothing scores them, so val/ has no scores"
+        why = "nothing scores the validation responses, so val/ has no scores"
         yield Problem(
             where, f"{len(spec.data.validation)} items", why, allowed, ReasonCode.NO_EFFECT
         )

@@ -35,7 +35,7 @@ def queries(job: PPOJob) -> Iterator[Problem]:
         yield Problem(
             f"spec.agent.tools[{index}].parameters",
             shown(tool.parameters),
-            "with format search_r1 a search is a call with query alone",
+            "format search_r1 passes only query to a search",
             "a property query, and no other that is required",
             ReasonCode.CONFLICT,
         )

@@ -18,8 +18,8 @@ ALGORITHM_RULES = rules(
     must: self.samplesPerPrompt >= 2
 
     spec | rewards | Conflict | here
-        majority_vote scores a single response with 1, whatever it is, and so the greedy ones of
-        remax; algorithm.samplesPerPrompt of at least 2, and another algorithm.type than remax
+        majority_vote always gives a single response 1, and so the greedy ones of remax;
+        algorithm.samplesPerPrompt of at least 2, and another algorithm.type than remax
     when: self.algorithm.samplesPerPrompt == 1 || self.algorithm.type == 'remax'
     must: self.rewards.all(one, one.function != 'majority_vote' || has(one.source))
 
@@ -76,18 +76,17 @@ ALGORITHM_RULES = rules(
     must: self.lambda == 1.0
 
     spec.algorithm.gdpo | rewardWeights | OutOfRange
-        one belongs to each of rewardKeys ${self.rewardKeys.size()}; as many, or none
+        each of rewardKeys ${self.rewardKeys.size()} needs a weight; as many, or none
     must: self.rewardWeights.size() == 0
         || self.rewardWeights.size() == self.rewardKeys.size()
 
     spec.algorithm.gdpo | rewardWeights | NoEffect | here
-        no reward counts with weights of 0 alone; at least one other
+        all weights are 0, so no reward counts; at least one other
     when: self.rewardWeights.size() > 0
     must: !self.rewardWeights.all(one, one == 0.0)
 
     spec.algorithm | kl.in | Conflict
-        type ${self.type} reads the rewards themselves, without the KL that is taken off the score;
-        loss, or none
+        type ${self.type} uses raw rewards, without the KL penalty in the reward; loss, or none
     when: self.type in ['gdpo', 'gigpo', 'prime']
     must: self.kl.__in__ != 'reward'
 
@@ -97,26 +96,25 @@ ALGORITHM_RULES = rules(
     must: $UNSET
 
     spec | rewardModel | Conflict | here
-        a process reward model (algorithm.type: prime) learns shares of right from 0 to 1, and a
-        reward model's scores have no bounds; remove it, or another algorithm.type
+        the process reward model of algorithm.type: prime needs scores from 0 to 1, and a reward
+        model's are unbounded; remove it, or another algorithm.type
     when: self.algorithm.type == 'prime'
     must: $UNSET
 
     spec | rewards | OutOfRange
-        a process reward model (algorithm.type: prime) learns an errorScore as it learns others; one
-        from 0 to 1, or none
+        the process reward model of algorithm.type: prime learns errorScore like other scores; from
+        0 to 1, or none
     when: self.algorithm.type == 'prime'
     must: self.rewards.all(one, !has(one.errorScore)
         || (one.errorScore >= 0.0 && one.errorScore <= 1.0))
 
     spec | critic.referencePath | NoEffect | here
-        values are compared with none; remove it, or algorithm.type: prime
+        a critic that estimates values has no reference; remove it, or algorithm.type: prime
     when: self.algorithm.type != 'prime' && has(self.critic)
     must: $UNSET
 
     spec.algorithm | resampling | NotInThisVersion | here
-        a process reward model learns all responses: drawing them with type: prime is not in this
-        version; remove it
+        resampling with type: prime: not in this version; remove it
     when: self.type == 'prime'
     must: $UNSET
 
@@ -127,42 +125,42 @@ ALGORITHM_RULES = rules(
     must: self.algorithm.overlongPenalty.bufferTokens <= self.data.maxResponseTokens
 
     spec.algorithm | overlongPenalty scoreClip truncationPenalty | NoEffect
-        gdpo reads the rewards themselves, without what is taken off the score; remove it
+        gdpo uses raw rewards, without penalties on the score; remove it
     when: self.type == 'gdpo'
     must: $UNSET
 
     spec.algorithm | certaintyReward | NotInThisVersion | here
-        the estimator ${self.type} reads the scores of rewards themselves: not in this version;
-        remove it, or another type
+        the estimator ${self.type} reads raw rewards: not in this version; remove it, or another
+        type
     when: self.type in ['gdpo', 'prime', 'remax', 'spo']
     must: !has(self.certaintyReward)
 
     spec.algorithm.certaintyReward | marker debias | NoEffect | here
-        only the probability of an answer reads it; remove it, or type: answer_probability
+        it has no effect with another type; remove it, or type: answer_probability
     when: self.type != 'answer_probability'
     must: $UNSET
 
     spec | agent | NotInThisVersion
-        the probability of an answer (algorithm.certaintyReward) is of responses of one turn;
-        remove it, or another certaintyReward.type
+        certaintyReward.type: answer_probability needs single-turn responses; remove it, or another
+        certaintyReward.type
     when: has(self.algorithm.certaintyReward)
         && self.algorithm.certaintyReward.type == 'answer_probability'
     must: !has(self.agent)
 
     spec.algorithm | certaintyReward.type | NoEffect | here
-        it is below 0, and maxrl learns nothing where the mean of a group is; self_certainty, or
-        another algorithm.type
+        it is negative, and maxrl learns nothing from groups with a negative mean; self_certainty,
+        or another algorithm.type
     when: self.type == 'maxrl' && has(self.certaintyReward) && !self.certaintyReward.besideScores
     must: self.certaintyReward.type != 'negative_entropy'
 
     spec.algorithm | dynamicSampling positiveExamples scoreClip | NoEffect | here
-        it reads the scores of rewards, of which nothing is learnt; remove it, or certaintyReward
-        with besideScores: true
+        certaintyReward replaces the scores that it reads; remove it, or certaintyReward with
+        besideScores: true
     when: has(self.certaintyReward) && !self.certaintyReward.besideScores
     must: $UNSET
 
     spec.algorithm | groupFilter.metric | NoEffect | here
-        it is of the scores of rewards, of which nothing is learnt; length, or certaintyReward with
+        certaintyReward replaces the scores that it reads; length, or certaintyReward with
         besideScores: true
     when: has(self.groupFilter) && has(self.certaintyReward) && !self.certaintyReward.besideScores
     must: self.groupFilter.metric == 'length'
@@ -173,7 +171,7 @@ ALGORITHM_RULES = rules(
     must: self.low < self.high
 
     spec.algorithm | scoreClip | Required
-        it says no limit; low, high or both
+        it has no limit; low, high or both
     when: has(self.scoreClip)
     must: has(self.scoreClip.low) || has(self.scoreClip.high)
 
@@ -183,25 +181,23 @@ ALGORITHM_RULES = rules(
     must: $UNSET
 
     spec.algorithm | dynamicSampling | NotInThisVersion
-        dynamic sampling beside the greedy responses of remax: not in this version; remove it
+        dynamic sampling with remax: not in this version; remove it
     when: has(self.dynamicSampling)
     must: self.type != 'remax'
 
     spec.algorithm | dynamicSampling groupFilter | NotInThisVersion
-        spo is to know of a prompt what all its responses scored, and this leaves some of them
-        out: not in this version; remove it
+        spo tracks the scores of all responses, and this drops some: not in this version; remove it
     when: has(self.$FIELD)
     must: self.type != 'spo'
 
     spec.algorithm | miniBatchPrompts | OutOfRange
-        it does not cut promptsPerStep ${self.promptsPerStep} into equal parts; a divisor of it
+        it does not divide promptsPerStep ${self.promptsPerStep}; a divisor of it
     when: has(self.miniBatchPrompts)
     must: self.miniBatchPrompts <= self.promptsPerStep
         && self.promptsPerStep % self.miniBatchPrompts == 0
 
     spec | critic.miniBatchPrompts | OutOfRange
-        it does not cut promptsPerStep ${self.algorithm.promptsPerStep} into equal parts; a
-        divisor of it
+        it does not divide promptsPerStep ${self.algorithm.promptsPerStep}; a divisor of it
     when: has(self.critic) && has(self.critic.miniBatchPrompts)
     must: self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep
         && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0
@@ -244,7 +240,7 @@ ALGORITHM_RULES = rules(
         && self.critic.miniBatchPrompts < self.algorithm.promptsPerStep
 
     spec | model.freezeRouters | NoEffect
-        beside adapters all weights stay as they are; remove it, or model.lora
+        LoRA freezes all base weights; remove it, or model.lora
     when: has(self.model.lora)
     must: !self.model.freezeRouters
 
@@ -254,25 +250,24 @@ ALGORITHM_RULES = rules(
     must: $UNSET
 
     spec | model.freezeVisionTower | Conflict | here
-        beside adapters all weights stay as they are, the tower's too; true, or no model.lora
+        LoRA freezes all base weights, the vision tower's too; true, or no model.lora
     when: has(self.model.lora)
     must: self.model.freezeVisionTower
 
     spec | model.freezeVisionTower | NotInThisVersion | here
-        a reference that follows has a tower of its own, which follows nobody: not in this version;
-        true, or no kl.referenceRefresh
+        kl.referenceRefresh does not update the reference's vision tower: not in this version; true,
+        or no kl.referenceRefresh
     when: has(self.algorithm.kl.referenceRefresh)
     must: self.model.freezeVisionTower
 
     spec | $OF_ROUTERS | NoEffect
-        routers that stay as they are learn nothing from it (model.freezeRouters, or model.lora);
-        remove it
+        it has no effect on frozen routers (model.freezeRouters, or model.lora); remove it
     when: self.model.freezeRouters || has(self.model.lora)
     must: self.$FIELD == 0.0
 
     spec | model.lora.path | NotInThisVersion | here
-        engines of a job that trains nothing read the model's folder alone; an export, which has
-        merged weights, as model.path
+        engines of a job that trains nothing load no adapters; an export, which has merged weights,
+        as model.path
     when: has(self.model.lora) && has(self.model.lora.path)
     must: !self.steps.validateOnly && !self.steps.generateOnly
 

@@ -12,22 +12,22 @@ _WITH_MARGIN = sorted(name for name, one in PAIR_LOSSES.items() if one.has_margi
 ANSWER_RULES = rules(
     """
     spec.algorithm | samplesPerPrompt | OutOfRange
-        a row has its answers with type ${self.type}; 1, or remove it
+        type ${self.type} reads responses from the data; 1, or remove it
     when: self.type in $GIVEN
     must: self.samplesPerPrompt == 1
 
     spec.algorithm | $OF_RESPONSES | NoEffect | here
-        rows have their answers with type ${self.type}, and nothing is estimated; remove it
+        type ${self.type} has no rollouts and no advantages; remove it
     when: self.type in $GIVEN
     must: $UNSET
 
     spec.algorithm | lossAggregation | NoEffect | here
-        losses are of whole answers with type ${self.type}, and their mean is taken; remove it
+        type ${self.type} averages the losses of whole responses; remove it
     when: self.type in $OF_ANSWERS
     must: $UNSET
 
     spec | data.answerKey | NoEffect | here
-        pairs have their answers in data.chosenKey and data.rejectedKey; remove it
+        preference pairs are read from data.chosenKey and data.rejectedKey; remove it
     when: self.algorithm.type in $PAIRS
     must: $UNSET
 
@@ -37,7 +37,7 @@ ANSWER_RULES = rules(
     must: $UNSET
 
     spec | data.answerKey data.labelKey | NoEffect | here
-        pairs have their answers in data.chosenKey and data.rejectedKey; remove it
+        preference pairs are read from data.chosenKey and data.rejectedKey; remove it
     when: self.algorithm.type == 'kto' && self.data.splitPairs
     must: $UNSET
 
@@ -58,7 +58,8 @@ ANSWER_RULES = rules(
     must: $UNSET
 
     spec | data.demonstrations | Required | here
-        algorithm.supervised learns their answers; a list of files, or remove algorithm.supervised
+        algorithm.supervised trains on demonstrations; a list of files, or remove
+        algorithm.supervised
     when: has(self.algorithm.supervised) && !(self.algorithm.type in $GIVEN)
     must: self.data.demonstrations.size() > 0
 
@@ -68,8 +69,8 @@ ANSWER_RULES = rules(
     must: $UNSET
 
     spec.algorithm | supervised.rowsPerStep | OutOfRange | here
-        each optimizer step of the policy learns one of them at least; as many as a step has
-        ${$UPDATES}, or more
+        each optimizer step needs at least one demonstration; at least the optimizer steps of a step
+        ${$UPDATES}
     when: has(self.supervised)
     must: $SUPERVISED_ROWS >= $UPDATES
 
@@ -80,7 +81,7 @@ ANSWER_RULES = rules(
     must: self.coefficient <= 1.0
 
     spec.algorithm.supervised | decaySteps | Required | here
-        the coefficient falls until then; a number of steps, or schedule: constant
+        the coefficient decays until then; a number of steps, or schedule: constant
     when: self.schedule != 'constant'
     must: has(self.decaySteps)
 
@@ -95,12 +96,12 @@ ANSWER_RULES = rules(
     must: self.decaySteps > self.warmupSteps
 
     spec.algorithm.supervised | minCoefficient | OutOfRange | here
-        nothing is left to fall; below coefficient ${self.coefficient}
+        there is nothing to decay; below coefficient ${self.coefficient}
     when: self.schedule != 'constant'
     must: self.minCoefficient < self.coefficient
 
     spec | data.guidanceKey | Required | here
-        algorithm.guidance gives the responses in it; the name of a column, such as target, or
+        algorithm.guidance needs off-policy responses; the name of a column, such as target, or
         remove algorithm.guidance
     when: has(self.algorithm.guidance) && !(self.algorithm.type in $GIVEN)
     must: has(self.data.guidanceKey)
@@ -111,41 +112,41 @@ ANSWER_RULES = rules(
     must: $UNSET
 
     spec.algorithm | guidance.samples | OutOfRange
-        given responses are compared with one that is drawn at least; below samplesPerPrompt
+        at least one response of a prompt must be on-policy; below samplesPerPrompt
         ${self.samplesPerPrompt}
     when: has(self.guidance) && !(self.type in $GIVEN)
     must: self.guidance.samples < self.samplesPerPrompt
 
     spec.algorithm | type | Conflict
-        guidance compares given responses with drawn ones, by their scores alone; one of
-        $GUIDED_NAMES, or no guidance
+        guidance compares off-policy with on-policy responses by their scores; one of $GUIDED_NAMES,
+        or no guidance
     when: has(self.guidance) && !(self.type in $GIVEN)
     must: self.type in $GUIDED
 
     spec.algorithm | policyLoss.type | Conflict
-        responses that guidance gives have a loss of each token, and no sampler has drawn them;
-        clip, or another type that is of tokens and does not read the sampler
+        guidance needs a token-level loss that does not read the sampler's log-probabilities; clip,
+        or another such type
     when: has(self.guidance) && !(self.type in $GIVEN)
     must: !(self.policyLoss.type in $UNGUIDED)
 
     spec.algorithm | routerReplay | Conflict
-        no engine tells the experts of responses that guidance gives; recompute, or none
+        no engine records the experts of off-policy responses (guidance); recompute, or none
     when: has(self.guidance)
     must: self.routerReplay != 'rollout'
 
     spec.algorithm | kl.unbiased | Conflict
-        the old policy did not draw the responses that guidance gives; false, or no guidance
+        the old policy did not generate the off-policy responses of guidance; false, or no guidance
     when: has(self.guidance)
     must: !self.kl.unbiased
 
     spec | agent | NotInThisVersion
-        conversations beside algorithm.guidance, whose responses are one turn: not in this version;
-        remove it, or algorithm.guidance
+        agents with algorithm.guidance, whose responses are single-turn: not in this version; remove
+        it, or algorithm.guidance
     when: has(self.algorithm.guidance)
     must: $UNSET
 
     spec.algorithm | promptsPerStep | OutOfRange | here
-        kto reads each prompt with the answer to another one of its step as well; at least 2, or
+        kto also pairs each prompt with the answer to another one of its step; at least 2, or
         kto.lossType: apo_zero_unpaired
     when: self.type == 'kto' && !(has(self.kto) && self.kto.lossType == 'apo_zero_unpaired')
     must: self.promptsPerStep >= 2
@@ -156,7 +157,7 @@ ANSWER_RULES = rules(
     must: $UNSET
 
     spec.algorithm.dpo spec.algorithm.onlineDpo | labelSmoothing | OutOfRange
-        robust learns nothing of pairs that say as often the one as the other; below 0.5
+        robust learns nothing if half of the labels are flipped; below 0.5
     when: self.lossType == 'robust'
     must: self.labelSmoothing < 0.5
 
@@ -166,41 +167,39 @@ ANSWER_RULES = rules(
     must: $UNSET
 
     spec | reference roles.reference | NoEffect | here
-        pairs are compared with no reference with dpo.lossType ${self.algorithm.dpo.lossType};
-        remove it
+        dpo.lossType ${self.algorithm.dpo.lossType} uses no reference; remove it
     when: self.algorithm.type == 'dpo' && has(self.algorithm.dpo)
         && self.algorithm.dpo.lossType in $WITHOUT_REFERENCE
     must: $UNSET
 
     spec | reference roles.reference algorithm.kl.referenceRefresh | NoEffect | here
-        pairs are compared with no reference with onlineDpo.lossType
-        ${self.algorithm.onlineDpo.lossType}; remove it
+        onlineDpo.lossType ${self.algorithm.onlineDpo.lossType} uses no reference; remove it
     when: self.algorithm.type == 'online_dpo' && has(self.algorithm.onlineDpo)
         && self.algorithm.onlineDpo.lossType in $WITHOUT_REFERENCE
     must: $UNSET
 
     spec.algorithm | $BESIDE_PAIRS | NoEffect | here
-        the loss is that of pairs with type: online_dpo; remove it
+        type: online_dpo has a preference loss of its own; remove it
     when: self.type == 'online_dpo'
     must: $UNSET
 
     spec.algorithm | routerBalanceCoefficient routerZCoefficient routerBiasRate | NotInThisVersion
-        training of routers beside the loss of pairs: not in this version; remove it
+        router training with a preference loss: not in this version; remove it
     when: self.type == 'online_dpo'
     must: self.$FIELD == 0.0
 
     spec.algorithm.kto | undesirableWeight | NoEffect | here
-        nothing is learnt with weights of 0 alone; a number above 0
+        all weights are 0, so nothing is learnt; a number above 0
     when: self.desirableWeight == 0.0
     must: self.undesirableWeight > 0.0
 
     spec.algorithm | kl.in | Conflict
-        the loss of pairs holds the policy to its reference itself with type: online_dpo; none
+        the loss of type: online_dpo compares with the reference already; none
     when: self.type == 'online_dpo'
     must: self.kl.__in__ == 'none'
 
     spec | data.applyChatTemplateKwargs data.templateColumns | NoEffect | here
-        a reward model reads conversations by its template alone; remove it
+        a reward model renders conversations with its template alone; remove it
     when: self.algorithm.type == 'reward_model'
     must: $UNSET
 
@@ -216,18 +215,17 @@ ANSWER_RULES = rules(
     must: $UNSET
 
     spec | data.maxPicturePixels data.minPicturePixels | NoEffect | here
-        a reward model is shown no pictures; remove it
+        a reward model is trained on text only; remove it
     when: self.algorithm.type == 'reward_model'
     must: !has(self.$FIELD)
 
     spec | model.mtp | NotInThisVersion | here
-        answers that are compared (algorithm.type ${self.algorithm.type}): not in this version;
-        remove it
+        with algorithm.type ${self.algorithm.type}: not in this version; remove it
     when: self.algorithm.type in $OF_ANSWERS || self.algorithm.type == 'online_dpo'
     must: $UNSET
 
     spec | model.freezeVisionTower | NoEffect | here
-        rows with algorithm.type ${self.algorithm.type} show no pictures; remove it
+        algorithm.type ${self.algorithm.type} trains on text only; remove it
     when: self.algorithm.type == 'reward_model'
     must: self.model.freezeVisionTower
     """,

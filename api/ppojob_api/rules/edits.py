@@ -186,7 +186,7 @@ EDIT_RULES = (
     *rules(
         """
         spec | roles.$ROLE.gpusPerReplica | Conflict
-            types of numbers that are auto hang on whether spec.$FIELD is 0, which $OTHER_NAME
+            dtypes that are auto depend on whether spec.$FIELD is 0, which $OTHER_NAME
         when: $HAS_AUTO
         must: ($GPUS > 0) == ($OLD_GPUS > 0)
         """,

@@ -105,8 +105,8 @@ NAME_RULES = (
         must: $READ
 
         spec | $PLACE | Conflict$HERE
-            pods find no relative path; an absolute one, on a volume that spec.pods[].volumes
-            mounts, or no checkpoint.volume
+            pods cannot resolve a relative path; an absolute one, on a volume that
+            spec.pods[].volumes mounts, or no checkpoint.volume
         when: has(self.checkpoint.volume) && $GIVEN
         must: $FOUND
         """,
@@ -163,19 +163,19 @@ NAME_RULES = (
         must: self.source.package.matches(r'^[^\W\d]\w*([.][^\W\d]\w*)*$')
 
         spec.rewards[] | onError | NoEffect | here
-            errorScore stands for a call that fails; remove one of the two
+            errorScore is already the score of a failed call; remove one of the two
         when: has(self.errorScore)
         must: self.onError == 'fail'
 
         spec | rewards | Conflict
-            a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
-            machine; source: {path: FILE}, or a volume
+            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
+            source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume)
         must: self.rewards.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec | algorithm.custom algorithm.policyLoss.custom data.sampler | Conflict | here
-            a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
-            machine; source: {path: FILE}, or a volume
+            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
+            source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume) && has(self.$FIELD)
         must: !has(self.$FIELD.source) || !has(self.$FIELD.source.configMap)
 
@@ -194,8 +194,8 @@ NAME_RULES = (
         must: self.columns.all(one, !(one in $SEEN))
 
         spec | agent.tools agent.interactions | Conflict | here
-            a ConfigMap is part of a cluster, and a job without checkpoint.volume runs on one
-            machine; source: {path: FILE}, or a volume
+            a ConfigMap needs a cluster, and a job without checkpoint.volume runs on one machine;
+            source: {path: FILE}, or a volume
         when: !has(self.checkpoint.volume) && has(self.agent)
         must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 

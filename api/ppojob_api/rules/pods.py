@@ -41,7 +41,7 @@ POD_RULES = rules(
     must: has(self.value) != has(self.secret)
 
     spec.pods[].env[] | name | Forbidden | here
-        names that begin with PPOJOB_ are the container contract's; a name of your own
+        names that begin with PPOJOB_ are reserved for the container contract; a name of your own
     must: !self.name.startsWith('PPOJOB_')
 
     spec.pods[] | env | Duplicate | here
@@ -54,7 +54,7 @@ POD_RULES = rules(
         other.topologyKey == one.topologyKey && other.whenUnsatisfiable == one.whenUnsatisfiable))
 
     spec.pods[] | memory sharedMemory | OutOfRange | here
-        that many bytes, or thousands of them, hold no process; at least 1Mi, such as 16Gi
+        it is too small for a process; at least 1Mi, such as 16Gi
     when: has(self.$FIELD)
     must: !self.$FIELD.matches('[0-9mk]$')
 

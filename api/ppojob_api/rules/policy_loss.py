@@ -36,7 +36,7 @@ POLICY_LOSS_RULES = rules(
     must: self.covarianceLow < self.covarianceHigh
 
     spec.algorithm | policyLoss.type | Conflict
-        it regresses rewards of whole responses, and a teacher rewards tokens; another type
+        it regresses rewards of responses, and a teacher rewards tokens; another type
     when: self.type == 'distillation'
     must: !(self.policyLoss.type in $REGRESS)
 

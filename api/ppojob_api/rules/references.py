@@ -29,7 +29,7 @@ REFERENCE_RULES = rules(
     must: self.coefficient > 0.0
 
     spec.algorithm.kl | lossTerm | NoEffect
-        it stands beside a KL in the reward; remove it, or in: reward
+        it adds a KL loss to a KL in the reward; remove it, or in: reward
     when: self.__in__ == 'loss'
     must: !has(self.lossTerm)
 
@@ -45,8 +45,8 @@ REFERENCE_RULES = rules(
         || !(self.estimator in $GRADIENT_OF_K2) && self.estimator != '$FULL')
 
     spec.algorithm.kl | estimator | Conflict
-        full compares all tokens that could have been sampled, and a reward is of the one that
-        was; k1, or full as the estimator of lossTerm
+        full needs the whole vocabulary, and a reward has the sampled token only; k1, or full as the
+        estimator of lossTerm
     when: self.__in__ == 'reward' && has(self.estimator)
     must: self.estimator != '$FULL'
 
@@ -57,14 +57,14 @@ REFERENCE_RULES = rules(
     must: $UNSET(target horizon)
 
     spec | algorithm.kl.referenceRefresh | NotInThisVersion
-        a reference in pods of its own that takes over weights: not in this version; remove it,
-        or roles.reference.colocateWith: actorRollout
+        refreshing a reference in pods of its own: not in this version; remove it, or
+        roles.reference.colocateWith: actorRollout
     when: has(self.algorithm.kl.referenceRefresh)
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
     spec | algorithm.kl.referenceRefresh | NotInThisVersion | here
-        a reference that takes over adapters (model.lora): not in this version; remove it, or
-        train all weights
+        refreshing the reference with model.lora: not in this version; remove it, or train all
+        weights
     when: has(self.model.lora)
     must: !has(self.algorithm.kl.referenceRefresh)
 
@@ -76,7 +76,7 @@ REFERENCE_RULES = rules(
     must: has(self.reference)
 
     spec | data.teacherPromptKey | NoEffect | here
-        no reference reads responses that are drawn; algorithm.type: distillation, or kl.in: loss,
+        no reference or teacher scores the rollouts; algorithm.type: distillation, or kl.in: loss,
         or remove it
     when: has(self.data.teacherPromptKey)
     must: self.algorithm.kl.__in__ != 'none'
@@ -84,7 +84,7 @@ REFERENCE_RULES = rules(
         || self.algorithm.policyLoss.type in $COMPARE_REFERENCE
 
     spec | data.maxTeacherPromptTokens | NoEffect | here
-        no teacher has prompts of its own; remove it, or data.teacherPromptKey, or
+        the teacher reads the policy's prompts; remove it, or data.teacherPromptKey, or
         algorithm.distillation.reprompt
     when: !has(self.data.teacherPromptKey) && !($HAS_REPROMPT)
     must: $UNSET
@@ -100,13 +100,13 @@ REFERENCE_RULES = rules(
     must: $UNSET
 
     spec | rewards | Required | here
-        nothing says which responses the teacher is shown (algorithm.distillation.reprompt); a
-        reward function, or rewardModel
+        algorithm.distillation.reprompt selects responses by their scores; a reward function, or
+        rewardModel
     when: $HAS_REPROMPT
     must: self.rewards.size() > 0 || has(self.rewardModel)
 
     spec | algorithm.samplesPerPrompt | OutOfRange | here
-        the teacher is shown another response of the group (distillation.reprompt); at least 2, or
+        distillation.reprompt shows the teacher another response of the group; at least 2, or
         reprompt.feedbackKey
     when: $HAS_REPROMPT && !has(self.algorithm.distillation.reprompt.feedbackKey)
     must: self.algorithm.samplesPerPrompt >= 2
@@ -128,19 +128,19 @@ REFERENCE_RULES = rules(
         && self.teachers.exists_one(other, source in other.dataSources)))
 
     spec | reference.teachers | NotInThisVersion | here
-        answers that are compared with several models: not in this version; reference.path
+        dpo and kto with several references: not in this version; reference.path
     when: self.algorithm.type in ['dpo', 'kto'] && has(self.reference)
     must: self.reference.teachers.size() == 0
 
     spec.algorithm | $BESIDE_TEACHER | NoEffect | here
-        nothing but the teacher is learnt from with type: distillation; remove it, or another type
-        with kl.in: loss and reference, which learns from rewards too
+        type: distillation learns only from the teacher; remove it, or another type with kl.in: loss
+        and reference, which learns from rewards too
     when: self.type == 'distillation'
     must: $UNSET
 
     spec.algorithm | kl.in | NoEffect
-        nothing but the teacher is learnt from with type: distillation; none, or another type with
-        reference, which learns from rewards too
+        type: distillation learns only from the teacher; none, or another type with reference, which
+        learns from rewards too
     when: self.type == 'distillation'
     must: self.kl.__in__ == 'none'
 
@@ -163,42 +163,41 @@ REFERENCE_RULES = rules(
     must: self.beta > 0.0 && self.beta < 1.0
 
     spec.algorithm.distillation.reprompt | template | NoEffect | here
-        no response is shown without {solution}; a text with it
+        the template lacks {solution}; a text with it
     must: self.template.contains('{solution}')
 
     spec.algorithm.distillation.reprompt | solutionTemplate | NoEffect | here
-        no response is shown without {response}; a text with it
+        the template lacks {response}; a text with it
     must: self.solutionTemplate.contains('{response}')
 
     spec.algorithm.distillation.reprompt | template feedbackTemplate | NoEffect | here
-        no feedback is shown without {feedback}; a text with it, or no feedbackKey
+        the template lacks {feedback}; a text with it, or no feedbackKey
     when: has(self.feedbackKey)
     must: self.$FIELD.contains('{feedback}')
 
     spec | rewards | NotInThisVersion | here
-        a divergence over the whole vocabulary that leaves out responses without a score (onError:
-        drop): not in this version; errorScore, or algorithm.distillation.divergence: $SAMPLED
+        a full-vocabulary divergence with onError: drop: not in this version; errorScore, or
+        algorithm.distillation.divergence: $SAMPLED
     when: has(self.algorithm.distillation)
         && self.algorithm.distillation.divergence != '$SAMPLED'
         && !has(self.algorithm.distillation.reprompt)
     must: self.rewards.all(one, one.onError != 'drop')
 
     spec | data.validation | NoEffect | here
-        nothing says what a response is worth with algorithm.type: distillation alone; rewards, or
-        remove it
+        algorithm.type: distillation without rewards scores no response; rewards, or remove it
     when: self.algorithm.type == 'distillation' && self.rewards.size() == 0
         && !has(self.rewardModel) && !self.steps.generateOnly
     must: $UNSET
 
     spec | roles.reference.colocateWith | NotInThisVersion
-        a divergence over the whole vocabulary from a teacher in pods of its own: not in this
-        version; actorRollout, or algorithm.distillation.divergence: $SAMPLED
+        a full-vocabulary divergence with a teacher in pods of its own: not in this version;
+        actorRollout, or algorithm.distillation.divergence: $SAMPLED
     when: has(self.algorithm.distillation)
         && self.algorithm.distillation.divergence != '$SAMPLED'
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
     spec | algorithm.kl.referenceRefresh | Conflict | here
-        another model cannot take over the policy's weights; remove it, or reference
+        a reference that is another model cannot take the policy's weights; remove it, or reference
     when: has(self.reference)
     must: !has(self.algorithm.kl.referenceRefresh)
 
@@ -211,8 +210,7 @@ REFERENCE_RULES = rules(
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
 
     spec | roles.reference.colocateWith | NotInThisVersion
-        answers that are compared with a reference in pods of its own: not in this version;
-        actorRollout
+        dpo and kto with a reference in pods of its own: not in this version; actorRollout
     when: self.algorithm.type in ['dpo', 'kto']
     must: !(has(self.roles.reference) && self.roles.reference.colocateWith == 'none')
     """,

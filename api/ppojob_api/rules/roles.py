@@ -71,7 +71,7 @@ ROLE_RULES = (
     *rules(
         """
         spec | roles.$ROLE.gpusPerReplica | Conflict
-            rows and weights go from GPU to GPU or from processor to processor; GPUs in
+            rows and weights move between GPUs or between CPUs, not across; GPUs in
             roles.actorRollout and here, or in neither
         when: $WHEN
         must: (self.$FIELD > 0) == (self.roles.actorRollout.gpusPerReplica > 0)
@@ -81,9 +81,8 @@ ROLE_RULES = (
     *rules(
         """
         spec | $BATCH | OutOfRange$HERE
-            each rank of roles.$ROLE, or those that share rows, take at least one response; times
-            samplesPerPrompt at least as many as its ranks over sequence, tensor and pipeline
-            ${$PARTS}
+            each data-parallel rank of roles.$ROLE needs at least one response; times
+            samplesPerPrompt at least as many as data-parallel ranks ${$PARTS}
         when: $WHEN
         must: self.$FIELD * self.algorithm.samplesPerPrompt >= $PARTS
         """,
@@ -95,9 +94,8 @@ ROLE_RULES = (
     *rules(
         """
         spec | $BATCH | OutOfRange
-            each rank of roles.actorRollout, or those that share rows, takes whole prompts, whose
-            responses the loss compares; at least as many as its ranks over sequence, tensor and
-            pipeline ${$PARTS}
+            the loss compares the responses of a prompt, so each data-parallel rank of
+            roles.actorRollout needs a prompt; at least as many as data-parallel ranks ${$PARTS}
         when: ($DRAWN_PAIRS || self.algorithm.policyLoss.type in $COMPARE_GROUPS) $GIVEN
         must: self.$BATCH >= $PARTS
         """,
@@ -126,8 +124,8 @@ ROLE_RULES = (
     *rules(
         """
         spec | $MODEL.lora.dropout | NotInThisVersion | here
-            dropout over ranks of roles.$ROLE that share tokens or matrix products: not in this
-            version; 0, or parallelism without sequence and tensor
+            dropout with sequence or tensor parallelism in roles.$ROLE: not in this version; 0, or
+            parallelism without sequence and tensor
         when: has(self.$MODEL) && has(self.$MODEL.lora) && $LIVES_THERE
         must: self.$MODEL.lora.dropout == 0.0
             || self.roles.$ROLE.parallelism.sequence * self.roles.$ROLE.parallelism.tensor == 1
@@ -139,8 +137,8 @@ ROLE_RULES = (
     *rules(
         """
         spec | $MODEL.lora.baseType | NotInThisVersion | here
-            over ranks of roles.$ROLE that share matrix products: not in this version; remove it, or
-            parallelism without tensor
+            with tensor parallelism in roles.$ROLE: not in this version; remove it, or parallelism
+            without tensor
         when: has(self.$MODEL) && has(self.$MODEL.lora) && has(self.$FIELD) && $LIVES_THERE
         must: self.roles.$ROLE.parallelism.tensor == 1
         """,
@@ -155,7 +153,7 @@ ROLE_RULES = (
     *rules(
         """
         spec | roles.$ROLE.offload | Conflict
-            activations are the inputs of layers that are computed again; without activations, or
+            offloading activations needs activation checkpointing; without activations, or
             training.activationCheckpointing: true
         when: $HAS_ROLE && 'activations' in self.$FIELD
         must: self.training.activationCheckpointing
@@ -173,8 +171,8 @@ ROLE_RULES = (
     *rules(
         """
         spec | roles.reference.offload | NoEffect
-            with model.lora the reference is the policy without its adapters, and lies where that
-            does; remove it, or roles.actorRollout.offload
+            with model.lora the reference is the policy's base weights; remove it, or
+            roles.actorRollout.offload
         when: has(self.model.lora) && !has(self.reference) && has(self.roles.reference)
             && self.roles.reference.colocateWith != 'none'
         must: self.$FIELD.size() == 0
@@ -191,32 +189,30 @@ ROLE_RULES = (
         must: self.ranksPerReplica == self.gpusPerReplica
 
         $MODELS | parallelism.tensor | Conflict
-            so many ranks share each matrix product; a number that divides the ranks of the role,
-            replicas times ranksPerReplica ${$OWN_RANKS}
+            it does not divide the ranks of the role; a divisor of replicas times ranksPerReplica
+            ${$OWN_RANKS}
         must: $OWN_RANKS % self.parallelism.tensor == 0
 
         $MODELS | parallelism.sequence | Conflict
-            so many ranks, times tensor, have the same rows; a product that divides the ranks
-            ${$OWN_RANKS}
+            sequence x tensor does not divide the ranks; a product that divides them ${$OWN_RANKS}
         when: self.parallelism.sequence > 1 && $OWN_RANKS % self.parallelism.tensor == 0
         must: $OWN_RANKS % $ALIKE == 0
 
         $MODELS | parallelism.pipeline | Conflict
-            so many ranks, times sequence and tensor, have the same rows; a product that divides
-            the ranks ${$OWN_RANKS}
+            pipeline x sequence x tensor does not divide the ranks; a product that divides them
+            ${$OWN_RANKS}
         when: self.parallelism.pipeline > 1 && $OWN_RANKS % $ALIKE == 0
         must: $OWN_RANKS % $WITHIN == 0
 
         $MODELS | parallelism.dataShard | Conflict
-            the ranks hold whole copies of the model, each cut over so many of them; a number that
-            divides the ranks over sequence, tensor and pipeline ${$OWN_RANKS / $WITHIN}, or
-            remove it
+            it does not divide the data-parallel ranks; a divisor of these ${$OWN_RANKS / $WITHIN},
+            or remove it
         when: has(self.parallelism.dataShard) && $OWN_RANKS % $WITHIN == 0
         must: $OWN_RANKS / $WITHIN % self.parallelism.dataShard == 0
 
         $MODELS | parallelism.expert | Conflict
-            so many ranks share the experts of a layer; a number that divides dataShard x sequence
-            x tensor ${$SHARDS * $ALIKE}
+            expert parallelism splits the ranks of one model copy; a number that divides dataShard x
+            sequence x tensor ${$SHARDS * $ALIKE}
         when: self.parallelism.expert > 1 && $OWN_RANKS % $WITHIN == 0
         must: $SHARDS * $ALIKE % self.parallelism.expert == 0
 
@@ -244,17 +240,17 @@ ROLE_RULES = (
     *rules(
         """
         spec | rollout.parallelism.tensor | Conflict
-            so many ranks of roles.$ROLE share an engine, of one pod or of several whole ones; a
-            number that divides the ranks of a pod ${$OF_POD}, or a multiple of them that divides
-            all ranks ${$RANKS}
+            an engine takes a part of a pod of roles.$ROLE, or several whole pods; a number that
+            divides the ranks of a pod ${$OF_POD}, or a multiple of them that divides all ranks
+            ${$RANKS}
         when: $WHEN
         must: $OF_POD % self.rollout.parallelism.tensor == 0
             || self.rollout.parallelism.tensor % ($OF_POD) == 0
             && $RANKS % self.rollout.parallelism.tensor == 0
 
         spec | rollout.drafts | NotInThisVersion | here
-            engines of roles.$ROLE are on GPUs, where vLLM draws otherwise with drafts than without:
-            not in this version; remove it, or gpusPerReplica: 0
+            on the GPUs of roles.$ROLE vLLM samples other tokens with speculative decoding: not in
+            this version; remove it, or gpusPerReplica: 0
         when: $WHEN && has(self.rollout.drafts)
         must: self.roles.$ROLE.gpusPerReplica == 0
 

@@ -68,13 +68,13 @@ LENGTH_RULES = rules(
     must: self.data.validation.size() > 0
 
     spec | data.validation | Required
-        prompts to answer stand there with steps.generateOnly; a list of files, or
-        `ppojob generate --data FILE`
+        steps.generateOnly reads its prompts there; a list of files, or `ppojob generate --data
+        FILE`
     when: self.steps.generateOnly
     must: self.data.validation.size() > 0
 
     spec.model.ropeScaling | originalMaxPositionEmbeddings | NoEffect
-        linear stretches whatever the model was trained on; remove it, or type: yarn or llama3
+        type: linear does not use it; remove it, or type: yarn or llama3
     when: self.type == 'linear'
     must: $UNSET
 
@@ -84,7 +84,7 @@ LENGTH_RULES = rules(
     must: $UNSET
 
     spec.model.ropeScaling | highFreqFactor | OutOfRange | here
-        nothing lies between it and lowFreqFactor ${self.lowFreqFactor}; more than that
+        it is not above lowFreqFactor ${self.lowFreqFactor}; a larger number
     must: self.highFreqFactor > self.lowFreqFactor
 
     spec | critic.warmupSteps | OutOfRange
@@ -128,12 +128,12 @@ LENGTH_RULES = rules(
     must: self.decayRatio > self.warmupRatio
 
     spec | optimizer.momentsDtype | NoEffect | here
-        those of bfloat16 weights (model.dtype) are bfloat16 in any case; remove it
+        with model.dtype: bfloat16 the moments are bfloat16 already; remove it
     when: self.model.dtype == 'bfloat16' && !has(self.model.lora)
     must: $UNSET
 
     spec | critic.optimizer.momentsDtype | NoEffect | here
-        those of bfloat16 weights (model.dtype) are bfloat16 in any case; remove it
+        with model.dtype: bfloat16 the moments are bfloat16 already; remove it
     when: self.model.dtype == 'bfloat16' && has(self.critic) && !has(self.critic.lora)
     must: $UNSET
 
@@ -194,8 +194,8 @@ CHECKPOINT_RULES = rules(
     must: $IS_OF_VALIDATION || self.best.metric == '$LOSS'
 
     spec | checkpoint.best.metric | Conflict | here
-        validations of given answers (algorithm.type $GIVEN_NAMES) measure $LOSS, and others do not;
-        $LOSS with these, else a name that begins with $NAMES
+        algorithm.type $GIVEN_NAMES validates by $LOSS, other types by scores; $LOSS with these,
+        else a name that begins with $NAMES
     when: has(self.checkpoint.best)
     must: (self.checkpoint.best.metric == '$LOSS') == (self.algorithm.type in $GIVEN)
 
@@ -217,7 +217,7 @@ CHECKPOINT_RULES = rules(
     must: has(self.checkpoint.every) && self.checkpoint.every % self.steps.validateEvery == 0
 
     spec.checkpoint.volume | | Conflict
-        the run is on one claim; exactly one of claimName and size
+        a run is stored on one PersistentVolumeClaim; exactly one of claimName and size
     must: has(self.claimName) != has(self.size)
 
     spec.checkpoint.volume | storageClassName | NoEffect
@@ -258,7 +258,7 @@ SAMPLING_RULES = rules(
     must: self.algorithm.type == 'spo' || has(self.data.sampler)
 
     spec | algorithm.spo.decay | Conflict | here
-        nothing would ever count beside the scores of data.scoresKey; below 1, or no data.scoresKey
+        with decay 1 new scores never change those of data.scoresKey; below 1, or no data.scoresKey
     when: has(self.algorithm.spo) && has(self.data.scoresKey)
     must: self.algorithm.spo.decay < 1.0
 
@@ -273,14 +273,14 @@ SAMPLING_RULES = rules(
     must: self.train.all(file, !has(file.weight))
 
     spec | data.sampler | Conflict | here
-        rows of type ${self.algorithm.type} have their answers, and score nothing; remove it, or
+        a job of type ${self.algorithm.type} generates and scores nothing; remove it, or
         data.curriculum
     when: self.algorithm.type in $GIVEN
     must: !has(self.data.sampler)
 
     spec | data.sampler | NotInThisVersion | here
-        with rollout.maxStaleness ${self.rollout.maxStaleness} rows of a step are drawn before those
-        of the step before it have scored: not in this version; 0, or remove the sampler
+        with rollout.maxStaleness ${self.rollout.maxStaleness} a step generates before the step
+        before it is scored: not in this version; 0, or remove the sampler
     when: self.rollout.maxStaleness > 0
     must: !has(self.data.sampler)
 
@@ -355,28 +355,26 @@ SAMPLING_RULES = rules(
     must: self.data.maxPromptTokens + self.data.maxResponseTokens <= self.rollout.maxModelTokens
 
     spec | data.minPicturePixels | OutOfRange
-        a picture would be made larger and smaller; at most data.maxPicturePixels
-        ${self.data.maxPicturePixels}
+        it is above the maximum; at most data.maxPicturePixels ${self.data.maxPicturePixels}
     when: has(self.data.minPicturePixels) && has(self.data.maxPicturePixels)
     must: self.data.minPicturePixels <= self.data.maxPicturePixels
 
     spec | agent.toolSteps | Conflict
-        with rollout.maxStaleness ${self.rollout.maxStaleness} rows of later steps are drawn beside
-        those of a step, which would wait until none of these runs; 0 or more
+        with rollout.maxStaleness ${self.rollout.maxStaleness} rollouts of several steps run at
+        once, and -1 is a barrier for all of them; 0 or more
     when: has(self.agent) && self.agent.toolSteps == -1
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
     spec | rollout.maxStaleness | NotInThisVersion
-        algorithm.dynamicSampling knows behind the scores of a step which prompts come next, so
-        engines in pods of their own draw at most the first round of one step ahead: not in this
-        version; 0 or 1, or remove roles.rollout
+        algorithm.dynamicSampling chooses prompts by the scores of the step before, so rollout pods
+        generate at most one step ahead: not in this version; 0 or 1, or remove roles.rollout
     when: has(self.algorithm.dynamicSampling) && has(self.roles.rollout)
     must: self.rollout.maxStaleness <= 1
 
     spec | rollout.drafts | NotInThisVersion | here
-        engines that draw rows of several steps side by side stop long ones by passes of the model,
-        of which drafts need fewer, so other weights would draw other tokens of them: not in this
-        version; remove it, or maxStaleness ${has(self.roles.rollout) ? 1 : 0}
+        with rollouts of several steps at once, speculative decoding would change which weights
+        generate a token: not in this version; remove it, or maxStaleness ${has(self.roles.rollout)
+        ? 1 : 0}
     when: has(self.rollout.drafts)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
@@ -396,11 +394,11 @@ SAMPLING_RULES = rules(
     must: self.engineArguments.size() == 0
 
     spec.rollout.drafts | shortestMatch | OutOfRange | here
-        no more than longestMatch ${self.longestMatch} tokens are looked for; at most as many
+        n-grams have at most longestMatch ${self.longestMatch} tokens; at most as many
     must: self.shortestMatch <= self.longestMatch
 
     spec.rollout | minP validation.minP | Conflict | here
-        vLLM does not take it of an engine that drafts; 0, or remove drafts
+        vLLM does not support it with speculative decoding; 0, or remove drafts
     when: has(self.drafts)
     must: self.$FIELD == 0.0
 
@@ -410,48 +408,47 @@ SAMPLING_RULES = rules(
     must: !has(self.gpuMemoryShare)
 
     spec.rollout | maxBatchedTokens | OutOfRange
-        a step gives each of maxSequences ${self.maxSequences} sequences a token; at least as many
+        an engine step needs a token for each of maxSequences ${self.maxSequences} sequences; at
+        least as many
     when: has(self.maxBatchedTokens)
     must: self.maxSequences <= self.maxBatchedTokens
 
     spec.rollout | parallelism.tensor | Conflict
-        with engine: huggingface each rank holds an engine of its own; 1, or engine: vllm
+        engine: huggingface has no tensor parallelism; 1, or engine: vllm
     when: self.engine == 'huggingface'
     must: self.parallelism.tensor == 1
 
     spec.rollout | parallelism.expert | Conflict
-        the ranks of an engine cut each expert, or deal all of them; 1, or as many as tensor
-        ${self.parallelism.tensor}
+        all ranks of an engine share its experts by tensor or by expert parallelism; 1, or as many
+        as tensor ${self.parallelism.tensor}
     must: self.parallelism.expert == 1 || self.parallelism.expert == self.parallelism.tensor
 
     spec | rollout.adapters | NoEffect
-        it has no effect without adapters; merged, or model.lora
+        it has no effect without LoRA; merged, or model.lora
     when: self.rollout.adapters == 'beside'
     must: has(self.model.lora)
 
     spec | model.lora.rank | OutOfRange
-        an engine of vLLM computes with adapters of rank $VLLM_LORA_RANK at most; as much, or
-        rollout.adapters: merged
+        vLLM supports LoRA ranks up to $VLLM_LORA_RANK; at most that, or rollout.adapters: merged
     when: has(self.model.lora) && self.rollout.adapters == 'beside' && self.rollout.engine == 'vllm'
     must: self.model.lora.rank <= $VLLM_LORA_RANK
 
     spec | training.autocast | Conflict
-        weights of bfloat16 and products of float16 are made float32 for what lies between them;
-        model.dtype: float32, or autocast: bfloat16
+        float16 autocast needs float32 weights; model.dtype: float32, or autocast: bfloat16
     when: self.training.autocast == 'float16'
     must: self.model.dtype == 'float32'
 
     spec.model | trustRemoteCode | NotInThisVersion
-        code that comes with a model: not in this version; false
+        remote code of a model: not in this version; false
     must: !self.trustRemoteCode
 
     spec.sandbox | url | BadForm | here
-        it is no address of a service; http://HOST/run_code, or https://
+        it is not the URL of a service; http://HOST/run_code, or https://
     when: has(self.url)
     must: self.url.startsWith('http://') || self.url.startsWith('https://')
 
     spec.sandbox | level | NoEffect | here
-        it has no effect with url: the service has walls of its own; remove it
+        it has no effect with url: the service isolates programs itself; remove it
     when: has(self.url)
     must: self.level == 'restricted'
 
@@ -460,7 +457,8 @@ SAMPLING_RULES = rules(
     must: !has(self.weight) || self.weight != 0.0
 
     spec | judge | NoEffect | here
-        no reward function asks it; remove it, or name judge in rewards, or a function of your own
+        no reward function uses the LLM judge; remove it, or name judge in rewards, or a function of
+        your own
     when: has(self.judge)
     must: !self.rewards.all(one, !has(one.source) && one.function != 'judge')
 
@@ -470,7 +468,8 @@ SAMPLING_RULES = rules(
     must: $UNSET
 
     spec | roles.reward | NoEffect | here
-        it has no effect beside a reward model alone; remove it, or name functions in rewards
+        it has no effect if a reward model is the only reward; remove it, or name functions in
+        rewards
     when: has(self.rewardModel) && self.rewards.size() == 0
     must: $UNSET
     """,

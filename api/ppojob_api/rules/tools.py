@@ -10,39 +10,39 @@ TOOL_RULES = rules(
     must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other.name == one.name))
 
     spec | data.templateColumns | Conflict | here
-        all turns of a conversation are written with data.applyChatTemplateKwargs; remove it, or
-        agent
+        the template renders all turns of a conversation with data.applyChatTemplateKwargs; remove
+        it, or agent
     when: has(self.agent)
     must: $UNSET
 
     spec | agent.toolRewards | NoEffect | here
-        nothing is learnt of them beside algorithm.certaintyReward; tell, or certaintyReward with
-        besideScores: true
+        algorithm.certaintyReward ignores tool rewards; tell, or certaintyReward with besideScores:
+        true
     when: has(self.agent) && has(self.algorithm.certaintyReward)
         && !self.algorithm.certaintyReward.besideScores
     must: self.agent.toolRewards == 'tell'
 
     spec | agent.toolRewards | NoEffect | here
-        a teacher is learnt from, and no reward; tell
+        distillation does not train on rewards; tell
     when: has(self.agent) && self.algorithm.type == 'distillation'
     must: self.agent.toolRewards == 'tell'
 
     spec.agent | cutTurns | NoEffect | here
-        nothing but turnTokens cuts a turn before the row ends; turnTokens, or end
+        only turnTokens can cut a turn before the row ends; turnTokens, or end
     when: self.cutTurns == 'go_on'
     must: has(self.turnTokens)
 
     spec.agent | tools | Required | here
-        nobody answers the model; the tools that it may call, or interactions
+        there are no tools and no user simulator; the tools that it may call, or interactions
     must: self.tools.size() > 0 || self.interactions.size() > 0
 
     spec.agent | agents | NotOneOf | here
-        agent.tools has not all of its tools; names of tools that are there
+        agent.tools lacks some of its tools; names of tools that are there
     must: self.agents.all(one, !has(one.tools)
         || one.tools.all(name, self.tools.exists_one(tool, tool.name == name)))
 
     spec.agent | agents | Conflict | here
-        a query is a call of the tool search, which it does not have; this tool among its tools
+        format search_r1 calls the tool search, which it lacks; this tool among its tools
     must: self.agents.all(one, !has(one.format) || one.format != 'search_r1'
         || (has(one.tools) ? one.tools.exists_one(name, name == 'search')
             : self.tools.exists_one(tool, tool.name == 'search')))
@@ -67,18 +67,18 @@ TOOL_RULES = rules(
     must: self.name in $TOOL_WORDS
 
     spec.agent.tools[] | config | NoEffect | here
-        a tool that is built in has no settings; remove it, or give a source
+        a built-in tool has no settings; remove it, or give a source
     when: !has(self.source) && self.name in $TOOL_WORDS && self.name != 'search'
     must: self.config.size() == 0
 
     spec.agent | tools | Required | here
-        nobody says what the tool search searches; agent.retriever, or index (a folder that ppojob
-        index made) or url in its config
+        the tool search has no index; agent.retriever, or index (a folder that ppojob index made) or
+        url in its config
     when: !has(self.retriever)
     must: self.tools.all(one, has(one.source) || one.name != 'search' || one.config.size() > 0)
 
     spec.agent | retriever | NoEffect | here
-        no tool searches by it; the tool search without a source in agent.tools, or remove it
+        no tool uses the retriever; the tool search without a source in agent.tools, or remove it
     when: has(self.retriever)
     must: !self.tools.all(one, has(one.source) || one.name != 'search')
 
@@ -135,12 +135,12 @@ TOOL_RULES = rules(
     must: self.url.startsWith('http://') || self.url.startsWith('https://')
 
     spec.agent.mcpServers[] | keyVariable | NoEffect | here
-        a command is sent no key; remove it, or a url
+        a command takes no key; remove it, or a url
     when: !has(self.url)
     must: !has(self.keyVariable)
 
     spec.agent.tools[].source | url | BadForm | here
-        it is no address of a service; http://HOST:PORT/PATH, or https://
+        it is not the URL of a service; http://HOST:PORT/PATH, or https://
     when: has(self.url)
     must: self.url.startsWith('http://') || self.url.startsWith('https://')
 
@@ -150,12 +150,12 @@ TOOL_RULES = rules(
     must: !has(self.function)
 
     spec.agent.tools[].source | keyVariable | NoEffect | here
-        nobody is sent a key; remove it, or a url
+        only a url takes a key; remove it, or a url
     when: !has(self.url)
     must: !has(self.keyVariable)
 
     spec.agent.tools[] | config | NoEffect | here
-        settings are for code of path or configMap; remove it
+        only code of path or configMap has settings; remove it
     when: has(self.source) && !has(self.source.path) && !has(self.source.configMap)
     must: self.config.size() == 0
 
@@ -165,17 +165,17 @@ TOOL_RULES = rules(
     must: self.name in $INTERACTION_WORDS
 
     spec.agent.interactions[] | interface | NoEffect | here
-        an interaction that is built in is no program; remove it, or give a source
+        a built-in interaction is no program; remove it, or give a source
     when: !has(self.source) && self.name in $INTERACTION_WORDS
     must: self.interface == 'messages'
 
     spec.agent | tools | Conflict | here
-        a program (interactions[].interface) asks with the tools that it has itself; remove them
+        a program (interactions[].interface) brings its own tools; remove them
     when: !self.interactions.all(one, one.interface == 'messages')
     must: self.tools.size() == 0
 
     spec.agent.interactions[] | config | NoEffect | here
-        an interaction that is built in has no settings; remove it, or give a source
+        a built-in interaction has no settings; remove it, or give a source
     when: !has(self.source) && self.name in $INTERACTION_WORDS
     must: self.config.size() == 0
 

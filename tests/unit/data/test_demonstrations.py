@@ -293,7 +293,7 @@ def test_a_template_that_hides_a_part_of_a_turn_is_refused(
         path = files.lines("a.jsonl", {"messages": TALK[:3]}, row, row)
         (error,) = files.errors(path, given="sft", promptKey="messages")
     assert "a.jsonl:2:messages" in error
-    assert "it hides what a turn with calls or thoughts says" in error
+    assert "it hides turns with tool calls or reasoning" in error
 
 
 def test_arguments_are_text_where_a_template_prints_them(

@@ -142,5 +142,7 @@ def test_what_is_wrong_with_a_service_is_one_line(answer, why, serve, monkeypatc
 
 
 def test_an_address_that_is_none_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"retriever: got url .*: no address of a service; http:"):
+    with pytest.raises(
+        ConfigError, match=r"retriever: got url .*: not the URL of a service; http:"
+    ):
         HttpRetriever("127.0.0.1:8000")

@@ -103,7 +103,7 @@ def test_the_key_is_sent_and_never_told(serve: Serve, monkeypatch) -> None:
     with pytest.raises(ConfigError) as refused:
         ToolPool(agent, variables=("SUMS_KEY",))
     (line,) = refused.value.problems
-    assert line.startswith(f'spec.agent.mcpServers[0]: got "{url}": the server does not say')
+    assert line.startswith(f'spec.agent.mcpServers[0]: got "{url}": the server does not list')
     assert "other" not in line
 
 

@@ -77,7 +77,7 @@ def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataP
     if scan.errors:
         return
     if scan.kept < batch:
-        why = f"fewer than spec.algorithm.{setting} {batch}: no batch can be drawn"
+        why = f"fewer than spec.algorithm.{setting} {batch}: there is no full batch"
         allowed = f"at least {counted(batch, 'row')}, or a smaller {setting.rpartition('.')[2]}"
         yield DataProblem(f"spec.data.{field}", counted(scan.kept, "row"), why, allowed)
     files = scan.spec.train
@@ -131,8 +131,8 @@ def _overlaps(train: Scan, validation: Scan) -> DataProblem | None:
     return DataProblem(
         f"{validation.place(first)}:prompt",
         f"{int(seen.sum())} of {len(held_out)} held-out prompts",
-        "they are among the training prompts too",
-        "prompts that are not trained on, or validation tells nothing of new ones",
+        "they are also training prompts",
+        "held-out prompts, or validation does not measure generalization",
     )
 
 

@@ -115,7 +115,7 @@ def read_row(
     if data_source is None:
         data_source = spec.data_source
     if not isinstance(data_source, str) or not data_source.strip():
-        why, allowed = "it names the row's task", 'text such as "openai/gsm8k"'
+        why, allowed = "it selects the reward function of the row", 'text such as "openai/gsm8k"'
         raise BadCell(spec.data_source_key, shown(data_source), why, allowed)
     if spec.answer_key is not None:
         truth, info = as_json(row[spec.answer_key], spec.answer_key), _others(row, others)
@@ -178,7 +178,10 @@ def known_scores(row: Row, info: Mapping[str, Json], name: str) -> tuple[float, 
         return ()
     scores = tuple(one for one in found if one is not None)
     if len(scores) != len(found):
-        why, allowed = "spec.data.scoresKey says what is known by it", "a list of finite numbers"
+        why, allowed = (
+            "spec.data.scoresKey reads earlier scores from it",
+            "a list of finite numbers",
+        )
         raise BadCell(name, shown(value), why, allowed)
     return scores
 
@@ -225,7 +228,7 @@ def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
         raise BadCell(
             f"{column}[{len(messages) - 1}].role",
             shown("assistant"),
-            "the conversation ends in an answer, and the policy is to give one",
+            "the conversation ends with an assistant message, which the policy would generate",
             "a conversation without its last answer",
         )
     return messages
@@ -238,9 +241,7 @@ def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict
         BadCell: they are not chat messages.
     """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
-        raise BadCell(
-            column, shown(cell), "there is nothing to answer", "text, or a list of chat messages"
-        )
+        raise BadCell(column, shown(cell), "it is empty", "text, or a list of chat messages")
     if isinstance(cell, dict):
         cell = _messages_of_lists(cell, column)
     if not isinstance(cell, list):
@@ -253,7 +254,7 @@ def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict
         raise BadCell(
             column,
             shown(contents),
-            "there is nothing to answer",
+            "it is empty",
             "at least one message with content",
         )
     return messages
@@ -307,8 +308,8 @@ def _message(cell: object, column: str, *, calls: bool) -> dict[str, Json]:
         raise BadCell(
             f"{column}.content",
             f"{type(message['content']).__name__} {shown(message['content'])}",
-            "a message's content is text",
-            "text; pictures and sound are not read",
+            "the content of a message is text",
+            "text; images and audio are not read",
         )
     return mapping_of(message, column)
 

@@ -41,7 +41,7 @@ def _items(made: Any) -> Iterator[object]:
     if isinstance(made, Iterable):
         return iter(made)
     if not hasattr(made, "__len__"):
-        raise Wrong(shown(made), "the function answers no rows", _ROWS)
+        raise Wrong(shown(made), "the function returns no rows", _ROWS)
     return (made[number] for number in range(len(made)))
 
 

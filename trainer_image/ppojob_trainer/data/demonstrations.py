@@ -53,7 +53,7 @@ def read_demonstration(
         prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
         answer = cell_of(row, spec.answer_key, spec)
         if not isinstance(answer, str):
-            why, allowed = "the answer that is learnt is text", "text"
+            why, allowed = "the answer that is trained on is text", "text"
             raise BadCell(spec.answer_key, shown(answer), why, allowed)
         messages: list[Message] = [{"role": ASSISTANT, "content": answer}]
     else:
@@ -109,7 +109,7 @@ def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
     first = next((i for i, m in enumerate(messages) if m["role"] == ASSISTANT), None)
     if first is None:
         roles = ", ".join(str(message["role"]) for message in messages)
-        why, allowed = "no turn of the assistant is there to be learnt", "one at least"
+        why, allowed = "it has no assistant message to train on", "one at least"
         raise BadCell(f"{column}.role", roles, why, allowed)
     return messages[:first], list(messages[first:])
 
@@ -123,13 +123,16 @@ def check_message(message: Message, before: Message | None, place: str) -> None:
     is_assistant = message["role"] == ASSISTANT
     if is_assistant and (before is None or before["role"] == ASSISTANT):
         got = f"{ASSISTANT} {'first' if before is None else 'twice in a row'}"
-        why, allowed = "a turn answers somebody", "a message of another role before it"
+        why, allowed = (
+            "an assistant message answers another role",
+            "a message of another role before it",
+        )
         raise BadCell(f"{place}.role", got, why, allowed)
     if is_assistant:
         check_calls(message, place)
     mask = message.get(LOSS_MASK, int(is_assistant))
     if mask not in ((0, 1) if is_assistant else (0,)):
-        why = "0 leaves out a turn of the assistant, and no other message is learnt"
+        why = "loss_mask applies to assistant messages, and others are never trained on"
         allowed = "0 or 1 of the assistant, else 0, or none"
         raise BadCell(f"{place}.{LOSS_MASK}", shown(mask), why, allowed)
 

@@ -95,7 +95,7 @@ def open_json(path: str) -> RowFile | DataProblem:
             return JsonLines(path)
     size = Path(path).stat().st_size
     if size > MAX_ARRAY_BYTES:
-        why = f"above {MAX_ARRAY_BYTES} it would fill the memory"
+        why = f"above {MAX_ARRAY_BYTES} it would exhaust the memory"
         return DataProblem(path, f"an array of {size} bytes", why, "one object a line")
     try:
         items = msgspec.json.decode(Path(path).read_bytes(), type=list[msgspec.Raw])

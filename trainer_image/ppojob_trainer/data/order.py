@@ -191,7 +191,7 @@ def mixture_problems(
             found.append(DataProblem(where, got, why, "a larger weight"))
         elif own < needed:
             has = counted(own, "row")
-            why = f"{needed} of the {batch} prompts of a batch are its own, and it has {has}"
+            why = f"{needed} of the {batch} prompts of a batch come from it, and it has {has}"
             allowed = "a smaller weight, more rows, or smaller batches"
             found.append(DataProblem(where, got, why, allowed))
     return found

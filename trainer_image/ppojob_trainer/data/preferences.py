@@ -155,7 +155,7 @@ def _common(chosen: Sequence[Message], rejected: Sequence[Message], spec: DataSp
     if common and parting == [ASSISTANT, ASSISTANT]:
         return common
     got = ("no message", "1 message")[common] if common < 2 else f"{common} messages"
-    why = "answers to one prompt are compared, and these conversations do not part at one"
+    why = "the two conversations do not first differ at an assistant message"
     allowed = "conversations that differ from a turn of the assistant on, or answers alone"
     raise BadCell(spec.rejected_key, f"{got} in common with {spec.chosen_key}", why, allowed)
 

@@ -143,7 +143,7 @@ def with_control_token(
     token = next(found, None)
     if token is None:
         return None
-    why = "a control token within a message is tokenised as one"
+    why = "a special token in a message is tokenized as one"
     return DataProblem(spec.prompt_key, repr(token), why, "fine where it is meant")
 
 
@@ -159,7 +159,7 @@ def with_unseen_media(
     contents = [prompt] if isinstance(prompt, str) else [str(one["content"]) for one in prompt]
     for mark, column in media.items():
         if column in columns and any(mark in content for content in contents):
-            why = f"the model sees the mark alone, and nothing of the column {column}"
+            why = f"the model gets the placeholder only, and nothing from the column {column}"
             why += f" ({because})" if because and column != videos.COLUMN else ""
             return DataProblem(spec.prompt_key, mark, why, "fine where it is meant")
     return None

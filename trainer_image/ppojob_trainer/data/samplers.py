@@ -143,7 +143,7 @@ def _check(chosen: Sequence[int], count: int, num_rows: int) -> None:
         raise Wrong(f"row {outside}", f"there are {num_rows}", f"0 to {num_rows - 1}")
     row, times = Counter(chosen).most_common(1)[0]
     if times > 1:
-        why = "responses to it would be drawn by the same seed, and be alike"
+        why = "its responses would have the same seed and be identical"
         raise Wrong(f"row {row} {times} times", why, "each row once")
 
 

@@ -170,7 +170,7 @@ class Scan:
             why = "no token of their answers is trained"
             if self.given in PAIRS:
                 why = "both answers are equal, or one has no trained token"
-            why += ", and they are left out"
+            why += ", and they are dropped"
             problem = DataProblem(self._where, got, why, "fine where other rows are left")
             (self.warnings if self.kept else self.errors).add(problem)
         if self.given == "kto" and self.kept:
@@ -193,7 +193,7 @@ class Scan:
         got = f"{self.good} of {self.kept} answers good"
         if self.kept == 1:
             why, allowed = (
-                "kto reads a prompt with the answer to another one, too",
+                "kto also pairs each prompt with the answer to another one",
                 "2 rows or more",
             )
             self.errors.add(DataProblem(self._where, got, why, allowed))
@@ -262,7 +262,7 @@ class Scan:
             except BadCell as bad:
                 _add(self.errors, bad.problem, file.path, place)
         if file.num_rows == 0:
-            why, allowed = "there is nothing to draw from", "at least one row"
+            why, allowed = "the data is empty", "at least one row"
             self.errors.add(DataProblem(file.path, "no rows", why, allowed))
 
     def _read(self, cells: Row) -> list[tuple[PromptRow, float, Sequence[Sequence[Message]]]]:
@@ -449,7 +449,7 @@ class Scan:
         for place, tokens, name, limit in prompts:
             if not tokens:
                 allowed = "content that the chat template and the tokenizer keep"
-                bad = "a prompt of no tokens", "there is nothing to answer", allowed
+                bad = "a prompt of no tokens", "the prompt is empty", allowed
             elif len(tokens) > limit and (
                 spec.overlong_prompts == "error" or candidate.row.pictures
             ):

@@ -65,7 +65,7 @@ def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Too
         if not whole.startswith(opened):
             why = "a turn with calls or thoughts begins otherwise than a turn to come"
         elif not all(said in turn for said in _words(message)):
-            why = "it hides what a turn with calls or thoughts says"
+            why = "it hides turns with tool calls or reasoning"
         elif any(said in turn for said in _unquoted(talk[1])):
             why = "it writes arguments of calls in no JSON"
         else:

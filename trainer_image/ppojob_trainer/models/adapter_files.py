@@ -72,15 +72,15 @@ def _settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterato
     for key, allowed in (("peft_type", "LORA"), ("alpha_pattern", {})):
         value = config.get(key) or allowed
         if value != allowed:
-            why = "the job's adapters are all of one kind"
+            why = "only plain LoRA adapters are supported"
             at = f"{path}:{key}"
             yield Problem(at, shown(value), why, shown(allowed), ReasonCode.CONFLICT)
     start = config.get("init_lora_weights")
     if isinstance(start, str) and start.startswith(_OF_CHANGED_BASES):
-        why = "such adapters belong to weights that PEFT changes when it loads them"
+        why = "PEFT changes the base weights when it loads such adapters"
         at = f"{path}:init_lora_weights"
         yield Problem(
-            at, shown(start), why, "adapters of the model as it lies", ReasonCode.CONFLICT
+            at, shown(start), why, "adapters of the unchanged base weights", ReasonCode.CONFLICT
         )
     for key, field, value in (
         ("r", "rank", lora.rank),

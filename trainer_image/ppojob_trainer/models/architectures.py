@@ -261,7 +261,7 @@ def _read_counts(
         value = config.get(key)
         if not isinstance(value, int) or isinstance(value, bool) or value not in fitting:
             got = ABSENT if value is None else shown(value)
-            why = "the model is built by it"
+            why = "it defines the shape of the model"
             allowed = f"an integer from {fitting.start} to {fitting.stop - 1}"
             problems.append(Problem(f"{path}:{key}", got, why, allowed, ModelReason.BAD_CONFIG))
             continue

@@ -69,14 +69,14 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
             yield Problem(
                 "spec.model.maxPositionEmbeddings",
                 shown(changes[_LENGTH]),
-                f"a model of {config['model_type']} has learnt so many positions as it has",
+                f"a model of {config['model_type']} has learned position embeddings",
                 "remove it",
                 ReasonCode.CONFLICT,
             )
         return
     why, allowed = "", "remove ropeScaling"
     if family.has_ropes_by_layer:
-        why = "each kind of layers has positions of its own"
+        why = "each kind of layer has RoPE of its own"
         allowed = "remove ropeScaling, or write into config.json which layers have it"
     elif family.positions:
         why = "positions are learnt"

@@ -167,7 +167,7 @@ def _of_tensors(
         yield Problem(
             str(folder),
             f"no {listed(missing)}",
-            "what config.json asks for and no file holds would be random numbers",
+            "config.json needs these weights, and no file holds them",
             "the weights that belong to this config.json",
             ModelReason.TENSOR_MISSING,
         )
@@ -206,7 +206,7 @@ def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Pro
         yield Problem(
             str(folder),
             listed(others),
-            "no layer of the model takes them",
+            "no layer of the model uses them",
             "fine where they belong to something else",
             ModelReason.TENSOR_UNEXPECTED,
         )
@@ -231,7 +231,7 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
     family = FAMILIES.get(str(model_type))
     if family is None:
         got = ABSENT if model_type is None else shown(model_type)
-        why = "models of this type are not trained here"
+        why = "models of this type are not supported"
         yield _unsupported(
             f"{path}:model_type", got, why, f"one of {', '.join([*FAMILIES, *WHOLES])}"
         )
@@ -243,14 +243,14 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
             yield from check_mixture(mixture, config, path)
     yield from check_quantised(config, path, is_served=kind == JUDGE)
     if family is None:
-        yield from _code(config, path, "a model that the trainer knows")
+        yield from _code(config, path, "a model type that the trainer supports")
 
 
 def _code(config: Mapping[str, Json], path: Path, allowed: str) -> Iterator[Problem]:
     """Report Python code of a folder that wants to be run (trust_remote_code); it never is."""
     code = config.get("auto_map")
     if code is not None:
-        why = "the model asks for Python code of its folder to be run"
+        why = "the model needs remote code (trust_remote_code)"
         yield Problem(f"{path}:auto_map", shown(code), why, allowed, ModelReason.REMOTE_CODE)
 
 
@@ -280,13 +280,15 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
             yield _unsupported(f"{path}:architectures", shown(names), kind.why, kind.wanted)
         elif label_count(config) not in (None, 1):
             got = f"{label_count(config)} labels"
-            yield _unsupported(f"{path}:id2label", got, "a score is one number", kind.wanted)
+            yield _unsupported(
+                f"{path}:id2label", got, "a reward or value head has one output", kind.wanted
+            )
 
 
 def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Iterator[Problem]:
     """Report a vision tower that a text scoring model would ignore."""
     if kind.made_as == TEXTS and has_tower(config):
-        why = f"{kind.where} asks for a model ...{TEXTS}, of which nobody would read the tower"
+        why = f"{kind.where} asks for a model ...{TEXTS}, which has no use for the tower"
         allowed = "a language model without one"
         yield _unsupported(f"{path}:{TOWER_SECTION}", "a vision tower", why, allowed)
 
@@ -295,10 +297,13 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
     """Report settings of the family that are not implemented here."""
     for key, values in family.only.items():
         if config.get(key, values[0]) not in values:
-            why, allowed = "it is not computed here", " or ".join(map(shown, values))
+            why, allowed = "this value is not supported", " or ".join(map(shown, values))
             yield _unsupported(f"{path}:{key}", shown(config[key]), why, allowed)
     if not family.has_windows and _has_windows(config):
-        got, why = shown(config.get("sliding_window")), "layers would see a window of the row only"
+        got, why = (
+            shown(config.get("sliding_window")),
+            "sliding-window attention is not supported for this model",
+        )
         yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
     kinds = config.get("layer_types")
     if (
@@ -306,16 +311,16 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
         and isinstance(kinds, list)
         and kinds != (_TURNS * len(kinds))[: len(kinds)]
     ):
-        why, allowed = "vLLM takes turns for granted", f"{' and '.join(_TURNS)} by turns"
+        why, allowed = "vLLM expects alternating layers", f"{' and '.join(_TURNS)} by turns"
         yield _unsupported(f"{path}:layer_types", shown(kinds), why, allowed)
     if family.has_one_block:
         yield from _check_kinds(config, path)
     for section, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name not in family.ropes:
-            why = "such positions of this model are not computed here"
+            why = "this RoPE type is not supported for this model"
             if name in _BY_ROWS:
-                why = "the angles of a row's positions would depend on the rows beside it"
+                why = "RoPE angles of a row would depend on the other rows of the batch"
             allowed = f"a model with one of {', '.join(filter(None, family.ropes))}"
             yield _unsupported(f"{path}:{section}", shown(name), why, allowed)
 
@@ -324,7 +329,7 @@ def _check_kinds(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
     """Report unknown layer types of a hybrid."""
     others = sorted(set(layer_kinds(config) or ()).difference(KINDS))
     if others:
-        why, allowed = "no layer of the model is of such a kind", " or ".join(KINDS)
+        why, allowed = "the model has no such kind of layer", " or ".join(KINDS)
         yield _unsupported(f"{path}:layers_block_type", shown(others[0]), why, allowed)
 
 

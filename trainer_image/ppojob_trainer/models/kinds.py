@@ -83,7 +83,7 @@ def _nothing(_sizes: Sizes) -> Tensors:
 POLICY: Final = ModelKind(
     "spec.model.path",
     _LANGUAGE_MODELS,
-    "it is no language model that generates",
+    "it is not a causal language model",
     "a model ...ForCausalLM",
     made_as=_LANGUAGE_MODEL,
     head=_output_layer,
@@ -92,7 +92,7 @@ POLICY: Final = ModelKind(
 CRITIC: Final = ModelKind(
     "spec.critic.path",
     (*_LANGUAGE_MODELS, *CLASSIFIERS),
-    "no critic can be made of it",
+    "a critic cannot be initialized from it",
     "a language model, or a classifier of tokens or texts with one label",
     made_as=TOKENS,
     head=_nothing,
@@ -102,7 +102,7 @@ CRITIC: Final = ModelKind(
 SCORER: Final = ModelKind(
     "spec.model.path",
     (*_LANGUAGE_MODELS, TEXTS),
-    "no reward model can be made of it",
+    "a reward model cannot be initialized from it",
     "a language model, or a classifier of texts with one label",
     made_as=TEXTS,
     head=_nothing,
@@ -121,7 +121,7 @@ JUDGE: Final = replace(POLICY, where="spec.judge.path")
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",
     (TEXTS,),
-    "it gives no score of a text",
+    "it has no score head",
     "a model ...ForSequenceClassification with one label",
     made_as=TEXTS,
     head=_score,

@@ -47,7 +47,7 @@ Engines are sent one; a server would use uninitialized weights.
 ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "gemma2", "lfm2", "lfm2_moe"})
 """Model types whose output layer vLLM always ties, whatever config.json says."""
 
-_TIES: Final = "takes the embedding for the output layer, which is another one"
+_TIES: Final = "ties the output layer to the embedding, which this model does not"
 
 VLLM_LATENT: Final = 576
 """MLA latent sizes that vLLM's kernels support: DeepSeek-V3's 512 and 64."""
@@ -85,8 +85,8 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         heads, keys = sizes.heads, sizes.numbers_of_key_heads
         most = gcd(heads, *keys, sizes.inner, sizes.shared, sizes.plain)
         why = (
-            f"so many ranks share {heads} query heads, {' or '.join(map(str, keys))} key heads and "
-            f"{sizes.inner} inner features of {folder}"
+            f"tensor parallelism splits {heads} query heads, {' or '.join(map(str, keys))} key "
+            f"heads and {sizes.inner} inner features of {folder}"
         )
         if sizes.experts:
             most = gcd(most, sizes.inner // ALIGNED)
@@ -99,7 +99,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             heads = gcd(heads, sizes.states.dealt_heads)
         if heads % layout.sequence:
             of_states = " and those of its layers with states" if sizes.states else ""
-            why = f"the query heads of {folder}{of_states} are dealt to so many ranks"
+            why = f"the query heads of {folder}{of_states} are split over the ranks"
             yield _no_divisor(f"{where}.sequence", layout.sequence, why, heads)
         yield from _check_pipeline(f"{where}.pipeline", layout.pipeline, folder, sizes)
 
@@ -110,13 +110,13 @@ def _no_divisor(where: str, ranks: int, why: str, most: int) -> Problem:
 
 def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Iterator[Problem]:
     """Report layers that cannot be split into pipeline stages, which pass hidden states only."""
-    why, most = f"each of so many ranks has a layer of {folder} at least", sizes.layers
+    why, most = f"each pipeline stage needs at least one layer of {folder}", sizes.layers
     if sizes.per_layer and sizes.per_layer.shares_keys:
-        why, most = f"layers of {folder} attend to keys of layers before them", 1
+        why, most = f"layers of {folder} share keys and values with earlier layers", 1
     elif sizes.per_layer and sizes.per_layer.layer_embedding:
-        why, most = f"each layer of {folder} is told of a token by an embedding of its own", 1
+        why, most = f"{folder} has an embedding for each layer", 1
     elif sizes.positions:
-        why, most = f"the first layer of {folder} alone is told of positions", 1
+        why, most = f"only the first layer of {folder} gets positions", 1
     if most < stages:
         yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
 
@@ -125,10 +125,10 @@ def _check_experts(where: str, ranks: int, models: set[Sizes | None]) -> Iterato
     """Report expert counts not divisible by the ranks, of models in the same pods."""
     counts = {0 if sizes is None else sizes.experts for sizes in models}
     if ranks > 1 and not any(counts) and None not in models:
-        why = "no model of these pods has experts"
+        why = "no model of these pods is a mixture of experts"
         yield Problem(where, shown(ranks), why, "remove it", ReasonCode.NO_EFFECT)
     elif (most := gcd(*counts)) % ranks:
-        yield _no_divisor(where, ranks, "so many ranks share the experts of each layer", most)
+        yield _no_divisor(where, ranks, "expert parallelism splits the experts of each layer", most)
 
 
 def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
@@ -142,7 +142,8 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
             yield Problem(
                 "spec.algorithm",
                 "losses of routers",
-                f"those of {sizes.model_type} choose experts by a bias too: not in this version",
+                f"router training of {sizes.model_type}, which selects experts with a bias: not in "
+                "this version",
                 "neither routerBalanceCoefficient nor routerZCoefficient",
                 ReasonCode.NOT_IN_THIS_VERSION,
             )
@@ -150,7 +151,7 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
             yield Problem(
                 "spec.algorithm.routerBiasRate",
                 shown(spec.algorithm.router_bias_rate),
-                f"routers of {sizes.model_type} choose by no bias",
+                f"routers of {sizes.model_type} have no expert bias",
                 "remove it",
                 ReasonCode.NO_EFFECT,
             )
@@ -181,7 +182,7 @@ def _check_tiles(spec: PPOJobSpec) -> Iterator[Problem]:
     sizes, tokens = sizes_of(spec.model.path), spec.training.mlp_tile_tokens
     if sizes is None or not tokens or any(map(sizes.has_tiles, range(sizes.layers))):
         return
-    why = f"feed-forward blocks of {sizes.model_type} are mixtures, or the layer's own matrices"
+    why = f"{sizes.model_type} has MoE feed-forward blocks, or none as a module of its own"
     where = "spec.training.mlpTileTokens"
     yield Problem(where, shown(tokens), why, "remove it", ReasonCode.NO_EFFECT)
 
@@ -196,12 +197,12 @@ def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
     reason: ReasonCode | ModelReason = ReasonCode.NOT_IN_THIS_VERSION
     weights, layers = read_weights(folder), layer_count(folder)
     if kind not in MTP_FORMS:
-        why = "layers of such models that predict further tokens are not trained"
+        why = "MTP layers of such models are not trained"
         allowed = f"a model of {', '.join(MTP_FORMS)}, or remove it"
     elif count != 1:
-        why = f"{spec.model.path} tells of {count} layers that predict further tokens, not of one"
+        why = f"{spec.model.path} has {count} MTP layers, not one"
     elif weights.files and not any(is_mtp_weight(name, layers) for name in weights.files):
-        why = f"the files of {spec.model.path} have no weights of the layer that is to be trained"
+        why = f"the files of {spec.model.path} have no weights of the MTP layer"
         allowed, reason = "a folder that has them, or remove it", ModelReason.WEIGHTS_MISSING
     if why:
         yield Problem("spec.model.mtp", got, why, allowed, reason)
@@ -217,7 +218,7 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
     }
     form = read_form(Path(folder))
     if said["spec.model.freezeVisionTower"] is False and is_drawn_causally(spec, form):
-        why = "vLLM on GPUs shows this model no pictures, so its tower would learn nothing"
+        why = "vLLM on GPUs supports only text for this model, so its vision tower would not train"
         where, allowed = "spec.model.freezeVisionTower", "remove it, or engine: huggingface"
         yield Problem(where, shown(False), why, allowed, ReasonCode.CONFLICT)
     hears = sound_form_of(form) is not None
@@ -225,18 +226,18 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
     kind = sizes.model_type if isinstance(config, Problem) else config.get("model_type")
-    why = f"a model of {kind} sees no pictures"
+    why = f"a model of {kind} has no image input"
     if hears:
         sees = isinstance(form, PictureForm)
         if sees:
             del said["spec.data.maxPicturePixels"], said["spec.data.minPicturePixels"]
         beside = "so does what sees" if sees else "sees no pictures"
-        why = f"{folder} hears sounds by an encoder that stays as it is, and {beside}"
+        why = f"{folder} has a frozen audio encoder, and {beside}"
     elif form is not None:
         del said["spec.model.freezeVisionTower"]
-        why = f"a model of {kind} sees pictures as large as its processor says"
+        why = f"the processor of {kind} sets the size of images"
     elif reason := why_shown_none(Path(folder)):
-        why = f"{reason}, so it is shown none"
+        why = f"{reason}, so it gets none"
     for where, value in said.items():
         if value is not None:
             yield Problem(where, shown(value), why, "remove it", ReasonCode.NO_EFFECT)
@@ -268,7 +269,7 @@ def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
         return
     kind = f"a model of {sizes.model_type}"
     if sizes.is_tied and sizes.model_type in OWN_HEADS:
-        why = "vLLM serves it, and does not take the embedding for the output layer"
+        why = "vLLM serves it, and does not tie the output layer to the embedding"
         allowed = "one with an output layer of its own"
         got = f"{kind} with tie_word_embeddings"
         yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
@@ -306,7 +307,7 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.adapters",
             shown(spec.rollout.adapters),
-            f"adapters beside the weights {own_kind} in vLLM: not in this version",
+            f"unmerged adapters {own_kind} in vLLM: not in this version",
             "merged, or engine: huggingface",
             ReasonCode.NOT_IN_THIS_VERSION,
         )
@@ -323,7 +324,7 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.dtype",
             shown(spec.rollout.dtype),
-            f"numbers of {sizes.model_type} become too large for it, and vLLM does not take it",
+            f"values of {sizes.model_type} overflow float16, and vLLM refuses it",
             "bfloat16 or float32",
             ReasonCode.CONFLICT,
         )
@@ -333,7 +334,7 @@ def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Proble
     kind = sizes.states and sizes.states.kind
     if sizes.mixture is not None and len(sizes.mixture.matrices) == 2:
         who = f"experts without gates, as those of {sizes.model_type}"
-        yield _not_vllm(f"vLLM computes {who}, on GPUs alone")
+        yield _not_vllm(f"vLLM computes {who} on GPUs only")
     if kind:
         types = ("bfloat16",) if kind.rule == "delta" else ("bfloat16", "float32")
         if spec.rollout.dtype not in types:
@@ -366,8 +367,8 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         yield Problem(
             "spec.rollout.parallelism.tensor",
             shown(tensor),
-            f"so many ranks share {sizes.heads} query heads, {' or '.join(map(str, keys))} key "
-            f"heads and {inner} "
+            f"tensor parallelism splits {sizes.heads} query heads, "
+            f"{' or '.join(map(str, keys))} key heads and {inner} "
             f"inner features of {spec.model.path}{of_states}",
             f"one of {', '.join(map(str, fitting))}",
             ReasonCode.OUT_OF_RANGE,
@@ -396,7 +397,7 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
             ReasonCode.NOT_IN_THIS_VERSION,
         )
     if lora.weight_decomposed and FAMILIES[sizes.model_type].is_transposed:
-        why = f"of matrices as {sizes.model_type} has them: not in this version"
+        why = f"with the weight matrices of {sizes.model_type}: not in this version"
         place, reason = f"{where}.weightDecomposed", ReasonCode.NOT_IN_THIS_VERSION
         yield Problem(place, shown(True), why, "remove it", reason)
     if lora.experts:
@@ -409,9 +410,9 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
             yield Problem(
                 f"{where}.targetModules[{index}]",
                 shown(target),
-                "experts of a mixture take none without experts: true"
+                "adapters of MoE experts need experts: true"
                 if target in _expert_targets(sizes)
-                else f"no linear layer of the model is called so{meant}",
+                else f"the model has no linear layer of this name{meant}",
                 f"{', '.join(sorted(names))}; without the field all of them",
                 ReasonCode.NOT_ONE_OF,
             )
@@ -428,11 +429,14 @@ def _check_expert_adapters(lora: LoraSpec, sizes: Sizes, where: str) -> Iterator
     """Report what rules out expert adapters."""
     names = (name.removesuffix(".weight") for name in expert_weights(sizes))
     if not any(map(lora.adapts, names)):
-        why = f"no target is a matrix of an expert of {sizes.model_type}"
+        why = f"no target module is an expert weight of {sizes.model_type}"
         reason = ReasonCode.NO_EFFECT
         yield Problem(f"{where}.experts", shown(True), why, "remove it", reason)
     if lora.rank % ALIGNED:
-        why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"
+        why, allowed = (
+            "grouped matrix products of experts need it aligned",
+            f"a multiple of {ALIGNED}",
+        )
         yield Problem(f"{where}.rank", shown(lora.rank), why, allowed, ReasonCode.OUT_OF_RANGE)
     why, reason = "of experts: not in this version", ReasonCode.NOT_IN_THIS_VERSION
     if lora.dropout:

@@ -135,7 +135,10 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
     key = key_of_chosen(config)
     experts, chosen = config.get(key_of_experts(config)), config.get(key)
     if isinstance(experts, int) and not (isinstance(chosen, int) and 0 < chosen <= experts):
-        why, allowed = "each token goes to so many experts", f"an integer from 1 to {experts}"
+        why, allowed = (
+            "it is the number of experts for each token",
+            f"an integer from 1 to {experts}",
+        )
         yield problem(key, why, allowed, ModelReason.BAD_CONFIG)
     layers, last = config.get("num_hidden_layers"), config.get("moe_layer_end_index", -1)  # ERNIE's
     if isinstance(layers, int) and last not in (-1, layers - 1):
@@ -143,5 +146,8 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
         yield problem("moe_layer_end_index", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
     for key in ("hidden_size", mixture.inner):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
-            why, allowed = "experts are multiplied in groups", f"a multiple of {ALIGNED}"
+            why, allowed = (
+                "grouped matrix products of experts need it aligned",
+                f"a multiple of {ALIGNED}",
+            )
             yield problem(key, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)

@@ -103,7 +103,7 @@ def check_quantised(config: Mapping[str, Json], path: Path, *, is_served: bool) 
     if section is None or (form_of(config) is not None and not is_served):
         return []
     got = section.get("quant_method") if isinstance(section, dict) else section
-    why, allowed = "weights that are quantised so are not read", _WANTED
+    why, allowed = "this quantization is not supported", _WANTED
     if is_served:
         why, allowed = "a judge's weights must not be quantised", "the weights it was made from"
     return [Problem(f"{path}:{SECTION}", shown(got), why, allowed, ModelReason.QUANTISED)]

@@ -104,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
         text = path.read_bytes()
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder}: got no {MANIFEST}: it is no index, or one that is not finished; the folder"
+            f"{folder}: got no {MANIFEST}: it is not a complete index; the folder"
             " that ppojob index has written"
         ) from None
     except OSError as error:

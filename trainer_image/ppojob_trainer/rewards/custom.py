@@ -91,14 +91,14 @@ def _checked(
     if isinstance(function, type) or is_generator:
         kind = "a generator" if is_generator else "a class"
         raise ConfigError(
-            f"function: got {name}, {kind}: what a call of it gives is no score; "
+            f"function: got {name}, {kind}: a call does not return a score; "
             "a function that returns one"
         )
     columns = columns_of(function)
     of_the_row = _OF_THE_ROW.keys() | set(_OF_THE_ROW.values())
     for taken in sorted(columns & of_the_row & arguments.keys()):
         raise ConfigError(
-            f"arguments: got {name} with {taken}: every call has it already, from the row; "
+            f"arguments: got {name} with {taken}: each call gets it from the row already; "
             "arguments of other names"
         )
     try:

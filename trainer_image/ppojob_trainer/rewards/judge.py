@@ -46,10 +46,10 @@ _UNTIL_THE_LIMIT = 86_400.0
 _SAID: dict[bytes, str] = {}
 """Answers of judges, by the digest of the request."""
 _RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
-    "retries": (lambda number: number >= 0, "there is no such number of them", "0 or more"),
-    "attempt_seconds": (lambda number: number > 0, "no attempt would be made", "above 0"),
-    "best": (lambda number: number > 0, "scores are shares of it", "above 0"),
-    "max_tokens": (lambda number: number >= 1, "the judge could say nothing", "1 or more"),
+    "retries": (lambda number: number >= 0, "it is below 0", "0 or more"),
+    "attempt_seconds": (lambda number: number > 0, "it allows no attempt", "above 0"),
+    "best": (lambda number: number > 0, "scores are divided by it", "above 0"),
+    "max_tokens": (lambda number: number >= 1, "the judge could generate nothing", "1 or more"),
 }
 """Arguments that are numbers: which are allowed, why not others, and how that is said."""
 
@@ -157,20 +157,22 @@ def judge_problem(arguments: Mapping[str, Json]) -> Wrong | None:
     if groups < 1:
         return Wrong(got, "it has no group", allowed)
     if "{response}" not in (prompt := str(arguments.get("prompt", PROMPT))):
-        why = "the judge would not see the response"
+        why = "the prompt lacks the response"
         return Wrong(f"prompt {shown(prompt)}", why, "{response} where it belongs")
     for name in _BRACED.findall(prompt):
         if not _FIELD.fullmatch(f"{{{name}}}"):
             allowed = "{response}, {ground_truth}, {data_source}, {extra_info.NAME}"
-            return Wrong(f"prompt with {{{name}}}", "it is put in from nowhere", allowed)
+            return Wrong(f"prompt with {{{name}}}", "it is an unknown placeholder", allowed)
     if "url" in arguments or "key_variable" in arguments:
         if "model" not in arguments:
-            return Wrong("url without model", "the server has names for models", "both, or neither")
+            return Wrong(
+                "url without model", "the server selects its model by name", "both, or neither"
+            )
         return service_problem(arguments)
     if "model" in arguments:
         return Wrong("model without url", "spec.judge is the model of the job's own judge", "both")
     if contract.ENV_JUDGE_URL not in os.environ:
-        return Wrong("no url", "nobody serves the model", "spec.judge, or url and model")
+        return Wrong("no url", "no server has the model", "spec.judge, or url and model")
     return number_problem(arguments)
 
 

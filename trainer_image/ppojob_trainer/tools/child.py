@@ -252,7 +252,7 @@ def _answered_elsewhere(*_: object) -> object:
 
 def _unreachable(where: str, server: ServerCode, failed: McpFailed) -> str:
     got = shown(server.url or " ".join(server.command))
-    why = f"the server does not say which tools it has: {failed}"
+    why = f"the server does not list its tools: {failed}"
     return f"{where}: got {got}: {why}; an MCP server that is up"
 
 

@@ -167,8 +167,8 @@ def _named_in(
         raise ConfigError(f"source.function: got {got}: not callable; {allowed}")
     if config and not isinstance(found, type):
         raise ConfigError(
-            f"config: got {shown(config)}: {name} is a function, and settings are what a class is "
-            "made with; remove it, or a class in verl's form"
+            f"config: got {shown(config)}: {name} is a function, and only a class "
+            "takes settings; remove it, or a class in verl's form"
         )
     return found
 

@@ -195,7 +195,7 @@ def test_columns_that_no_mark_shows_are_told_of(folder: Path) -> None:
         files = PromptFiles(folder, chat)
         with files.open(files.table("c.parquet", row), maxPromptTokens=500) as dataset:
             (told,) = map(str, dataset.warnings)
-    assert "nothing of the column audios" in told
+    assert "nothing from the column audios" in told
 
 
 @pytest.mark.parametrize("kind", SPEAKING)

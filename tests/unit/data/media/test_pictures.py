@@ -265,7 +265,7 @@ def test_a_reward_model_is_shown_no_pictures(folder: Path) -> None:
         table = files.table("a.parquet", given_rows("dpo"), given_rows("dpo", "a <image>b"))
         report = files.report(table, given="reward_model")
     assert report.errors == []
-    assert any("the model sees the mark alone" in line for line in report.warnings)
+    assert any("the model gets the placeholder only" in line for line in report.warnings)
 
 
 def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> None:
@@ -351,7 +351,7 @@ def test_a_size_of_pictures_has_no_effect_where_the_model_has_its_own(
     told = [(one.where, one.reason_code) for one in found]
     assert told == ([] if kind == "seeing" else expected)
     its_type = json.loads((folder / "model" / "config.json").read_text())["model_type"]
-    assert all(one.why.startswith(f"a model of {its_type} sees") for one in found)
+    assert all(f"the processor of {its_type} sets" in one.why for one in found)
 
 
 @pytest.mark.parametrize("gpus", [0, 1])

@@ -143,7 +143,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
         assert report.errors == []
         with files.open(table, maxPromptTokens=256) as dataset:
             (told,) = map(str, dataset.warnings)
-            assert "nothing of the column audios" in told
+            assert "nothing from the column audios" in told
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_mark_becomes_a_run_of_tokens(tmp_path: Path) -> None:
         assert [opened(one).tobytes() for one in clips[1].frames] == [
             opened(one).tobytes() for one in SMALL[:2]
         ]
-        assert "<image>: the model sees the mark alone" in warned
+        assert "<image>: the model gets the placeholder only" in warned
         length = max(len(row.token_ids) for row in read)
         assert files.report(table, maxPromptTokens=length).train_rows == 2
         assert files.report(table, maxPromptTokens=length - 1).train_rows == 1

@@ -69,7 +69,7 @@ def _settings(config: Mapping[str, Json]) -> tuple[str, str, int]:
         )
     if not isinstance(index, str) or not isinstance(url, str) or bool(index) == bool(url):
         got = shown(dict(config))
-        raise ConfigError(f"config: got {got}: it does not say what is searched; {_WHERE}")
+        raise ConfigError(f"config: got {got}: it has no index; {_WHERE}")
     return index, url, top
 
 
