@@ -187,8 +187,8 @@ def _object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[
     child = here.observed.children.get((kind, wanted["metadata"]["name"]))
     if child is None:
         yield Create(wanted)
-    elif _is_left(here, child):
-        # It goes by nobody's hand but a person's, who is told of it: it is refused when it is made.
+    elif _is_orphan(here, child):
+        # Only a person may delete it: the create is refused, and a condition names it.
         yield Create(wanted)
     elif child.is_deleting or child.owner_uid != here.job.uid or kind == "PersistentVolumeClaim":
         # It is on its way out, and its deletion wakes us; or its user may let it grow.
@@ -200,7 +200,7 @@ def _object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[
             yield Apply(wanted, child.uid)
 
 
-def _is_left(here: ReconcileContext, child: Child) -> bool:
+def _is_orphan(here: ReconcileContext, child: Child) -> bool:
     """Whether an earlier job has left it, as a claim that outlives it or by `--cascade=orphan`."""
     is_owned = child.is_deleting or bool(child.owner_uid)
     return not is_owned and not is_of(here.job, child.manifest["metadata"])

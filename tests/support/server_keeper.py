@@ -1,6 +1,6 @@
-"""Starts the servers that fork processes of jobs, and ends them once no worker uses them.
+"""Starts the fork servers of jobs, and ends them once no test worker uses them.
 
-Run: `python server_keeper.py FOLDER`. It comes back when they can be asked; its fork stays.
+Run: `python server_keeper.py FOLDER`. It returns when the servers are ready; a fork of it stays.
 """
 
 import fcntl

@@ -223,7 +223,7 @@ def cut_layers(
     return pieces
 
 
-class _Seen:
+class _ConfigView:
     """A view of a configuration, for one module, with a count divided by the ranks."""
 
     def __init__(self, config: Any, name: str, share: int) -> None:
@@ -240,7 +240,7 @@ def _share(module: Any, count: str, ranks: int) -> None:
     holder, _, name = count.rpartition(".")
     if holder:
         config = getattr(module, holder)
-        setattr(module, holder, _Seen(config, name, getattr(config, name) // ranks))
+        setattr(module, holder, _ConfigView(config, name, getattr(config, name) // ranks))
     else:
         setattr(module, name, getattr(module, name) // ranks)
 

@@ -1,8 +1,8 @@
-"""Models that vLLM makes of transformers' classes, beside a trainer of the same classes.
+"""Subclasses for vLLM's Transformers backend, so that the trainer's classes stay unchanged.
 
-vLLM gives the class of a decoder another `__init__`, `__call__` and base, by which it may compile
-it, and the trainer's models of that class would have them too. So vLLM's are of a class of their
-own. What else it changes is of one model: its modules and the forward passes of these.
+vLLM replaces `__init__`, `__call__` and a base of the decoder's class to compile it. In one process
+the trainer's models of that class would change too, so vLLM gets a subclass. Its other changes are
+to its own model instance only.
 
 Imported by vllm_arguments alone.
 """
@@ -14,16 +14,16 @@ from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 
 
 class OwnClasses:
-    """What vLLM has for transformers' `AutoModel`."""
+    """Stands in for transformers' `AutoModel` in vLLM's Transformers backend."""
 
     @staticmethod
     def from_config(config: PreTrainedConfig, dtype: Any, **_: Any) -> PreTrainedModel:
-        """A model without weights, of the same class each time."""
+        """Make a model without weights, of the same subclass each time."""
         model: PreTrainedModel = _own(MODEL_MAPPING[type(config)])._from_config(config, dtype=dtype)
         return model
 
 
 @cache
 def _own(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
-    """A class with the name of another, by which transformers finds what it knows of that."""
+    """Make a subclass of the same name, by which transformers finds the settings of the model."""
     return type(kind.__name__, (kind,), {"__module__": kind.__module__})
