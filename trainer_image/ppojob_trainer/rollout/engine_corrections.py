@@ -31,6 +31,16 @@ def operations(config: PreTrainedConfig) -> list[str] | None:
     return list(_OPERATIONS) if is_misread else None
 
 
+def attention_backend(config: PreTrainedConfig) -> str | None:
+    """Return vLLM's attention backend for a model on the CPU; None for its own choice.
+
+    On processors with AMX vLLM chooses a backend for latent attention that has bfloat16 and the
+    sizes of DeepSeek-V3 only, and whose sums depend on the longest row of a batch.
+    """
+    family = FAMILIES.get(config.model_type)
+    return "CPU_MLA" if family is not None and family.has_mla else None
+
+
 def settings(config: PreTrainedConfig) -> Mapping[str, Json]:
     """Return config.json settings that vLLM reads and transformers takes for granted."""
     family = FAMILIES.get(config.model_type)

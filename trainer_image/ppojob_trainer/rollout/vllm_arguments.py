@@ -10,6 +10,7 @@ import torch.distributed as dist
 import vllm
 from transformers import PreTrainedConfig
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
+from vllm.model_executor.layers import utils
 from vllm.model_executor.models.transformers import base
 from vllm.platforms import current_platform
 from vllm.sampling_params import RequestOutputKind
@@ -104,6 +105,8 @@ def engine_args(
     if (operations := engine_corrections.operations(config)) is not None:
         given = common.get("compilation_config", {})
         common["compilation_config"] = {"custom_ops": operations, **given}
+    if (backend := engine_corrections.attention_backend(config)) is not None:
+        common.setdefault("attention_backend", backend)
     if rollout.drafts is not None:
         common["speculative_config"] = vllm_drafts.asked_of_vllm(rollout.drafts)
     return vllm.EngineArgs(
@@ -198,6 +201,9 @@ def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
 MessageQueue.create_from_process_group = lambda *group_and_sizes: None
 # Or it would change the trainer's classes.
 base.AutoModel = OwnClasses
+# With AMX vLLM has another kernel for small weights in bfloat16. Its sums depend on the number of
+# tokens of a step: a row's samples would depend on the other rows.
+utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
 
 
 class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]

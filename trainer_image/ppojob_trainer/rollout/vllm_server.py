@@ -31,9 +31,10 @@ def main() -> None:
     validate_parsed_serve_args(args)
     args.hf_overrides = engine_corrections.served
     if current_platform.is_cpu():
-        operations = engine_corrections.operations(language_config(args.model))
-        if operations is not None:
+        config = language_config(args.model)
+        if (operations := engine_corrections.operations(config)) is not None:
             args.compilation_config.custom_ops = operations
+        args.attention_backend = engine_corrections.attention_backend(config)
         # The engine computes in its own process. vLLM would start one more for that, to bind its
         # threads to cores, which a judge's are not.
         args.distributed_executor_backend = "uni"
