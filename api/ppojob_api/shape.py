@@ -113,8 +113,11 @@ class Member:
 
     @property
     def description(self) -> str:
-        """The docstring below it."""
-        return _docstrings(self.section).get(self.name, "")
+        """The docstring below it, else the first paragraph of its section's."""
+        if own := _docstrings(self.section).get(self.name):
+            return own
+        of_section = (self.shape.model and self.shape.model.__doc__) or ""
+        return " ".join(inspect.cleandoc(of_section).partition("\n\n")[0].split())
 
     @property
     def takes(self) -> str:

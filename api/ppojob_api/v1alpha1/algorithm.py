@@ -298,7 +298,10 @@ class CertaintyRewardSpec(Section):
 
 
 class AlgorithmSpec(Section):
-    """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
+    """The training objective.
+
+    A step has promptsPerStep prompts, samplesPerPrompt responses each, and one or more updates.
+    """
 
     type: TrainingType
     """Estimators of advantages for rollouts; distillation: learn from a teacher, spec.reference,
@@ -325,19 +328,10 @@ class AlgorithmSpec(Section):
     """Form mini-batches in a seeded random order. verl: actor.shuffle, false."""
 
     ppo: PpoSpec | None = None
-    """Settings of type ppo; those of its value model are in spec.critic."""
-
     grpo: GrpoSpec | None = None
-    """Settings of type grpo."""
-
     grpo_passk: GrpoPasskSpec | None = None
-    """Settings of type grpo_passk."""
-
     reinforce_plus_plus: ReinforcePlusPlusSpec | None = None
-    """Settings of type reinforce_plus_plus."""
-
     prime: PrimeSpec | None = None
-    """Settings of type prime; those of its process reward model are in spec.critic."""
 
     dynamic_sampling: DynamicSamplingSpec | None = None
     """Train only on prompts whose responses differ in score; absent: on all prompts. verl:
@@ -376,34 +370,21 @@ class AlgorithmSpec(Section):
     missing_eos_penalty."""
 
     spo: SpoSpec | None = None
-    """Settings of type spo."""
-
     gdpo: GdpoSpec | None = None
-    """Settings of type gdpo, which needs rewardKeys."""
-
     gigpo: GigpoSpec | None = None
-    """Settings of type gigpo."""
-
     distillation: DistillationSpec | None = None
-    """Settings of type distillation."""
-
     dpo: DpoSpec | None = None
-    """Settings of type dpo."""
 
     online_dpo: DpoSpec | None = None
     """Settings of type online_dpo, those of dpo."""
 
     kto: KtoSpec | None = None
-    """Settings of type kto."""
-
     reward_model: RewardModelTrainingSpec | None = None
-    """Settings of type reward_model."""
 
     custom: CustomSpec | None = None
     """The estimator of type custom. verl: register_adv_est."""
 
     policy_loss: PolicyLossSpec = PolicyLossSpec()
-    """The surrogate objective."""
 
     rollout_correction: RolloutCorrectionSpec | None = None
     """Correct for differences between the probabilities of engine and trainer; absent: no. verl:
@@ -457,7 +438,6 @@ class AlgorithmSpec(Section):
     online_dpo they are in no pair. TRL: mask_truncated_completions."""
 
     kl: KlSpec = KlSpec()
-    """The KL penalty."""
 
     @property
     def is_bypass(self) -> bool:

@@ -66,22 +66,11 @@ class PPOJobSpec(Section):
     """Seed of all random numbers. verl: data.seed and actor.data_loader_seed."""
 
     model: ModelSpec
-    """The initial policy."""
-
     data: DataSpec
-    """Prompts."""
-
     algorithm: AlgorithmSpec
-    """The training objective."""
-
     optimizer: OptimizerSpec = OptimizerSpec()
-    """Optimizer and learning rate."""
-
     training: TrainingSpec = TrainingSpec()
-    """How forward and backward are computed."""
-
     rollout: RolloutSpec = RolloutSpec()
-    """How responses are generated."""
 
     agent: AgentSpec | None = None
     """Multi-turn rollouts with tools or a user simulator; absent: each row is one response."""
@@ -105,25 +94,16 @@ class PPOJobSpec(Section):
     """A model for LLM-as-a-judge rewards, served by the job."""
 
     sandbox: SandboxSpec = SandboxSpec()
-    """Sandbox for generated code, used by the reward functions that run it."""
 
     roles: RolesSpec = RolesSpec()
-    """Pods of each role."""
 
     pods: Annotated[Items[PodSettings], Field(max_length=16)] = ()
     """Platform settings of the pods; used on a cluster only."""
 
     scheduling: SchedulingSpec = SchedulingSpec()
-    """Gang scheduling and queues."""
-
     steps: StepsSpec
-    """Length of training, and validations."""
-
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """Checkpoints."""
-
     lifecycle: LifecycleSpec = LifecycleSpec()
-    """Start, stop and clean-up."""
 
     loggers: Annotated[Items[Logger], Field(max_length=8)] = ("console",)
     """Where metrics go besides metrics.jsonl. verl: trainer.logger."""
@@ -136,10 +116,7 @@ class PPOJobSpec(Section):
     reward_manager num_examine."""
 
     timeouts: TimeoutsSpec = TimeoutsSpec()
-    """When a silent process counts as failed."""
-
     recovery: RecoverySpec = RecoverySpec()
-    """How often lost processes are restarted."""
 
     @property
     def code_maps(self) -> list[tuple[str, str, ConfigMapSource]]:
@@ -264,7 +241,6 @@ class PPOJob(Section):
     """Name, namespace, labels."""
 
     spec: PPOJobSpec
-    """What to train, on which data, how, and where."""
 
     status: PPOJobStatus | None = None
     """Written by the operator and the job's controller."""
