@@ -9,7 +9,6 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.rules.run import VALIDATION_METRICS
 from ppojob_api.topology import build
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
-from ppojob_api.v1alpha1.training import OptimizerSpec
 
 # How many samples of a prompt a metric of a validation is taken of.
 _SAMPLES_OF_METRIC: Final = re.compile(r".+@([1-9][0-9]*)(?:/mean|/std)?")
@@ -33,19 +32,6 @@ def best_metric(job: PPOJob) -> Iterator[Problem]:
         why = f"spec.rollout.validation.samples gives {samples} of each prompt"
         allowed = f"@{samples} or less, or more samples"
         yield Problem(where, got, why, allowed, ReasonCode.CONFLICT)
-
-
-def moments_of_sgd(job: PPOJob) -> Iterator[Problem]:
-    """What AdamW keeps of gradients is told to an optimizer that keeps no such thing."""
-    critic = job.spec.critic
-    optimizers = {"optimizer": job.spec.optimizer, "critic.optimizer": critic and critic.optimizer}
-    for section, optimizer in optimizers.items():
-        for name in ("betas", "epsilon") if optimizer and optimizer.type == "sgd" else ():
-            value = getattr(optimizer, name)
-            if value != OptimizerSpec.model_fields[name].default:
-                where, allowed = f"spec.{section}.{name}", "remove it, or type: adamw or muon"
-                why = "it has no effect with type: sgd"
-                yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
 
 
 def rounded_updates(job: PPOJob) -> Iterator[Problem]:

@@ -214,20 +214,15 @@ ANSWER_RULES = rules(
     when: self.algorithm.type in $GIVEN
     must: $UNSET
 
-    spec | data.maxPicturePixels data.minPicturePixels | NoEffect | here
+    spec | data.maxPicturePixels data.minPicturePixels model.freezeVisionTower | NoEffect | here
         a reward model is trained on text only; remove it
     when: self.algorithm.type == 'reward_model'
-    must: !has(self.$FIELD)
+    must: $UNSET
 
     spec | model.mtp | NotInThisVersion | here
         with algorithm.type ${self.algorithm.type}: not in this version; remove it
     when: self.algorithm.type in $OF_ANSWERS || self.algorithm.type == 'online_dpo'
     must: $UNSET
-
-    spec | model.freezeVisionTower | NoEffect | here
-        algorithm.type ${self.algorithm.type} trains on text only; remove it
-    when: self.algorithm.type == 'reward_model'
-    must: self.model.freezeVisionTower
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling positiveExamples",

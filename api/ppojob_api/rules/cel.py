@@ -17,7 +17,7 @@ Node = Callable[[Scope], Any]
 """A part of an expression: its value for given variables."""
 
 _TOKEN: Final = re.compile(
-    r"\s*(?:(?P<number>-?[0-9]+(\.[0-9]+)?)"
+    r"\s*(?:(?P<number>-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?)"
     r"|r?'(?P<text>[^']*)'"
     r"|\[(?P<words>(\s*'[^']*',?)*)\]"
     r"|(?P<empty>\{\})"
@@ -120,7 +120,7 @@ class Expression:
 
     def _plain(self, token: re.Match[str]) -> Node:
         if (number := token["number"]) is not None:
-            return _constant(float(number) if "." in number else int(number))
+            return _constant(int(number) if number.lstrip("-").isdigit() else float(number))
         if token["text"] is not None:
             return _constant(token["text"])
         if token["words"] is not None:

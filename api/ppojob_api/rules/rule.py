@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from string import Template
 from typing import Any, Final
 
@@ -14,9 +15,11 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.rules import cel
 from ppojob_api.shape import Member, members, members_at
 
+_HEAD: Final = re.compile(r"[^|]*\|[^|]*\| *[A-Z]\w+(?: \| here)?")
 _BODY: Final = re.compile(r"(.+?)(?: when: (.+?))? must: (.+)")
 _VALUE: Final = re.compile(r" \$\{(.+?)\}")
 _UNSET: Final = re.compile(r"\$UNSET(?:\(([\w ]+)\))?")
+_ONE_OF: Final = re.compile(r"\$ONE_OF\(([\w ]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,13 +117,14 @@ def rules(
 ) -> tuple[Rule, ...]:
     """Read rules, a paragraph each.
 
-    Its first line has sections, fields and the reason code, apart by `|`, and `here` for a rule
-    that is not evaluated at admission; of several sections or fields each has the rule. What is
-    wrong and what is allowed follows, then `when:` where the rule is not for all, then `must:`.
+    Its first line has sections, fields and the reason code, separated by `|`, and `here` for a rule
+    that is not evaluated at admission. The rule applies to each of several sections or fields; a
+    second such line adds others. What is wrong and what is allowed follows, then `when:` if the
+    rule is not for all jobs, then `must:`.
 
     In it `$NAME` stands for a macro, `$SECTION` and `$FIELD` for those of the rule, `$TYPE` for the
-    field in snake_case; `$UNSET` for CEL that says that the field has its default, `$UNSET(a b)`
-    that these fields of the section have.
+    field in snake_case. `$UNSET` is CEL for "the field has its default", `$UNSET(a b)` for "these
+    fields of the section have", `$ONE_OF(a b)` for "exactly one of these fields is given".
 
     Args:
         table: The paragraphs.
@@ -138,17 +142,25 @@ def rules(
 
 
 def _rules_of(paragraph: str) -> Iterator[Rule]:
-    head, _, body = paragraph.strip().partition("\n")
+    lines = [line.strip() for line in paragraph.strip().splitlines()]
+    heads = list(takewhile(_HEAD.fullmatch, lines))
+    body = _BODY.fullmatch(" ".join(lines[len(heads) :]))
+    assert heads, f"no section, field and code: {paragraph}"
+    assert body is not None, f"no text and condition: {paragraph}"
+    for head in heads:
+        yield from _rules_with(head, body)
+
+
+def _rules_with(head: str, body: re.Match[str]) -> Iterator[Rule]:
     sections, fields, code, *here = (part.strip() for part in head.split("|"))
-    found = _BODY.fullmatch(" ".join(body.split()))
-    assert found is not None, f"no rule: {paragraph}"
     for section in sections.split() or [""]:
         for field in fields.split() or [""]:
             macros = {"SECTION": section, "FIELD": field, "TYPE": to_snake(field)}
             text, when, holds = (
-                Template(part or "").safe_substitute(macros) for part in found.groups()
+                Template(part or "").safe_substitute(macros) for part in body.groups()
             )
             holds = _UNSET.sub(partial(_all_unset, section=section, field=field), holds)
+            holds = _ONE_OF.sub(_one_given, holds)
             yield Rule(section, field, holds, text, ReasonCode(code), when, not here)
 
 
@@ -161,6 +173,10 @@ def _all_unset(found: re.Match[str], *, section: str, field: str) -> str:
     return " && ".join(conditions)
 
 
+def _one_given(found: re.Match[str]) -> str:
+    return " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in found[1].split()) + " == 1"
+
+
 def _unset(field: Member, value: str) -> str:
     """CEL for "this field has its default"; its numbers are written as in JSON."""
     if field.default is None:
@@ -168,8 +184,8 @@ def _unset(field: Member, value: str) -> str:
     if field.shape.model is not None:
         inner = members(field.shape.model).items()
         return " && ".join(_unset(one, f"{value}.{name}") for name, one in inner)
-    if field.shape.kind in {"list", "map"}:
-        return f"{value}.size() == {len(field.default)}"
+    if field.shape.kind in {"list", "map"} and not field.default:
+        return f"{value}.size() == 0"
     if field.default is False:
         return f"!{value}"
     literal = json.dumps(field.default).replace('"', "'")

@@ -63,14 +63,9 @@ LENGTH_RULES = rules(
     must: $UNSET
 
     spec | data.validation | Required
-        steps.validateOnly has no rows to validate on; a list of files, or validateOnly: false
-    when: self.steps.validateOnly
-    must: self.data.validation.size() > 0
-
-    spec | data.validation | Required
-        steps.generateOnly reads its prompts there; a list of files, or `ppojob generate --data
-        FILE`
-    when: self.steps.generateOnly
+        steps.validateOnly and generateOnly read their prompts there; a list of files, or with
+        generateOnly `ppojob generate --data FILE`
+    when: self.steps.validateOnly || self.steps.generateOnly
     must: self.data.validation.size() > 0
 
     spec.model.ropeScaling | originalMaxPositionEmbeddings | NoEffect
@@ -110,7 +105,7 @@ LENGTH_RULES = rules(
     spec.optimizer spec.critic.optimizer | warmupStartRatio | NoEffect
         there is no warm-up; remove it, or warmupSteps or warmupRatio above 0
     when: self.warmupSteps == 0 && self.warmupRatio == 0.0
-    must: self.warmupStartRatio == 0.0
+    must: $UNSET
 
     spec.optimizer spec.critic.optimizer | decaySteps | OutOfRange
         the warm-up ${self.warmupSteps} takes them; above warmupSteps
@@ -145,35 +140,28 @@ LENGTH_RULES = rules(
     spec.optimizer spec.critic.optimizer | cycles | NoEffect
         it has an effect with schedule: cosine alone; remove it, or schedule: cosine
     when: self.schedule != 'cosine'
-    must: self.cycles == 0.5
+    must: $UNSET
 
     spec.optimizer spec.critic.optimizer | power | NoEffect
         it has an effect with schedule: polynomial alone; remove it, or schedule: polynomial
     when: self.schedule != 'polynomial'
-    must: self.power == 2.0
+    must: $UNSET
 
-    spec.optimizer spec.critic.optimizer | decaySteps | NoEffect
+    spec.optimizer spec.critic.optimizer | decaySteps decayRatio stableRatio | NoEffect
         it has no effect with a schedule that does not end ${self.schedule}; remove it, or
         schedule: linear, cosine or polynomial
     when: self.schedule in $ENDLESS
     must: $UNSET
 
-    spec.optimizer spec.critic.optimizer | stableRatio | NoEffect
-        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
-        schedule: linear, cosine or polynomial
-    when: self.schedule in $ENDLESS
-    must: self.stableRatio == 0.0
+    spec.optimizer spec.critic.optimizer | betas epsilon | NoEffect | here
+        it has no effect with type: sgd; remove it, or type: adamw or muon
+    when: self.type == 'sgd'
+    must: $UNSET
 
     spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
         it has no effect with schedule: constant; remove it, or another schedule
     when: self.schedule == 'constant'
-    must: self.minLearningRateRatio == 0.0
-
-    spec.optimizer spec.critic.optimizer | decayRatio | NoEffect
-        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
-        schedule: linear, cosine or polynomial
-    when: self.schedule in $ENDLESS
-    must: self.decayRatio == 1.0
+    must: $UNSET
     """,
     POLICY_UPDATES=_POLICY_UPDATES,
     CRITIC_UPDATES=_CRITIC_UPDATES,
@@ -218,7 +206,7 @@ CHECKPOINT_RULES = rules(
 
     spec.checkpoint.volume | | Conflict
         a run is stored on one PersistentVolumeClaim; exactly one of claimName and size
-    must: has(self.claimName) != has(self.size)
+    must: $ONE_OF(claimName size)
 
     spec.checkpoint.volume | storageClassName | NoEffect
         a claim that is there has its class; remove it, or size instead of claimName
@@ -285,29 +273,16 @@ SAMPLING_RULES = rules(
     must: !has(self.data.sampler)
 
     spec.data | train | Conflict
-        a weight is a share beside other weights; a weight for each training file, or for none
-    must: self.train.all(file, has(file.weight)) || self.train.all(file, !has(file.weight))
-
     spec.data | demonstrations | Conflict | here
         a weight is a share beside other weights; a weight for each of these files, or for none
-    must: self.demonstrations.all(file, has(file.weight))
-        || self.demonstrations.all(file, !has(file.weight))
+    must: self.$FIELD.all(file, has(file.weight)) || self.$FIELD.all(file, !has(file.weight))
 
     spec.data.validation[] | weight | NoEffect | here
         every validation reads all its rows; remove it
     must: !has(self.weight)
 
-    spec | steps.validateEvery data.maxValidationRows | NoEffect | here
-        it has no effect without data.validation; remove it, or give data.validation
-    when: self.data.validation.size() == 0
-    must: !has(self.$FIELD)
-
     spec | checkpoint.best | NoEffect
-        it has no effect without data.validation; remove it, or give data.validation
-    when: self.data.validation.size() == 0
-    must: !has(self.checkpoint.best)
-
-    spec | rollout.validation | NoEffect | here
+    spec | steps.validateEvery data.maxValidationRows rollout.validation | NoEffect | here
         it has no effect without data.validation; remove it, or give data.validation
     when: self.data.validation.size() == 0
     must: $UNSET
@@ -378,20 +353,11 @@ SAMPLING_RULES = rules(
     when: has(self.rollout.drafts)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
-    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens drafts | NoEffect
-        it has no effect with engine: huggingface; remove it, or engine: vllm
-    when: has(self.$FIELD)
-    must: self.engine != 'huggingface'
-
-    spec.rollout | enforceEager | NoEffect
-        it has no effect with engine: huggingface; remove it, or engine: vllm
-    when: self.engine == 'huggingface'
-    must: !self.enforceEager
-
+    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens drafts enforceEager | NoEffect
     spec.rollout | engineArguments | NoEffect | here
         it has no effect with engine: huggingface; remove it, or engine: vllm
     when: self.engine == 'huggingface'
-    must: self.engineArguments.size() == 0
+    must: $UNSET
 
     spec.rollout.drafts | shortestMatch | OutOfRange | here
         n-grams have at most longestMatch ${self.longestMatch} tokens; at most as many
@@ -441,11 +407,6 @@ SAMPLING_RULES = rules(
     spec.model | trustRemoteCode | NotInThisVersion
         remote code of a model: not in this version; false
     must: !self.trustRemoteCode
-
-    spec.sandbox | url | BadForm | here
-        it is not the URL of a service; http://HOST/run_code, or https://
-    when: has(self.url)
-    must: self.url.startsWith('http://') || self.url.startsWith('https://')
 
     spec.sandbox | level | NoEffect | here
         it has no effect with url: the service isolates programs itself; remove it
