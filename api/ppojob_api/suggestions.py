@@ -4,7 +4,8 @@ Names of other frameworks are looked up in a table; only near misses of our own 
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
@@ -24,6 +25,17 @@ NEARER: Final = 0.8
 # Letters from which a part of a name finds the whole one, and how many names it may stand for.
 SHORTEST_PART: Final = 6
 LISTED_PARTS: Final = 3
+
+
+_OF_ROLES: Final = {
+    "critic": {
+        "spec.optimizer": "spec.critic.optimizer",
+        "spec.model.lora": "spec.critic.lora",
+        "spec.roles.actorRollout": "spec.roles.critic",
+    },
+    "ref": {"spec.roles.actorRollout": "spec.roles.reference"},
+}
+"""Sections of the policy, and those that a name below `critic` or `ref` means instead."""
 
 
 class Suggestion(NamedTuple):
@@ -109,7 +121,28 @@ def foreign_field(path: Sequence[object]) -> Row | None:
     keys = [key for key in path if isinstance(key, str)]
     parts = [folded(part) for key in keys for part in key.split(".")] or [""]
     fits = [(c, row) for c, row in _by_last_word().get(parts[-1], ()) if _has(parts[:-1], c)]
-    return max(fits, key=lambda fit: len(fit[0]))[1] if fits else None
+    if not fits:
+        return None
+    context, row = max(fits, key=lambda fit: len(fit[0]))
+    for role, sections in _OF_ROLES.items():
+        if role in parts[:-1] and role not in context:
+            here = (_moved(field, sections) for field in row.here)
+            row = replace(row, here=tuple(here))
+    return row
+
+
+def _moved(field: str, sections: Mapping[str, str]) -> str:
+    """The field of another section, if that has it too."""
+    for ours, theirs in sections.items():
+        moved = theirs + field.removeprefix(ours)
+        if shapes.within(field, ours) and moved in _all_fields():
+            return moved
+    return field
+
+
+@cache
+def _all_fields() -> frozenset[str]:
+    return frozenset(shapes.all_paths())
 
 
 def foreign_word(field: str, word: str) -> Row | None:

@@ -1,4 +1,4 @@
-"""How a job gets its resources: all of them or none."""
+"""Gang scheduling: a job gets all of its resources or none."""
 
 from typing import Annotated, Literal
 
@@ -43,5 +43,5 @@ class SchedulingSpec(Section):
     """Settings of type volcano; absent: the default queue."""
 
     start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """A job with only some of its pods placed releases them after this time, and tries again after
-    the same time; absent: it waits, and keeps what it has."""
+    """If not all pods are scheduled within this time, all are deleted, and created again after the
+    same time; absent: scheduled pods wait for the others."""
