@@ -31,7 +31,7 @@ OTHER: dict[str, Any] = {
 NUMBER = 7
 """Pods under the other layout."""
 SUSPENDED: dict[str, Any] = {"lifecycle": {"suspend": True}}
-WHEN = "only while the job is suspended and its pods are gone; kubectl ppojob suspend NAME --wait"
+WHEN = "only while the job is suspended and has no pods; kubectl ppojob suspend NAME --wait"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"temperature": 0.5}}, "spec.rollout decides the weights, but for parallelism"),
     ({"rollout": {"engineArguments": {"seed": 3}}}, "spec.rollout decides the weights"),

@@ -58,11 +58,6 @@ POD_RULES = rules(
     when: has(self.gpuResource)
     must: !self.gpuResource.startsWith('requests.')
 
-    spec.scheduling | kueue volcano | NoEffect
-        it has no effect with another type; remove it, or type: $FIELD
-    when: has(self.$FIELD)
-    must: self.type == '$FIELD'
-
     spec.scheduling | kueue | Required
         type: kueue needs a queue; {queueName: NAME} of a LocalQueue in the job's namespace
     when: self.type == 'kueue'

@@ -4,7 +4,6 @@ from typing import Final
 
 from ppojob_api.rules.rule import either, rules, words
 from ppojob_api.v1alpha1.estimators import GIVEN
-from ppojob_api.v1alpha1.training import ENDLESS
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
 VALIDATION_LOSS: Final = "val/loss"
@@ -68,16 +67,6 @@ LENGTH_RULES = rules(
     when: self.steps.validateOnly || self.steps.generateOnly
     must: self.data.validation.size() > 0
 
-    spec.model.ropeScaling | originalMaxPositionEmbeddings | NoEffect
-        type: linear does not use it; remove it, or type: yarn or llama3
-    when: self.type == 'linear'
-    must: $UNSET
-
-    spec.model.ropeScaling | lowFreqFactor highFreqFactor | NoEffect | here
-        it has no effect with type ${self.type}; remove it, or type: llama3
-    when: self.type != 'llama3'
-    must: $UNSET
-
     spec.model.ropeScaling | highFreqFactor | OutOfRange | here
         it is not above lowFreqFactor ${self.lowFreqFactor}; a larger number
     must: self.highFreqFactor > self.lowFreqFactor
@@ -131,41 +120,9 @@ LENGTH_RULES = rules(
         with model.dtype: bfloat16 the moments are bfloat16 already; remove it
     when: self.model.dtype == 'bfloat16' && has(self.critic) && !has(self.critic.lora)
     must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | momentum | NoEffect
-        it has no effect with type: adamw; remove it, or type: muon or sgd
-    when: self.type == 'adamw'
-    must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | cycles | NoEffect
-        it has an effect with schedule: cosine alone; remove it, or schedule: cosine
-    when: self.schedule != 'cosine'
-    must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | power | NoEffect
-        it has an effect with schedule: polynomial alone; remove it, or schedule: polynomial
-    when: self.schedule != 'polynomial'
-    must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | decaySteps decayRatio stableRatio | NoEffect
-        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
-        schedule: linear, cosine or polynomial
-    when: self.schedule in $ENDLESS
-    must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | betas epsilon | NoEffect | here
-        it has no effect with type: sgd; remove it, or type: adamw or muon
-    when: self.type == 'sgd'
-    must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
-        it has no effect with schedule: constant; remove it, or another schedule
-    when: self.schedule == 'constant'
-    must: $UNSET
     """,
     POLICY_UPDATES=_POLICY_UPDATES,
     CRITIC_UPDATES=_CRITIC_UPDATES,
-    ENDLESS=words(ENDLESS),
 )
 
 CHECKPOINT_RULES = rules(
@@ -352,12 +309,6 @@ SAMPLING_RULES = rules(
         ? 1 : 0}
     when: has(self.rollout.drafts)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
-
-    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens drafts enforceEager | NoEffect
-    spec.rollout | engineArguments | NoEffect | here
-        it has no effect with engine: huggingface; remove it, or engine: vllm
-    when: self.engine == 'huggingface'
-    must: $UNSET
 
     spec.rollout.drafts | shortestMatch | OutOfRange | here
         n-grams have at most longestMatch ${self.longestMatch} tokens; at most as many
