@@ -487,7 +487,7 @@ class AlgorithmSpec(Section):
 
     @property
     def draw(self) -> tuple[str, int]:
-        """The field below `spec.algorithm` that sets the prompts drawn at once, and their number."""
+        """The field below `spec.algorithm` with the prompts drawn at once, and their number."""
         sampling = self.dynamic_sampling
         if sampling is None or sampling.prompts_per_round is None:
             return "promptsPerStep", self.prompts_per_step

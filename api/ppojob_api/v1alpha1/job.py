@@ -162,7 +162,7 @@ class PPOJobSpec(Section):
 
     @property
     def lora_of_reference(self) -> LoraSpec | None:
-        """The adapters whose four-bit base weights are the reference; None if it is not quantized."""
+        """Adapters whose four-bit base is the reference; None if the reference is not quantized."""
         lora = self.model.lora
         return lora if lora and lora.base_type and self.reference is None else None
 
