@@ -1,7 +1,7 @@
 """The resolved run configuration, which the operator renders and every pod reads.
 
 Every default is written out, so two runs with equal digests did the same, and a later version with
-other defaults cannot change the meaning of an old run. A dtype `auto` stays auto while the processor
+other defaults cannot change the meaning of an old run. A dtype `auto` is kept while the processor
 of the pods is unknown; the pods resolve it (`on_processor`).
 """
 

@@ -5,7 +5,9 @@ from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN, PAIRS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.preferences import PAIR_LOSSES
 
+_SMOOTHED = sorted(name for name, one in PAIR_LOSSES.items() if one.has_smoothing)
 _GUIDED = [name for name, one in ESTIMATORS.items() if one.compares_scores]
+_WITH_MARGIN = sorted(name for name, one in PAIR_LOSSES.items() if one.has_margin)
 
 ANSWER_RULES = rules(
     """
@@ -134,10 +136,20 @@ ANSWER_RULES = rules(
     when: self.type == 'kto' && !(has(self.kto) && self.kto.lossType == 'apo_zero_unpaired')
     must: self.promptsPerStep >= 2
 
+    spec.algorithm.dpo spec.algorithm.onlineDpo | labelSmoothing | NoEffect
+        it has no effect with lossType ${self.lossType}; remove it, or one of $SMOOTHED_NAMES
+    when: !(self.lossType in $SMOOTHED)
+    must: $UNSET
+
     spec.algorithm.dpo spec.algorithm.onlineDpo | labelSmoothing | OutOfRange
         robust learns nothing if half of the labels are flipped; below 0.5
     when: self.lossType == 'robust'
     must: self.labelSmoothing < 0.5
+
+    spec.algorithm.dpo spec.algorithm.onlineDpo | targetMargin | NoEffect
+        it has no effect with lossType ${self.lossType}; remove it, or $MARGIN_NAMES
+    when: !(self.lossType in $WITH_MARGIN)
+    must: $UNSET
 
     spec | reference roles.reference | NoEffect | here
         dpo.lossType ${self.algorithm.dpo.lossType} uses no reference; remove it
@@ -202,6 +214,7 @@ ANSWER_RULES = rules(
     GIVEN=words(GIVEN),
     GUIDED=words(_GUIDED),
     GUIDED_NAMES=", ".join(_GUIDED),
+    MARGIN_NAMES=" or ".join(_WITH_MARGIN),
     OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling groupFilter resampling"
     " overlongPenalty scoreClip truncationPenalty positiveExamples certaintyReward"
@@ -212,10 +225,13 @@ ANSWER_RULES = rules(
     OF_SUPERVISED="data.demonstrations data.demonstrationPromptKey data.demonstrationAnswerKey",
     PAIRS=words(PAIRS),
     PAIR_NAMES=" and ".join(PAIRS),
+    SMOOTHED=words(_SMOOTHED),
     SUPERVISED_ROWS=either("supervised.rowsPerStep", "self.promptsPerStep"),
     UPDATES="self.epochs * (self.promptsPerStep / "
     + either("miniBatchPrompts", "self.promptsPerStep")
     + ")",
+    SMOOTHED_NAMES=", ".join(_SMOOTHED),
     UNGUIDED=words(name for name, one in LOSSES.items() if one.is_of_rows or one.is_of_sampler),
     WITHOUT_REFERENCE=words(name for name, one in PAIR_LOSSES.items() if not one.has_reference),
+    WITH_MARGIN=words(_WITH_MARGIN),
 )

@@ -5,15 +5,11 @@ from pydantic.alias_generators import to_camel
 from ppojob_api.rules.rule import Rule, rules, words
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.policy_loss import LOSSES
-from ppojob_api.v1alpha1.preferences import PAIR_LOSSES
 
 _OPTIMIZERS = "spec.optimizer spec.critic.optimizer"
 _FINITE = "linear cosine polynomial"
-_PAIRS = "spec.algorithm.dpo spec.algorithm.onlineDpo"
 _TYPES = (*ESTIMATORS.items(), *GIVEN.items())
 _WITH_CRITIC = " ".join(sorted(name for name, one in ESTIMATORS.items() if one.has_critic))
-_SMOOTHED = " ".join(sorted(name for name, one in PAIR_LOSSES.items() if one.has_smoothing))
-_WITH_MARGIN = " ".join(sorted(name for name, one in PAIR_LOSSES.items() if one.has_margin))
 
 _AT_ADMISSION = (
     (_OPTIMIZERS, "momentum", "type", "muon sgd"),
@@ -29,8 +25,6 @@ _AT_ADMISSION = (
     ("spec.algorithm.resampling", "power", "method", "pow"),
     ("spec.algorithm.rolloutCorrection", "weightLimit weightFloor", "weights", "token sequence"),
     ("spec.algorithm.rolloutCorrection", "normalize", "weights", "token sequence"),
-    (_PAIRS, "labelSmoothing", "lossType", _SMOOTHED),
-    (_PAIRS, "targetMargin", "lossType", _WITH_MARGIN),
     ("spec.scheduling", "kueue", "type", "kueue"),
     ("spec.scheduling", "volcano", "type", "volcano"),
     *(("spec.algorithm", to_camel(name), "type", name) for name, one in _TYPES if one.options),
