@@ -124,7 +124,7 @@ def _schema_of(shape: Shape, path: str) -> dict[str, Any]:
 
 
 def _field(member: Member, path: str) -> dict[str, Any]:
-    # Without verl's name, which docs/fields.md has: the size of a CRD is limited.
+    # What verl calls it stands in docs/fields.md and `ppojob fields`: a CRD has no room for it.
     said = member.meaning or member.description
     node = {"description": said, **_node(member.shape, path)}
     if not member.required and member.default is not None and "[]" not in path:
