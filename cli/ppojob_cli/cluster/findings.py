@@ -185,7 +185,7 @@ def findings(seen: Seen) -> list[Finding]:
         return [*_of_condition(seen, "Failed"), *_losses(seen, every=True)]
     found = [*_operator(seen), *_accepted(seen)]
     suspended = condition(status, "Suspended")
-    if suspended is not None and suspended.reason != "NotSuspended":
+    if suspended is not None and (suspended.status == "True" or suspended.reason == "Suspending"):
         return [*found, *_of_condition(seen, "Suspended")]
     return [
         *found,
