@@ -40,8 +40,8 @@ ENV_DIE_WITH_PARENT = "PPOJOB_DIE_WITH_PARENT"
 """Process id of the parent, with which the process must end: the runner without a kubelet, or the
 supervisor for its children."""
 ENV_FORK_SERVER = "PPOJOB_FORK_SERVER"
-"""Folder of the socket of a server that forks ranks on CPUs; absent on a cluster, where each rank is a
-new process."""
+"""Folder of the socket of a server that forks ranks on CPUs; absent on a cluster, where ranks are
+started one by one."""
 
 ENV_VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 """The GPUs of a process, by index or UUID; CUDA counts them from 0 in this order."""
