@@ -33,7 +33,7 @@ NARROW_COLUMNS = 6
 
 SERVER_RULES = [rule for rule in RULES if rule.at_admission]
 
-# The API server has its own schema for these.
+# The API server reads these by itself and allows no schema of ours for them.
 SERVER_FIELDS: dict[str, dict[str, Any]] = {
     "apiVersion": {"type": "string"},
     "kind": {"type": "string"},

@@ -307,7 +307,9 @@ def _mount_warnings(seen: Seen) -> list[str]:
 
 def _memory_limits(seen: Seen) -> Iterator[Finding]:
     """Memory limits that the job does not set: most often those of a LimitRange."""
-    settings = seen.job.manifest.spec.pods if seen.job.manifest is not None else ()
+    if seen.job.manifest is None:
+        return
+    settings = seen.job.manifest.spec.pods
     lines = [
         f"{pod.role}: pod {pod.name}: memory limit {pod.memory_limit}, which the job does not set"
         for pod in seen.pods or ()
