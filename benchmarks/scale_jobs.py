@@ -26,7 +26,7 @@ from ppojob_operator.plan import plan
 from ppojob_operator.reading import read_job
 from ppojob_operator.reconcile import key_pair
 from ppojob_operator.settings import Settings
-from ppojob_operator.state import Create, MakeKeys, Manifest, Observed
+from ppojob_operator.state import Create, CreateKeys, Manifest, Observed
 
 CLAIM = "runs"
 TAINT = "kwok.x-k8s.io/node"
@@ -230,7 +230,7 @@ def prepare(namespace: str, pods: int) -> Prepared:
     for wave in planned.waves:
         objects: list[Manifest] = [one.manifest for one in wave if isinstance(one, Create)]
         for action in wave:
-            if isinstance(action, MakeKeys):
+            if isinstance(action, CreateKeys):
                 pairs = {role: key_pair() for role in action.templates}
                 objects += [secret(one, role, pairs) for role, one in action.templates.items()]
         waves.append(objects)

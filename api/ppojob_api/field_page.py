@@ -28,9 +28,10 @@ together. The last table has [names of verl, TRL and OpenRLHF](#names-of-other-f
 _NAMES = """\
 ## Names of other frameworks
 
-If a manifest contains one of these names, `ppojob validate` answers with the field. `critic.lr` is
-an `lr` below a `critic`. A name that several frameworks have is listed once, with the first;
-[from verl](from-verl.md) has more about verl's names.
+If a manifest contains one of these names, `ppojob validate` answers with the field. `val_kwargs.n`
+is an `n` below `val_kwargs`. Below `critic` and `ref`, names of the optimizer, of adapters and of
+parallelism mean those of the critic and the reference. A name that several frameworks have is
+listed once, with the first; [from verl](from-verl.md) has more about verl's names.
 """
 
 

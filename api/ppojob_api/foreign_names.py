@@ -16,7 +16,9 @@ from ppojob_api import shape as shapes
 NOT_YET: Final = "not yet"
 NOT_NEEDED: Final = "not needed"
 
-_TOLD: Final = re.compile(r"([\w.]*\w)(?=[,.;]|$)")
+FRAMEWORKS: Final = ("verl", "TRL", "OpenRLHF")
+_TOLD: Final = re.compile(rf"(?:^|\. )({'|'.join(FRAMEWORKS)}): ([a-z][\w.]*\w)(?=[,.;]|$)")
+"""What the docstring of a field says that another framework calls it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,13 +38,13 @@ class Row:
 
 @cache
 def fields() -> dict[str, tuple[Row, ...]]:
-    """The rows by framework; a name that several have stands with the first of them.
+    """The rows by framework: those of the table, then those that docstrings of the models give.
 
-    verl's are those of the table and what the models say behind `verl: `, read when asked for.
+    A name that several frameworks have stands with the first of them.
     """
-    tables = _tables()
-    found = {name: tuple(map(_row, tables[name])) for name in ("verl", "TRL", "OpenRLHF")}
-    return {**found, "verl": (*found["verl"], *_of_models(found["verl"]))}
+    tables = {name: tuple(map(_row, _tables()[name])) for name in FRAMEWORKS}
+    names = {name for rows in tables.values() for row in rows for name in row.names}
+    return {name: (*rows, *_of_models(name, rows, names)) for name, rows in tables.items()}
 
 
 @cache
@@ -59,10 +61,9 @@ def words() -> dict[str, list[Row]]:
 @cache
 def sections() -> frozenset[str]:
     """Names of verl's sections, in which its table or the models know more names."""
-    told = (_TOLD.match(member.verl) for _, member in shapes.fields())
     names = [
         *(name for line in _tables()["verl"] for name in _row(line).names),
-        *(one[1] for one in told if one),
+        *_told("verl"),
     ]
     return frozenset(part for name in names for part in name.split(".")[:-1])
 
@@ -78,20 +79,23 @@ def _tables() -> dict[str, list[str]]:
     }
 
 
-def _of_models(table: tuple[Row, ...]) -> Iterator[Row]:
-    """What the models say of verl's names, of fields that a table does not have.
+def _told(framework: str) -> dict[str, str]:
+    """A framework's names in the docstrings of the models, each with the first field."""
+    told: dict[str, str] = {}
+    for path, member in shapes.fields():
+        for name in (one[2] for one in _TOLD.finditer(member.description) if one[1] == framework):
+            told.setdefault(name, path)
+    return told
 
-    A name is told by its last word, or where another field has that by as many as it takes.
+
+def _of_models(framework: str, table: tuple[Row, ...], names: set[str]) -> Iterator[Row]:
+    """Rows of docstrings, for fields that the table does not have; adds their names to `names`.
+
+    A name is its last word, or if another field has that as many words as it takes.
     """
     fields = {field for row in table for field in row.here}
-    names = {name for row in table for name in row.names}
-    told = set[str]()
-    for path, member in shapes.fields():
-        found = _TOLD.match(member.verl)
-        if found is None or found[1] in told:
-            continue
-        told.add(found[1])
-        words = found[1].split(".")
+    for full, path in _told(framework).items():
+        words = full.split(".")
         tails = (".".join(words[-length:]) for length in range(1, len(words) + 1))
         name = next((tail for tail in tails if tail not in names), None)
         if name is not None and path not in fields:

@@ -1,9 +1,9 @@
-"""Manifests in YAML, read strictly: what two YAML readers read differently is refused.
+"""Strict reader of YAML manifests: it refuses text that YAML parsers read differently.
 
-kubectl reads YAML 1.1, most of Python's tools something else, and a job must mean the same to
-both: so `no` (a boolean there, a string here), `010` (8 or 10), `1_000` and `1:30` (90) have to be
-quoted or rewritten; writing quotes them. Duplicate keys, tags, tabs and invisible characters are
-refused, all with `file:row:column`.
+kubectl reads YAML 1.1, most Python tools YAML 1.2, and a job must mean the same to both. So `no` (a
+boolean or a string), `010` (8 or 10), `1_000` and `1:30` (90) must be quoted or rewritten, and the
+writer quotes them. Duplicate keys, tags, tabs and invisible characters are refused, all with
+`file:row:column`.
 """
 
 import io
@@ -61,21 +61,21 @@ _YAML_1_1_NUMBER = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """One file as read; `name` is how messages call it."""
+    """A file that was read; `name` is its name in messages."""
 
     name: str
     value: JsonValue
-    """The document, or None where nothing could be read."""
+    """The document, or None if it could not be read."""
 
     problems: tuple[Problem, ...]
-    """What is wrong with the file itself, in the order of the text."""
+    """Problems of the file itself, in the order of the text."""
 
     doubtful: tuple[tuple[str | int, ...], ...] = ()
-    """Paths of the values in `problems`: judged as fields too, one mistake would be told twice."""
+    """Paths of values in `problems`, which are not checked as fields again."""
 
 
 def display_name(path: str) -> str:
-    """How messages call a file."""
+    """The name of a file in messages."""
     return STDIN_NAME if path == "-" else printable(path)
 
 
@@ -104,7 +104,7 @@ def read_file(path: str) -> Manifest:
 
 
 def read_bytes(data: bytes, name: str) -> Manifest:
-    """Read a manifest that is in memory; messages call it by its name."""
+    """Parse a manifest; `name` is its name in messages."""
     problem = _unfit_bytes(data, name)
     if problem is not None:
         return Manifest(name, None, (problem,))
@@ -123,7 +123,7 @@ def dump(job: PPOJob) -> str:
 
 
 def to_yaml(value: Any) -> str:
-    """Plain values as YAML that every reader reads the same; keys stay in their order."""
+    """Plain values as YAML that every parser reads the same; keys keep their order."""
     yaml = YAML(typ="safe", pure=True)
     yaml.Representer = _Representer
     yaml.default_flow_style = False
@@ -136,7 +136,7 @@ def to_yaml(value: Any) -> str:
 
 
 class _Representer(SafeRepresenter):
-    """Quotes what some reader takes for something else than text; no anchors."""
+    """Quotes text that some parser reads as another type; writes no anchors."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -192,7 +192,7 @@ class _Stop(Exception):  # noqa: N818 - ends the reading, is no error of its own
 
 @dataclass(slots=True)
 class _Reader:
-    """Builds plain values from the parser's events, and keeps where each problem was."""
+    """Builds plain values from the parser's events, and collects problems with their position."""
 
     name: str
     num_rows: int
@@ -203,7 +203,7 @@ class _Reader:
     doubtful: list[tuple[str | int, ...]] = field(default_factory=list)
 
     def read(self, text: str) -> JsonValue:
-        """The first document; further ones are a problem, and so is none."""
+        """The first document; several documents or none are a problem."""
         yaml = YAML(typ="safe", pure=True)
         value: JsonValue = None
         try:
@@ -287,7 +287,7 @@ class _Reader:
             why = "keys are words, and text that begins with a brace stands in quotes"
             self._unsupported(event, "a list or an object", why)
         self._count(event, 1)
-        # A key is never read as a number or a boolean here: fields and labels have words for names.
+        # Keys are always text, never numbers or booleans.
         if event.style is None and _YAML_1_1_BOOLEAN.fullmatch(event.value):
             self._ambiguous(event)
         return str(event.value)
@@ -300,7 +300,7 @@ class _Reader:
         return self._copied(value, event, len(self.path))
 
     def _copied(self, value: JsonValue, event: AliasEvent, depth: int) -> JsonValue:
-        """A value of its own for every alias: what is laid into one must not change the others."""
+        """A copy for every alias, so that a change of one does not change the others."""
         self._check_depth(event, depth)
         if isinstance(value, dict):
             return {key: self._copied(one, event, depth + 1) for key, one in value.items()}
@@ -310,7 +310,7 @@ class _Reader:
 
     def _scalar(self, event: ScalarEvent) -> JsonValue:
         text = str(event.value)
-        # A style means quotes or a block: always a string.
+        # Quoted and block scalars are always text.
         if event.style is not None:
             return text
         if _NULL.fullmatch(text):

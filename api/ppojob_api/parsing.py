@@ -13,7 +13,7 @@ from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.section import PRINTABLE
 
-# What an API server writes into metadata, or reads there alone: read over in silence.
+# Metadata that only the API server writes or reads; ignored.
 SERVER_METADATA: Final = frozenset(
     {
         "creationTimestamp",
@@ -29,7 +29,7 @@ SERVER_METADATA: Final = frozenset(
     }
 )
 
-# A repaired value may hide a missing field below it, so repairing is repeated, never endlessly.
+# A repaired value may hide a missing field below it, so repairing is repeated, up to this limit.
 REPAIRS_LIMIT: Final = 4
 
 _TOO_SMALL = {"greater_than", "greater_than_equal", "string_too_short", "too_short"}
@@ -39,19 +39,19 @@ _TOO_LARGE = {"less_than", "less_than_equal", "string_too_long", "too_long"}
 def parse(
     value: object, doubtful: Iterable[PathKey]
 ) -> tuple[PPOJob | None, list[Problem], set[PathKey]]:
-    """Read a job, but for the paths that a reader of its text complained about already.
+    """Parse a job, without the paths that the YAML reader reported already.
 
     Returns:
-        The job; where there are problems, one whose wrong fields were replaced, fit for judging the
-        other fields and for nothing else; None where nothing is worth judging. What is wrong with
-        single fields. The paths whose value in the job is not the author's.
+        The job; with problems, one whose invalid fields are replaced, only for checks of the other
+        fields; None if nothing can be checked. The problems of single fields. The paths whose value
+        in the job is not the author's.
     """
     if not isinstance(value, dict):
         got, why = shown(value), f"{_kind(value)} is not a job"
         problem = Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)
         return None, [problem], set()
     tree = _given({str(key): item for key, item in value.items()})
-    # A doubtful value of a field that does not exist is still worth the remark that it does not.
+    # A doubtful value of an unknown field is still reported as an unknown field.
     unknown = {path for path in doubtful if shapes.at(path) is not None}
     for path in unknown:
         _replace(tree, path)
@@ -75,9 +75,9 @@ def parse(
 
 
 def _given(value: Any, path: PathKey = ()) -> Any:
-    """A copy without the fields of a server's, and those that are null, which mean nothing.
+    """A copy without the API server's metadata and without nulls, which mean absent.
 
-    `kubectl apply` drops nulls from maps of every kind, an API server from those of its schema.
+    `kubectl apply` drops nulls from all maps, the API server from those of its schema.
     """
     if isinstance(value, list):
         return [_given(item, (*path, index)) for index, item in enumerate(value)]
@@ -88,13 +88,13 @@ def _given(value: Any, path: PathKey = ()) -> Any:
     return {
         key: _given(item, (*path, key))
         for key, item in value.items()
-        # A field that does not exist is worth a line, whatever it holds.
+        # An unknown field is reported even if it is null.
         if key not in from_server and (item is not None or (fields and key not in fields))
     }
 
 
 def _overlaps(path: PathKey, others: Iterable[PathKey]) -> bool:
-    """Whether one of the paths lies on the way to the other."""
+    """Whether a path is above, below or equal to one of the others."""
     return any(path[: len(other)] == other[: len(path)] for other in others)
 
 
@@ -103,24 +103,24 @@ def _path(detail: ErrorDetails) -> PathKey:
     for depth in range(1, len(path)):
         shape = shapes.at(path[:depth])
         if shape is not None and shape.kind == "any":
-            # What follows are pydantic's names for the kinds of JSON, and no keys of the author's.
+            # The rest are pydantic's names for JSON types, not keys of the manifest.
             return path[:depth]
     return path
 
 
 def _counts_wrong_items(path: PathKey, detail: ErrorDetails, paths: set[PathKey]) -> bool:
-    """Whether a list is "too short" only since items of it are wrong, which are told themselves."""
+    """Whether a list is "too short" only because items of it are invalid, which are reported."""
     inside = any(len(other) > len(path) and other[: len(path)] == path for other in paths)
     return inside and detail["type"] == "too_short"
 
 
 def _replace(tree: dict[str, Any], path: PathKey) -> None:
-    """Put a placeholder where a field is missing; take away what is wrong."""
+    """Replace an invalid or missing field by a placeholder if it is required, else remove it."""
     parent: Any = tree
     for depth, key in enumerate(path[:-1]):
         inside = parent.get(key) if isinstance(parent, dict) else None
         if not isinstance(inside, dict):
-            # An item of a list: the whole list goes, else the other items would change places.
+            # An item of a list: remove the whole list, else the other items would move.
             _replace(tree, path[: depth + 1])
             return
         parent = inside
@@ -164,7 +164,7 @@ def _problem(path: PathKey, detail: ErrorDetails) -> Problem:
 
 
 def _form(where: str, value: object, shape: Shape | None) -> Problem:
-    """Text that a pattern refuses; of most fields that pattern asks for no more than letters."""
+    """Text that does not match the field's pattern."""
     why, allowed = "the text has control characters or is not Unicode", "printable text"
     if shape is not None and shape.pattern not in (None, PRINTABLE):
         why, allowed = "the text has another form", f"text that fits {shape.pattern}"
@@ -181,7 +181,7 @@ def _size(kind: str, value: object) -> str:
 
 
 def _kind(value: object) -> str:
-    """The kind of a value as a noun, for `... is not an integer`."""
+    """The type of a value as a noun, for `... is not an integer`."""
     if value is None:
         return "null"
     names: dict[type, str] = {

@@ -1,4 +1,4 @@
-"""Problem of an input, in the form that every command and the cluster use."""
+"""A problem of an input, in the form that all commands and the operator use."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import Final
 
 
 class ReasonCode(StrEnum):
-    """Stable words for programs; texts may improve, these stay."""
+    """Stable words for programs; messages may change, these do not."""
 
     UNREADABLE = "Unreadable"
     NOT_UTF8 = "NotUtf8"
@@ -35,20 +35,20 @@ class ReasonCode(StrEnum):
 
 SHOWN_CHARACTERS: Final = 80
 
-# Stands for the value of a field that is not there.
+# Shown as the value of an absent field.
 ABSENT: Final = "nothing"
 
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem.
 
     Attributes:
         where: Path in the spec (`spec.algorithm.type`) or place in a file (`job.yaml:3:7`).
         got: What is there, as `shown` renders it.
-        why: What is wrong with it.
+        why: What is wrong.
         allowed: What to write instead.
-        reason_code: Stable word for programs: a `ReasonCode`, or one of another kind of input.
+        reason_code: Stable word for programs: a `ReasonCode`, or that of another kind of input.
     """
 
     where: str
@@ -81,7 +81,7 @@ def counted(amount: int, noun: str, plural: str = "") -> str:
 
 
 def printable(text: str, limit: int | None = None) -> str:
-    """Text as it may stand in a message or a log: cut, then what is not printable is escaped."""
+    """Text for a message or a log: truncated, with unprintable characters escaped."""
     if limit is not None and len(text) > limit:
         text = f"{text[: limit - 3]}..."
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -7,7 +7,7 @@ from typing import Any, Final
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
 SCHEMES: Final = ("hf", "s3", "gs", "hdfs", "https", "http")
-"""What is read by fsspec and its packages."""
+"""URL schemes that fsspec and its packages read."""
 
 MODEL_FIELDS: Final = (
     "model.path",
@@ -31,7 +31,7 @@ DATA_FIELDS: Final = ("data.train", "data.validation", "data.demonstrations")
 
 
 def is_url(path: str) -> bool:
-    """Whether a path has to be fetched."""
+    """Whether a path is a URL, which must be fetched."""
     return "://" in path
 
 
@@ -50,7 +50,7 @@ def is_of_data(where: str) -> bool:
 
 
 def with_paths(spec: PPOJobSpec, places: Mapping[str, str]) -> PPOJobSpec:
-    """The same spec in which paths and URLs that are keys of `places` are its values."""
+    """The same spec with paths and URLs replaced by `places`."""
     whole = spec.model_dump(mode="json")
     for section, key, _ in _paths(whole):
         section[key] = places.get(section[key], section[key])

@@ -13,9 +13,9 @@ from ppojob_api.v1alpha1.training import CriticSpec
 
 S = TypeVar("S", bound=Section)
 _JUDGE_CACHE_GIB: Final = 1.0
-"""Of a judge on processors; on GPUs its share of the memory decides."""
+"""KV cache of a judge on CPUs; on GPUs gpuMemoryShare decides."""
 _TEMPLATE_TOKENS: Final = 256
-"""Of what a teacher is shown beside a prompt and a response."""
+"""Tokens of a teacher's prompt besides the prompt and a response."""
 
 
 def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
@@ -45,19 +45,19 @@ def resolved_spec(spec: PPOJobSpec) -> PPOJobSpec:
 
 
 def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJobSpec:
-    """Write out the types of numbers that are `auto`.
+    """Resolve dtypes that are `auto`.
 
-    A GPU takes bfloat16. A processor takes it where it multiplies it natively: elsewhere float32 is
-    up to seven times as fast.
+    On GPUs bfloat16; on CPUs bfloat16 if they multiply it natively, else float32, which is up to
+    seven times as fast there.
 
     Args:
         spec: A resolved spec.
-        native_bfloat16: Whether the processors of the ranks do; None where that is not known: then
-            what depends on it stays auto.
+        native_bfloat16: Whether the ranks' CPUs multiply bfloat16 natively; None: unknown, then
+            dtypes that depend on it stay auto.
     """
     own = topology.model_pods(spec.roles)
     on_gpus = {role: pods.gpus_per_replica > 0 for role, pods in own.items()}
-    # All but a reward model are where the policy is: rows go from device to device.
+    # All roles except a reward model have the policy's device, since rows move between devices.
     policy = on_gpus["actorRollout"]
     update: dict[str, object] = {}
     for name, field, on_gpu, otherwise in (
@@ -79,7 +79,7 @@ def with_number_types(spec: PPOJobSpec, *, native_bfloat16: bool | None) -> PPOJ
 
 
 def _with(section: S, **fields: object) -> S:
-    """The same section with other values of these fields."""
+    """A copy of the section with other values of these fields."""
     return section.model_copy(update=fields)
 
 
@@ -110,7 +110,7 @@ def _resolved_algorithm(spec: PPOJobSpec) -> AlgorithmSpec:
     if algorithm.loss_aggregation == "sequence_mean_token_sum_norm":
         update["loss_scale_tokens"] = algorithm.loss_scale_tokens or spec.data.max_response_tokens
     if kl.in_ != "none":
-        # As a penalty k1 gives the gradient of the KL, as a loss it gives none: there it needs k3.
+        # In the reward k1 gives the gradient of the KL; in the loss it would give none, so k3.
         estimator = kl.estimator or ("k1" if kl.in_ == "reward" else "k3")
         update["kl"] = _with(kl, estimator=estimator)
     return _with(algorithm, **update)

@@ -1,8 +1,8 @@
-"""The resolved run configuration: what the operator renders and what every pod reads.
+"""The resolved run configuration, which the operator renders and every pod reads.
 
-Every default is written out, so two runs with equal digests did the same thing, and a later version
-with other defaults cannot change the meaning of an old run. Types of numbers that are `auto` stay
-auto where the processor of the pods is not known; the pods write them out (`on_processor`).
+Every default is written out, so two runs with equal digests did the same, and a later version with
+other defaults cannot change the meaning of an old run. A dtype `auto` is kept while the processor
+of the pods is unknown; the pods resolve it (`on_processor`).
 """
 
 import hashlib
@@ -18,7 +18,7 @@ from ppojob_api.topology import Topology
 from ppojob_api.v1alpha1.job import Metadata, PPOJob, PPOJobSpec
 from ppojob_api.v1alpha1.section import Section
 
-# Sections that decide the weights; what is missing may change between a run and its resumption.
+# Sections that decide the weights; others may change when a run resumes.
 TRAJECTORY_SECTIONS = (
     "seed",
     "model",
@@ -56,12 +56,12 @@ LAYOUT: Final[Mapping[str, tuple[str, ...]]] = {
     ),
     "judge": ("gpuMemoryShare", "kvCacheGib"),
 }
-"""Of these sections, what is layout, as all of `roles` is: a run may go on under another one. On a
-cluster a job that is suspended takes one up with its next pods."""
+"""Layout fields of these sections; all of `roles` is layout too. A run may resume with another
+layout, on a cluster after a suspension."""
 
 
 class EngineFacts(Section):
-    """What else decides the bits of a run; null where it is not known yet (plan, operator)."""
+    """Versions and hardware that decide the bits of a run; null if unknown (plan, operator)."""
 
     torch: str | None = None
     """Version of torch."""
@@ -89,7 +89,7 @@ class RunConfig(Section):
     """Namespace of the job."""
 
     uid: str
-    """Identity of this run: a job deleted and made again has another."""
+    """Uid of the job; a job that is deleted and created again has another."""
 
     spec: PPOJobSpec
     """The spec with every default written out; itself a valid spec."""
@@ -103,10 +103,10 @@ class RunConfig(Section):
     _places: dict[str, str] = PrivateAttr(default_factory=dict)
 
     def located(self, places: Mapping[str, str]) -> "RunConfig":
-        """The same run where URLs have been fetched: its `spec` has paths in their place.
+        """The same run after its URLs were fetched: its `spec` has paths instead.
 
-        What the run is (`to_json`, `digest`, `trajectory_json`, `job`) stays as it was written.
-        `places` has the path of each URL, another one for each.
+        `to_json`, `digest`, `trajectory_json` and `job` still have the URLs. `places` maps each URL
+        to a different path.
         """
         run = self.model_copy(update={"spec": remote_files.with_paths(self.spec, places)})
         run._places = dict(places)
@@ -124,10 +124,9 @@ class RunConfig(Section):
         return _canonical(self.as_written.model_dump(mode="json"))
 
     def to_short_json(self) -> bytes:
-        """The same without what is a default.
+        """Canonical JSON without defaults.
 
-        So a program of before, which knows fewer fields, reads what a newer one has written, and
-        a run keeps the defaults that it began with.
+        So an older program, which knows fewer fields, can read what a newer one has written.
         """
         return _canonical(self.as_written.model_dump(mode="json", exclude_defaults=True))
 
@@ -141,7 +140,7 @@ class RunConfig(Section):
         return cls.model_validate_json(data, by_alias=True, by_name=False)
 
     def on_processor(self, *, native_bfloat16: bool) -> "RunConfig":
-        """The same run where processors do, or do not, multiply bfloat16 natively."""
+        """The same run with dtypes for processors with or without native bfloat16."""
         spec = resolution.with_number_types(self.spec, native_bfloat16=native_bfloat16)
         return self.model_copy(update={"spec": spec})
 
@@ -150,13 +149,12 @@ class RunConfig(Section):
         return hashlib.sha256(self.to_json()).hexdigest()
 
     def trajectory_json(self) -> bytes:
-        """Canonical JSON of what decides the weights: what a resumed run is held against.
+        """Canonical JSON of what decides the weights, which a resumed run is compared with.
 
-        It must agree in `spec`. Length of the run, loggers, time limits and checkpoints may change
-        on the way; with a schedule that falls, or a share of it as warm-up, the length decides
-        the learning rate, so there it counts. It may differ in `layout`, ranks, threads and how
-        engines compute: the order of sums is another then, and numbers agree to rounding. Where
-        weights lie between two uses changes nothing, and is left out.
+        `spec` must be equal. It has neither loggers, time limits and checkpoints, nor the length of
+        the run, unless the learning rate depends on it. `layout` may differ (ranks, threads, how
+        engines compute): then sums have another order, and numbers agree to rounding. Offloading
+        changes no number and is left out.
         """
         spec = self.as_written.spec.model_dump(mode="json")
         parts: dict[str, Any] = {key: spec[key] for key in TRAJECTORY_SECTIONS}
@@ -171,7 +169,7 @@ class RunConfig(Section):
         optimizers = (self.spec.optimizer, self.spec.critic and self.spec.critic.optimizer)
         if any(optimizer and optimizer.needs_length for optimizer in optimizers):
             parts["steps"] = {key: spec["steps"][key] for key in ("total", "epochs")}
-        # The model that such a job begins with is all that it has.
+        # Such a job does not train.
         without = {key for key in ("validateOnly", "generateOnly") if spec["steps"][key]}
         if without:
             parts["steps"] = parts.get("steps", {}) | dict.fromkeys(without, True)
@@ -190,13 +188,13 @@ def resolve(job: PPOJob, *, facts: EngineFacts | None = None) -> RunConfig:
     """Write out every default of a valid job.
 
     Args:
-        job: A job that `validation.check` found nothing in.
-        facts: Versions and hardware, where the caller knows them.
+        job: A valid job.
+        facts: Versions and hardware, if known.
 
     Returns:
         The run configuration. Resolving its `job()` again gives the same spec. A job without uid
-        gets one derived from its namespace and name. Types of numbers that depend on a processor
-        that is not known stay `auto`: the pods resolve them (`on_processor`).
+        gets one derived from its namespace and name. A dtype that depends on an unknown processor
+        stays `auto`: the pods resolve it (`on_processor`).
     """
     metadata = job.metadata
     facts = facts or EngineFacts()
@@ -214,10 +212,7 @@ def resolve(job: PPOJob, *, facts: EngineFacts | None = None) -> RunConfig:
 
 
 def layout_json(spec: PPOJobSpec) -> bytes:
-    """Canonical JSON of the layout that a spec asks for, where it is no default.
-
-    So a version that knows more fields says the same of the same job.
-    """
+    """Canonical JSON of the layout of a spec without defaults, so new fields do not change it."""
     given = spec.model_dump(mode="json", exclude_defaults=True)
     layout = {
         section: {key: one for key, one in given.get(section, {}).items() if key in keys}

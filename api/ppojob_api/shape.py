@@ -1,4 +1,4 @@
-"""Shape of the models as data, for messages and for the CRD."""
+"""Schema of the models as data, for messages and for the CRD."""
 
 import ast
 import inspect
@@ -41,7 +41,7 @@ KIND_NAMES: dict[Kind, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What may stand at one place of the resource; limits are named as in pydantic's `Field`."""
+    """Schema of one field; limits are named as in pydantic's `Field`."""
 
     kind: Kind
     optional: bool = False
@@ -57,11 +57,11 @@ class Shape:
     pattern: str | None = None
 
     def allowed(self) -> str:
-        """What to write here, in words."""
+        """What the field accepts, in words."""
         return self.words() + (", or remove it" if self.optional else "")
 
     def words(self) -> str:
-        """The same without saying that it may be left out."""
+        """The same without saying that it may be removed."""
         if self.kind == "boolean":
             return "true or false"
         if self.kind == "enum":
@@ -113,14 +113,17 @@ class Member:
 
     @property
     def description(self) -> str:
-        """The docstring below it."""
-        return _docstrings(self.section).get(self.name, "")
+        """The docstring below it, else the first paragraph of its section's."""
+        if own := _docstrings(self.section).get(self.name):
+            return own
+        of_section = (self.shape.model and self.shape.model.__doc__) or ""
+        return " ".join(inspect.cleandoc(of_section).partition("\n\n")[0].split())
 
     @property
     def takes(self) -> str:
-        """What may be written there, and what it is where nothing is.
+        """What the field accepts, and its default.
 
-        Sections have no default to tell, and where there is none the meaning says what is done.
+        Defaults of sections are not shown; without a default the meaning says what happens.
         """
         words = self.shape.words().removeprefix("write ")
         return f"{words}; {self.default_words}" if self.default_words else words
@@ -135,12 +138,12 @@ class Member:
 
     @property
     def meaning(self) -> str:
-        """What it does, without what verl calls it."""
+        """Its description without verl's name."""
         return _VERL.split(self.description, maxsplit=1)[0].strip()
 
     @property
     def verl(self) -> str:
-        """What verl calls it and has as its default; empty where the models do not say."""
+        """Verl's name and default; empty if the docstring has none."""
         return "".join(_VERL.split(self.description, maxsplit=1)[1:]).removesuffix(".")
 
 
@@ -163,8 +166,8 @@ def members(model: type[Section]) -> dict[str, Member]:
 def _docstrings(model: type[Section]) -> dict[str, str]:
     """The docstrings below the fields of a section, each as one line.
 
-    Pydantic would read them where a model is made: in every process, for a quarter of the time that
-    all models take to load.
+    Pydantic would read them in every process, for a quarter of the time that all models take to
+    load.
     """
     found: dict[str, str] = {}
     for base in reversed([base for base in model.__mro__ if issubclass(base, Section)]):
@@ -181,7 +184,7 @@ def _docstrings(model: type[Section]) -> dict[str, str]:
 
 
 def at(path: PathKey) -> Shape | None:
-    """The shape at a path, or None where the models know no such place."""
+    """The shape at a path, or None if the models have no such field."""
     shape: Shape | None = Shape(kind="object", model=PPOJob)
     for key in path:
         if shape is None:
@@ -197,7 +200,7 @@ def at(path: PathKey) -> Shape | None:
 
 
 def members_at(path: PathKey) -> dict[str, Member]:
-    """The fields of the section at a path; none where there is no section."""
+    """The fields of the section at a path; none if it is no section."""
     shape = at(path)
     return {} if shape is None or shape.model is None else members(shape.model)
 
@@ -232,7 +235,7 @@ def all_paths(model: type[Section] = PPOJob, prefix: str = "") -> Iterator[str]:
 
 
 def dotted(path: PathKey) -> str:
-    """A path as people write it: `spec.data.train[0].path`, odd keys as `spec["a b"]`."""
+    """A path as text: `spec.data.train[0].path`, other keys as `spec["a b"]`."""
     text = ""
     for key in path:
         if isinstance(key, int):
@@ -245,12 +248,12 @@ def dotted(path: PathKey) -> str:
 
 
 def within(path: str, other: str) -> bool:
-    """Whether a path as people write it is another one, or lies below it."""
+    """Whether a path (as text) equals another one or is below it."""
     return path == other or path.startswith((f"{other}.", f"{other}["))
 
 
 def placeholder(shape: Shape) -> JsonValue:
-    """Some value that is right for a shape, so that the rest of a broken spec can be judged."""
+    """A valid value for a shape, so that the rest of an invalid spec can be checked."""
     if shape.model is not None:
         return {k: placeholder(m.shape) for k, m in members(shape.model).items() if m.required}
     if shape.kind == "list" and shape.item is not None:
@@ -269,13 +272,13 @@ def _default(field: FieldInfo) -> Any:
     if value is PydanticUndefined:
         return None
     if isinstance(value, Section):
-        # Written out in full: an API server judges a default by the rules beside it as it stands.
+        # In full, since the API server evaluates rules on a default before the defaults inside it.
         return value.model_dump(mode="json", exclude_none=True)
     return list(value) if isinstance(value, tuple) else value
 
 
 def _shape(annotation: Any, metadata: Iterable[object] = ()) -> Shape:
-    """The shape of a type; limits stand in what is beside it in `Annotated`, or of its field."""
+    """The shape of a type; limits are in its `Annotated` metadata or in that of its field."""
     facts, origin = list(metadata), get_origin(annotation)
     if origin is Annotated:
         inner, *more = get_args(annotation)

@@ -1,10 +1,11 @@
-"""Suggestions for a field or a word that the resource does not have.
+"""Suggestions for an unknown field or word.
 
-Names of other frameworks are looked up in a table; only near misses of our own are told by letters.
+Names of other frameworks are looked up in a table; similar spelling counts only for our own names.
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from itertools import chain
 from typing import Final, NamedTuple
@@ -16,25 +17,36 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.shape import PathKey, Shape
 from ppojob_api.v1alpha1.job import PPOJobSpec
 
-# Share of equal letters from which a word counts as a slip for another, and from which it does
-# though a field elsewhere has the very name.
+# Similarity from which a word counts as a misspelling of another, and from which it does although
+# another section has a field of exactly this name.
 NEAR: Final = 0.75
 NEARER: Final = 0.8
 
-# Letters from which a part of a name finds the whole one, and how many names it may stand for.
+# Shortest part of a name that finds the whole name, and how many names it may match.
 SHORTEST_PART: Final = 6
 LISTED_PARTS: Final = 3
 
 
+_OF_ROLES: Final = {
+    "critic": {
+        "spec.optimizer": "spec.critic.optimizer",
+        "spec.model.lora": "spec.critic.lora",
+        "spec.roles.actorRollout": "spec.roles.critic",
+    },
+    "ref": {"spec.roles.actorRollout": "spec.roles.reference"},
+}
+"""Sections of the policy, and those that a name below `critic` or `ref` means instead."""
+
+
 class Suggestion(NamedTuple):
-    """What is wrong with a name, and what to write."""
+    """What is wrong with a name, and what to write instead."""
 
     why: str
     allowed: str
     reason_code: ReasonCode = ReasonCode.UNKNOWN_FIELD
 
     def as_problem(self, where: str, value: object) -> Problem:
-        """The same as a problem of a value at its place."""
+        """The suggestion as a problem of a value."""
         return Problem(where, shown(value), *self)
 
 
@@ -47,7 +59,6 @@ def of_field(path: PathKey, value: object) -> Suggestion:
         return _of_row(row, value)
     others = list(shapes.all_paths(PPOJobSpec, "spec."))
     elsewhere = [other for other in others if folded(other.rpartition(".")[2]) == word]
-    # A word that is here is the nearest to itself.
     cutoff = NEARER if elsewhere else NEAR
     near = difflib.get_close_matches(word, here, n=1, cutoff=cutoff)
     if near:
@@ -66,7 +77,7 @@ def of_field(path: PathKey, value: object) -> Suggestion:
 
 
 def _beside(section: str, fields: list[str]) -> list[str]:
-    """The one of these fields that is in the nearest section above, if it is the only one there."""
+    """The one of these fields in the nearest section above, if it is the only one there."""
     while (section := section.rpartition(".")[0]) not in {"", "spec"}:
         if near := [field for field in fields if shapes.within(field, section)]:
             return near if len(near) == 1 else []
@@ -74,7 +85,7 @@ def _beside(section: str, fields: list[str]) -> list[str]:
 
 
 def of_word(field: str, value: object, shape: Shape) -> Suggestion:
-    """What to write for a word that a field, without numbers of items, does not take."""
+    """What to write for a word that a field (a path without indices) does not accept."""
     why, code = "the value is unknown", ReasonCode.NOT_ONE_OF
     if not isinstance(value, str):
         return Suggestion(why, shape.allowed(), code)
@@ -95,21 +106,42 @@ def of_word(field: str, value: object, shape: Shape) -> Suggestion:
 
 
 def leaves(path: PathKey, value: object) -> list[tuple[PathKey, object]]:
-    """What stands below an unknown field, where another framework's section was copied here.
+    """The fields below an unknown field, if a section of another framework was copied here.
 
     Returns:
-        Each inner field and its value, or nothing where none of them is in the table.
+        Each inner field and its value, or nothing if none of them is in the table.
     """
     found = list(_leaves(path, value))
     return found if any(foreign_field(inner) for inner, _ in found if inner != path) else []
 
 
 def foreign_field(path: Sequence[object]) -> Row | None:
-    """The row of a field of another framework, wherever it stands."""
+    """The row of a field of another framework, in any section."""
     keys = [key for key in path if isinstance(key, str)]
     parts = [folded(part) for key in keys for part in key.split(".")] or [""]
     fits = [(c, row) for c, row in _by_last_word().get(parts[-1], ()) if _has(parts[:-1], c)]
-    return max(fits, key=lambda fit: len(fit[0]))[1] if fits else None
+    if not fits:
+        return None
+    context, row = max(fits, key=lambda fit: len(fit[0]))
+    for role, sections in _OF_ROLES.items():
+        if role in parts[:-1] and role not in context:
+            here = (_moved(field, sections) for field in row.here)
+            row = replace(row, here=tuple(here))
+    return row
+
+
+def _moved(field: str, sections: Mapping[str, str]) -> str:
+    """The field of another section, if that has it too."""
+    for ours, theirs in sections.items():
+        moved = theirs + field.removeprefix(ours)
+        if shapes.within(field, ours) and moved in _all_fields():
+            return moved
+    return field
+
+
+@cache
+def _all_fields() -> frozenset[str]:
+    return frozenset(shapes.all_paths())
 
 
 def foreign_word(field: str, word: str) -> Row | None:
@@ -119,7 +151,7 @@ def foreign_word(field: str, word: str) -> Row | None:
 
 
 def folded(word: str) -> str:
-    """A word without what spellings differ in: snake_case, kebab-case, camelCase, 0 for o."""
+    """A word in one spelling for snake_case, kebab-case, camelCase, and 0 for o."""
     return word[:128].lower().replace("_", "").replace("-", "").replace("0", "o")
 
 
@@ -166,7 +198,7 @@ def _leaves(path: PathKey, value: object) -> Iterable[tuple[PathKey, object]]:
         return
     inner = [leaf for key, each in value.items() for leaf in _leaves((*path, str(key)), each)]
     if is_known and any(foreign_field(leaf) is None for leaf, _ in inner):
-        # What is said of the section holds for keys of it that the table does not have.
+        # The row of the section applies to keys of it that the table does not have.
         yield path, value
         inner = [leaf for leaf in inner if foreign_field(leaf[0]) is not None]
     yield from inner

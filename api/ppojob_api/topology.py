@@ -1,7 +1,6 @@
-"""Which pods a job has, and which ranks live in them: a pure function of the spec.
+"""Pods of a job and the ranks in them: a pure function of the spec.
 
-The operator renders pods by it and the pods find each other by it, so there is one answer to
-"where is rank 3 of the reward role", and it needs no look-up.
+The operator renders the pods from it, and the pods find each other by it without a look-up.
 """
 
 from typing import Final, Literal
@@ -76,7 +75,7 @@ class RoleTopology(Section):
         return self.role not in _ROLES_WITHOUT_MODEL
 
     def ranks_of(self, pod_index: int) -> range:
-        """The ranks in one pod, in order of their local rank; they are dealt pod by pod."""
+        """The ranks in one pod, by local rank; pods have consecutive ranks."""
         first = pod_index * self.ranks_per_pod
         return range(first, first + self.ranks_per_pod)
 
@@ -181,7 +180,7 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
     roles, settings = [_without_model(job_name, "controller", CodePods())], spec.roles
     actor = _with_model(job_name, "actorRollout", settings.actor_rollout)
     roles.append(actor)
-    # Rows that are replayed have answers and scores already; where answers are given none scores.
+    # Replayed rows have responses and scores; given answers are not scored.
     is_given = spec.rollout.replay is not None or spec.algorithm.given is not None
     if settings.rollout is not None and not is_given:
         roles.append(_with_model(job_name, "rollout", settings.rollout))
@@ -194,7 +193,7 @@ def build(job_name: str, spec: PPOJobSpec) -> Topology:
         else:
             update = {"role": name, "colocated_with": role.colocate_with}
             roles.append(actor.model_copy(update=update))
-    # A reward model alone leaves functions nothing to do.
+    # With a reward model alone there are no reward functions.
     has_functions = is_scored and (spec.rewards or spec.reward_model is None)
     others: tuple[tuple[RoleName, CodePods | RetrieverPods | JudgePods, object], ...] = (
         ("reward", settings.reward, has_functions),

@@ -1,6 +1,6 @@
-"""Everything that can be wrong with a job and that the job itself shows, all at once.
+"""Validation of a job: all problems that the manifest itself shows, at once.
 
-The same checks run in `ppojob validate`, at admission, and again when a pod starts.
+The same checks run in `ppojob validate`, in the operator, and when a pod starts.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -25,7 +25,6 @@ _ROLES: Final = (
 )
 CHECKS: Final[tuple[tuple[Callable[[PPOJob], Iterator[Problem]], tuple[str, ...]], ...]] = (
     (schedule.best_metric, ("spec.checkpoint.best", "spec.rollout.validation.samples")),
-    (schedule.moments_of_sgd, ("spec.optimizer", "spec.critic.optimizer")),
     (pods.without_pods, ("spec.pods", *_ROLES)),
     (pods.pod_sets, ("spec.scheduling.type", *_ROLES)),
     (pods.overrides, ("spec.pods", "spec.scheduling.type")),
@@ -39,8 +38,8 @@ CHECKS: Final[tuple[tuple[Callable[[PPOJob], Iterator[Problem]], tuple[str, ...]
         ("spec.agent.tools", "spec.agent.mcpServers", "spec.agent.egress", "spec.sandbox.url"),
     ),
 )
-"""What CEL cannot say. Each check with the paths that it reads: it is skipped where one of them has
-a value that is wrong in itself."""
+"""Rules that CEL cannot express, each with the paths that it reads. A rule is skipped if one of the
+values there is invalid in itself."""
 
 
 @cache
@@ -50,7 +49,7 @@ def _read_by_rules() -> list[tuple[Rule, tuple[str, ...]]]:
 
 
 def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
-    """Judge a job across its fields.
+    """Check a job across its fields.
 
     Args:
         job: Any job that the models accept.
@@ -63,11 +62,11 @@ def check(job: PPOJob, *, unknown: Iterable[PathKey] = ()) -> list[Problem]:
 
 
 def check_length(job: PPOJob, rows: int) -> list[Problem]:
-    """Judge what the number of training prompts tells: whether all fits into epochs and steps.
+    """Check a job given the number of training prompts, which determines steps from epochs.
 
     Returns:
-        What the same job would be told with as many steps; nothing where it gives the steps, or
-        where there are too few rows for any.
+        The problems of the same job with that number of steps; none if the job gives the steps, or
+        if there are too few rows for a step.
     """
     known = _with_steps(job, rows)
     rules = [rule for rule, reads in _read_by_rules() if "spec.steps.total" in reads]
@@ -76,14 +75,14 @@ def check_length(job: PPOJob, rows: int) -> list[Problem]:
 
 
 def length_warnings(job: PPOJob, rows: int) -> list[Problem]:
-    """What is worth knowing of a good job beside `warnings`, as it has so many prompts."""
+    """Warnings about a valid job given the number of training prompts, besides `warnings`."""
     known = _with_steps(job, rows)
     late = [] if known is None else list(schedule.after_the_end(known))
     return [*late, *schedule.values_without_use(job, rows)]
 
 
 def _with_steps(job: PPOJob, rows: int) -> PPOJob | None:
-    """The job with steps for its epochs; None where it has none, or the data gives no step."""
+    """The job with steps instead of epochs; None without epochs, or if the data gives no step."""
     spec, total = job.spec, schedule.steps_of_run(job.spec, rows)
     if spec.steps.epochs is None or total == 0:
         return None
@@ -93,7 +92,7 @@ def _with_steps(job: PPOJob, rows: int) -> PPOJob | None:
 
 def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
     values = job.model_dump(mode="json", exclude_none=True)
-    # An API server fills in defaults, so what its author wrote of them is no longer known there.
+    # The API server writes defaults, so only values that differ from them are the author's.
     told = job.model_dump(mode="json", exclude_defaults=True, exclude_none=True)
     sections = cache(lambda path: list(places(values, path)))
     for rule in rules:
@@ -101,7 +100,7 @@ def _broken(rules: Iterable[Rule], job: PPOJob) -> Iterator[Problem]:
 
 
 def warnings(job: PPOJob) -> list[Problem]:
-    """What is worth knowing of a good job before it runs."""
+    """Warnings about a valid job before it runs."""
     told = (
         schedule.rounded_updates,
         schedule.rounded_merges,
@@ -114,11 +113,11 @@ def warnings(job: PPOJob) -> list[Problem]:
 
 
 def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | list[Problem]:
-    """Read and judge a manifest that an author wrote.
+    """Parse and check a manifest.
 
     Args:
         value: The manifest as plain values.
-        doubtful: Paths that a reader complained about already; they are not judged again.
+        doubtful: Paths with problems that the YAML reader reported; they are not checked again.
 
     Returns:
         The job, or all its problems.
@@ -138,7 +137,7 @@ def validate(value: object, *, doubtful: Iterable[PathKey] = ()) -> PPOJob | lis
 
 
 def _with_name_to_come(problem: Problem, value: dict[str, Any]) -> Problem:
-    """What is said of a missing name, where the author leaves it to the API server."""
+    """The problem of a missing name, with another text if `generateName` is given."""
     is_name = (problem.where, problem.got) == ("metadata.name", ABSENT)
     if not is_name or "generateName" not in (value.get("metadata") or ()):
         return problem

@@ -1,4 +1,4 @@
-"""Names that the operator, the pods and people agree on: the resource, keys, children, limits."""
+"""Names shared by operator, pods and command line: resource, labels, objects, limits."""
 
 import re
 from typing import Final, Literal, get_args
@@ -24,37 +24,37 @@ RoleName = Literal[
     "judge",
 ]
 
-# As the role is called in names of pods and services, which know no capitals.
+# Roles in names of pods and services, which have no capitals.
 ROLE_SLUGS: Final[dict[RoleName, str]] = {
     role: re.sub("[A-Z]", r"-\g<0>", role).lower() for role in get_args(RoleName)
 }
 
-# Scorers that a reward may name without a source; the trainer's table is held to this by a test.
+# Built-in reward functions; a test compares them with the trainer's table, and the lists below too.
 BUILT_IN_SCORERS: Final = (
     *("addition", "code", "countdown", "geometry3k", "gsm8k", "http_score", "judge"),
     *("majority_vote", "math_dapo", "math_reward", "math_verify", "multiply", "search_r1"),
     "search_r1_format",
 )
 
-# Functions that choose the rows of a step without a source; held to the trainer's table likewise.
+# Built-in samplers.
 BUILT_IN_SAMPLERS: Final = ("nearest", "uncertain")
 
-# What they are told of every row beside spec.data.sampler.columns.
+# Values of each row that samplers get besides spec.data.sampler.columns.
 SEEN_OF_ROWS: Final = (
     *("data_source", "draws", "last_step", "responses", "mean_score", "last_score", "value"),
 )
 
-# Tools that a model may call without a source; held to the trainer's table in the same way.
+# Built-in tools.
 SEARCH_TOOL: Final = "search"
 BUILT_IN_TOOLS: Final = (
     *("calc_geo3k_reward", "calc_gsm8k_reward", "calculator", "image_zoom_in_tool", "python"),
     SEARCH_TOOL,
 )
 
-# Interactions that need no source; held to the trainer's table in the same way.
+# Built-in interactions.
 BUILT_IN_INTERACTIONS: Final = ("gsm8k",)
 
-# Agents that a row may name where the job says nothing of them; of search_r1 it needs the tool.
+# Built-in agents; search_r1 needs the tool.
 BUILT_IN_AGENTS: Final = ("react_agent", "search_r1", "single_turn_agent", "tool_agent")
 
 LABEL_JOB: Final = "ppojob.dev/job"
@@ -62,17 +62,17 @@ LABEL_ROLE: Final = "ppojob.dev/role"
 ANNOTATION_CONFIG_DIGEST: Final = "ppojob.dev/config-digest"
 RESERVED_PREFIX: Final = "ppojob.dev/"
 
-# A StatefulSet puts its name and an 11-character revision hash into a label of 63 characters, and
-# the longest role name with its hyphen takes 14 of the 52 that are left.
+# A StatefulSet writes its name and an 11-character revision hash into a label of 63 characters. Of
+# the other 52 the longest role name with its hyphen takes 14.
 STATEFUL_SET_NAME_LIMIT: Final = 52
 JOB_NAME_LIMIT: Final = STATEFUL_SET_NAME_LIMIT - max(len(slug) + 1 for slug in ROLE_SLUGS.values())
 JOB_NAME_PATTERN: Final = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"
 NAMESPACE_PATTERN: Final = r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 WEIGHTS_AGAIN: Final = "consolidated"
-"""How files of a model's repository begin that hold its weights again, in Mistral's own form."""
+"""Prefix of files that hold a model's weights a second time, in Mistral's own format."""
 
-# Client-side apply keeps the whole object in an annotation, and annotations end at 256 KiB.
+# Client-side apply stores the whole object in an annotation; the limit of annotations is 256 KiB.
 MANIFEST_BYTES_LIMIT: Final = 256 * 1024
 
 

@@ -1,7 +1,7 @@
-"""Cache of the cluster's objects, by job.
+"""Informer cache: the cluster's objects by job.
 
-Reflectors and kopf's stream fill it; `observe` reads it. It holds trimmed records only: a pod
-takes about a kilobyte, a child object less than two.
+Reflectors and kopf's event stream fill it, `Cache.observed` reads it. It holds trimmed records: a
+pod takes about a kilobyte, a child object less than two.
 """
 
 import dataclasses
@@ -38,13 +38,13 @@ from ppojob_operator.state import (
     Pod,
 )
 
-_OVER = frozenset({"Succeeded", "Failed", "Suspended"})
-"""Phases of jobs without a controller."""
+_WITHOUT_CONTROLLER = frozenset({"Succeeded", "Failed", "Suspended"})
+"""Phases of jobs that have no controller to poll."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PackedChild:
-    """A child without its manifest, and that packed."""
+    """A child object without its manifest, and the compressed manifest."""
 
     child: Child
     packed: bytes
@@ -53,7 +53,7 @@ class _PackedChild:
 
 @dataclass(slots=True)
 class _JobRecords:
-    """What is known of one job."""
+    """The records of one job."""
 
     manifest: bytes | None = None
     uid: str = ""
@@ -66,46 +66,46 @@ class _JobRecords:
 
 
 class GangCache:
-    """Which gang kinds are served, and what Kueue's flavors and priority classes say.
+    """The served gang kinds, and Kueue's resource flavors and workload priority classes.
 
     Args:
-        wake: told when any of it changes; it may concern every job.
+        enqueue: called when any of them changes, to reconcile every job.
     """
 
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._wake = wake
+    def __init__(self, enqueue: Callable[[], None]) -> None:
+        self._enqueue = enqueue
         self._served: frozenset[tuple[GangKind, str]] = frozenset()
         self._flavors: dict[str, tuple[str, Placement]] = {}
         self._priorities: dict[str, tuple[str, int]] = {}
         self._facts = GangFacts()
 
     def facts(self, namespace: str) -> GangFacts:
-        """What is known, for the jobs of a namespace."""
+        """What the jobs of a namespace can use."""
         served = frozenset(kind for kind, where in self._served if where in {"", namespace})
         return dataclasses.replace(self._facts, served=served)
 
-    def see_served(self, kind: GangKind, namespace: str, is_served: bool) -> None:
-        """Whether the API server lets us read a kind in a namespace; empty: in all of them."""
+    def update_served(self, kind: GangKind, namespace: str, is_served: bool) -> None:
+        """Record whether a kind can be read in a namespace; empty: in all namespaces."""
         one = (kind, namespace)
         served = self._served | {one} if is_served else self._served - {one}
         if served != self._served:
             self._served = served
-            self._wake()
+            self._enqueue()
 
-    def see_flavor(self, manifest: Manifest) -> None:
-        """A ResourceFlavor."""
+    def update_flavor(self, manifest: Manifest) -> None:
+        """Store a ResourceFlavor."""
         metadata = manifest["metadata"]
         self._flavors[metadata["uid"]] = metadata["name"], placement(manifest.get("spec") or {})
         self._update()
 
-    def see_priority(self, manifest: Manifest) -> None:
-        """A WorkloadPriorityClass."""
+    def update_priority(self, manifest: Manifest) -> None:
+        """Store a WorkloadPriorityClass."""
         metadata = manifest["metadata"]
         self._priorities[metadata["uid"]] = metadata["name"], int(manifest["value"])
         self._update()
 
-    def lose(self, uid: str) -> None:
-        """A ResourceFlavor or a WorkloadPriorityClass is gone."""
+    def remove(self, uid: str) -> None:
+        """Remove a deleted ResourceFlavor or WorkloadPriorityClass."""
         self._flavors.pop(uid, None)
         self._priorities.pop(uid, None)
         self._update()
@@ -116,33 +116,33 @@ class GangCache:
         )
         if facts != self._facts:
             self._facts = facts
-            self._wake()
+            self._enqueue()
 
 
 class Cache:
-    """The records of all jobs; `wake` is told which of them has something new."""
+    """The records of all jobs; `enqueue` is called with each job that must be reconciled."""
 
-    def __init__(self, wake: Callable[[JobKey], None]) -> None:
-        self._wake = wake
+    def __init__(self, enqueue: Callable[[JobKey], None]) -> None:
+        self._enqueue = enqueue
         self._jobs: dict[JobKey, _JobRecords] = defaultdict(_JobRecords)
         self._nodes: dict[str, Node] = {}
         self._node_names: dict[str, str] = {}
         self._keys: dict[str, JobKey] = {}
-        self.gangs = GangCache(lambda: self._wake_all(self.job_keys()))
+        self.gangs = GangCache(lambda: self._enqueue_all(self.job_keys()))
 
     def job_keys(self) -> tuple[JobKey, ...]:
-        """All jobs that are there."""
+        """All existing jobs."""
         return tuple(key for key, records in self._jobs.items() if records.manifest)
 
     def phases(self) -> Mapping[str, int]:
-        """How many jobs are in each phase."""
+        """Number of jobs by phase."""
         return Counter(records.phase for records in self._jobs.values() if records.manifest)
 
     def job(self, key: JobKey) -> Job | None:
-        """A job as it was seen last; None where it is gone.
+        """The last known version of a job; None if it does not exist.
 
         Raises:
-            ValueError: its status cannot be read.
+            ValueError: its status cannot be parsed.
         """
         records = self._jobs.get(key)
         if records is None or records.manifest is None:
@@ -150,11 +150,11 @@ class Cache:
         return read_job(unpack(records.manifest))
 
     def observed(self, key: JobKey, job_uid: str) -> Observed:
-        """What is there for a job."""
+        """The observed state of a job."""
         records = self._jobs.get(key) or _JobRecords()
         pods = tuple(pod for pod in records.pods.values() if pod.job_uid == job_uid)
         report = records.report
-        # Of a controller whose pod is gone the report is no news; the next one reports itself.
+        # The report of a controller whose pod was deleted is outdated.
         is_current = report and any(pod.uid == report.pod_uid for pod in pods)
         return Observed(
             pods=tuple(sorted(pods, key=lambda pod: pod.name)),
@@ -173,31 +173,31 @@ class Cache:
         )
 
     def controllers(self) -> list[tuple[JobKey, Pod]]:
-        """The controllers' pods that can be asked how they are."""
+        """The controller pods whose supervisors can be polled."""
         return [
             (key, pod)
             for key, records in self._jobs.items()
-            if records.manifest and records.phase not in _OVER
+            if records.manifest and records.phase not in _WITHOUT_CONTROLLER
             for pod in records.pods.values()
             if pod.role == "controller" and pod.address and pod.phase == "Running"
         ]
 
-    def see_report(self, key: JobKey, report: ControllerReport) -> None:
-        """What a controller's supervisor says; wakes the job where it is something new."""
+    def update_report(self, key: JobKey, report: ControllerReport) -> None:
+        """Store the report of a controller's supervisor; enqueues the job if it changed."""
         records = self._jobs.get(key)
         if records is not None and records.report != report:
             records.report = report
-            self._wake(key)
+            self._enqueue(key)
 
-    def see_job(self, manifest: Manifest) -> None:
-        """A PPOJob; wakes it unless only its training goes on."""
+    def update_job(self, manifest: Manifest) -> None:
+        """Store a PPOJob; enqueues it unless only its training progress changed."""
         metadata = manifest["metadata"]
         key = (metadata["namespace"], metadata["name"])
         trimmed = trimmed_job(manifest)
         records = self._jobs[key]
         before = unpack(records.manifest) if records.manifest else None
         if before is not None and _is_older(metadata, before["metadata"]):
-            # Our own write was answered before the stream came to what it wrote over.
+            # The watch delivers an older version than the answer to our own write.
             return
         if records.uid != metadata["uid"]:
             records.refused.clear()
@@ -206,16 +206,16 @@ class Cache:
         records.phase = (manifest.get("status") or {}).get("phase", "Pending")
         self._keys[metadata["uid"]] = key
         if before is None or _relevant(before) != _relevant(trimmed):
-            self._wake(key)
+            self._enqueue(key)
 
-    def lose_job(self, uid: str) -> None:
-        """A PPOJob is gone; a younger one of the same name stays."""
+    def remove_job(self, uid: str) -> None:
+        """Remove a deleted PPOJob; a newer one of the same name stays."""
         key = self._keys.pop(uid, None)
         if key is not None and self._jobs[key].uid == uid:
             self.forget_job(key)
 
     def forget_job(self, key: JobKey) -> None:
-        """The PPOJob of this name is gone."""
+        """Remove the PPOJob of this name."""
         records = self._jobs[key]
         self._keys.pop(records.uid, None)
         records.manifest = records.report = None
@@ -223,8 +223,8 @@ class Cache:
         records.refused.clear()
         self._drop_if_empty(key)
 
-    def see_pod(self, manifest: Manifest) -> None:
-        """A pod; wakes its job where a record of it changes."""
+    def update_pod(self, manifest: Manifest) -> None:
+        """Store a pod; enqueues its job if the record changed."""
         pod = read_pod(manifest)
         if pod is None:
             return
@@ -232,14 +232,14 @@ class Cache:
         self._keys[pod.uid] = key
         if self._jobs[key].pods.get(pod.uid) != pod:
             self._jobs[key].pods[pod.uid] = pod
-            self._wake(key)
+            self._enqueue(key)
 
-    def see_child(self, manifest: Manifest) -> None:
-        """An object that was made for a job; wakes it where it changes."""
+    def update_child(self, manifest: Manifest) -> None:
+        """Store an object of a job; enqueues the job if it changed."""
         key, version = job_key(manifest), int(manifest["metadata"]["resourceVersion"])
         before = self._jobs[key].children.get(manifest["metadata"]["uid"])
         if before is not None and version <= before.version:
-            # Our own write was answered before the stream came to it, or to what it wrote over.
+            # The watch delivers the version that our own write returned, or an older one.
             return
         child = read_child(manifest)
         bare = dataclasses.replace(child, manifest={})
@@ -247,36 +247,36 @@ class Cache:
         self._keys[child.uid] = key
         self._jobs[key].children[child.uid] = kept
         if before is None or (before.child, before.packed) != (bare, kept.packed):
-            self._wake(key)
+            self._enqueue(key)
 
-    def lose(self, uid: str) -> None:
-        """A pod of a job, or an object that was made for it, is gone."""
+    def remove(self, uid: str) -> None:
+        """Remove a deleted pod or object of a job."""
         key = self._keys.pop(uid, None)
         if key is not None:
             records = self._jobs[key]
             for known in (records.pods, records.children, records.settled):
                 known.pop(uid, None)
-            self._wake(key)
+            self._enqueue(key)
             self._drop_if_empty(key)
 
-    def see_node(self, manifest: Manifest) -> None:
-        """A node; wakes the jobs on it where it falls silent or is heard again."""
+    def update_node(self, manifest: Manifest) -> None:
+        """Store a node; enqueues the jobs on it if its kubelet stops or resumes responding."""
         node = read_node(manifest)
         self._node_names[manifest["metadata"]["uid"]] = node.name
         if self._nodes.get(node.name) != node:
             self._nodes[node.name] = node
-            self._wake_all(self._jobs_on(node.name))
+            self._enqueue_all(self._jobs_on(node.name))
 
-    def lose_node(self, uid: str) -> None:
-        """A node is gone; Kubernetes collects its pods by itself."""
+    def remove_node(self, uid: str) -> None:
+        """Remove a deleted node; Kubernetes garbage-collects its pods."""
         name = self._node_names.pop(uid, None)
         if name is not None and self._nodes.pop(name, None) is not None:
-            self._wake_all(self._jobs_on(name))
+            self._enqueue_all(self._jobs_on(name))
 
-    def see_answer(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:
-        """Take in what the API server made of an object that we wrote."""
-        self.see_child(answer)
-        self.accept(key, wanted)
+    def record_write(self, key: JobKey, answer: Manifest, wanted: Manifest) -> None:
+        """Store the API server's answer to our write of an object."""
+        self.update_child(answer)
+        self.clear_refusal(key, wanted)
         records = self._jobs[key]
         uid = answer["metadata"]["uid"]
         if covers(answer, wanted):
@@ -284,25 +284,25 @@ class Cache:
         else:
             records.settled[uid] = digest(wanted)
 
-    def refuse(self, job: Job, manifest: Manifest, why: str) -> None:
-        """Keep why an object was not taken from us, for the status."""
+    def record_refusal(self, job: Job, manifest: Manifest, why: str) -> None:
+        """Keep why the API server refused an object, for the status."""
         records = self._jobs.get(job.key)
-        # A job that was forgotten meanwhile leaves nothing to the next of its name.
+        # A job that was deleted meanwhile leaves nothing to the next one of its name.
         if records is not None and records.manifest and records.uid == job.uid:
             records.refused[child_key(manifest)] = why
 
-    def accept(self, key: JobKey, manifest: Manifest) -> None:
-        """Forget why an object was not taken, which now was."""
+    def clear_refusal(self, key: JobKey, manifest: Manifest) -> None:
+        """Forget the refusal of an object that is accepted now."""
         records = self._jobs.get(key)
         if records is not None:
             records.refused.pop(child_key(manifest), None)
 
     def keep_refusals(self, key: JobKey, wanted: Set[tuple[ChildKind, str]]) -> None:
-        """Forget why objects were not taken that are wanted no more; wakes the job."""
+        """Forget the refusals of objects that are no longer desired; enqueues the job."""
         records = self._jobs.get(key)
         if records is not None and not records.refused.keys() <= wanted:
             records.refused = {one: why for one, why in records.refused.items() if one in wanted}
-            self._wake(key)
+            self._enqueue(key)
 
     def _jobs_on(self, node: str) -> list[JobKey]:
         return [
@@ -311,9 +311,9 @@ class Cache:
             if any(pod.node == node for pod in records.pods.values())
         ]
 
-    def _wake_all(self, keys: Iterable[JobKey]) -> None:
+    def _enqueue_all(self, keys: Iterable[JobKey]) -> None:
         for key in keys:
-            self._wake(key)
+            self._enqueue(key)
 
     def _drop_if_empty(self, key: JobKey) -> None:
         records = self._jobs[key]
@@ -322,13 +322,13 @@ class Cache:
 
 
 def _is_older(metadata: Manifest, than: Manifest) -> bool:
-    """Whether one state of an object was before another: versions are ordered since 1.35."""
+    """Whether a version of an object is older; resource versions are ordered since 1.35."""
     same = metadata["uid"] == than["uid"]
     return bool(same and int(metadata["resourceVersion"]) < int(than["resourceVersion"]))
 
 
 def _relevant(manifest: dict[str, Any]) -> dict[str, Any]:
-    """What of a job a plan depends on: of its training, where it is, and not how far."""
+    """The part of a job that a plan depends on: of its training the stage, not the step."""
     status = dict(manifest.get("status") or {})
     training = status.pop("training", None) or {}
     stage = (training.get("stage"), training.get("lastCheckpointStep") is None)

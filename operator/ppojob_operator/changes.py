@@ -1,4 +1,4 @@
-"""What must be made, changed and deleted so that a job has the objects it is to have. Pure."""
+"""Difference between the observed and the desired objects of a job, as actions. Pure."""
 
 from collections.abc import Iterable, Iterator, Set
 from typing import Any
@@ -25,7 +25,7 @@ from ppojob_operator.build.objects import (
 from ppojob_operator.build.pod_template import PodConfig, config_map_name
 from ppojob_operator.conditions import holds, inert, rfc3339
 from ppojob_operator.kinds import GANG_KINDS, child_key, child_kind
-from ppojob_operator.policies.placing import NOT_ASKED
+from ppojob_operator.policies.placing import NOT_OF_QUEUE
 from ppojob_operator.policies.startup import pods_ready
 from ppojob_operator.reconcile_context import ReconcileContext
 from ppojob_operator.settings import Settings
@@ -36,71 +36,71 @@ from ppojob_operator.state import (
     Child,
     ChildKind,
     Create,
+    CreateKeys,
     Delete,
     DeletePod,
-    MakeKeys,
     Manifest,
     ReleaseQuota,
 )
 
 _STUCK_SECONDS = 30.0
-"""A pod that waits for its mounts for so long may lack its Secret, which nobody watches."""
+"""A pod that waits this long for its mounts may lack its Secret, which is not watched."""
 
 Waves = tuple[tuple[Action, ...], ...]
 
 
 def changes(here: ReconcileContext, defaults: Settings) -> Waves:
-    """The actions: first what pods need, then the pods, then what nobody needs any more."""
+    """Actions in waves: what pods need, then the StatefulSets, then deletions."""
     gang = tuple(_gang_changes(here, defaults))
-    told = tuple(_queue_changes(here))
+    queue = tuple(_queue_changes(here))
     config = here.config
-    if config is None or not here.wanted:
-        return (tuple(_unwanted_sets(here)), gang, told)
-    # A job that is not to run gives its StatefulSets up, one after the other, as they are.
-    sets = _set_actions(here, config, defaults) if here.runs else []
+    if config is None or not here.desired:
+        return (tuple(_unneeded_sets(here)), gang, queue)
+    # The StatefulSets of a stopping job are deleted one after the other, without other changes.
+    sets = _set_actions(here, config, defaults) if here.should_run else []
     config_name = config_map_name(here.job, config)
     around = [
         action
-        for wanted in base_objects(here.job, config, is_short=_is_short(here))
-        if wanted["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
-        for action in _object_actions(here, wanted)
+        for desired in base_objects(here.job, config, is_partly_placed=_is_partly_placed(here))
+        if desired["metadata"]["name"] != config_name or sets or _is_in_use(here, config)
+        for action in _object_actions(here, desired)
     ]
     keys: list[Action] = []
     if any(isinstance(action, Create) for action in sets) or _is_stuck(here):
-        keys.append(MakeKeys(key_templates(here.job, config)))
+        keys.append(CreateKeys(key_templates(here.job, config)))
     rest: list[Action] = [
-        *_unwanted_sets(here),
+        *_unneeded_sets(here),
         *_unused_configs(here, config),
         *_unused_services(here),
     ]
-    if here.runs and not (around or sets):
+    if here.should_run and not (around or sets):
         rest += _outdated_controller(here)
     bound = _object_actions(here, role_binding(here.job))
-    return ((*keys, *around, *gang), (*sets, *bound), (*rest, *told))
+    return ((*keys, *around, *gang), (*sets, *bound), (*rest, *queue))
 
 
-def made(waves: Waves) -> Set[tuple[ChildKind, str]]:
-    """The objects that are to be made, or given other content."""
+def written_objects(waves: Waves) -> Set[tuple[ChildKind, str]]:
+    """The objects that a plan creates or applies."""
     acts = (action for wave in waves for action in wave)
-    return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply | MakeKeys)}
+    return {child_key(one.manifest) for one in acts if isinstance(one, Create | Apply | CreateKeys)}
 
 
 def _set_actions(here: ReconcileContext, config: PodConfig, defaults: Settings) -> list[Action]:
-    roles = (config.run.topology.role(role) for role in here.wanted)
+    roles = (config.run.topology.role(role) for role in here.desired)
     rendered = stateful_sets(here.job, config, roles, defaults, here.admission.placements)
-    return [action for wanted in rendered for action in _object_actions(here, wanted)]
+    return [action for desired in rendered for action in _object_actions(here, desired)]
 
 
-def _is_short(here: ReconcileContext) -> bool:
-    """Whether some pods have a place, and others found none."""
+def _is_partly_placed(here: ReconcileContext) -> bool:
+    """Whether some pods are scheduled and others are unschedulable."""
     pods = here.observed.pods
     return any(pod.unschedulable for pod in pods) and any(pod.node for pod in pods)
 
 
 def _is_in_use(here: ReconcileContext, config: PodConfig) -> bool:
-    """Whether a pod mounts this very configuration, or the next one will."""
+    """Whether a pod or a StatefulSet mounts this configuration."""
     is_mounted = any(pod.config_digest == config.digest for pod in here.observed.pods)
-    return is_mounted or any(_mounts(here, role, config) for role in here.wanted)
+    return is_mounted or any(_mounts(here, role, config) for role in here.desired)
 
 
 def _is_stuck(here: ReconcileContext) -> bool:
@@ -111,46 +111,45 @@ def _is_stuck(here: ReconcileContext) -> bool:
     )
 
 
-def _unwanted_sets(here: ReconcileContext) -> Iterable[Action]:
-    keep = {workload_name(here.job.name, role) for role in here.wanted}
+def _unneeded_sets(here: ReconcileContext) -> Iterable[Action]:
+    keep = {workload_name(here.job.name, role) for role in here.desired}
     known = {workload_name(here.job.name, role) for role in here.roles}
-    asked = _configs_of_controllers(here) if here.wanted else set()
-    for (kind, name), child in here.observed.children.items():
-        if kind != "StatefulSet" or name in keep or child.is_deleting:
-            continue
-        # A role that this operator does not give the job, but that which began it did: a
-        # controller that has begun with it waits for its pods.
-        if name in known or _config_of(child) not in asked:
-            yield Delete(kind, name, child.uid)
+    in_use = _configs_of_controllers(here) if here.desired else set()
+    for child in here.observed.children_of("StatefulSet"):
+        # Another version of the operator may have started the job with a role that this one does
+        # not know: its controller waits for the pods of that role.
+        if child.name not in keep and (child.name in known or _config_of(child) not in in_use):
+            yield _deletion(child)
+
+
+def _deletion(child: Child) -> Delete:
+    return Delete(child.kind, child.name, child.uid)
 
 
 def _configs_of_controllers(here: ReconcileContext) -> set[str]:
-    """What the controller that is there runs, and the next one will."""
+    """The configurations of the current and the next controller."""
     child = _set_of(here, "controller")
     running = {pod.config_digest for pod in here.observed.pods_of("controller")}
     return running | {_config_of(child)} if child else running
 
 
 def _unused_configs(here: ReconcileContext, config: PodConfig) -> Iterable[Action]:
-    """Configurations of before; a pod that is still there may mount its own again."""
-    if not all(_mounts(here, role, config) for role in here.wanted):
+    """Previous configurations that no pod mounts."""
+    if not all(_mounts(here, role, config) for role in here.desired):
         return
-    used = {pod.config_digest for pod in here.observed.pods} | {config.digest}
-    for (kind, name), child in here.observed.children.items():
-        if kind == "ConfigMap" and not child.is_deleting:
-            theirs = _annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST)
-            if theirs is not None and theirs not in used:
-                yield Delete(kind, name, child.uid)
+    used = {pod.config_digest for pod in here.observed.pods} | {config.digest, None}
+    for child in here.observed.children_of("ConfigMap"):
+        if _annotations(child.manifest).get(ANNOTATION_CONFIG_DIGEST) not in used:
+            yield _deletion(child)
 
 
 def _unused_services(here: ReconcileContext) -> Iterable[Action]:
-    """Services of roles that another layout had pods for."""
+    """Services of roles of a previous layout."""
     known = {workload_name(here.job.name, role) for role in here.roles}
-    children = here.observed.children
-    for (kind, name), child in children.items():
-        is_ours = kind == "Service" and child.owner_uid == here.job.uid and not child.is_deleting
-        if is_ours and name not in known and ("StatefulSet", name) not in children:
-            yield Delete(kind, name, child.uid)
+    for child in here.observed.children_of("Service"):
+        is_unused = ("StatefulSet", child.name) not in here.observed.children
+        if child.owner_uid == here.job.uid and child.name not in known and is_unused:
+            yield _deletion(child)
 
 
 def _mounts(here: ReconcileContext, role: RoleName, config: PodConfig) -> bool:
@@ -159,10 +158,10 @@ def _mounts(here: ReconcileContext, role: RoleName, config: PodConfig) -> bool:
 
 
 def _outdated_controller(here: ReconcileContext) -> Iterable[Action]:
-    """A controller that runs another configuration than its StatefulSet says.
+    """A controller pod with another configuration than its StatefulSet.
 
-    Told to end it writes a checkpoint after its step, and the next one reads the new configuration;
-    the ranks of all roles go on.
+    On SIGTERM it finishes its step and writes a checkpoint, and the next one reads the new
+    configuration. The ranks of all roles keep running.
     """
     child = _set_of(here, "controller")
     if child is None:
@@ -181,61 +180,59 @@ def _config_of(child: Child) -> str:
     return str(_annotations(template).get(ANNOTATION_CONFIG_DIGEST, ""))
 
 
-def _object_actions(here: ReconcileContext, wanted: dict[str, Any]) -> Iterable[Action]:
-    """What brings one object to its wanted content; nothing where it has it."""
-    kind = child_kind(wanted)
-    child = here.observed.children.get((kind, wanted["metadata"]["name"]))
-    if child is None:
-        yield Create(wanted)
-    elif _is_orphan(here, child):
-        # Only a person may delete it: the create is refused, and a condition names it.
-        yield Create(wanted)
+def _object_actions(here: ReconcileContext, desired: dict[str, Any]) -> Iterable[Action]:
+    """Actions that give an object its desired content."""
+    kind = child_kind(desired)
+    child = here.observed.children.get((kind, desired["metadata"]["name"]))
+    # The API server refuses to create an object whose name an orphan has; a condition names it.
+    if child is None or _is_orphan(here, child):
+        yield Create(desired)
     elif child.is_deleting or child.owner_uid != here.job.uid or kind == "PersistentVolumeClaim":
-        # It is on its way out, and its deletion wakes us; or its user may let it grow.
+        # Its deletion enqueues the job; and users may expand a claim.
         return
     else:
-        if kind == "StatefulSet" and _is_kept(child, wanted):
-            wanted = _as_first_made(child, wanted)
-        if not covers(child.manifest, wanted) and child.settled_digest != digest(wanted):
-            yield Apply(wanted, child.uid)
+        if kind == "StatefulSet" and _is_of_other_operator(child, desired):
+            desired = _as_created(child, desired)
+        if not covers(child.manifest, desired) and child.settled_digest != digest(desired):
+            yield Apply(desired, child.uid)
 
 
 def _is_orphan(here: ReconcileContext, child: Child) -> bool:
-    """Whether an earlier job has left it, as a claim that outlives it or by `--cascade=orphan`."""
+    """Whether an earlier job left the object: a retained claim, or after `--cascade=orphan`."""
     is_owned = child.is_deleting or bool(child.owner_uid)
     return not is_owned and not is_of(here.job, child.manifest["metadata"])
 
 
-def _is_kept(child: Child, wanted: Manifest) -> bool:
-    """Whether the difference is only that this operator renders the same job otherwise.
+def _is_of_other_operator(child: Child, desired: Manifest) -> bool:
+    """Whether another version of the operator rendered the same generation of the job.
 
-    A newer operator restarts no running job, nor does it mix its pods with those of the older.
+    An upgraded operator restarts no running job, and never mixes its pods with those of the older
+    version.
     """
-    theirs = _annotations(child.manifest)
-    ours = _annotations(wanted)
-    same_job = theirs.get(ANNOTATION_GENERATION) == ours[ANNOTATION_GENERATION]
-    return same_job and theirs.get(ANNOTATION_TEMPLATE) != ours[ANNOTATION_TEMPLATE]
+    actual, ours = _annotations(child.manifest), _annotations(desired)
+    same_job = actual.get(ANNOTATION_GENERATION) == ours[ANNOTATION_GENERATION]
+    return same_job and actual.get(ANNOTATION_TEMPLATE) != ours[ANNOTATION_TEMPLATE]
 
 
-def _as_first_made(child: Child, wanted: Manifest) -> dict[str, Any]:
-    """A StatefulSet as the other operator made it; one that was scaled to 0 gets its pods back."""
+def _as_created(child: Child, desired: Manifest) -> dict[str, Any]:
+    """The StatefulSet as that operator rendered it; if scaled to 0, with its replicas."""
     spec = child.manifest["spec"]
-    replicas = spec["replicas"] or wanted["spec"]["replicas"]
+    replicas = spec["replicas"] or desired["spec"]["replicas"]
     return {**child.manifest, "spec": {**spec, "replicas": replicas}}
 
 
 def _annotations(manifest: Manifest) -> dict[str, str]:
-    """The annotations of an object."""
+    """Annotations of an object."""
     return dict(manifest["metadata"].get("annotations") or {})
 
 
 def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action]:
-    """The actions: objects that pods are placed by, and what a queue is told."""
+    """Actions for the objects of gang scheduling."""
     if not here.wants_gang:
-        yield from _unwanted_gang(here)
+        yield from _unneeded_gang(here)
         return
     gang = GANGS.get(here.job.scheduling.type)
-    if gang is None or here.config is None or here.moves:
+    if gang is None or here.config is None or here.has_old_layout:
         return
     if not here.observed.gangs.served.issuperset(gang.kinds):
         return
@@ -244,12 +241,12 @@ def _gang_changes(here: ReconcileContext, defaults: Settings) -> Iterable[Action
         one["metadata"]["annotations"] = {ANNOTATION_LAYOUT: here.config.layout}
         yield from (action for action in _object_actions(here, one) if _is_free(here, action))
         if (child_kind(one), one["metadata"]["name"]) not in here.observed.children:
-            # The API server takes a PodGroup only where it has heard of its Workload.
+            # The API server accepts a PodGroup only after its Workload.
             return
 
 
 def _queue_changes(here: ReconcileContext) -> Iterator[Action]:
-    """What Kueue gets to know: whether the pods are ready, and how the job ended."""
+    """Actions that report to Kueue: whether the pods are ready, and how the job ended."""
     child = kueue.own_workload(here.job, here.observed)
     if child is None:
         return
@@ -257,7 +254,7 @@ def _queue_changes(here: ReconcileContext) -> Iterator[Action]:
     if answer.holds("Finished"):
         return
     if here.has_ended and here.observed.pods:
-        # They may be writing a checkpoint, and what they hold would be given to another job.
+        # Its pods may be writing a checkpoint and still use the quota.
         return
     evicted = answer.holds("Evicted") and answer.holds("QuotaReserved")
     if evicted and not here.observed.pods and not here.has_ended:
@@ -266,20 +263,22 @@ def _queue_changes(here: ReconcileContext) -> Iterator[Action]:
     if here.has_ended:
         status = here.job.status
         reason = "Succeeded" if holds(status, "Complete") else "Failed"
-        words = inert(f"{status.reason}: {status.message}")
-        told = {"Finished": kueue.QueueCondition("True", reason, words)}
+        message = inert(f"{status.reason}: {status.message}")
+        conditions = {"Finished": kueue.QueueCondition("True", reason, message)}
     else:
-        told = _readiness(here, answer)
-    if told:
-        manifest = kueue.conditions(here.job, told, rfc3339(here.now))
+        conditions = _readiness(here, answer)
+    if conditions:
+        manifest = kueue.conditions(here.job, conditions, rfc3339(here.now))
         yield ApplyStatus(manifest, child.uid)
 
 
 def _readiness(here: ReconcileContext, answer: kueue.Answer) -> dict[str, kueue.QueueCondition]:
-    """The condition by which Kueue takes quota back from a job whose pods never start."""
-    if here.admission.claim.reason in NOT_ASKED:
+    """The condition by which Kueue evicts a job whose pods never become ready."""
+    if here.admission.admitted.reason in NOT_OF_QUEUE:
         return {}
-    is_ready = bool(here.admission.claim.holds and pods_ready(here.roles, here.observed, 0.0).holds)
+    is_ready = bool(
+        here.admission.admitted.holds and pods_ready(here.roles, here.observed, 0.0).holds
+    )
     was = answer.conditions.get("PodsReady")
     value = str(is_ready)
     if value == (was.status if was else "False"):
@@ -287,26 +286,25 @@ def _readiness(here: ReconcileContext, answer: kueue.Answer) -> dict[str, kueue.
     if is_ready:
         reason = "Recovered" if was and was.reason == "WaitForRecovery" else "Started"
         return {"PodsReady": kueue.QueueCondition(value, reason, "all pods are ready")}
-    reason = "WaitForRecovery" if here.admission.claim.holds else "WaitForStart"
+    reason = "WaitForRecovery" if here.admission.admitted.holds else "WaitForStart"
     return {"PodsReady": kueue.QueueCondition(value, reason, "not all pods are ready")}
 
 
 def _is_free(here: ReconcileContext, action: Action) -> bool:
-    """Whether a queue may be asked now."""
+    """Whether the Workload may be created or changed now."""
     if here.job.scheduling.type != "kueue":
         return True
     if isinstance(action, Create):
-        # Pods of before still hold what another admission would count anew.
+        # Previous pods still use resources that a new admission would count again.
         return not here.observed.pods
     child = here.observed.children[kueue.KIND, gang_name(here.job)]
-    # What was admitted is what the pods are: an edit is for the next admission.
+    # The admission is for the pods as they are; an edit applies to the next admission.
     return not kueue.answer(child).holds("QuotaReserved")
 
 
-def _unwanted_gang(here: ReconcileContext) -> Iterator[Action]:
-    """Objects of a job that has no pods and is to have none: what they reserve is free."""
-    for (kind, name), child in here.observed.children.items():
-        # What Kueue shows of a job that has ended it keeps as long as it likes.
-        is_record = here.has_ended and kind == kueue.KIND
-        if kind in GANG_KINDS and not child.is_deleting and not is_record:
-            yield Delete(kind, name, child.uid)
+def _unneeded_gang(here: ReconcileContext) -> Iterator[Action]:
+    """Objects of gang scheduling that reserve resources for pods that a job no longer has."""
+    for kind in GANG_KINDS:
+        # Kueue itself deletes the Workload of a finished job.
+        if not (here.has_ended and kind == kueue.KIND):
+            yield from map(_deletion, here.observed.children_of(kind))

@@ -1,4 +1,4 @@
-"""Kubernetes API client over pooled HTTP, with the requests that the operator needs."""
+"""Kubernetes API client with one connection pool."""
 
 import asyncio
 import copy
@@ -19,7 +19,7 @@ from ppojob_operator.state import Manifest
 FIELD_MANAGER = "ppojob-operator"
 PAGE_SIZE = 500
 _AT_ONCE = 64
-"""Most concurrent requests, without watches."""
+"""Limit of concurrent requests, without watches."""
 _REQUEST_SECONDS = 15.0
 _WATCH_SECONDS = 300
 _LINE_BYTES = 4 << 20
@@ -45,9 +45,9 @@ class Change:
 
 
 class Cluster:
-    """An API server behind one connection pool; use as an async context manager.
+    """Client of an API server; use as an async context manager.
 
-    Every method raises a `ClusterError`; see `errors` for its classes.
+    Every method raises a `ClusterError`; see `errors` for its subclasses.
 
     Args:
         stall_seconds: a watch without events for this long is closed. Bookmarks come every
@@ -76,7 +76,7 @@ class Cluster:
             await self._session.close()
 
     def fenced(self, check: Callable[[], None]) -> "Cluster":
-        """Return a fenced client: `check` raises if writes are not allowed; reads are."""
+        """Return a client that calls `check` before each write, which raises unless it leads."""
         fenced = copy.copy(self)
         fenced._check = check
         return fenced
@@ -86,10 +86,10 @@ class Cluster:
         return await self._request("get", kind, kind.path(namespace, name))
 
     async def create(self, manifest: Manifest) -> Manifest:
-        """Create an object that must not exist: objects of others are never adopted.
+        """Create an object that must not exist yet; existing objects are never adopted.
 
         Raises:
-            ConflictError: the name is taken.
+            ConflictError: the name exists.
         """
         return await self._write("create", manifest)
 

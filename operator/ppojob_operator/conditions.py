@@ -31,7 +31,7 @@ class ObservedCondition:
 
     Attributes:
         holds: None: unknown.
-        reason: CamelCase word; reasons.md of `kubectl ppojob` has a line for each.
+        reason: CamelCase word; cli/ppojob_cli/cluster/reasons.md explains each.
     """
 
     type: ConditionType
@@ -41,28 +41,28 @@ class ObservedCondition:
 
 
 def rfc3339(time: Time) -> str:
-    """A time as Kubernetes writes it, to the second."""
+    """Format a time like Kubernetes, to the second."""
     return time.astimezone(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def from_rfc3339(text: str) -> Time:
-    """The time that `rfc3339`, or the API server, wrote.
+    """Parse a time of `rfc3339` or of the API server.
 
     Raises:
-        ValueError: it is no time.
+        ValueError: it is not a time.
     """
     return datetime.datetime.fromisoformat(text).astimezone(datetime.UTC)
 
 
 def event_time(event: Manifest) -> str:
-    """When an Event was seen last, in any of the ways in which that is written."""
+    """When an Event occurred last; the field depends on the version of the Events API."""
     series = (event.get("series") or {}).get("lastObservedTime")
     times = (series, event.get("lastTimestamp"), event.get("eventTime"))
     return next((str(time) for time in times if time), "")
 
 
 def inert(text: str) -> str:
-    """Text of others, fit for a status: one line, printable, not endless."""
+    """Sanitise text of other programs for the status: one line, printable, bounded."""
     line = " ".join(text.split())
     if not line.isprintable():
         line = "".join(letter if letter.isprintable() else "?" for letter in line)
@@ -72,9 +72,8 @@ def inert(text: str) -> str:
 def acceptance(problems: tuple[Problem, ...]) -> ObservedCondition:
     """Return the condition Accepted: the spec is valid, invalid, or newer than this operator.
 
-    The API server drops fields that its schema does not have, and writes defaults of those that it
-    has. So an unknown field is of a newer resource, as in the middle of an upgrade, and other
-    problems may be too: a newer operator will decide.
+    The API server drops fields that are not in its schema. So a field that is unknown here belongs
+    to a newer CRD, as during an upgrade, and other problems may too: a newer operator decides.
     """
     if not problems:
         return ObservedCondition("Accepted", True, "Valid")
@@ -90,27 +89,29 @@ def acceptance(problems: tuple[Problem, ...]) -> ObservedCondition:
 
 
 def set_conditions(
-    before: tuple[Condition, ...], claims: tuple[ObservedCondition, ...], generation: int, now: Time
+    before: tuple[Condition, ...],
+    observed: tuple[ObservedCondition, ...],
+    generation: int,
+    now: Time,
 ) -> tuple[Condition, ...]:
-    """Return the conditions with transition times, in the order of `claims`.
+    """Return the observed conditions with transition times.
 
-    The time is that of the last change of status, so an unchanged claim gives an equal condition,
-    and an unchanged status needs no write.
+    The time changes only with the condition's status, so an unchanged job needs no status write.
     """
     old = {condition.type: condition for condition in before}
     conditions = []
-    for claim in claims:
+    for one in observed:
         status: Literal["True", "False", "Unknown"] = "Unknown"
-        if claim.holds is not None:
-            status = "True" if claim.holds else "False"
-        was = old.get(claim.type)
+        if one.holds is not None:
+            status = "True" if one.holds else "False"
+        was = old.get(one.type)
         since = was.last_transition_time if was and was.status == status else rfc3339(now)
         conditions.append(
             Condition(
-                type=claim.type,
+                type=one.type,
                 status=status,
-                reason=claim.reason,
-                message=inert(claim.message),
+                reason=one.reason,
+                message=inert(one.message),
                 last_transition_time=since,
                 observed_generation=generation,
             )
@@ -119,16 +120,16 @@ def set_conditions(
 
 
 def condition(status: PPOJobStatus, name: ConditionType) -> Condition | None:
-    """One condition, or None while nothing was said of it."""
+    """A condition of a status; None if it was never set."""
     return next((one for one in status.conditions if one.type == name), None)
 
 
 def holds(status: PPOJobStatus, name: ConditionType) -> bool:
-    """Whether a condition is known to hold."""
+    """Whether a condition is true."""
     found = condition(status, name)
     return found is not None and found.status == "True"
 
 
 def has_ended(status: PPOJobStatus) -> bool:
-    """Whether the job has ended, well or not."""
+    """Whether the job is complete or has failed."""
     return holds(status, "Complete") or holds(status, "Failed")

@@ -19,8 +19,8 @@ class Connection:
     """How to reach an API server.
 
     Attributes:
-        ssl: of the connection; None for plain HTTP.
-        token: gives the bearer token of the moment, or an empty text.
+        ssl: TLS settings; None for plain HTTP.
+        token: returns the current bearer token, or an empty text.
     """
 
     server: str
@@ -32,14 +32,14 @@ def connect(environment: Mapping[str, str] = os.environ) -> Connection:
     """The connection of a pod, else that of `KUBECONFIG` or `~/.kube/config`.
 
     Raises:
-        ValueError: there is neither, or it is not usable.
+        ValueError: there is neither, or it cannot be used.
     """
     host = environment.get("KUBERNETES_SERVICE_HOST")
     if host and (_ACCOUNT / "token").exists():
         address = f"[{host}]" if ":" in host else host
         port = environment.get("KUBERNETES_SERVICE_PORT", "443")
         context = ssl.create_default_context(cafile=str(_ACCOUNT / "ca.crt"))
-        # The token is replaced on the disk before it ends.
+        # The kubelet replaces the token file before the token expires.
         token = (_ACCOUNT / "token").read_text
         return Connection(f"https://{address}:{port}", context, lambda: token().strip())
     path = Path(environment.get("KUBECONFIG") or Path.home() / ".kube" / "config")
@@ -82,7 +82,7 @@ def _load_certificate(tls: ssl.SSLContext, user: Mapping[str, Any]) -> None:
     if "client-certificate" in user:
         tls.load_cert_chain(user["client-certificate"], user["client-key"])
     elif "client-certificate-data" in user:
-        # OpenSSL reads certificates of clients from files alone.
+        # OpenSSL reads client certificates from files only.
         with tempfile.NamedTemporaryFile("w") as file:
             file.write(_decoded(user, "client-certificate-data"))
             file.write("\n" + _decoded(user, "client-key-data"))

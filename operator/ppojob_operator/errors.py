@@ -6,10 +6,10 @@ _MESSAGE_CHARACTERS = 300
 
 
 class ClusterError(Exception):
-    """A request that the API server did not carry out.
+    """A request to the API server that failed.
 
     Attributes:
-        status: HTTP status; 0 where there was no answer.
+        status: HTTP status; 0 without an answer.
     """
 
     def __init__(self, message: str, status: int = 0) -> None:
@@ -18,10 +18,10 @@ class ClusterError(Exception):
 
 
 class UnavailableError(ClusterError):
-    """No answer, 429 or 5xx: the same request may work later.
+    """No answer, 429 or 5xx: the same request may succeed later.
 
     Attributes:
-        retry_after: seconds that it asked for, or None.
+        retry_after: seconds of the header Retry-After, or None.
     """
 
     def __init__(self, message: str, status: int = 0, retry_after: float | None = None) -> None:
@@ -30,27 +30,27 @@ class UnavailableError(ClusterError):
 
 
 class ConflictError(ClusterError):
-    """409: somebody else was faster, or the name is taken."""
+    """409: another client wrote first, or the name exists."""
 
 
 class MissingError(ClusterError):
-    """404: it is not there (any more)."""
+    """404: the object does not exist."""
 
 
 class ExpiredError(ClusterError):
-    """410: the place in the stream is too old, list again."""
+    """410: the resource version is too old; list again."""
 
 
 class RefusedError(ClusterError):
-    """Any other 4xx: the same request never works."""
+    """Any other 4xx: the same request never succeeds."""
 
 
 class NotLeaderError(Exception):
-    """This replica must not write: the Lease is not ours, or was not renewed in time."""
+    """This replica must not write: it does not hold the Lease, or did not renew it in time."""
 
 
 def message_of(body: str) -> str:
-    """What an answer says, which is a Status; of what stands before an API server a text."""
+    """The message of a Status object, or the text of a proxy in front of the API server."""
     try:
         return str(json.loads(body)["message"])
     except (ValueError, KeyError, TypeError):
@@ -58,7 +58,7 @@ def message_of(body: str) -> str:
 
 
 def error_of(status: int, message: str, retry_after: float | None = None) -> ClusterError:
-    """The error that an HTTP status means."""
+    """The error for an HTTP status."""
     if status == 429 or status >= 500:
         return UnavailableError(message, status, retry_after)
     kinds: dict[int, type[ClusterError]] = {

@@ -1,8 +1,8 @@
 """The operator's process on kopf; the only module that imports it.
 
-kopf gives the PPOJob stream, start-up, shutdown and probes. Its change handlers, daemons and
-finalizers are not used: actions follow from the observed state (`plan`), and a job can be deleted
-while no operator runs.
+kopf provides the PPOJob event stream, start-up, shutdown and the liveness probe. Its change
+handlers, daemons and finalizers are not used: actions follow from the observed state (`plan`), and
+a job can be deleted while no operator runs.
 """
 
 import asyncio
@@ -22,20 +22,20 @@ from ppojob_operator.settings import Settings, read_settings
 
 
 class _NoState(kopf.DiffBaseStorage):  # type: ignore[misc]
-    """Stores nothing about handled jobs, since kopf only delivers events here.
+    """Stores no last-handled configuration; only kopf's change handlers would need it.
 
-    kopf's own storage copies every job twice per event, to find changes that nobody asks for.
+    kopf's own storage copies every job twice per event.
     """
 
     def build(self, **_: Any) -> kopf.BodyEssence:
-        """The part of a job in which changes matter."""
+        """The part of a job that kopf compares: nothing."""
         return kopf.BodyEssence()
 
     def fetch(self, **_: Any) -> None:
-        """That part when it was handled last."""
+        """That part when the job was last handled: nothing."""
 
     def store(self, **_: Any) -> None:
-        """Keep that part."""
+        """Store that part: nothing."""
 
 
 class Program:
@@ -47,56 +47,56 @@ class Program:
         self._stack = contextlib.AsyncExitStack()
 
     def registry(self) -> kopf.OperatorRegistry:
-        """What kopf is to call."""
+        """The handlers that kopf calls."""
         registry = kopf.OperatorRegistry()
         kopf.on.login(registry=registry)(login)
         kopf.on.startup(registry=registry)(self.start)
         kopf.on.cleanup(registry=registry)(self.stop)
-        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self.see)
-        kopf.on.probe(id="troubles", registry=registry)(self.troubles)
+        kopf.on.event(GROUP, VERSION, PLURAL, registry=registry)(self.on_event)
+        kopf.on.probe(id="health", registry=registry)(self.probe)
         return registry
 
     async def start(self, settings: kopf.OperatorSettings, **_: Any) -> None:
-        """Begin to operate, before the first event comes."""
-        # Events are ours to write, and kopf's own logs go to the log alone.
+        """Start the operator, before the first event is delivered."""
+        # kopf writes no Kubernetes Events, only logs.
         settings.posting.enabled = False
         settings.persistence.diffbase_storage = _NoState()
         settings.networking.request_timeout = 30
         settings.watching.inactivity_timeout = 80
         settings.process.ultimate_exiting_timeout = 20
-        # Scanning would list namespaces and definitions, which needs rights beyond a job's.
+        # Scanning lists namespaces and CustomResourceDefinitions, which needs more permissions.
         settings.scanning.disabled = True
         cluster = await self._stack.enter_async_context(Cluster(connect()))
         self._operation = await self._stack.enter_async_context(running(cluster, self._settings))
 
     async def stop(self, **_: Any) -> None:
-        """Give up the Lease and end."""
+        """Release the Lease and stop."""
         await self._stack.aclose()
 
-    async def see(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002
-        """Something about a job is new: only which one matters, the rest is read off its state."""
+    async def on_event(self, type: str | None, body: kopf.Body, **_: Any) -> None:  # noqa: A002
+        """Handle an event of the PPOJob stream."""
         if self._operation is not None:
-            self._operation.see_job(type, dict(body))
+            self._operation.on_job_event(type, dict(body))
 
-    def troubles(self, **_: Any) -> str:
-        """The liveness probe: fails when this replica hears nothing or gets nothing done.
+    def probe(self, **_: Any) -> str:
+        """The liveness probe: fails if a watch is stalled or no job is reconciled.
 
         Raises:
-            RuntimeError: it should be started again.
+            RuntimeError: this replica should be restarted.
         """
-        troubles = self._operation.troubles() if self._operation else []
-        if troubles:
-            raise RuntimeError("; ".join(troubles))
-        return "none"
+        errors = self._operation.health_errors() if self._operation else []
+        if errors:
+            raise RuntimeError("; ".join(errors))
+        return "ok"
 
 
 def login(**arguments: Any) -> kopf.ConnectionInfo | None:
-    """How kopf connects: as a pod, else by the kubeconfig."""
+    """How kopf connects: by the pod's service account, else by the kubeconfig."""
     return kopf.login_with_service_account(**arguments) or kopf.login_with_kubeconfig(**arguments)
 
 
 def main() -> None:
-    """Run the operator until it is told to end."""
+    """Run the operator until it is terminated."""
     logging.basicConfig(
         level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s"
     )
@@ -104,7 +104,7 @@ def main() -> None:
         settings = read_settings()
     except ValueError as problem:
         sys.exit(str(problem))
-    # kopf tells of every event that it hands on, and probes come every few seconds.
+    # kopf logs every event, and aiohttp every probe.
     for name in ("kopf.objects", "aiohttp.access"):
         logging.getLogger(name).setLevel(logging.WARNING)
     disable_created_metrics()  # type: ignore[no-untyped-call]
@@ -113,7 +113,7 @@ def main() -> None:
     asyncio.run(
         kopf.operator(
             registry=Program(settings).registry(),
-            # Left alone, kopf asks for the name of a user who has none in the image.
+            # By default kopf asks for a user name, which the image does not have.
             identity=settings.identity,
             standalone=True,
             clusterwide=not settings.watch_namespaces,

@@ -1,4 +1,4 @@
-"""Work queue of jobs to reconcile: each at most once at a time, the longest due first."""
+"""Work queue of jobs to reconcile: each at most once at a time, the longest waiting first."""
 
 import asyncio
 import logging
@@ -11,37 +11,39 @@ from ppojob_operator.metrics import QUEUE_AGE_SECONDS, QUEUE_LENGTH
 from ppojob_operator.reading import JobKey
 
 _log = logging.getLogger(__name__)
-_FIRST_PAUSE_SECONDS = 0.5
-_LONGEST_PAUSE_SECONDS = 60.0
+_FIRST_BACKOFF_SECONDS = 0.5
+_LONGEST_BACKOFF_SECONDS = 60.0
 
-_REST_SECONDS = 0.2
-"""A job that was looked at is left alone for so long. Its own writes and the pods that they make
-come back as a burst of events; one look is enough for all."""
-_LONGEST_REST_SECONDS = 1.0
-"""A job that does not come to rest is left alone twice as long each time, up to this: its pods
-become ready one by one, and each look may cost a write."""
+_COOLDOWN_SECONDS = 0.2
+"""Time after a reconcile in which the same job is not reconciled again. Its own writes and the pods
+that they create come back as a burst of events; one reconcile handles all of them."""
+_LONGEST_COOLDOWN_SECONDS = 1.0
+"""The cooldown doubles, up to this, while a job keeps changing: its pods become ready one by one,
+and each reconcile may write the status."""
 
 
 class JobQueue:
     """A queue of jobs.
 
     Args:
-        look: reconciles a job; answers in how many seconds it is to be looked at again, or None.
-        workers: jobs that are looked at the same time.
+        reconcile: reconciles a job; returns the seconds until the next reconcile, or None.
+        workers: number of jobs reconciled concurrently.
     """
 
-    def __init__(self, look: Callable[[JobKey], Awaitable[float | None]], workers: int) -> None:
-        self._look = look
+    def __init__(
+        self, reconcile: Callable[[JobKey], Awaitable[float | None]], workers: int
+    ) -> None:
+        self._reconcile = reconcile
         self._workers = workers
-        self._rests: dict[JobKey, float] = {}
+        self._cooldowns: dict[JobKey, float] = {}
         self._due: dict[JobKey, float] = {}
         self._busy: set[JobKey] = set()
         self._timers: dict[JobKey, asyncio.TimerHandle] = {}
         self._failures: dict[JobKey, int] = {}
         self._ready = asyncio.Semaphore(0)
 
-    def wake(self, key: JobKey) -> None:
-        """Have a job looked at; one that is looked at now is looked at once more."""
+    def enqueue(self, key: JobKey) -> None:
+        """Have a job reconciled; one that is being reconciled is reconciled once more."""
         if key in self._due:
             return
         self._due[key] = time.monotonic()
@@ -51,7 +53,7 @@ class JobQueue:
 
     @property
     def oldest_seconds(self) -> float:
-        """For how long the job that is due the longest has been waiting; busy ones aside."""
+        """How long the first job of the queue has been waiting."""
         waiting = [since for key, since in self._due.items() if key not in self._busy]
         return time.monotonic() - min(waiting) if waiting else 0.0
 
@@ -70,40 +72,41 @@ class JobQueue:
             self._busy.add(key)
             if timer := self._timers.pop(key, None):
                 timer.cancel()
-            again = await self._look_once(key)
+            requeue_after = await self._reconcile_once(key)
             loop = asyncio.get_running_loop()
-            if again is not None:
-                self._timers[key] = loop.call_later(again, self._wake_again, key)
-            loop.call_later(self._rests.get(key, _REST_SECONDS), self._end_rest, key)
+            if requeue_after is not None:
+                self._timers[key] = loop.call_later(requeue_after, self._requeue, key)
+            loop.call_later(self._cooldowns.get(key, _COOLDOWN_SECONDS), self._end_cooldown, key)
 
-    async def _look_once(self, key: JobKey) -> float | None:
+    async def _reconcile_once(self, key: JobKey) -> float | None:
         try:
-            again = await self._look(key)
+            requeue_after = await self._reconcile(key)
         except (ClusterError, NotLeaderError) as problem:
             _log.warning("%s/%s: %s", *key, problem)
-            return self._pause(key, problem)
+            return self._backoff(key, problem)
         except Exception as problem:
-            # One job that cannot be dealt with must not stop the others.
+            # A bug that one job triggers must not stop the others.
             _log.exception("%s/%s: reconcile failed", *key)
-            return self._pause(key, problem)
+            return self._backoff(key, problem)
         self._failures.pop(key, None)
-        return again
+        return requeue_after
 
-    def _pause(self, key: JobKey, problem: Exception) -> float:
+    def _backoff(self, key: JobKey, problem: Exception) -> float:
         failures = self._failures[key] = self._failures.get(key, 0) + 1
-        pause = min(_FIRST_PAUSE_SECONDS * 2.0 ** min(failures - 1, 16), _LONGEST_PAUSE_SECONDS)
+        backoff = _FIRST_BACKOFF_SECONDS * 2.0 ** min(failures - 1, 16)
+        backoff = min(backoff, _LONGEST_BACKOFF_SECONDS)
         asked = problem.retry_after if isinstance(problem, UnavailableError) else None
-        return max(asked or 0.0, pause * random.uniform(0.5, 1.0))
+        return max(asked or 0.0, backoff * random.uniform(0.5, 1.0))
 
-    def _end_rest(self, key: JobKey) -> None:
+    def _end_cooldown(self, key: JobKey) -> None:
         self._busy.discard(key)
         if key in self._due:
-            rest = 2 * self._rests.get(key, _REST_SECONDS)
-            self._rests[key] = min(rest, _LONGEST_REST_SECONDS)
+            cooldown = 2 * self._cooldowns.get(key, _COOLDOWN_SECONDS)
+            self._cooldowns[key] = min(cooldown, _LONGEST_COOLDOWN_SECONDS)
             self._ready.release()
         else:
-            self._rests.pop(key, None)
+            self._cooldowns.pop(key, None)
 
-    def _wake_again(self, key: JobKey) -> None:
+    def _requeue(self, key: JobKey) -> None:
         self._timers.pop(key, None)
-        self.wake(key)
+        self.enqueue(key)

@@ -8,7 +8,7 @@ from ppojob_operator.state import ChildKind, GangKind, Manifest
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One kind."""
+    """A kind, with its API version and plural name."""
 
     name: str
     api_version: str
@@ -16,7 +16,7 @@ class Kind:
     is_namespaced: bool = True
 
     def path(self, namespace: str | None, name: str | None = None) -> str:
-        """Path of all objects, of those of a namespace, or of one object."""
+        """API path of all objects, of those of a namespace, or of one object."""
         root = "/api/v1" if self.api_version == "v1" else f"/apis/{self.api_version}"
         inside = f"/namespaces/{namespace}" if namespace and self.is_namespaced else ""
         return f"{root}{inside}/{self.plural}" + (f"/{name}" if name else "")
@@ -28,7 +28,7 @@ NODE = Kind("Node", "v1", "nodes", is_namespaced=False)
 EVENT = Kind("Event", "v1", "events")
 LEASE = Kind("Lease", "coordination.k8s.io/v1", "leases")
 
-# Kueue's, which a workload of it is admitted with; both are few, and of the whole cluster.
+# Kueue's cluster-scoped kinds, which an admission refers to.
 FLAVOR = Kind("ResourceFlavor", "kueue.x-k8s.io/v1beta2", "resourceflavors", is_namespaced=False)
 PRIORITY = Kind(
     "WorkloadPriorityClass",
@@ -51,7 +51,7 @@ CHILD_KINDS: dict[ChildKind, Kind] = {
 }
 
 WATCHED_CHILD_KINDS = tuple(kind for kind in CHILD_KINDS if kind != "Secret")
-"""Secrets are never listed, so the operator needs no right to read those of others."""
+"""Secrets are never listed, so the operator needs no permission to read those of others."""
 
 KINDS = {kind.name: kind for kind in (JOB, POD, NODE, EVENT, LEASE, *CHILD_KINDS.values())}
 
@@ -63,20 +63,20 @@ GANG_KINDS: dict[GangKind, Kind] = {
         "PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups"
     ),
 }
-"""What a job is placed by; kubectl calls those of others by their group as well."""
+"""Kinds of gang scheduling; the names of those from other projects contain their group."""
 
 _GANGS_BY_HEAD = {(kind.api_version, kind.name): name for name, kind in GANG_KINDS.items()}
 _EVERY: dict[str, Kind] = KINDS | {str(name): kind for name, kind in GANG_KINDS.items()}
 
 
 def child_kind(manifest: Manifest) -> ChildKind:
-    """Which of our children an object is: two pairs of gang kinds share their names."""
+    """The `ChildKind` of an object: some gang kinds of different groups share a name."""
     name: ChildKind = manifest["kind"]
     return _GANGS_BY_HEAD.get((manifest["apiVersion"], name), name)
 
 
 def child_key(manifest: Manifest) -> tuple[ChildKind, str]:
-    """Kind and name: what a job has no two children of."""
+    """Kind and name, which identify a child of a job."""
     return child_kind(manifest), manifest["metadata"]["name"]
 
 

@@ -1,7 +1,7 @@
 """Leader election: a Lease, renewed by its holder and taken over when it expires.
 
-Fenced on both sides. A holder that could not renew in time, or that was frozen and thawed, refuses
-its own writes before they are sent, by its own monotonic clock. Requests already sent are harmless:
+Writes are fenced. A leader that could not renew in time, or whose process was stopped, refuses its
+own writes before they are sent, by its own monotonic clock. Requests already sent are harmless:
 objects are created by name and changed by uid, and a status write is conditional on the resource
 version of the job that it was planned from.
 """
@@ -22,21 +22,21 @@ from ppojob_operator.state import Manifest
 
 _log = logging.getLogger(__name__)
 _RENEWALS = 4
-"""Renewals in the time that a Lease lasts."""
-_LOOKS = 4
-"""Reads of a waiting replica in the time between two renewals. A fail-over takes as long as the
-Lease lasts, and the time until a waiting replica has seen the last renewal and missed the next."""
+"""Renewals per Lease duration."""
+_STANDBY_READS = 4
+"""Reads of a standby between two renewals. A fail-over takes the Lease duration and the time until
+a standby has seen the last renewal and missed the next."""
 _SAFE_SHARE = 0.8
-"""Share of that time in which a holder that could not renew still writes."""
+"""Share of the Lease duration in which a leader that could not renew still writes."""
 
 
 class Leadership:
-    """This replica's claim to the Lease.
+    """Leader election of this replica.
 
     Args:
-        settings: where and of what name it is, who this replica is, and how long the Lease lasts.
-        on_lead: called whenever this replica begins to lead.
-        clock: seconds that only grow, of this machine.
+        settings: namespace, name and duration of the Lease, and the identity of this replica.
+        on_lead: called whenever this replica becomes the leader.
+        clock: monotonic clock, in seconds.
     """
 
     def __init__(
@@ -58,34 +58,36 @@ class Leadership:
 
     @property
     def is_held(self) -> bool:
-        """Whether this replica may write now."""
+        """Whether this replica leads, so that it may write."""
         return self._clock() < self._held_until
 
     def check(self) -> None:
-        """Raise unless this replica may write now.
+        """Raise unless this replica leads.
 
         Raises:
-            NotLeaderError: it may not.
+            NotLeaderError: it does not.
         """
         if not self.is_held:
             raise NotLeaderError("this replica does not hold the Lease")
 
     async def run(self) -> None:
-        """Take the Lease when it is free, keep it, and give it up when cancelled."""
+        """Acquire the Lease when it is free, renew it, and release it when cancelled."""
         try:
             while True:
                 try:
-                    # An answer that comes later than this would be of no use.
+                    # A later answer would be useless.
                     async with asyncio.timeout(_SAFE_SHARE * self._seconds):
-                        await self._try()
+                        await self._acquire_or_renew()
                 except (ClusterError, TimeoutError) as problem:
                     _log.warning("lease: %r", problem)
                 LEADER.set(self.is_held)
-                await asyncio.sleep(self._seconds / _RENEWALS / (1 if self.is_held else _LOOKS))
+                await asyncio.sleep(
+                    self._seconds / _RENEWALS / (1 if self.is_held else _STANDBY_READS)
+                )
         finally:
             await self._release()
 
-    async def _try(self) -> None:
+    async def _acquire_or_renew(self) -> None:
         if self.is_held and await self._renew():
             return
         asked = self._clock()
@@ -95,8 +97,8 @@ class Leadership:
             await self._write(self._cluster.create, None)
             return
         if lease["metadata"]["resourceVersion"] != self._seen[0]:
-            # Clocks of machines are not compared: time counts from when a renewal was seen here,
-            # and not from when it was asked for, since the holder may have renewed in between.
+            # Clocks of machines are not compared: time counts from when this replica saw a renewal,
+            # not from when it sent its request, since the leader may have renewed in between.
             self._seen = (lease["metadata"]["resourceVersion"], self._clock())
         holder = lease["spec"].get("holderIdentity") or ""
         is_free = not holder or asked - self._seen[1] > self._seconds
@@ -112,7 +114,7 @@ class Leadership:
         return await self._cluster.get(LEASE, self._settings.namespace, self._settings.lease)
 
     async def _renew(self) -> bool:
-        """Renew the Lease without reading it first; False where somebody has written to it."""
+        """Renew the Lease without reading it first; False if somebody else has written to it."""
         try:
             await self._write(self._cluster.replace, self._written)
         except (ConflictError, MissingError):
@@ -122,10 +124,9 @@ class Leadership:
     async def _write(
         self, write: Callable[[Manifest], Awaitable[Manifest]], before: Manifest | None
     ) -> None:
-        """Write the Lease, and lead for a while from when that was asked for.
+        """Write the Lease, and lead for its duration from when the request was sent.
 
-        Whoever led before, and was slow to renew, begins anew as well: what was to be looked at
-        in the meantime was put aside.
+        `on_lead` is also called after a late renewal: jobs that were due meanwhile were skipped.
         """
         asked = self._clock()
         self._written = await write(self._lease(before))
@@ -155,7 +156,7 @@ class Leadership:
         }
 
     async def _release(self) -> None:
-        """Let the other replica begin at once."""
+        """Release the Lease, so that the standby can lead at once."""
         LEADER.set(0)
         if not self.is_held:
             return
@@ -166,4 +167,4 @@ class Leadership:
                 spec = {**lease["spec"], "holderIdentity": ""}
                 await self._cluster.replace({**lease, "kind": LEASE.name, "spec": spec})
         except ClusterError as problem:
-            _log.warning("lease: not given up: %s", problem)
+            _log.warning("lease: not released: %s", problem)

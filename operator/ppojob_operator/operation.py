@@ -23,10 +23,10 @@ from ppojob_operator.reconcile import Reconciler
 from ppojob_operator.reflector import Reflector
 from ppojob_operator.settings import Settings
 from ppojob_operator.state import Manifest
-from ppojob_operator.supervisor import Supervisors
+from ppojob_operator.supervisor import SupervisorPoller
 
 _log = logging.getLogger(__name__)
-_DEAF_SECONDS = 180.0
+_STALLED_SECONDS = 180.0
 _STUCK_SECONDS = 120.0
 _COUNT_SECONDS = 5.0
 
@@ -38,20 +38,20 @@ class Operation:
         self._cluster = cluster
         self._has_ended = False
         self._settings = settings
-        self.leadership = Leadership(cluster, settings, self._wake_all)
-        self.queue = JobQueue(self._look, settings.workers)
-        self.cache = Cache(self.queue.wake)
+        self.leadership = Leadership(cluster, settings, self._enqueue_all)
+        self.queue = JobQueue(self._reconcile, settings.workers)
+        self.cache = Cache(self.queue.enqueue)
         fenced = cluster.fenced(self.leadership.check)
         self._reconciler = Reconciler(fenced, self.cache, settings)
-        self._supervisors = Supervisors(self.cache, settings.poll_seconds)
+        self._supervisors = SupervisorPoller(self.cache, settings.poll_seconds)
         self.reflectors = tuple(self._make_reflectors())
 
-    def see_job(self, kind: str | None, manifest: Manifest) -> None:
-        """Take in an event of the PPOJob stream: `DELETED`, or anything else."""
-        if kind == "DELETED":
-            self.cache.lose_job(manifest["metadata"]["uid"])
+    def on_job_event(self, type_: str | None, manifest: Manifest) -> None:
+        """Handle an event of the PPOJob stream: `DELETED`, or any other type."""
+        if type_ == "DELETED":
+            self.cache.remove_job(manifest["metadata"]["uid"])
         else:
-            self.cache.see_job(manifest)
+            self.cache.update_job(manifest)
 
     async def run(self) -> None:
         """Operate until cancelled."""
@@ -67,79 +67,79 @@ class Operation:
                 group.create_task(self._resync())
                 group.create_task(self._count())
         except Exception:
-            # The liveness probe does the rest.
-            _log.exception("the operator has ended")
+            # The liveness probe fails from now on.
+            _log.exception("the operator has stopped")
         finally:
             self._has_ended = True
 
-    def troubles(self) -> list[str]:
-        """Why this replica should be started again; empty while it is well."""
+    def health_errors(self) -> list[str]:
+        """Why this replica should be restarted; empty while it is healthy."""
         now = time.monotonic()
         found = [
-            f"{one.kind.plural}: the API server was not heard for {now - one.last_heard:.0f} s"
+            f"{one.kind.plural}: no answer of the API server for {now - one.last_heard:.0f} s"
             for one in self.reflectors
-            if now - one.last_heard > _DEAF_SECONDS
+            if now - one.last_heard > _STALLED_SECONDS
         ]
         if self._has_ended:
-            found.append("it has ended by an error; see the log")
+            found.append("it has stopped after an error; see the log")
         if self.leadership.is_held and self.queue.oldest_seconds > _STUCK_SECONDS:
-            found.append(f"a job has been waiting for {self.queue.oldest_seconds:.0f} s")
+            found.append(f"a job has been in the queue for {self.queue.oldest_seconds:.0f} s")
         return found
 
     def _make_reflectors(self) -> Iterator[Reflector]:
         cluster, cache, gangs = self._cluster, self.cache, self.cache.gangs
-        yield Reflector(cluster, kinds.NODE, cache.see_node, cache.lose_node, is_optional=True)
-        # What places pods together may be installed, or go, while the operator runs.
+        yield Reflector(cluster, kinds.NODE, cache.update_node, cache.remove_node, is_optional=True)
+        # A gang scheduler may be installed or removed while the operator runs.
         ways = self._settings.gangs
         for namespace in self._settings.watch_namespaces or ("",):
             of_jobs = functools.partial(Reflector, cluster, namespace=namespace, selector=LABEL_JOB)
-            yield of_jobs(kinds.POD, cache.see_pod, cache.lose)
+            yield of_jobs(kinds.POD, cache.update_pod, cache.remove)
             for name in kinds.WATCHED_CHILD_KINDS:
-                yield of_jobs(kinds.CHILD_KINDS[name], cache.see_child, cache.lose)
+                yield of_jobs(kinds.CHILD_KINDS[name], cache.update_child, cache.remove)
             for kind in (kind for way in ways for kind in GANGS[way].kinds):
                 yield of_jobs(
                     kinds.GANG_KINDS[kind],
-                    cache.see_child,
-                    cache.lose,
+                    cache.update_child,
+                    cache.remove,
                     is_optional=True,
-                    served=functools.partial(gangs.see_served, kind, namespace),
+                    on_served=functools.partial(gangs.update_served, kind, namespace),
                 )
         if "kueue" in ways:
             for kueues, see in (
-                (kinds.FLAVOR, gangs.see_flavor),
-                (kinds.PRIORITY, gangs.see_priority),
+                (kinds.FLAVOR, gangs.update_flavor),
+                (kinds.PRIORITY, gangs.update_priority),
             ):
-                yield Reflector(cluster, kueues, see, gangs.lose, is_optional=True)
+                yield Reflector(cluster, kueues, see, gangs.remove, is_optional=True)
 
-    async def _look(self, key: JobKey) -> float | None:
+    async def _reconcile(self, key: JobKey) -> float | None:
         if not self.leadership.is_held:
-            # Whoever begins to lead looks at every job.
+            # A new leader reconciles every job.
             return None
         return await self._reconciler.reconcile(key)
 
-    def _wake_all(self) -> None:
+    def _enqueue_all(self) -> None:
         for key in self.cache.job_keys():
-            self.queue.wake(key)
+            self.queue.enqueue(key)
 
     async def _resync(self) -> None:
-        """Look at everything now and then, whatever events said: the net below all others."""
+        """Reconcile every job at a fixed interval, whatever events were delivered."""
         while True:
             await asyncio.sleep(self._settings.resync_seconds)
             try:
                 await self._list_jobs()
             except ClusterError as problem:
                 _log.warning("resync: %s", problem)
-            self._wake_all()
+            self._enqueue_all()
 
     async def _list_jobs(self) -> None:
-        """Find what the stream of jobs has missed, deletions most of all."""
+        """List the jobs, to find changes that the event stream missed, deletions above all."""
         before = set(self.cache.job_keys())
         there: set[JobKey] = set()
         for namespace in self._settings.watch_namespaces or ("",):
             async for page in self._cluster.pages(kinds.JOB, namespace, ""):
                 for item in page.items:
                     there.add((item["metadata"]["namespace"], item["metadata"]["name"]))
-                    self.cache.see_job(item)
+                    self.cache.update_job(item)
         for key in before - there:
             self.cache.forget_job(key)
 
@@ -153,7 +153,7 @@ class Operation:
 
 @asynccontextmanager
 async def running(cluster: Cluster, settings: Settings) -> AsyncIterator[Operation]:
-    """An operator that runs inside a `with`, and has given up its Lease behind it."""
+    """Run an operator inside a `with`; it has released its Lease at the end."""
     operation = Operation(cluster, settings)
     task = asyncio.create_task(operation.run())
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.v1alpha1.job import PPOJob
-from ppojob_operator.changes import changes, made
+from ppojob_operator.changes import changes, written_objects
 from ppojob_operator.conditions import (
     ObservedCondition,
     acceptance,
@@ -25,9 +25,9 @@ from ppojob_operator.state import Action, DeleteJob, Emit, Job, Observed, Plan, 
 
 
 def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
-    """The plan for one job."""
+    """Plan what to do for a job now."""
     if job.is_deleting:
-        # What it owns is the garbage collector's; nothing here may hold up a deletion.
+        # The garbage collector deletes its objects.
         return Plan()
     expiry = expiry_in(job, observed, now)
     if expiry is not None and expiry <= 0:
@@ -43,9 +43,9 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
         *crashed_pods(observed.pods, job.status, now),
     )
     waves = changes(here, replace(settings, trainer_image=image))
-    # An object that is not asked for any more may have been refused before: that is no news.
-    wanted = made(waves)
-    refused = {one: why for one, why in observed.refused.items() if one in wanted}
+    # Refusals of objects that are no longer desired are outdated.
+    desired = written_objects(waves)
+    refused = {one: why for one, why in observed.refused.items() if one in desired}
     status = status_of(replace(here, observed=replace(observed, refused=refused)), image)
     last: tuple[Action, ...] = (
         *(deletion for deletion, left in lost if left <= 0),
@@ -54,15 +54,19 @@ def plan(job: Job, observed: Observed, settings: Settings, now: Time) -> Plan:
     return Plan(
         waves=tuple(wave for wave in (*waves, last) if wave),
         status=status if status != job.status else None,
-        again_in=_again_in(here, settings, expiry, *(left for _, left in lost if left > 0)),
+        requeue_after=_requeue_after(
+            here, settings, expiry, *(left for _, left in lost if left > 0)
+        ),
     )
 
 
-def _again_in(here: ReconcileContext, settings: Settings, *waits: float | None) -> float | None:
-    candidates = [*waits, here.admission.again_in]
+def _requeue_after(
+    here: ReconcileContext, settings: Settings, *waits: float | None
+) -> float | None:
+    candidates = [*waits, here.admission.requeue_after]
     if here.ending is None:
         candidates.append(deadline_in(here.job, here.now))
-        if missing_pods(here.wanted, here.observed):
+        if missing_pods(here.desired, here.observed):
             candidates.append(MISSING_SECONDS)
         if any(pod.waiting_reason == "ContainerCreating" for pod in here.observed.pods):
             candidates.append(settings.node_silence_seconds)
@@ -71,15 +75,15 @@ def _again_in(here: ReconcileContext, settings: Settings, *waits: float | None) 
 
 
 def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
-    """What only a cluster asks of a job."""
+    """Check what a job needs only on a cluster."""
     if job.spec.checkpoint.volume is not None:
         return ()
     return (
         Problem(
             "spec.checkpoint.volume",
             "nothing",
-            "pods share the folder of the run through a volume",
-            "{size: 100Gi} of a claim that the operator makes, or {claimName: NAME} of one that "
+            "the pods share the run folder on a volume",
+            "{size: 100Gi} for a claim that the operator creates, or {claimName: NAME} of one that "
             "all pods can mount",
             ReasonCode.REQUIRED,
         ),
@@ -87,20 +91,20 @@ def cluster_problems(job: PPOJob) -> tuple[Problem, ...]:
 
 
 def _refusal(job: Job, accepted: ObservedCondition, now: Time, expiry: float | None) -> Plan:
-    """The status of a job that nothing was made of, with every line that `ppojob validate` prints.
+    """Status of an invalid job without any object, with the lines of `ppojob validate`.
 
-    It has failed, unless a newer operator may accept it; one that has failed stays so.
+    It has failed, unless a newer operator may accept it. A failed job stays failed.
     """
     reason, message = accepted.reason, accepted.message
-    claims = {one.type: one for one in job.status.conditions}
-    has_failed = "Failed" in claims
+    conditions = {one.type: one for one in job.status.conditions}
+    has_failed = "Failed" in conditions
     is_over = accepted.holds is False and not has_failed
-    said = (accepted, *([ObservedCondition("Failed", True, reason, message)] if is_over else []))
-    conditions = set_conditions(job.status.conditions, said, job.generation, now)
-    claims |= {one.type: one for one in conditions}
+    failed = [ObservedCondition("Failed", True, reason, message)] if is_over else []
+    changed = set_conditions(job.status.conditions, (accepted, *failed), job.generation, now)
+    conditions |= {one.type: one for one in changed}
     update: dict[str, object] = {
         "observed_generation": job.generation,
-        "conditions": tuple(claims.values()),
+        "conditions": tuple(conditions.values()),
     }
     if not has_failed:
         update |= {"reason": reason, "message": message}
@@ -108,5 +112,5 @@ def _refusal(job: Job, accepted: ObservedCondition, now: Time, expiry: float | N
         update |= {"phase": "Failed", "finish_time": job.status.finish_time or rfc3339(now)}
     status = job.status.model_copy(update=update)
     if status == job.status:
-        return Plan(again_in=expiry)
+        return Plan(requeue_after=expiry)
     return Plan(waves=((Emit("Warning", reason, message),),), status=status)

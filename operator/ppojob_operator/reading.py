@@ -1,7 +1,7 @@
 """Parsing of Kubernetes objects to the trimmed records that the cache holds. Pure.
 
-Parsing is lenient: fields come and go with the API server's version, and an absent field means
-Kubernetes' default.
+Parsing is lenient: fields depend on the API server's version, and an absent field means Kubernetes'
+default.
 """
 
 import functools
@@ -34,37 +34,37 @@ JobKey = tuple[str, str]
 """Namespace and name."""
 
 JOBS_REMEMBERED = 256
-"""Of so many jobs, those looked at last, it is remembered what follows from their specs alone:
-about 60 kB each, which spare a millisecond a look."""
+"""Size of the caches of what follows from a spec alone, for the jobs reconciled last: about 60 kB
+each, which save a millisecond per reconcile."""
 
 _UNREACHABLE = "node.kubernetes.io/unreachable"
-# Of a job's metadata: an API server keeps what it likes beside that, more with each version.
+# The API server adds other metadata, more with each version.
 _AUTHORS_METADATA = tuple(sorted(members(Metadata).keys() - {"uid"}))
 _KEPT_METADATA = ("annotations", "labels", "name", "namespace", "ownerReferences")
 
 
 def job_key(manifest: Manifest) -> JobKey:
-    """The job that an object was made for, by its labels; of a job: its own."""
+    """The job of an object, by its labels."""
     metadata = manifest["metadata"]
     name = (metadata.get("labels") or {}).get(LABEL_JOB, "")
     return metadata["namespace"], name
 
 
 def pack(manifest: Manifest) -> bytes:
-    """An object as few bytes."""
+    """Compress an object."""
     return zlib.compress(json.dumps(manifest, separators=(",", ":")).encode(), 1)
 
 
 def unpack(packed: bytes) -> Any:
-    """What was packed."""
+    """Decompress an object."""
     return json.loads(zlib.decompress(packed))
 
 
 def read_job(manifest: Manifest) -> Job:
-    """A PPOJob, judged as `ppojob validate` does.
+    """Parse a PPOJob and validate it, like `ppojob validate`.
 
     Raises:
-        ValueError: its status cannot be read.
+        ValueError: its status cannot be parsed.
     """
     metadata = manifest["metadata"]
     written = {key: value for key, value in manifest.items() if key != "status"}
@@ -88,14 +88,14 @@ def read_job(manifest: Manifest) -> Job:
 
 
 def _read(written: object, model: type[S]) -> S:
-    """A part of a job, without what only a newer operator, or the schema of one, knows."""
+    """Parse a part of a job without fields that only a newer operator knows."""
     return model.model_validate(known(written, Shape("object", model=model)), by_alias=True)
 
 
 def _section(judged: object, manifest: Manifest, name: str, model: type[S]) -> S:
-    """A section of any job, for one whose spec is wrong elsewhere is suspended and ends as well.
+    """Parse a section of a job whose spec may be invalid elsewhere: it can still be suspended.
 
-    Where it is wrong itself, nothing is asked for.
+    An invalid section has its defaults.
     """
     if isinstance(judged, PPOJob):
         right: S = getattr(judged.spec, name)
@@ -109,13 +109,13 @@ def _section(judged: object, manifest: Manifest, name: str, model: type[S]) -> S
 
 @functools.lru_cache(maxsize=JOBS_REMEMBERED)
 def _judged(written: str) -> PPOJob | tuple[Problem, ...]:
-    """What `validate` says; a job is looked at often, and seldom is anything written anew."""
+    """Validate a job; cached, since a job is reconciled often and edited seldom."""
     judged = validate(json.loads(written))
     return judged if isinstance(judged, PPOJob) else tuple(judged)
 
 
 def trimmed_job(manifest: Manifest) -> dict[str, Any]:
-    """A PPOJob without what its reading never looks at."""
+    """A PPOJob without fields that `read_job` never uses."""
     metadata = manifest["metadata"]
     annotations = {
         key: value
@@ -127,14 +127,14 @@ def trimmed_job(manifest: Manifest) -> dict[str, Any]:
 
 
 def read_pod(manifest: Manifest) -> Pod | None:
-    """A pod of a job; None for one that is not."""
+    """Parse a pod; None if it belongs to no job."""
     metadata, spec, status = manifest["metadata"], manifest["spec"], manifest.get("status") or {}
     labels = metadata.get("labels") or {}
     role = role_of(labels)
     if role is None or LABEL_JOB_UID not in labels:
         return None
     conditions = {one["type"]: one for one in status.get("conditions") or ()}
-    # A kubelet sorts by name, and webhooks add containers of their own.
+    # The kubelet sorts containers by name, and webhooks add their own.
     containers = {one["name"]: one for one in status.get("containerStatuses") or ()}
     container: dict[str, Any] = containers.get(CONTAINER, {})
     state = container.get("state") or {}
@@ -160,6 +160,7 @@ def read_pod(manifest: Manifest) -> Pod | None:
             (metadata.get("annotations") or {}).get(ANNOTATION_CONFIG_DIGEST, "")
         ),
         layout=sys.intern(layout_of(metadata)),
+        memory_limit=sys.intern(_memory_limit(spec)),
         restarts=int(container.get("restartCount", 0)),
         unschedulable=sys.intern(inert(scheduled.get("message", ""))) if is_unplaced else "",
         waiting_reason=sys.intern(waiting.get("reason", "")),
@@ -176,10 +177,16 @@ def _owner_uid(metadata: Mapping[str, Any]) -> str:
     return next((one["uid"] for one in owners if one.get("controller")), "")
 
 
-def _termination(container: Mapping[str, Any]) -> Termination | None:
-    """How the container ended last.
+def _memory_limit(spec: Mapping[str, Any]) -> str:
+    own = [one for one in spec.get("containers") or () if one["name"] == CONTAINER]
+    limits = ((one.get("resources") or {}).get("limits") or {} for one in own)
+    return next((str(one["memory"]) for one in limits if "memory" in one), "")
 
-    A container that has ended and is not started again yet has not been counted by the kubelet.
+
+def _termination(container: Mapping[str, Any]) -> Termination | None:
+    """The last termination of the container.
+
+    The kubelet counts it in restartCount only when it restarts the container.
     """
     ended = (container.get("lastState") or {}).get("terminated")
     if ended is None:
@@ -194,7 +201,7 @@ def _termination(container: Mapping[str, Any]) -> Termination | None:
 
 
 def read_node(manifest: Manifest) -> Node:
-    """A node: silent where its kubelet has not been heard, as the node controller says."""
+    """Parse a node; the node controller marks it if its kubelet stopped responding."""
     conditions = {one["type"]: one for one in manifest.get("status", {}).get("conditions") or ()}
     ready = conditions.get("Ready", {})
     silent: Time | None = None
@@ -207,10 +214,7 @@ def read_node(manifest: Manifest) -> Node:
 
 
 def read_child(manifest: Manifest) -> Child:
-    """An object that was made for a job.
-
-    Kept of it is what somebody may have changed by hand, and what a queue answers in it.
-    """
+    """Parse an object of a job, with the fields that others may change, and a gang's status."""
     metadata, kind = manifest["metadata"], child_kind(manifest)
     skipped = {"metadata"} | ({"data"} if manifest.get("immutable") else set())
     if kind not in GANG_KINDS:

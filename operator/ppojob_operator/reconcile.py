@@ -1,6 +1,6 @@
-"""Reconciler of one job: observes, plans, executes, and writes the status.
+"""Reconciler of a job: observes, plans, executes the plan, and writes the status.
 
-Every action is idempotent, and a plan may be executed partly.
+Every action is idempotent, so a plan that failed halfway is planned and executed again.
 """
 
 import asyncio
@@ -19,7 +19,7 @@ from ppojob_operator.build import kueue
 from ppojob_operator.build.metadata import LABEL_JOB_UID, is_of, role_of
 from ppojob_operator.build.objects import KeyPairs, read_pairs, secret
 from ppojob_operator.cache import Cache
-from ppojob_operator.changes import made
+from ppojob_operator.changes import written_objects
 from ppojob_operator.cluster import FIELD_MANAGER, Cluster
 from ppojob_operator.conditions import ConditionType, condition, event_time, holds, rfc3339
 from ppojob_operator.errors import (
@@ -45,12 +45,12 @@ from ppojob_operator.state import (
     Apply,
     ApplyStatus,
     Create,
+    CreateKeys,
     Delete,
     DeleteJob,
     DeletePod,
     Emit,
     Job,
-    MakeKeys,
     Manifest,
     Observed,
     Plan,
@@ -59,30 +59,30 @@ from ppojob_operator.state import (
 )
 
 _DENIALS = "involvedObject.kind=StatefulSet,reason=FailedCreate"
-_MAKING = MakeKeys | Create | Apply
-"""Actions that depend on those of earlier waves."""
+_WRITING = CreateKeys | Create | Apply
+"""Actions that depend on those of earlier waves, and are skipped after a failure."""
 
 
 class Reconciler:
-    """Brings jobs to what they are to be."""
+    """Brings each job to its desired state."""
 
     def __init__(self, cluster: Cluster, cache: Cache, settings: Settings) -> None:
         self._cluster = cluster
         self._cache = cache
         self._settings = settings
-        self._begun: set[str] = set()
+        self._without_status: set[str] = set()
         self._denied: dict[JobKey, tuple[float, Mapping[RoleName, str]]] = {}
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Reconcile a job once; returns the seconds until the next time, or None.
+        """Reconcile a job once; returns the seconds until the next reconcile, or None.
 
         Raises:
-            ClusterError: something could not be done now.
+            ClusterError: a request failed.
         """
         started = time.monotonic()
         outcome = "failed"
         try:
-            # 1. Fetch: from memory, for an unchanged job must not cost a request.
+            # 1. Fetch, from the cache: an unchanged job costs no request.
             job = self._cache.job(key)
             if job is None:
                 outcome = "gone"
@@ -96,30 +96,30 @@ class Reconciler:
             if since := _misses_pods_since(job, planned.status or job.status, seen):
                 seen = dataclasses.replace(seen, denials=await self._denials(job, seen, since))
                 planned = plan(job, seen, self._settings, now)
-            if _makes(planned) and not self._is_new(job) and not await self._is_there(job):
-                # They were there before: perhaps they are being collected.
+            if _creates(planned) and not self._is_new(job) and not await self._still_exists(job):
+                # Its objects existed before: they may have been garbage-collected with the job.
                 outcome = "gone"
-                self._begun.discard(job.uid)
+                self._without_status.discard(job.uid)
                 self._cache.forget_job(key)
                 return None
             # 4. Execute.
             failed = await self._execute(job, planned, now)
-            # 5. One status write, also when something failed: it may say why.
-            if self._is_new(job) and _makes(planned) and not failed:
-                # A write of a job costs the API server as much as five of its objects. So that of a
-                # new one waits until those of all that have come with it are made.
-                self._begun.add(job.uid)
+            # 5. Write the status once, also after a failure: it may contain the reason.
+            if self._is_new(job) and _creates(planned) and not failed:
+                # A status write costs the API server as much as creating five objects. The first
+                # one of a new job waits until the objects of all other new jobs are created.
+                self._without_status.add(job.uid)
                 outcome = "changed"
                 return 0.0
             await self._write_status(job, planned)
-            self._begun.discard(job.uid)
+            self._without_status.discard(job.uid)
             _observe_metrics(job, planned)
             if failed:
                 raise failed[0]
             outcome = "changed" if planned.waves or planned.status else "unchanged"
-            return planned.again_in
+            return planned.requeue_after
         except MissingError:
-            # Deletions of what is gone are none; so it is the job, and its status has no place.
+            # `_attempt` ignores missing objects, so the job itself was deleted.
             outcome = "gone"
             self._cache.forget_job(key)
             return None
@@ -131,11 +131,11 @@ class Reconciler:
             metrics.RECONCILE_SECONDS.observe(time.monotonic() - started)
 
     def _is_new(self, job: Job) -> bool:
-        """Whether nothing was made for the job yet."""
-        return job.status.start_time is None and job.uid not in self._begun
+        """Whether no object was created for the job yet."""
+        return job.status.start_time is None and job.uid not in self._without_status
 
-    async def _is_there(self, job: Job) -> bool:
-        """Whether the job still is the one that we know: its deletion may have been missed."""
+    async def _still_exists(self, job: Job) -> bool:
+        """Ask the API server whether the job exists: the cache may have missed its deletion."""
         try:
             found = await self._cluster.get(JOB, job.namespace, job.name)
         except MissingError:
@@ -144,7 +144,7 @@ class Reconciler:
         return bool(metadata["uid"] == job.uid and "deletionTimestamp" not in metadata)
 
     async def _denials(self, job: Job, seen: Observed, since: str) -> Mapping[RoleName, str]:
-        """Why pods are not made; not asked for with each of many pods that come late."""
+        """Why pods are not created; asked for at most once per `MISSING_SECONDS`."""
         asked, known = self._denied.get(job.key, (0.0, {}))
         if asked and time.monotonic() - asked < MISSING_SECONDS:
             return known
@@ -153,9 +153,9 @@ class Reconciler:
         return found
 
     async def _ask_denials(self, job: Job, seen: Observed, since: str) -> dict[RoleName, str]:
-        """A quota, say: the controller of StatefulSets tells it in Events alone.
+        """The messages of the StatefulSet controller, such as an exceeded quota, from its Events.
 
-        Events stay for an hour: what was told before the pods were last ready is over.
+        Events exist for an hour; those from before the pods were last ready do not count.
         """
         sets = {
             child.uid: role_of(child.manifest["metadata"]["labels"])
@@ -167,33 +167,33 @@ class Reconciler:
             async for page in self._cluster.pages(EVENT, job.namespace, "", _DENIALS):
                 for event in page.items:
                     role = sets.get(event["involvedObject"].get("uid", ""))
-                    told = event_time(event)
-                    if role is not None and told >= since.rstrip("Z"):
-                        found.append((told, role, event.get("message", "")))
+                    time_ = event_time(event)
+                    if role is not None and time_ >= since.rstrip("Z"):
+                        found.append((time_, role, event.get("message", "")))
         except ClusterError:
-            # The rest of the status is as true without it.
+            # The rest of the status is written without it.
             return {}
-        return {role: words for _, role, words in sorted(found)}
+        return {role: message for _, role, message in sorted(found)}
 
     async def _execute(self, job: Job, plan: Plan, now: Time) -> list[ClusterError]:
         """Execute the waves of a plan; returns the failures.
 
-        After a failed wave nothing more is created. Deletions are executed all the same: a refused
-        object must not keep a job from stopping, nor a dead node's pods in place.
+        After a failed wave nothing more is created or applied. Deletions are still executed: a
+        refused object must not prevent a job from stopping, nor the deletion of lost pods.
         """
-        self._cache.keep_refusals(job.key, made(plan.waves))
+        self._cache.keep_refusals(job.key, written_objects(plan.waves))
         failed: list[ClusterError] = []
         for wave in plan.waves:
-            due = [one for one in wave if not failed or not isinstance(one, _MAKING)]
-            ends = await asyncio.gather(*(self._attempt(job, action, now) for action in due))
-            failed += [end for end in ends if end is not None]
+            due = [one for one in wave if not failed or not isinstance(one, _WRITING)]
+            results = await asyncio.gather(*(self._attempt(job, action, now) for action in due))
+            failed += [error for error in results if error is not None]
         return failed
 
     async def _write_status(self, job: Job, plan: Plan) -> None:
-        """Write the status, unless the job has been written to since it was read.
+        """Write the status; refused if the job changed since it was read.
 
         Raises:
-            ClusterError: it could not be written.
+            ClusterError: the request failed.
         """
         if plan.status is None:
             return
@@ -202,24 +202,24 @@ class Reconciler:
             {
                 "apiVersion": API_VERSION,
                 "kind": KIND,
-                # The fence against a write that was planned long ago, by whoever.
+                # Fences writes that were planned from an older version of the job.
                 "metadata": {**head, "resourceVersion": job.resource_version},
                 "status": plan.status.model_dump(
                     mode="json", by_alias=True, exclude_none=True, exclude={"training"}
                 ),
             }
         )
-        self._cache.see_job(answer)
+        self._cache.update_job(answer)
 
     async def _attempt(self, job: Job, action: Action, now: Time) -> ClusterError | None:
         try:
             await self._act(job, action, now)
         except MissingError:
-            # What was to be changed or deleted is gone; the cache will say so.
+            # The object to change or delete does not exist; the cache will be updated.
             return None
         except ClusterError as problem:
-            if isinstance(problem, RefusedError) and isinstance(action, _MAKING):
-                self._cache.refuse(job, action.manifest, str(problem))
+            if isinstance(problem, RefusedError) and isinstance(action, _WRITING):
+                self._cache.record_refusal(job, action.manifest, str(problem))
             return problem
         return None
 
@@ -227,14 +227,14 @@ class Reconciler:
         match action:
             case Create(manifest):
                 answer = await self._create(job, manifest)
-                self._cache.see_answer(job.key, answer, manifest)
+                self._cache.record_write(job.key, answer, manifest)
             case Apply(manifest, uid):
                 answer = await self._cluster.apply(manifest, uid)
-                self._cache.see_answer(job.key, answer, manifest)
+                self._cache.record_write(job.key, answer, manifest)
             case ApplyStatus(manifest, uid):
                 metadata = {**manifest["metadata"], "uid": uid}
                 answer = await self._cluster.apply_status({**manifest, "metadata": metadata})
-                self._cache.see_child(answer)
+                self._cache.update_child(answer)
             case ReleaseQuota(name, uid):
                 await self._release_quota(job, name, uid, now)
             case Delete(kind, name, uid):
@@ -245,77 +245,77 @@ class Reconciler:
                 await self._cluster.delete(POD, job.namespace, name, uid, grace)
             case DeleteJob():
                 await self._cluster.delete(JOB, job.namespace, job.name, job.uid)
-            case MakeKeys(templates):
-                await self._make_keys(job, dict(templates))
-                self._cache.accept(job.key, action.manifest)
+            case CreateKeys(templates):
+                await self._create_keys(job, dict(templates))
+                self._cache.clear_refusal(job.key, action.manifest)
             case Emit():
                 await self._emit(job, action, now)
 
     async def _release_quota(self, job: Job, name: str, uid: str, now: Time) -> None:
-        """Take the admission out of a Workload: written by others, so read and written whole."""
+        """Remove the admission from a Workload: Kueue owns the field, so replace the status."""
         found = await self._cluster.get(GANG_KINDS[kueue.KIND], job.namespace, name)
         if found["metadata"]["uid"] == uid:
             released = kueue.released(found, rfc3339(now))
-            self._cache.see_child(await self._cluster.replace(released, "/status"))
+            self._cache.update_child(await self._cluster.replace(released, "/status"))
 
     async def _create(self, job: Job, manifest: Manifest) -> Manifest:
-        """Create an object; returns it, or the job's existing one."""
+        """Create an object; returns it, or the existing object of the job."""
         try:
             return await self._cluster.create(manifest)
         except ConflictError:
-            # A write whose answer was lost, a cache that lags, or an object of somebody else.
+            # A lost answer, a stale cache, or an object of somebody else.
             return await self._own_object(job, manifest)
         except MissingError as problem:
-            # What it refers to: an API server does not know at once of a Role that it has taken.
+            # A RoleBinding was refused: the authorizer does not know the new Role yet.
             raise UnavailableError(str(problem)) from problem
 
     async def _own_object(self, job: Job, manifest: Manifest) -> Manifest:
-        """Return the object that has the name already, if it is this job's.
+        """Return the existing object of this name if it belongs to this job.
 
         Raises:
-            UnavailableError: an earlier job of this name left it, and it will go, or it has gone
-                since.
-            RefusedError: it is somebody else's.
+            UnavailableError: it belongs to an earlier job of this name and is being deleted, or it
+                was just deleted.
+            RefusedError: it belongs to somebody else.
         """
         kind, name = kind_of(manifest), manifest["metadata"]["name"]
         try:
             found = await self._cluster.get(kind, job.namespace, name)
         except MissingError as problem:
-            raise UnavailableError(f"{kind.name} {name} was there, and is gone") from problem
+            raise UnavailableError(f"{kind.name} {name} existed and was just deleted") from problem
         if is_of(job, found["metadata"]):
             return found
         owners = found["metadata"].get("ownerReferences") or ()
         if any((owner["kind"], owner["name"]) == (KIND, job.name) for owner in owners):
-            raise UnavailableError(f"{kind.name} {name} of an earlier job is not gone yet")
-        whose = "is there already and is not this job's"
+            raise UnavailableError(f"{kind.name} {name} of an earlier job is still being deleted")
+        why = "already exists and does not belong to this job"
         if kind.name == "PersistentVolumeClaim":
-            whose += f"; volume.claimName: {name} for a run on it, or a job of another name"
+            why += f"; use it with checkpoint.volume.claimName: {name}, or rename the job"
             if LABEL_JOB_UID in (found["metadata"].get("labels") or {}):
-                whose = (
-                    "holds an earlier job's run, which was to be kept; delete it with kubectl "
-                    f"delete pvc {name}, or make a job of another name"
+                why = (
+                    "holds the run of an earlier job (whenDeleted: Retain); delete it with kubectl "
+                    f"delete pvc {name}, or rename the job"
                 )
-        raise RefusedError(f"{kind.name} {name} {whose}")
+        raise RefusedError(f"{kind.name} {name} {why}")
 
-    async def _make_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:
-        """Create missing Secrets; the first write decides the keys of all."""
+    async def _create_keys(self, job: Job, templates: dict[RoleName, Manifest]) -> None:
+        """Create missing Secrets; the controller's is created first and holds the keys of all."""
         controllers = templates.pop("controller")
-        # Made here, so that no pod needs a right to make Secrets; for all roles that there are, so
-        # that a job may have others later without that keys in use are replaced.
+        # Generated here, so that no pod needs permission to create Secrets; for all possible roles,
+        # so that keys in use stay when a job gets other roles later.
         pairs: KeyPairs = {role: key_pair() for role in ROLE_SLUGS}
         pairs = read_pairs(await self._create(job, secret(controllers, "controller", pairs)))
         if missing := sorted(templates.keys() - pairs.keys()):
             raise RefusedError(
-                f"Secret {controllers['metadata']['name']} is of an operator that made fewer keys,"
-                f" none for {', '.join(missing)}; suspend the job and delete its Secrets"
+                f"Secret {controllers['metadata']['name']} was created by an older operator and has"
+                f" no key for {', '.join(missing)}; suspend the job and delete its Secrets"
             )
         await asyncio.gather(
             *(self._create(job, secret(one, role, pairs)) for role, one in templates.items())
         )
 
     async def _emit(self, job: Job, event: Emit, now: Time) -> None:
-        told = f"{job.uid}/{job.resource_version}/{event.reason}/{event.message}"
-        name = f"{job.name}.{hashlib.sha256(told.encode()).hexdigest()[:16]}"
+        identity = f"{job.uid}/{job.resource_version}/{event.reason}/{event.message}"
+        name = f"{job.name}.{hashlib.sha256(identity.encode()).hexdigest()[:16]}"
         time = rfc3339(now)
         try:
             await self._cluster.create(
@@ -341,18 +341,18 @@ class Reconciler:
                 }
             )
         except ConflictError:
-            # Told before, by a reconcile whose status write failed.
+            # Written before, by a reconcile whose status write failed.
             return
 
 
 def key_pair() -> tuple[str, str]:
-    """A fresh public and secret key of CURVE, 40 letters of Z85 each."""
+    """Generate a CURVE key pair: public and secret key, 40 letters of Z85 each."""
     public, secret_key = zmq.curve_keypair()
     return public.decode("ascii"), secret_key.decode("ascii")
 
 
 def _misses_pods_since(job: Job, status: PPOJobStatus, seen: Observed) -> str | None:
-    """Since when not all pods are ready, RFC 3339, where some are not made, and that may be why."""
+    """When pods stopped being ready, RFC 3339, if the reason may be that some are not created."""
     ready = condition(status, "PodsReady")
     if ready is None or ready.reason not in LESSER_THAN_DENIED:
         return None
@@ -360,8 +360,8 @@ def _misses_pods_since(job: Job, status: PPOJobStatus, seen: Observed) -> str | 
     return ready.last_transition_time if missing_pods(roles, seen) else None
 
 
-def _makes(planned: Plan) -> bool:
-    """Whether objects are to be made that are not there."""
+def _creates(planned: Plan) -> bool:
+    """Whether a plan creates objects."""
     return any(isinstance(one, Create) for wave in planned.waves for one in wave)
 
 
@@ -374,7 +374,7 @@ def _outcome(problem: ClusterError | NotLeaderError) -> str:
 
 
 def _begins(job: Job, after: PPOJobStatus, name: ConditionType) -> bool:
-    """Whether a condition holds from now on, of a job that has not made any step before."""
+    """Whether a condition becomes true for the first time, before the first step."""
     is_new = holds(after, name) and not holds(job.status, name)
     return is_new and job.status.phase in {"Pending", "Starting"}
 

@@ -1,4 +1,4 @@
-"""Lifecycle state of a job at a reconcile: the policies' results combined. Pure."""
+"""State of a job in a reconcile: the results of the policies, combined. Pure."""
 
 import functools
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from ppojob_operator.build.metadata import layout_of
 from ppojob_operator.build.pod_template import PodConfig
 from ppojob_operator.conditions import INVALID, ObservedCondition, has_ended
 from ppojob_operator.policies.ending import Ending, ending, ending_by_failures, new_records
-from ppojob_operator.policies.placing import GAVE_BACK, Admission, admission
+from ppojob_operator.policies.placing import START_DEADLINE_EXCEEDED, Admission, admission
 from ppojob_operator.policies.startup import PodNames, accepted_pods, wanted_pods
 from ppojob_operator.reading import JOBS_REMEMBERED
 from ppojob_operator.state import Job, Observed, Time
@@ -24,14 +24,14 @@ class ReconcileContext:
     """State of a job at one moment.
 
     Attributes:
-        config: of its pods; None if the spec is refused: objects of the previous one are kept, and
-            ended, but nothing more is created.
+        config: of its pods; None if the spec is invalid: existing objects are kept, or deleted when
+            the job ends, but none are created.
         roles: those with pods of their own.
-        failures: losses that are not in the status yet.
+        failures: failures that are not in the status yet.
         admission: whether it may have pods.
-        moves: whether objects of another layout exist: they must go first.
-        runs: whether it is to have pods beyond a final checkpoint.
-        wanted: roles that are to have pods now.
+        has_old_layout: whether objects of another layout exist; they are deleted first.
+        should_run: whether its controller should run.
+        desired: roles that should have pods now.
     """
 
     job: Job
@@ -43,34 +43,34 @@ class ReconcileContext:
     failures: tuple[FailureRecord, ...]
     admission: Admission
     ending: Ending | None
-    moves: bool
-    runs: bool
-    wanted: PodNames
+    has_old_layout: bool
+    should_run: bool
+    desired: PodNames
 
     @property
     def has_ended(self) -> bool:
-        """Whether the status says already that the job ended."""
+        """Whether the job has ended, by its status."""
         return has_ended(self.job.status)
 
     @property
     def wants_gang(self) -> bool:
-        """Whether its pods, those that are there included, are to be placed together."""
-        gives_up = self.admission.claim.reason in {GAVE_BACK, INVALID}
-        is_to_stop = self.has_ended or self.job.lifecycle.suspend or gives_up or self.moves
-        return not is_to_stop or bool(self.observed.pods)
+        """Whether the objects of gang scheduling are needed."""
+        is_released = self.admission.admitted.reason in {START_DEADLINE_EXCEEDED, INVALID}
+        should_stop = self.has_ended or self.job.lifecycle.suspend or is_released
+        return not (should_stop or self.has_old_layout) or bool(self.observed.pods)
 
     @property
     def step(self) -> int:
-        """Steps done."""
+        """Completed steps."""
         return self.job.status.training.step if self.job.status.training else 0
 
 
 def reconcile_context(
     job: Job, manifest: PPOJob | None, accepted: ObservedCondition, observed: Observed, now: Time
 ) -> ReconcileContext:
-    """Where a job is that is accepted, or was: of which `manifest` is None.
+    """The context of a job that was accepted once; `manifest` is None if it is invalid now.
 
-    A new ending is written down before the pods go, since it is known from them alone.
+    A new ending is written to the status before the pods are deleted, since only they show it.
     """
     config = pod_config(job, manifest) if manifest is not None else None
     roles = wanted_pods(config.run.topology) if config is not None else accepted_pods(job)
@@ -81,15 +81,15 @@ def reconcile_context(
     is_over = has_ended(job.status)
     admitted = admission(job, observed, now)
     if config is None and not is_over and not _is_made(job, roles, observed):
-        words = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
-        admitted = Admission(words, may_have_pods=False)
-    moves = config is not None and _is_of_another_layout(job, config, observed)
-    may_run = not is_over and not job.lifecycle.suspend and not moves
-    runs = may_run and admitted.may_have_pods
-    wanted = _wanted_roles(
+        refused = ObservedCondition("Admitted", False, accepted.reason, accepted.message)
+        admitted = Admission(refused, may_have_pods=False)
+    has_old_layout = config is not None and _has_old_layout(job, config, observed)
+    may_run = not is_over and not job.lifecycle.suspend and not has_old_layout
+    should_run = may_run and admitted.may_have_pods
+    desired = _desired_roles(
         roles,
         observed,
-        runs=runs,
+        should_run=should_run,
         checkpoints=not is_over or status.reason == "DeadlineExceeded",
     )
     return ReconcileContext(
@@ -102,46 +102,46 @@ def reconcile_context(
         failures=tuple(failures),
         admission=admitted,
         ending=found,
-        moves=moves,
-        runs=runs,
-        wanted=wanted,
+        has_old_layout=has_old_layout,
+        should_run=should_run,
+        desired=desired,
     )
 
 
-def _wanted_roles(
-    roles: PodNames, observed: Observed, *, runs: bool, checkpoints: bool
+def _desired_roles(
+    roles: PodNames, observed: Observed, *, should_run: bool, checkpoints: bool
 ) -> PodNames:
-    """Which roles have pods now: all, all but the controller while it writes a checkpoint, or none.
+    """Roles that should have pods: all, all but the controller while it checkpoints, or none.
 
-    A job that is to stop loses its controller first. Told to end, it ends its step and writes a
-    checkpoint, and for that it needs all other roles; they go when it is gone. Going on is starting
-    anew: the controller finds the checkpoint.
+    The controller of a job that should stop is deleted first. On SIGTERM it finishes its step and
+    writes a checkpoint, for which it needs all other roles; they are deleted after it. To resume,
+    a new controller reads the checkpoint.
     """
-    if runs:
-        return {role: roles[role] for role in roles if not _is_leaving(role, observed)}
+    if should_run:
+        return {role: roles[role] for role in roles if not _is_terminating(role, observed)}
     if checkpoints and _is_saving(observed):
         return {role: roles[role] for role in roles if role != "controller"}
     return {}
 
 
-def _is_of_another_layout(job: Job, config: PodConfig, observed: Observed) -> bool:
-    """Whether anything that is there of the job was made for another layout.
+def _has_old_layout(job: Job, config: PodConfig, observed: Observed) -> bool:
+    """Whether objects of the job were created for another layout.
 
-    An API server lets a layout change only once the operator has said that no pods are there. It
-    may have said so of an earlier time, so here nothing hangs on that: what is there saves a
-    checkpoint and goes, and is not brought to the new layout pod by pod.
+    The API server allows a new layout only while the status says that no pods exist, but the status
+    may be outdated. So existing pods write a checkpoint and are deleted, and never run beside pods
+    of the new layout.
     """
-    there = {pod.layout for pod in observed.pods}
+    layouts = {pod.layout for pod in observed.pods}
     own = (child for child in observed.children.values() if child.owner_uid == job.uid)
-    there |= {layout_of(child.manifest["metadata"]) for child in own}
-    return bool(there - {"", config.layout})
+    layouts |= {layout_of(child.manifest["metadata"]) for child in own}
+    return bool(layouts - {"", config.layout})
 
 
-def _is_leaving(role: RoleName, observed: Observed) -> bool:
-    """Whether pods of a StatefulSet that is gone are still on their way out.
+def _is_terminating(role: RoleName, observed: Observed) -> bool:
+    """Whether pods of a deleted StatefulSet still exist.
 
-    They have the names of those to come. A new StatefulSet would wait for them as well, but ask
-    less and less often; pods that somebody has orphaned are no reason to wait, it adopts them.
+    They have the names of the new pods. A new StatefulSet would wait for them with growing delays.
+    Orphaned pods are no reason to wait: a new StatefulSet adopts them.
     """
     pods = observed.pods_of(role)
     sets = {child.uid for (kind, _), child in observed.children.items() if kind == "StatefulSet"}
@@ -149,7 +149,7 @@ def _is_leaving(role: RoleName, observed: Observed) -> bool:
 
 
 def _is_saving(observed: Observed) -> bool:
-    """Whether there is a controller that may still have something to save."""
+    """Whether a controller exists that may still write a checkpoint."""
     report = observed.controller
     return any(
         not (report is not None and report.pod_uid == pod.uid and report.phase == "done")
@@ -159,25 +159,21 @@ def _is_saving(observed: Observed) -> bool:
 
 
 def _is_made(job: Job, roles: PodNames, observed: Observed) -> bool:
-    """Whether all roles have what makes their pods: without one of them nothing trains."""
-    there = {
-        name
-        for (kind, name), child in observed.children.items()
-        if kind == "StatefulSet" and child.owner_uid == job.uid and not child.is_deleting
-    }
-    return there.issuperset(workload_name(job.name, role) for role in roles)
+    """Whether the StatefulSets of all roles exist."""
+    own = {one.name for one in observed.children_of("StatefulSet") if one.owner_uid == job.uid}
+    return own.issuperset(workload_name(job.name, role) for role in roles)
 
 
 def pod_config(job: Job, manifest: PPOJob) -> PodConfig:
-    """What the pods run: without lifecycle and pod settings, which are none of their business.
+    """The configuration of the pods, without the sections `lifecycle`, `pods` and `scheduling`.
 
-    So suspending a job, or asking for another node, gives its pods nothing new to read.
+    So suspending a job or changing its node selector does not change what its pods mount.
     """
-    return _pod_config(_VeryManifest(manifest), job.uid)
+    return _pod_config(_ByIdentity(manifest), job.uid)
 
 
-class _VeryManifest:
-    """A manifest that equals itself alone: comparing contents would cost what is to be saved."""
+class _ByIdentity:
+    """Cache key of a manifest: comparing contents would cost as much as the cache saves."""
 
     def __init__(self, manifest: PPOJob) -> None:
         self.manifest = manifest
@@ -186,11 +182,11 @@ class _VeryManifest:
         return id(self.manifest)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _VeryManifest) and other.manifest is self.manifest
+        return isinstance(other, _ByIdentity) and other.manifest is self.manifest
 
 
 @functools.lru_cache(maxsize=JOBS_REMEMBERED)
-def _pod_config(given: _VeryManifest, uid: str) -> PodConfig:
+def _pod_config(given: _ByIdentity, uid: str) -> PodConfig:
     config = resolve(given.manifest)
     spec = config.spec.model_copy(
         update={"lifecycle": LifecycleSpec(), "pods": (), "scheduling": SchedulingSpec()}

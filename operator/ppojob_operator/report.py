@@ -21,31 +21,33 @@ from ppojob_operator.state import Emit
 
 _EVENTS_WHEN_TRUE: dict[ConditionType, str] = {
     "PodsReady": "all pods are ready",
-    "Training": "the first step is under way",
-    "Suspended": "its pods are gone",
+    "Training": "training has started",
+    "Suspended": "all pods are deleted",
 }
 
-_WITHOUT_EVENT = ("PodsLeaving", "PodsMissing", "Starting", "Stopped")
-"""Reasons of PodsReady that every job passes through."""
+_WITHOUT_EVENT = ("PodsTerminating", "PodsMissing", "Starting", "Stopped")
+"""Reasons of PodsReady that occur in every job."""
 
 
 def status_of(here: ReconcileContext, image: str) -> PPOJobStatus:
-    """The status as it is to be; equal to the one before where nothing has changed."""
+    """The new status; equal to the previous one if nothing has changed."""
     before = here.job.status
-    claims = _claims(here)
+    conditions = _conditions(here)
     roles = tuple(_role_status(here, before))
-    phase, main = _phase(here, claims), _main_claim(claims)
+    phase, main = _phase(here, conditions), _main_condition(conditions)
     return before.model_copy(
         update={
             "observed_generation": here.job.generation,
             "phase": phase,
             "reason": main.reason,
             "message": inert(main.message),
-            "conditions": set_conditions(before.conditions, claims, here.job.generation, here.now),
+            "conditions": set_conditions(
+                before.conditions, conditions, here.job.generation, here.now
+            ),
             "roles": roles,
             "restarts": before.restarts + sum(_restarts(here, role) for role in here.roles),
             "failures": trim_records((*before.failures, *here.failures)),
-            "image": image if here.wanted or here.observed.pods else "",
+            "image": image if here.desired or here.observed.pods else "",
             "start_time": _start_time(here, phase),
             "finish_time": before.finish_time or (rfc3339(here.now) if here.ending else None),
         }
@@ -53,7 +55,7 @@ def status_of(here: ReconcileContext, image: str) -> PPOJobStatus:
 
 
 def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
-    """What a person should know: changes of conditions, and ends of containers."""
+    """Events for changes of conditions and for container failures."""
     before = here.job.status
     was, now = condition(before, "Accepted"), here.accepted
     if not now.holds and (was is None or (was.reason, was.message) != (now.reason, now.message)):
@@ -71,34 +73,34 @@ def events(here: ReconcileContext, after: PPOJobStatus) -> Iterator[Emit]:
     if are and are.status == "False" and are.reason not in {were and were.reason, *_WITHOUT_EVENT}:
         yield Emit("Warning", are.reason, are.message)
     for record in here.failures:
-        words = f"{record.role}: pod {record.pod} ended: {record.reason}: {record.message}"
-        yield Emit("Warning", "ContainerEnded", inert(words))
+        what = f"{record.role}: pod {record.pod}: container terminated: {record.reason}"
+        yield Emit("Warning", "ContainerEnded", inert(f"{what}: {record.message}"))
 
 
 def _layout_events(here: ReconcileContext) -> Iterator[Emit]:
-    """Other pods than those that the status has."""
+    """The roles have other numbers of pods than in the status."""
     were = {role.name: role.replicas for role in here.job.status.roles}
     are = {role: len(names) for role, names in here.roles.items()}
     if were and were != are:
-        told, before = (
+        new, old = (
             ", ".join(f"{role} {number}" for role, number in pods.items()) for pods in (are, were)
         )
-        yield Emit("Normal", "LayoutChanged", f"its next pods: {told}; before: {before}")
+        yield Emit("Normal", "LayoutChanged", f"new pods: {new}; previous pods: {old}")
 
 
 def _admission_events(here: ReconcileContext) -> Iterator[Emit]:
-    """What whoever places the pods says, once a word: its sentences change with the queue."""
-    was, now = condition(here.job.status, "Admitted"), here.admission.claim
+    """Once per reason: the messages of a queue change often."""
+    was, now = condition(here.job.status, "Admitted"), here.admission.admitted
     if not now.holds and (was is None or was.reason != now.reason):
         yield Emit("Warning", now.reason, now.message)
     if now.holds and was is not None and was.status == "False":
         yield Emit("Normal", now.reason, now.message)
 
 
-def _claims(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
+def _conditions(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
     return (
         here.accepted,
-        here.admission.claim,
+        here.admission.admitted,
         _pods_ready(here),
         _rendezvoused(here),
         _training(here),
@@ -111,12 +113,11 @@ def _claims(here: ReconcileContext) -> tuple[ObservedCondition, ...]:
 
 def _pods_ready(here: ReconcileContext) -> ObservedCondition:
     if here.ending is not None or here.job.lifecycle.suspend or not here.admission.may_have_pods:
-        return ObservedCondition("PodsReady", False, "Stopped", "no pods are wanted")
-    if not here.wanted or here.moves:
-        whose = "another layout" if here.moves else "before"
-        return ObservedCondition(
-            "PodsReady", False, "PodsLeaving", f"pods of {whose} are not gone yet"
-        )
+        return ObservedCondition("PodsReady", False, "Stopped", "the job should have no pods")
+    if not here.desired or here.has_old_layout:
+        which = "pods of the previous layout" if here.has_old_layout else "previous pods"
+        message = f"{which} are still terminating"
+        return ObservedCondition("PodsReady", False, "PodsTerminating", message)
     if here.observed.refused:
         (kind, name), why = next(iter(here.observed.refused.items()))
         return ObservedCondition("PodsReady", False, "ObjectRefused", f"{kind} {name}: {why}")
@@ -127,24 +128,22 @@ def _pods_ready(here: ReconcileContext) -> ObservedCondition:
 
 def _rendezvoused(here: ReconcileContext) -> ObservedCondition:
     training = here.job.status.training
-    if not here.wanted:
+    if not here.desired:
         return ObservedCondition("Rendezvoused", False, "Stopped")
     if not _has_controller(here):
-        return ObservedCondition(
-            "Rendezvoused", False, "Waiting", "the controller is not at work yet"
-        )
+        message = "the controller is not running yet"
+        return ObservedCondition("Rendezvoused", False, "Waiting", message)
     if training is None or training.stage in {"", "Starting"}:
-        return ObservedCondition(
-            "Rendezvoused", False, "Waiting", "the controller has not met all ranks yet"
-        )
+        message = "the controller is not connected to all ranks yet"
+        return ObservedCondition("Rendezvoused", False, "Waiting", message)
     if training.stage == "Recovering":
-        return ObservedCondition("Rendezvoused", False, "Recovering", "a role is started again")
-    return ObservedCondition("Rendezvoused", True, "AllRanksMet")
+        return ObservedCondition("Rendezvoused", False, "Recovering", "a role is restarting")
+    return ObservedCondition("Rendezvoused", True, "AllRanksConnected")
 
 
 def _training(here: ReconcileContext) -> ObservedCondition:
     training = here.job.status.training
-    if here.ending is not None or not here.wanted:
+    if here.ending is not None or not here.desired:
         return ObservedCondition("Training", False, "Stopped")
     is_stepping = training is not None and training.stage in {"Training", "Finishing"}
     if is_stepping and _has_controller(here):
@@ -153,7 +152,7 @@ def _training(here: ReconcileContext) -> ObservedCondition:
 
 
 def _has_controller(here: ReconcileContext) -> bool:
-    """Whether a controller is at work: what one that was killed has said holds no more."""
+    """Whether a controller runs; `status.training` may be that of a controller that was killed."""
     report = here.observed.controller
     is_starting = report is not None and report.phase == "starting"
     pods = here.observed.pods_of("controller")
@@ -163,22 +162,19 @@ def _has_controller(here: ReconcileContext) -> bool:
 def _checkpointed(here: ReconcileContext) -> ObservedCondition:
     training = here.job.status.training
     if training is None or training.last_checkpoint_step is None:
-        return ObservedCondition(
-            "Checkpointed", False, "NoCheckpoint", "a restart begins at the first step"
-        )
-    return ObservedCondition(
-        "Checkpointed", True, "Saved", "status.training.lastCheckpointStep is durable"
-    )
+        message = "a restarted job begins at its first step"
+        return ObservedCondition("Checkpointed", False, "NoCheckpoint", message)
+    message = "status.training.lastCheckpointStep is the step of the last checkpoint"
+    return ObservedCondition("Checkpointed", True, "Saved", message)
 
 
 def _suspended(here: ReconcileContext) -> ObservedCondition:
     if not here.job.lifecycle.suspend or here.ending is not None:
-        return ObservedCondition("Suspended", False, "NotAsked")
+        return ObservedCondition("Suspended", False, "NotSuspended")
     if here.observed.pods:
-        return ObservedCondition(
-            "Suspended", False, "Suspending", "the controller writes a checkpoint, then pods go"
-        )
-    return ObservedCondition("Suspended", True, "Asked", "spec.lifecycle.suspend is true")
+        message = "the controller writes a checkpoint, then all pods are deleted"
+        return ObservedCondition("Suspended", False, "Suspending", message)
+    return ObservedCondition("Suspended", True, "JobSuspended", "spec.lifecycle.suspend is true")
 
 
 def _ended(here: ReconcileContext, name: ConditionType, phase: Phase) -> ObservedCondition:
@@ -190,34 +186,34 @@ def _ended(here: ReconcileContext, name: ConditionType, phase: Phase) -> Observe
     return ObservedCondition(name, True, here.ending.reason, here.ending.message)
 
 
-def _phase(here: ReconcileContext, claims: tuple[ObservedCondition, ...]) -> Phase:
-    true = {claim.type for claim in claims if claim.holds}
+def _phase(here: ReconcileContext, conditions: tuple[ObservedCondition, ...]) -> Phase:
+    true = {one.type for one in conditions if one.holds}
     if here.ending is not None:
         return here.ending.phase
     if "Suspended" in true:
         return "Suspended"
     if here.job.lifecycle.suspend:
-        # Its pods leave: nothing is started again.
+        # Its pods are terminating; the phase stays until they are deleted.
         return here.job.status.phase
     if {"PodsReady", "Training"} <= true:
         return "Running"
-    if not here.admission.claim.holds and not here.observed.pods:
+    if not here.admission.admitted.holds and not here.observed.pods:
         return "Pending"
     if here.step or holds(here.job.status, "Training") or here.job.status.phase == "Recovering":
         return "Recovering"
-    return "Starting" if here.wanted else "Pending"
+    return "Starting" if here.desired else "Pending"
 
 
-def _main_claim(claims: tuple[ObservedCondition, ...]) -> ObservedCondition:
-    """The claim that best says why the job is in its phase."""
-    by_type = {claim.type: claim for claim in claims}
+def _main_condition(conditions: tuple[ObservedCondition, ...]) -> ObservedCondition:
+    """The condition that explains the phase best."""
+    by_type = {one.type: one for one in conditions}
     for name in ("Failed", "Complete", "Suspended"):
-        claim = by_type[name]
-        if claim.holds or claim.reason == "Suspending":
-            return claim
-    for claim in (by_type["Admitted"], by_type["PodsReady"]):
-        if not claim.holds:
-            return claim
+        found = by_type[name]
+        if found.holds or found.reason == "Suspending":
+            return found
+    for found in (by_type["Admitted"], by_type["PodsReady"]):
+        if not found.holds:
+            return found
     return by_type["Training"] if by_type["Training"].holds else by_type["Rendezvoused"]
 
 
@@ -239,7 +235,7 @@ def _role_status(here: ReconcileContext, before: PPOJobStatus) -> Iterator[RoleS
 
 
 def _losses(here: ReconcileContext, was: RoleStatus | None, role: RoleName) -> tuple[int, int]:
-    """How often a role was lost without progress, and the step that was done then."""
+    """How often a role was lost without a completed step, and the last completed step then."""
     for record in here.failures:
         if record.role == role and record.kind != "disruption":
             return losses(was, record), record.step
@@ -247,18 +243,18 @@ def _losses(here: ReconcileContext, was: RoleStatus | None, role: RoleName) -> t
 
 
 def _start_time(here: ReconcileContext, phase: Phase) -> str | None:
-    """When the job was started; as with Kubernetes' own jobs, a suspended one starts anew.
+    """When the job started; like a Kubernetes Job it starts again after a suspension.
 
-    Pods that look for a place again, or whose queue cannot be asked, are no new start.
+    Rescheduled pods, and a queue that cannot be read, are no new start.
     """
     if phase == "Suspended" or not here.admission.may_have_pods:
         return None
-    starts = here.admission.claim.holds and bool(here.wanted)
+    starts = here.admission.admitted.holds and bool(here.desired)
     return here.job.status.start_time or (rfc3339(here.now) if starts else None)
 
 
 def _restarts(here: ReconcileContext, role: RoleName) -> int:
-    """Ends of containers since the last look, unless what ended the first of them was nobody's."""
+    """Container failures since the last reconcile, without disruptions."""
     if any(one.role == role and one.kind == "disruption" for one in here.failures):
         return 0
     return new_ends(role, here.observed.pods, here.job.status)

@@ -17,27 +17,27 @@ def _names(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How this operator works; every field is `PPOJOB_OPERATOR_<FIELD>` in the environment.
+    """Settings of the operator; each field is `PPOJOB_OPERATOR_<FIELD>` in the environment.
 
     Attributes:
-        trainer_image: image of a job's pods where the job names none.
-        image_pull_policy: for that image.
-        image_pull_secrets: Secrets of the job's namespace that have the credentials for that image,
+        trainer_image: image of a job's pods if the job names none.
+        image_pull_policy: of that image.
+        image_pull_secrets: Secrets in the job's namespace with credentials for that image,
             separated by commas.
-        namespace: where the operator itself runs, and keeps its Lease.
-        lease: name of that Lease; replicas that serve the same namespaces share one.
+        namespace: of the operator and its Lease.
+        lease: name of the Lease; replicas that serve the same namespaces share one.
         identity: name of this replica.
         watch_namespaces: namespaces to serve, separated by commas; empty: all.
-        gpu_resource: name under which GPUs are asked for, where the job says nothing else.
-        gangs: what may place the pods of a job together, separated by commas: kueue, volcano,
-            workload; only of these are objects read and written.
-        workers: jobs that are reconciled at the same time.
-        resync_seconds: each job is looked at anew after this time, without any event.
-        poll_seconds: how often a running controller is asked how it is.
-        node_silence_seconds: a node that is silent for so long has lost its pods.
-        lease_seconds: after this time without renewal another replica takes over.
+        gpu_resource: resource name of GPUs if the job names none.
+        gangs: enabled gang schedulers, separated by commas: kueue, volcano, workload; objects of
+            others are neither read nor written.
+        workers: number of jobs reconciled concurrently.
+        resync_seconds: interval at which each job is reconciled without any event.
+        poll_seconds: interval at which the supervisor of a running controller is polled.
+        node_silence_seconds: pods of a node that does not respond for this long are deleted.
+        lease_seconds: duration of the Lease; without renewal another replica takes over.
         metrics_port: of the Prometheus endpoint; 0: none.
-        liveness_port: of the probes.
+        liveness_port: of the liveness probe.
     """
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
@@ -64,7 +64,7 @@ def read_settings(environment: Mapping[str, str] = os.environ) -> Settings:
     """Read the settings.
 
     Raises:
-        ValueError: a variable is no setting, or not of its form; all of them at once.
+        ValueError: variables that are no settings or have invalid values, all at once.
     """
     given = {
         name.removeprefix(PREFIX).lower(): text

@@ -1,4 +1,4 @@
-"""What is known of a job and what is to be done: the records between observe, plan and execute."""
+"""Records between observe, plan and execute: the observed state of a job, and its plan."""
 
 import datetime
 from collections.abc import Mapping
@@ -16,13 +16,13 @@ Time = datetime.datetime
 """Always in UTC."""
 
 Manifest = Mapping[str, Any]
-"""A Kubernetes object as plain values; the border to JSON, and nothing looks into it but
-`build`, which makes it, `observe`, which reads it, and the `Cluster`."""
+"""A Kubernetes object as plain JSON values. Only `build`, which creates it, `reading`, which parses
+it, and the `Cluster` access its fields."""
 
 GangKind = Literal[
     "Workload", "PodGroup", "Workload.kueue.x-k8s.io", "PodGroup.scheduling.volcano.sh"
 ]
-"""Kinds that place all pods of a job together; without a group: Kubernetes' own."""
+"""Kinds of gang scheduling; those without a group are Kubernetes' own."""
 
 ChildKind = (
     GangKind
@@ -43,12 +43,13 @@ ChildKind = (
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A PPOJob as the cluster holds it.
+    """A PPOJob as stored in the cluster.
 
     Attributes:
-        resource_version: of the whole object; a status write is conditional on it.
-        lifecycle, recovery, scheduling: what counts also where the rest of the spec is wrong.
-        manifest: the job as validated; None where `problems` says why not.
+        resource_version: a status write is conditional on it.
+        lifecycle, recovery, scheduling: sections that apply also if the rest of the spec is
+            invalid.
+        manifest: the validated job; None if it is invalid, for the reasons in `problems`.
     """
 
     namespace: str
@@ -73,11 +74,11 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Termination:
-    """How a container ended.
+    """How a container terminated.
 
     Attributes:
-        reason: the kubelet's word, such as `OOMKilled`.
-        message: the kubelet's sentence, or the end of the termination log.
+        reason: of the kubelet, such as `OOMKilled`.
+        message: of the kubelet, or the end of the container's log.
     """
 
     exit_code: int
@@ -88,15 +89,16 @@ class Termination:
 
 @dataclass(frozen=True, slots=True)
 class Pod:
-    """A pod, trimmed to what decisions need; what is not known is empty.
+    """A pod, trimmed to what the plan needs; unknown values are empty.
 
     Attributes:
-        owner_uid: of its StatefulSet; empty for a pod that was orphaned.
+        owner_uid: of its StatefulSet; empty for an orphaned pod.
         config_digest: of the run configuration that it mounts.
-        layout: digest of the layout that it was made for; empty: that of the job.
-        unschedulable: the scheduler's words.
-        waiting_reason: the kubelet's word for why the container does not run.
-        disruption: why it was or is being disrupted.
+        layout: digest of the layout that it was created for; empty: that of the job.
+        memory_limit: of its container; a LimitRange or a webhook may have set it.
+        unschedulable: the scheduler's message.
+        waiting_reason: of the kubelet, why the container does not run.
+        disruption: reason of the condition DisruptionTarget.
     """
 
     namespace: str
@@ -113,6 +115,7 @@ class Pod:
     address: str = ""
     config_digest: str = ""
     layout: str = ""
+    memory_limit: str = ""
     restarts: int = 0
     unschedulable: str = ""
     waiting_reason: str = ""
@@ -124,14 +127,14 @@ class Pod:
 
     @property
     def ends(self) -> int:
-        """How often its container has ended: a kubelet counts an end when it is over with it."""
+        """How often its container terminated; the kubelet counts one only at the restart."""
         is_down = self.waiting_reason == "CrashLoopBackOff" and self.last is not None
         return self.restarts + is_down
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node, trimmed to since when its kubelet is silent; None while it is heard."""
+    """A node; `silent_since` is when its kubelet stopped responding, None while it responds."""
 
     name: str
     silent_since: Time | None
@@ -139,12 +142,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class Child:
-    """An object that was made for a job, which its owner should be.
+    """An object that the operator created for a job.
 
     Attributes:
-        manifest: the parts that somebody may change by hand.
-        settled_digest: digest of the manifest that we applied last, where the API server or a
-            webhook made something else of it: applying it again would change nothing.
+        owner_uid: of the controlling owner reference, usually the job; empty: none.
+        manifest: the fields that others may change.
+        settled_digest: digest of the manifest applied last, if the API server or a webhook changed
+            it: applying it again would change nothing.
     """
 
     kind: ChildKind
@@ -158,7 +162,7 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What a queue adds to the pods of a role when it admits them."""
+    """What an admission adds to the pod template of a role."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Manifest, ...] = ()
@@ -168,7 +172,7 @@ class Placement:
 
 @dataclass(frozen=True, slots=True)
 class PodSet:
-    """The pods of a role, whose template a queue may add to."""
+    """The pods of a role, as Kueue counts them."""
 
     slug: str
     count: int
@@ -177,12 +181,12 @@ class PodSet:
 
 @dataclass(frozen=True, slots=True)
 class GangFacts:
-    """What the cluster has for gangs, whichever job asks.
+    """Gang scheduling in the cluster, for all jobs.
 
     Attributes:
-        served: kinds that the API server serves and this operator may read.
-        flavors: what admission to a resource flavor of Kueue adds to pods, by name.
-        priorities: values of Kueue's workload priority classes, by name.
+        served: kinds that the API server serves and the operator may read.
+        flavors: what an admission to a ResourceFlavor adds to pods, by name.
+        priorities: values of the WorkloadPriorityClasses, by name.
     """
 
     served: frozenset[GangKind] = frozenset()
@@ -192,7 +196,7 @@ class GangFacts:
 
 @dataclass(frozen=True, slots=True)
 class ControllerReport:
-    """What the controller pod's supervisor says of it; docs/contract.md has the phases."""
+    """Report of the controller pod's supervisor; docs/contract.md lists the phases."""
 
     pod_uid: str
     phase: str
@@ -202,11 +206,11 @@ class ControllerReport:
 
 @dataclass(frozen=True, slots=True)
 class Observed:
-    """Everything seen that concerns one job, its own object aside.
+    """Observed state of a job, without the job itself.
 
     Attributes:
-        refused: kind and name of objects that the API server did not take from us, and why.
-        denials: roles whose pods are not made, and why, where that was asked for.
+        refused: why the API server refused objects, by kind and name.
+        denials: why pods of a role are not created, if that was asked for.
     """
 
     pods: tuple[Pod, ...] = ()
@@ -218,7 +222,7 @@ class Observed:
     gangs: GangFacts = GangFacts()
 
     def silent_since(self, pod: Pod) -> Time | None:
-        """Since when the kubelet of a pod's node is not heard; None while it is."""
+        """When the kubelet of a pod's node stopped responding; None while it responds."""
         node = self.nodes.get(pod.node)
         return node.silent_since if node else None
 
@@ -226,32 +230,37 @@ class Observed:
         """The pods of one role."""
         return tuple(pod for pod in self.pods if pod.role == role)
 
+    def children_of(self, kind: ChildKind) -> list[Child]:
+        """The objects of one kind that are not being deleted."""
+        every = self.children.values()
+        return [child for child in every if child.kind == kind and not child.is_deleting]
+
 
 @dataclass(frozen=True, slots=True)
-class MakeKeys:
-    """Make the Secrets of a job where they are not there yet; keys in use are never replaced.
+class CreateKeys:
+    """Create the missing Secrets of a job; existing keys are never replaced.
 
-    The templates are those Secrets without the keys, the controller's first.
+    The templates are the Secrets without keys, the controller's first.
     """
 
     templates: Mapping[RoleName, Manifest]
 
     @property
     def manifest(self) -> Manifest:
-        """The controller's, which decides all."""
+        """The controller's Secret, which holds all keys."""
         return self.templates["controller"]
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Make an object that is not there."""
+    """Create an object."""
 
     manifest: Manifest
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """Give an object that is there, and ours, the content that it must have."""
+    """Apply the desired content to an existing object of the job."""
 
     manifest: Manifest
     uid: str
@@ -259,7 +268,7 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class ApplyStatus:
-    """Tell a queue how the job's pods are: conditions of ours in an object that is there."""
+    """Apply conditions to the status of a Workload of Kueue."""
 
     manifest: Manifest
     uid: str
@@ -267,7 +276,7 @@ class ApplyStatus:
 
 @dataclass(frozen=True, slots=True)
 class ReleaseQuota:
-    """Give back what a queue of Kueue has evicted the job from; its place in the queue stays."""
+    """Release the quota of an evicted job; its Workload stays in the queue."""
 
     name: str
     uid: str
@@ -275,7 +284,7 @@ class ReleaseQuota:
 
 @dataclass(frozen=True, slots=True)
 class Delete:
-    """Delete an object that was made for the job; what it owns goes with it."""
+    """Delete an object of the job, and its dependents."""
 
     kind: ChildKind
     name: str
@@ -284,7 +293,7 @@ class Delete:
 
 @dataclass(frozen=True, slots=True)
 class DeletePod:
-    """End a pod; its StatefulSet makes another. `force`: without waiting for its silent node."""
+    """Delete a pod, which its StatefulSet creates again; `force`: without grace period."""
 
     name: str
     uid: str
@@ -293,12 +302,12 @@ class DeletePod:
 
 @dataclass(frozen=True, slots=True)
 class DeleteJob:
-    """Delete the job itself, whose time after its end is over."""
+    """Delete the job, whose ttlSecondsAfterFinished has passed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Emit:
-    """Tell people, as an Event on the job."""
+    """Create a Kubernetes Event about the job."""
 
     type: Literal["Normal", "Warning"]
     reason: str
@@ -306,7 +315,7 @@ class Emit:
 
 
 Action = (
-    MakeKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | DeletePod | DeleteJob | Emit
+    CreateKeys | Create | Apply | ApplyStatus | ReleaseQuota | Delete | DeletePod | DeleteJob | Emit
 )
 
 
@@ -315,11 +324,11 @@ class Plan:
     """What to do for a job now.
 
     Attributes:
-        waves: actions; those of a wave at once, one wave after the other.
-        status: as it is to be; None where it stays.
-        again_in: seconds after which time alone may change the plan; None: only events do.
+        waves: actions; those of a wave run concurrently, one wave after the other.
+        status: the new status; None if it is unchanged.
+        requeue_after: seconds after which the plan may change without an event; None: never.
     """
 
     waves: tuple[tuple[Action, ...], ...] = ()
     status: PPOJobStatus | None = None
-    again_in: float | None = None
+    requeue_after: float | None = None

@@ -1,6 +1,6 @@
-"""Asks the supervisors of controller pods for their state (docs/contract.md, port 7403).
+"""Poller of the supervisors of controller pods (docs/contract.md, port 7403).
 
-Asking costs no request to the API server, and wakes a job only when the answer is a new one.
+Polling costs no request to the API server, and enqueues a job only if the answer changed.
 """
 
 import asyncio
@@ -19,15 +19,15 @@ _AT_ONCE = 64
 
 
 class _PodStatus(BaseModel):
-    """What of `/status` concerns the operator."""
+    """The fields of `/status` that the operator reads."""
 
     phase: str
     reason: str = ""
     exit_code: int | None = None
 
 
-class Supervisors:
-    """Asks the supervisor of every running job's controller, again and again."""
+class SupervisorPoller:
+    """Polls the supervisor of every running job's controller."""
 
     def __init__(self, cache: Cache, poll_seconds: float) -> None:
         self._cache = cache
@@ -35,7 +35,7 @@ class Supervisors:
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
     async def run(self) -> None:
-        """Ask until cancelled."""
+        """Poll until cancelled."""
         async with aiohttp.ClientSession() as session:
             while True:
                 controllers = self._cache.controllers()
@@ -46,13 +46,13 @@ class Supervisors:
         async with self._slots:
             report = await controller_report(session, pod)
         if report is not None:
-            self._cache.see_report(key, report)
+            self._cache.update_report(key, report)
 
 
 async def controller_report(
     session: aiohttp.ClientSession, pod: Pod, port: int = contract.PORT_HEALTH
 ) -> ControllerReport | None:
-    """What the supervisor of a controller's pod says; None without an answer."""
+    """The report of a controller pod's supervisor; None without an answer."""
     host = f"[{pod.address}]" if ":" in pod.address else pod.address
     timeout = aiohttp.ClientTimeout(total=_SECONDS)
     try:
@@ -63,6 +63,6 @@ async def controller_report(
                 return None
             status = _PodStatus.model_validate_json(await answer.content.read(1 << 20))
     except (aiohttp.ClientError, TimeoutError, ValidationError):
-        # A supervisor that cannot be asked now is asked again; its pod's state is judged by itself.
+        # It is polled again; the state of its pod is observed separately.
         return None
     return ControllerReport(pod.uid, status.phase, inert(status.reason), status.exit_code)

@@ -31,7 +31,7 @@ OTHER: dict[str, Any] = {
 NUMBER = 7
 """Pods under the other layout."""
 SUSPENDED: dict[str, Any] = {"lifecycle": {"suspend": True}}
-WHEN = "only while the job is suspended and its pods are gone; kubectl ppojob suspend NAME --wait"
+WHEN = "only while the job is suspended and has no pods; kubectl ppojob suspend NAME --wait"
 REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rollout": {"temperature": 0.5}}, "spec.rollout decides the weights, but for parallelism"),
     ({"rollout": {"engineArguments": {"seed": 3}}}, "spec.rollout decides the weights"),
@@ -103,7 +103,7 @@ def test_edits_are_for_a_job_without_pods_and_never_for_what_decides_the_weights
         # To suspend it by the same edit is too late for its pods.
         assert WHEN in cluster.refused(*patch("edited", {**spec, **SUSPENDED}))
     cluster.kubectl(*patch("edited", SUSPENDED))
-    says(cluster, "edited", "Asked")
+    says(cluster, "edited", "JobSuspended")
     for spec, why in REFUSED:
         assert why in cluster.refused(*patch("edited", spec))
     for spec in LET_THROUGH:
@@ -116,7 +116,7 @@ def relaid(cluster: Cluster) -> None:
     cluster.apply(job("sum"))
     wait(cluster, "Unschedulable", 4)
     cluster.kubectl(*patch("sum", SUSPENDED))
-    wait(cluster, "Asked", 0)
+    wait(cluster, "JobSuspended", 0)
     cluster.kubectl(*patch("sum", {"roles": OTHER, "lifecycle": {"suspend": False}}))
     wait(cluster, "Unschedulable", NUMBER)
 
@@ -128,7 +128,7 @@ def test_an_operator_that_lives_for_two_writes_brings_a_job_to_another_layout(
         relaid(cluster)
         eventually(lambda: at_rest(cluster) == made_so, PATIENCE_SECONDS)
         told = cluster.kubectl("get", "events", "--field-selector=reason=LayoutChanged")
-        assert "its next pods: controller 1, actorRollout 2, rollout 3, reward 1" in told
+        assert "new pods: controller 1, actorRollout 2, rollout 3, reward 1" in told
         assert in_the_end(cluster) == made_so
         assert kubelet.deaths > 12
 

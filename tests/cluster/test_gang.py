@@ -49,7 +49,7 @@ def test_a_gang_that_does_not_fit_binds_no_pod_and_all_when_it_does(cluster, ope
     with node_gpus.offered(cluster, 1, resource=GPU):
         cluster.apply(whole)
         wait_for_pods(cluster, "whole", 5)
-        says(cluster, "whole", "GangWaits")
+        says(cluster, "whole", "GangPending")
         eventually(lambda: "unschedulable" in admitted(cluster, "whole")["message"].lower())
         # One of the two actors would find a place, and so would all other roles.
         assert nodes(cluster, "whole") == [""] * 5
@@ -79,7 +79,7 @@ def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster: Cluster, opera
         eventually(lambda: any(all(nodes(cluster, name)) for name in ("one", "two")))
         first = next(name for name in ("one", "two") if all(nodes(cluster, name)))
         second = "two" if first == "one" else "one"
-        says(cluster, second, "GangWaits")
+        says(cluster, second, "GangPending")
         assert nodes(cluster, second) == [""] * 4
         cluster.kubectl("delete", "ppojob", first)
         eventually(lambda: all(nodes(cluster, second)))
@@ -111,7 +111,7 @@ def test_a_gang_that_was_suspended_is_placed_in_its_new_size(cluster: Cluster, o
     eventually(lambda: len(nodes(cluster, "sized")) == 5 and all(nodes(cluster, "sized")))
     assert size() == 5
     edit(lifecycle={"suspend": True})
-    says(cluster, "sized", "Asked")
+    says(cluster, "sized", "JobSuspended")
     edit(lifecycle={"suspend": False}, roles={"rollout": None, "reward": {"replicas": 4}})
     eventually(lambda: len(nodes(cluster, "sized")) == 6 and all(nodes(cluster, "sized")))
     assert size() == 6
@@ -216,7 +216,7 @@ def test_a_group_of_volcano_is_told_of_by_every_pod(cluster: Cluster, operator: 
         short = {"type": "Unschedulable", "status": "True", **words}
         write_status(cluster, VOLCANO, "ppojob-lava", conditions=[short])
         eventually(lambda: words["message"] in admitted(cluster, "lava")["message"])
-        assert admitted(cluster, "lava")["reason"] == "GangWaits"
+        assert admitted(cluster, "lava")["reason"] == "GangPending"
         cluster.kubectl("delete", "ppojob", "lava")
         eventually(lambda: "NotFound" in cluster.outcome("get", VOLCANO, "ppojob-lava"))
     finally:

@@ -110,10 +110,10 @@ class TestWithAnOperator:
         eventually(lambda: bool(cluster.kubectl(*pods)), 600.0)
         said = ppojob(cluster, "suspend", "paused", "--wait")
         assert said.startswith("paused: is to be suspended\n")
-        assert said.endswith("paused: Suspended: Asked: spec.lifecycle.suspend is true\n")
+        assert said.endswith("paused: Suspended: JobSuspended: spec.lifecycle.suspend is true\n")
         assert not cluster.kubectl(*pods)
         assert ppojob(cluster, "suspend", "paused") == "paused: suspended already\n"
-        said = self.explained(cluster, "paused", lambda text: "Asked" in text)
+        said = self.explained(cluster, "paused", lambda text: "JobSuspended" in text)
         assert "set `spec.lifecycle.suspend` to false" in said
         assert ppojob(cluster, "resume", "paused") == "paused: is to be resumed\n"
         eventually(lambda: bool(cluster.kubectl(*pods)), 600.0)

@@ -97,7 +97,7 @@ def test_a_job_waits_for_quota_and_is_placed_on_the_nodes_of_its_flavor(cluster,
     assert nodes(cluster, "early") == []
     queue(cluster, "small", "40m")
     placed(cluster, "early")
-    assert admitted(cluster, "early")["message"] == "by ClusterQueue small"
+    assert admitted(cluster, "early")["message"] == "admitted by ClusterQueue small"
     assert reserved(cluster, "small") == "40m"
     cluster.kubectl("delete", "ppojob", "early")
     eventually(lambda: is_gone(cluster, "early") and reserved(cluster, "small") == "0")
@@ -129,7 +129,7 @@ def test_a_suspended_job_leaves_its_place_and_asks_anew(cluster, operator):
     cluster.apply(queued("second", "paused"))
     says(cluster, "second", "Pending")
     patch(cluster, "ppojob", "first", spec={"lifecycle": {"suspend": True}})
-    says(cluster, "first", "Asked")
+    says(cluster, "first", "JobSuspended")
     eventually(lambda: is_gone(cluster, "first"))
     placed(cluster, "second")
     bigger = {"lifecycle": {"suspend": False}, "roles": {"reward": {"replicas": 5}}}

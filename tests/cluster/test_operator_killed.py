@@ -42,7 +42,7 @@ def live(cluster: Cluster) -> None:
     """A life with everything that the operator writes: made, suspended, resumed and edited."""
     begin(cluster)
     cluster.apply(job("sum", lifecycle={"suspend": True}))
-    wait(cluster, "Asked", 0)
+    wait(cluster, "JobSuspended", 0)
     cluster.apply(job("sum", steps={"total": 9}))
     wait(cluster, "Unschedulable", 4)
 

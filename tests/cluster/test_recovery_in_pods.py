@@ -155,5 +155,5 @@ def test_suspended_it_goes_on_with_other_pods(cluster: Cluster, alone: Path, vol
     assert [one["step"] for one in done] == [one["step"] for one in calm]
     assert done[: step + 1] == calm[: step + 1]
     told = cluster.kubectl("get", "events", "--field-selector=reason=LayoutChanged")
-    assert "its next pods: controller 1, actorRollout 2, rollout 1, reward 1; before: " in told
+    assert "new pods: controller 1, actorRollout 2, rollout 1, reward 1; previous pods: " in told
     assert (moved / "export" / "model.safetensors").exists()

@@ -39,7 +39,7 @@ def test_a_gang_is_placed_as_a_whole_by_volcanos_scheduler(cluster, operator):
     with node_gpus.offered(cluster, 1, resource=GPU):
         cluster.apply(whole)
         wait_for_pods(cluster, "whole", 5)
-        says(cluster, "whole", "GangWaits")
+        says(cluster, "whole", "GangPending")
         eventually(lambda: "NotEnoughResources" in admitted(cluster, "whole")["message"])
         # One of the two actors would find a place, and so would all other roles.
         assert nodes(cluster, "whole") == [""] * 5
@@ -67,7 +67,7 @@ def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster, operator):
         first = next(name for name in ("one", "two") if any(nodes(cluster, name)))
         second = "two" if first == "one" else "one"
         placed(cluster, first, 4)
-        says(cluster, second, "GangWaits")
+        says(cluster, second, "GangPending")
         assert nodes(cluster, second) == [""] * 4
         cluster.kubectl("delete", "ppojob", first)
         placed(cluster, second, 4)
@@ -80,7 +80,7 @@ def test_a_queue_takes_no_more_than_its_capability(cluster, operator):
     cluster.apply({**head, "metadata": {"name": "narrow"}, "spec": spec})
     cluster.apply(gang("queued", {"type": "volcano", "volcano": {"queue": "narrow"}}))
     wait_for_pods(cluster, "queued", 4)
-    says(cluster, "queued", "GangWaits")
+    says(cluster, "queued", "GangPending")
     eventually(lambda: "NotEnoughResources" in admitted(cluster, "queued")["message"])
     assert nodes(cluster, "queued") == [""] * 4
     wider = json.dumps({"spec": {"capability": {"cpu": "40m"}}})

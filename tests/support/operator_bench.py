@@ -34,14 +34,14 @@ class Bench:
         """Have the cache show what is there now, as streams would."""
         known = {item["metadata"]["uid"] for item in self.cluster.objects.values()}
         for uid in [one for one in self.cache._keys if one not in known]:
-            self.cache.lose(uid)
+            self.cache.remove(uid)
         for item in list(self.cluster.objects.values()):
             if item["kind"] == "PPOJob":
-                self.cache.see_job(item)
+                self.cache.update_job(item)
             elif item["kind"] == "Pod":
-                self.cache.see_pod(item)
+                self.cache.update_pod(item)
             elif item["kind"] in CHILD_KINDS and item["kind"] != "Secret":
-                self.cache.see_child(item)
+                self.cache.update_child(item)
 
     async def step(self) -> None:
         self.look()
@@ -99,7 +99,7 @@ class Bench:
     def end_controller(self) -> None:
         """Have the controller's supervisor say that the training is done."""
         uid = self.cluster.objects["Pod", "lab", "sum-controller-0"]["metadata"]["uid"]
-        self.cache.see_report(KEY, ControllerReport(uid, "done", "", 0))
+        self.cache.update_report(KEY, ControllerReport(uid, "done", "", 0))
 
     def names(self, kind: str) -> list[str]:
         return [one["metadata"]["name"] for one in self.cluster.of(kind)]

@@ -1,1 +1,1 @@
-"""Rules beyond CEL, one small function each; `ppojob_api.validation` lists them."""
+"""Rules that CEL cannot express, a function each; `ppojob_api.validation` lists them."""

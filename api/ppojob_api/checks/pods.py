@@ -1,7 +1,7 @@
-"""Pod settings that a job may request: its author need not have the right to create pods.
+"""Rules of pod settings: their author may have no permission to create pods.
 
-The operator would try for ever to have a pod made that an API server refuses, so a job that asks
-for one is refused too. Those rules are from k8s.io/kubernetes/pkg/apis/core/validation.
+The StatefulSet controller would retry forever to create a pod that the API server refuses, so such
+a job is refused. Those rules are from k8s.io/kubernetes/pkg/apis/core/validation.
 """
 
 from collections.abc import Iterator, Mapping
@@ -23,10 +23,10 @@ from ppojob_api.v1alpha1.section import (
 from ppojob_api.well_known import RESERVED_PREFIX
 
 _HIDDEN = ("/ppojob", "/dev", "/proc", "/sys", "/tmp", "/opt/ppojob", "/var/run/secrets")
-"""What a volume may not hide: mounts of ours, those of the container, and the image's program."""
+"""Paths that a volume must not hide: our mounts, those of the container, and the program."""
 
 _POD_SETS = 8
-"""A Workload of Kueue has at most so many."""
+"""Limit of pod sets in a Workload of Kueue."""
 
 OVERRIDABLE: Final[Mapping[str, type]] = {
     "metadata.annotations": dict,
@@ -38,12 +38,12 @@ OVERRIDABLE: Final[Mapping[str, type]] = {
     "spec.schedulerName": str,
     "spec.schedulingGates": list,
 }
-"""Paths in a pod template that a job may override, and what they hold; the operator merges a map by
-key and sets anything else.
+"""Paths in a pod template that a job may override, and their types; the operator merges maps by key
+and replaces other values.
 
-An author who may make jobs need not be allowed to make pods, so nothing here reaches the node,
-another identity, or a weaker sandbox. What has a field of its own is not among them, nor are claims
-of devices: no field here gives one to the container.
+Authors of jobs may have no permission to create pods, so these paths give no access to the node, to
+another identity or to a weaker sandbox. Settings with a field of their own are not listed, nor are
+resource claims, which no field gives to the container.
 """
 
 _KINDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list", str: "text"}
@@ -58,9 +58,9 @@ def all_settings(job: PPOJob) -> Iterator[tuple[str, PodSettings]]:
 
 
 def without_pods(job: PPOJob) -> Iterator[Problem]:
-    """Settings of pods that there are none of.
+    """Settings of roles without pods.
 
-    A job without training may keep those of the same job with it.
+    A job that does not train may keep the settings of the same job with training.
     """
     steps = job.spec.steps.model_copy(update={"validate_only": False, "generate_only": False})
     built = topology.build(job.metadata.name, job.spec.model_copy(update={"steps": steps}))
@@ -74,7 +74,7 @@ def without_pods(job: PPOJob) -> Iterator[Problem]:
 
 
 def pod_sets(job: PPOJob) -> Iterator[Problem]:
-    """More roles in pods of their own than Kueue takes."""
+    """More roles with pods of their own than Kueue's limit."""
     roles = topology.build(job.metadata.name, job.spec).with_own_pods
     if job.spec.scheduling.type == "kueue" and len(roles) > _POD_SETS:
         why = f"{len(roles)} roles have pods of their own, and Kueue takes {_POD_SETS} at most"
@@ -83,7 +83,7 @@ def pod_sets(job: PPOJob) -> Iterator[Problem]:
 
 
 def overrides(job: PPOJob) -> Iterator[Problem]:
-    """Parts of a pod that are not a job's to say."""
+    """Fields of a pod that a job may not override."""
     scheduler = _SCHEDULERS.get(job.spec.scheduling.type)
     for where, settings in all_settings(job):
         yield from _override_problems(settings.pod_overrides, f"{where}.podOverrides")
@@ -97,7 +97,7 @@ def overrides(job: PPOJob) -> Iterator[Problem]:
 
 
 def _override_problems(overrides: Mapping[str, object], where: str) -> Iterator[Problem]:
-    """What is not allowed in a partial pod template, the value of `podOverrides` at this path."""
+    """Problems of a partial pod template, the value of `podOverrides`."""
     for part, value in overrides.items():
         if part not in {"metadata", "spec"}:
             yield _forbidden(f"{where}.{part}", value)
@@ -119,7 +119,7 @@ def _part_problems(part: str, value: Mapping[str, object], where: str) -> Iterat
 
 
 def _map_problems(items: Mapping[str, object], kind: str, where: str) -> Iterator[Problem]:
-    """What no label or annotation may be, or none of a job's author."""
+    """Invalid or reserved labels and annotations."""
     for key, value in items.items():
         place = f"{where}[{shown(key)}]"
         if not is_label_key(key):
@@ -148,7 +148,7 @@ def _forbidden(where: str, value: object) -> Problem:
 
 
 def volumes(job: PPOJob) -> Iterator[Problem]:
-    """A volume has a place of its own, and lies beside ours."""
+    """Volumes need different mount paths, outside of ours."""
     for where, settings in all_settings(job):
         folders = [volume.folder for volume in settings.volumes]
         for index, volume in enumerate(settings.volumes):
@@ -165,7 +165,7 @@ def volumes(job: PPOJob) -> Iterator[Problem]:
 
 
 def resources(job: PPOJob) -> Iterator[Problem]:
-    """Parts of devices, and a size that no process could start with: a number alone is bytes."""
+    """Fractions of devices, and sizes too small for a process: a plain number is bytes."""
     for where, settings in all_settings(job):
         for name, number in sorted(settings.resources.items()):
             place = f"{where}.resources[{shown(name)}]"

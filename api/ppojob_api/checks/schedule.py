@@ -1,4 +1,4 @@
-"""Rules of the schedule: best checkpoint, warm-up and updates within a run's length."""
+"""Rules and warnings of the schedule: best checkpoint, rounding, and the length of the run."""
 
 import re
 from collections.abc import Iterator
@@ -9,17 +9,16 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.rules.run import VALIDATION_METRICS
 from ppojob_api.topology import build
 from ppojob_api.v1alpha1.job import PPOJob, PPOJobSpec
-from ppojob_api.v1alpha1.training import OptimizerSpec
 
-# How many samples of a prompt a metric of a validation is taken of.
+# The number of samples per prompt in the name of a validation metric.
 _SAMPLES_OF_METRIC: Final = re.compile(r".+@([1-9][0-9]*)(?:/mean|/std)?")
 
 _KEPT_BY_BFLOAT16: Final = 2**9
-"""An update is lost in a weight that is so many times as large: 8 bits, rounded to the nearest."""
+"""bfloat16 has 8 bits: an update is rounded away in a weight that is this many times as large."""
 
 
 def best_metric(job: PPOJob) -> Iterator[Problem]:
-    """What tells the best checkpoint is told by validations, of as many samples as they draw."""
+    """The metric of the best checkpoint needs at most the samples that validations draw."""
     best, samples = job.spec.checkpoint.best, job.spec.rollout.validation.samples
     if best is None or not best.metric.startswith(VALIDATION_METRICS):
         return
@@ -35,24 +34,8 @@ def best_metric(job: PPOJob) -> Iterator[Problem]:
         yield Problem(where, got, why, allowed, ReasonCode.CONFLICT)
 
 
-def moments_of_sgd(job: PPOJob) -> Iterator[Problem]:
-    """What AdamW keeps of gradients is told to an optimizer that keeps no such thing."""
-    critic = job.spec.critic
-    optimizers = {"optimizer": job.spec.optimizer, "critic.optimizer": critic and critic.optimizer}
-    for section, optimizer in optimizers.items():
-        for name in ("betas", "epsilon") if optimizer and optimizer.type == "sgd" else ():
-            value = getattr(optimizer, name)
-            if value != OptimizerSpec.model_fields[name].default:
-                where, allowed = f"spec.{section}.{name}", "remove it, or type: adamw or muon"
-                why = "it has no effect with type: sgd"
-                yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
-
-
 def rounded_updates(job: PPOJob) -> Iterator[Problem]:
-    """Weights of few digits, in which an update of AdamW or Muon, about a learning rate, gets lost.
-
-    A job may run so, and its author should know.
-    """
+    """Warn that updates of AdamW or Muon, about the learning rate, are lost in bfloat16 weights."""
     spec = job.spec
     if spec.model.dtype == "float32" or not spec.steps.trains:
         return
@@ -73,10 +56,7 @@ def rounded_updates(job: PPOJob) -> Iterator[Problem]:
 
 
 def rounded_merges(job: PPOJob) -> Iterator[Problem]:
-    """An engine of few digits, in whose merged weights what small adapters add gets lost.
-
-    A job may run so, and its author should know.
-    """
+    """Warn that small adapter updates are lost in merged bfloat16 weights of the engine."""
     spec = job.spec
     is_merged = spec.model.lora is not None and spec.rollout.adapters == "merged"
     if is_merged and spec.rollout.dtype == "bfloat16":
@@ -87,10 +67,7 @@ def rounded_merges(job: PPOJob) -> Iterator[Problem]:
 
 
 def after_the_end(job: PPOJob) -> Iterator[Problem]:
-    """What would first happen after the last step, as in a long job that is tried for a few steps.
-
-    A job may run so: whatever the run has done is in a checkpoint at its end.
-    """
+    """Warn about validations, checkpoints and traces after the last step."""
     spec = job.spec
     total = spec.steps.total
     if total is None or not spec.steps.trains:
@@ -113,10 +90,7 @@ def after_the_end(job: PPOJob) -> Iterator[Problem]:
 
 
 def values_without_use(job: PPOJob, rows: int) -> Iterator[Problem]:
-    """Earlier scores of prompts as a baseline, in a run that draws none of so many rows again.
-
-    A job may run so: its rows may ask the same.
-    """
+    """Warn that type spo has no earlier scores in a run that uses each row once."""
     spec = job.spec
     drawn = steps_of_run(spec, rows) * spec.algorithm.prompts_per_step
     is_mixed = any(file.weight is not None for file in spec.data.train)
@@ -131,7 +105,7 @@ def values_without_use(job: PPOJob, rows: int) -> Iterator[Problem]:
 
 
 def rounds_without_rows(job: PPOJob, rows: int) -> Iterator[Problem]:
-    """Rounds of a step, each of other rows, of which a sampler cannot choose so many."""
+    """Rounds of a step need different rows, and the sampler has fewer."""
     algorithm = job.spec.algorithm
     if job.spec.prompts.sampler is None or not algorithm.draw[1] <= rows < algorithm.most_drawn:
         return
@@ -142,7 +116,7 @@ def rounds_without_rows(job: PPOJob, rows: int) -> Iterator[Problem]:
 
 
 def ranks_without_work(job: PPOJob) -> Iterator[Problem]:
-    """Ranks to be traced that no role has; a job may run so, and traces others or nothing."""
+    """Warn about ranks to trace that no role has."""
     topology = build(job.metadata.name, job.spec)
     sizes = [role.world_size for role in topology.with_own_pods if role.holds_models]
     for index, rank in enumerate(job.spec.profile.ranks if job.spec.profile else ()):
@@ -156,7 +130,7 @@ def ranks_without_work(job: PPOJob) -> Iterator[Problem]:
 
 
 def engines_without_prompts(job: PPOJob) -> Iterator[Problem]:
-    """Engines that draw nothing, since each draws whole groups and there are fewer than engines."""
+    """Warn that engines stay idle, since there are fewer prompts than engines."""
     spec, sampling = job.spec, job.spec.algorithm.dynamic_sampling
     draws = spec.algorithm.given is None and spec.rollout.replay is None and spec.steps.trains
     if not draws:
@@ -174,7 +148,7 @@ def engines_without_prompts(job: PPOJob) -> Iterator[Problem]:
 
 
 def validation_without_scores(job: PPOJob) -> Iterator[Problem]:
-    """Held-out prompts whose responses nothing scores: they are drawn and kept, and no more."""
+    """Warn that nothing scores the validation responses."""
     spec = job.spec
     draws = spec.steps.trains and spec.algorithm.given is None
     if spec.data.validation and draws and not spec.is_scored:
@@ -186,9 +160,9 @@ def validation_without_scores(job: PPOJob) -> Iterator[Problem]:
 
 
 def steps_of_run(spec: PPOJobSpec, rows: int) -> int:
-    """Steps of a good job with so many training prompts; each pass draws whole batches of them.
+    """Steps of a valid job with this number of training prompts; each epoch has whole batches.
 
-    With dynamic sampling the most that there may be: a step may draw several.
+    With dynamic sampling the maximum, since a step may draw several batches.
     """
     if not spec.steps.trains:
         return 0

@@ -1,4 +1,4 @@
-"""Rules of tools beyond CEL: their schemas, settings and addresses."""
+"""Rules of tools that CEL cannot express: schemas, settings and addresses."""
 
 import ipaddress
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ _MORE_PROPERTIES: Final = (
 
 
 def queries(job: PPOJob) -> Iterator[Problem]:
-    """A search of Search-R1's is a call of `search` with a `query` and nothing else."""
+    """With format search_r1 a search is a call of `search` with only a `query`."""
     agent = job.spec.agent
     if agent is None or agent.format != "search_r1":
         return
@@ -42,7 +42,7 @@ def queries(job: PPOJob) -> Iterator[Problem]:
 
 
 def schemas(job: PPOJob) -> Iterator[Problem]:
-    """Of a tool's arguments, each type is one, and what is required is among the properties."""
+    """The JSON schemas of tools have known types, and required names are properties."""
     for index, tool in enumerate(job.spec.agent.tools if job.spec.agent else ()):
         yield from _schema_problems(f"spec.agent.tools[{index}].parameters", tool.parameters)
 
@@ -68,7 +68,7 @@ def _schema_problems(where: str, schema: JsonValue) -> Iterator[Problem]:
 
 
 def addresses(job: PPOJob) -> Iterator[Problem]:
-    """A range of addresses is one that a NetworkPolicy can have."""
+    """Address ranges must be valid in a NetworkPolicy."""
     for index, rule in enumerate(job.spec.agent.egress if job.spec.agent else ()):
         try:
             ipaddress.ip_network(rule.cidr or "::/0")
@@ -80,7 +80,7 @@ def addresses(job: PPOJob) -> Iterator[Problem]:
 
 
 def services(job: PPOJob) -> Iterator[Problem]:
-    """A service that tools ask is at a port that tools pods may connect to."""
+    """Tools pods must be allowed to connect to the ports of the services that tools call."""
     egress = job.spec.agent.egress if job.spec.agent else ()
     for where, url in _services_of(job.spec):
         port = port_of(url)
@@ -92,7 +92,7 @@ def services(job: PPOJob) -> Iterator[Problem]:
 
 
 def _services_of(spec: PPOJobSpec) -> Iterator[tuple[str, str]]:
-    """What calls of tools ask over the network, as far as the job says it: place and URL."""
+    """The services in the spec that tools call: path and URL."""
     tools = spec.agent.tools if spec.agent else ()
     for index, tool in enumerate(tools):
         where, url = f"spec.agent.tools[{index}]", tool.config.get("url")
@@ -110,12 +110,12 @@ def _services_of(spec: PPOJobSpec) -> Iterator[tuple[str, str]]:
 
 
 def port_of(url: str) -> int | None:
-    """The port of a service that is not in the pod itself; None where there is none."""
+    """The port of a service outside the pod; None for a local or malformed URL."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname or "localhost", parts.port
     except ValueError:
-        return None  # which others refuse
+        return None  # refused elsewhere
     if host == "localhost" or host == "::1" or host.startswith("127."):
         return None
     return port or _USUAL_PORTS.get(parts.scheme)

@@ -1,11 +1,12 @@
-"""The rules of a job: each is written once, for the API server, `ppojob validate` and the pods.
+"""The rules of a job, each written once for the API server, `ppojob validate` and the pods.
 
-An API server evaluates them as CEL and so refuses a wrong job at admission; `problems` evaluates
-the same expressions here. What CEL cannot say is in `ppojob_api.checks`.
+The API server evaluates them as CEL and refuses an invalid job at admission; `Rule.problems`
+evaluates the same expressions. Rules that CEL cannot express are in `ppojob_api.checks`.
 """
 
 from ppojob_api.rules.algorithm import ALGORITHM_RULES
 from ppojob_api.rules.answers import ANSWER_RULES
+from ppojob_api.rules.choices import CHOICE_RULES
 from ppojob_api.rules.edits import EDIT_RULES
 from ppojob_api.rules.names import NAME_RULES
 from ppojob_api.rules.pods import POD_RULES
@@ -21,6 +22,7 @@ __all__ = ["RULES", "Rule", "places"]
 RULES = (
     *NAME_RULES,
     *ANSWER_RULES,
+    *CHOICE_RULES,
     *ALGORITHM_RULES,
     *REFERENCE_RULES,
     *POLICY_LOSS_RULES,

@@ -1,13 +1,9 @@
 """Rules of algorithms: required settings, and settings without effect."""
 
-from pydantic.alias_generators import to_camel
-
 from ppojob_api.rules.policy_loss import COMPARE_GROUPS as LOSSES_OF_GROUPS
 from ppojob_api.rules.rule import rules, words
-from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
+from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
-
-_HAVE_CRITIC = sorted(name for name, one in ESTIMATORS.items() if one.has_critic)
 
 ALGORITHM_RULES = rules(
     """
@@ -135,11 +131,6 @@ ALGORITHM_RULES = rules(
     when: self.type in ['gdpo', 'prime', 'remax', 'spo']
     must: !has(self.certaintyReward)
 
-    spec.algorithm.certaintyReward | marker debias | NoEffect | here
-        it has no effect with another type; remove it, or type: answer_probability
-    when: self.type != 'answer_probability'
-    must: $UNSET
-
     spec | agent | NotInThisVersion
         certaintyReward.type: answer_probability needs single-turn responses; remove it, or another
         certaintyReward.type
@@ -175,11 +166,6 @@ ALGORITHM_RULES = rules(
     when: has(self.scoreClip)
     must: has(self.scoreClip.low) || has(self.scoreClip.high)
 
-    spec.algorithm.resampling | power | NoEffect
-        it has no effect with method ${self.method}; remove it, or method: pow
-    when: self.method != 'pow'
-    must: $UNSET
-
     spec.algorithm | dynamicSampling | NotInThisVersion
         dynamic sampling with remax: not in this version; remove it
     when: has(self.dynamicSampling)
@@ -202,16 +188,6 @@ ALGORITHM_RULES = rules(
     must: self.critic.miniBatchPrompts <= self.algorithm.promptsPerStep
         && self.algorithm.promptsPerStep % self.critic.miniBatchPrompts == 0
 
-    spec.algorithm | $WITH_OPTIONS | NoEffect
-        it has no effect with another type; remove it, or type: $TYPE
-    when: has(self.$FIELD)
-    must: self.type == '$TYPE'
-
-    spec | critic roles.critic | NoEffect
-        it has no effect with another algorithm.type than $CRITIC_NAMES; remove it
-    when: has(self.$FIELD)
-    must: self.algorithm.type in $HAVE_CRITIC
-
     spec.algorithm | entropyCoefficient | OutOfRange
         entropyControl begins with it and keeps within minCoefficient
         ${self.entropyControl.minCoefficient} and maxCoefficient
@@ -223,12 +199,6 @@ ALGORITHM_RULES = rules(
     spec.algorithm.entropyControl | maxCoefficient | OutOfRange
         nothing is left to adapt; above minCoefficient ${self.minCoefficient}
     must: self.minCoefficient < self.maxCoefficient
-
-    spec.algorithm | lossScaleTokens | NoEffect
-        it has no effect with another lossAggregation; remove it, or lossAggregation:
-        sequence_mean_token_sum_norm
-    when: has(self.lossScaleTokens)
-    must: self.lossAggregation == 'sequence_mean_token_sum_norm'
 
     spec | algorithm.shuffleMiniBatches | NoEffect
         it has no effect with one mini-batch a step; false, or miniBatchPrompts below
@@ -280,13 +250,8 @@ ALGORITHM_RULES = rules(
     """,
     COMPARE_GROUPS=words(name for name, one in ESTIMATORS.items() if one.compares_group),
     COMPARE_REFERENCE=words(name for name, one in LOSSES.items() if one.has_reference),
-    CRITIC_NAMES=", ".join(_HAVE_CRITIC),
-    HAVE_CRITIC=words(_HAVE_CRITIC),
     OF_ROUTERS=" ".join(
         f"algorithm.router{one}" for one in ("BalanceCoefficient", "ZCoefficient", "BiasRate")
     ),
     LOSSES_OF_GROUPS=words(LOSSES_OF_GROUPS),
-    WITH_OPTIONS=" ".join(
-        to_camel(name) for name, one in (*ESTIMATORS.items(), *GIVEN.items()) if one.options
-    ),
 )

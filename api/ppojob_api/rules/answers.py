@@ -41,16 +41,6 @@ ANSWER_RULES = rules(
     when: self.algorithm.type == 'kto' && self.data.splitPairs
     must: $UNSET
 
-    spec | data.marginKey | NoEffect | here
-        it has no effect with another algorithm.type than reward_model; remove it
-    when: self.algorithm.type != 'reward_model'
-    must: $UNSET
-
-    spec | data.splitPairs data.labelKey | NoEffect | here
-        it has no effect with another algorithm.type than kto; remove it
-    when: self.algorithm.type != 'kto'
-    must: $UNSET
-
     spec | data.toolsKey | NoEffect | here
         it has no effect with another algorithm.type than sft, dpo and kto, without
         data.demonstrations; remove it
@@ -84,11 +74,6 @@ ANSWER_RULES = rules(
         the coefficient decays until then; a number of steps, or schedule: constant
     when: self.schedule != 'constant'
     must: has(self.decaySteps)
-
-    spec.algorithm.supervised | decaySteps minCoefficient | NoEffect | here
-        it has no effect with schedule: constant; remove it, or schedule: cosine or linear
-    when: self.schedule == 'constant'
-    must: $UNSET
 
     spec.algorithm.supervised | decaySteps | OutOfRange | here
         the warm-up ${self.warmupSteps} takes them; above warmupSteps
@@ -214,20 +199,15 @@ ANSWER_RULES = rules(
     when: self.algorithm.type in $GIVEN
     must: $UNSET
 
-    spec | data.maxPicturePixels data.minPicturePixels | NoEffect | here
+    spec | data.maxPicturePixels data.minPicturePixels model.freezeVisionTower | NoEffect | here
         a reward model is trained on text only; remove it
     when: self.algorithm.type == 'reward_model'
-    must: !has(self.$FIELD)
+    must: $UNSET
 
     spec | model.mtp | NotInThisVersion | here
         with algorithm.type ${self.algorithm.type}: not in this version; remove it
     when: self.algorithm.type in $OF_ANSWERS || self.algorithm.type == 'online_dpo'
     must: $UNSET
-
-    spec | model.freezeVisionTower | NoEffect | here
-        algorithm.type ${self.algorithm.type} trains on text only; remove it
-    when: self.algorithm.type == 'reward_model'
-    must: self.model.freezeVisionTower
     """,
     BESIDE_PAIRS="policyLoss rolloutCorrection entropyCoefficient entropyControl highEntropyShare"
     " offPolicyThreshold lossAggregation resampling positiveExamples",

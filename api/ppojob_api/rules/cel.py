@@ -1,9 +1,8 @@
-"""CEL, as far as the rules speak it: an expression means the same here as in an API server.
+"""Evaluator of the part of CEL (https://cel.dev) that the rules use, with the API server's results.
 
-There are numbers, text, lists, `{}`, paths, `has`, comparison, logic, arithmetic of integers,
-`a ? b : c`, and the methods below; `dyn` does nothing, for here no value has a type beforehand. A
-field that is absent is an error unless `has` asked for it before, or it is read as `a.?b`. The
-language is described on https://cel.dev.
+Supported: numbers, text, lists, `{}`, paths, `has`, comparison, logic, integer arithmetic,
+`a ? b : c`, and the methods below. `dyn` does nothing, since values have no static types here. An
+absent field is an error, unless `has` guards it or it is read as `a.?b`.
 """
 
 import operator
@@ -17,7 +16,7 @@ Node = Callable[[Scope], Any]
 """A part of an expression: its value for given variables."""
 
 _TOKEN: Final = re.compile(
-    r"\s*(?:(?P<number>-?[0-9]+(\.[0-9]+)?)"
+    r"\s*(?:(?P<number>-?[0-9]+(\.[0-9]+)?(e-?[0-9]+)?)"
     r"|r?'(?P<text>[^']*)'"
     r"|\[(?P<words>(\s*'[^']*',?)*)\]"
     r"|(?P<empty>\{\})"
@@ -31,16 +30,16 @@ _TOKEN: Final = re.compile(
 
 
 class Expression:
-    """An expression that was read.
+    """A parsed expression.
 
     Attributes:
-        value: What it is for given variables.
-        paths: Fields of `self` that it looks at, such as `steps.total`.
-        bad_items: Where the whole expression is `list.all(item, condition)`, the items that do not
-            fit, each behind its number, for given variables.
+        value: Its value for given variables.
+        paths: Fields of `self` that it reads, such as `steps.total`.
+        bad_items: If the whole expression is `list.all(item, condition)`, the items that violate
+            the condition, each with its index, for given variables.
 
     Raises:
-        ValueError: It is not one that this module can read.
+        ValueError: This module cannot parse it.
     """
 
     def __init__(self, text: str) -> None:
@@ -54,7 +53,7 @@ class Expression:
             raise self._unreadable()
 
     def _unreadable(self) -> ValueError:
-        return ValueError(f"{self._text}: it cannot be read beyond character {self._end}")
+        return ValueError(f"{self._text}: cannot be parsed after character {self._end}")
 
     def _following(self) -> re.Match[str] | None:
         if self._end == len(self._text):
@@ -66,7 +65,7 @@ class Expression:
         return found
 
     def _take(self, signs: str) -> str | None:
-        """The next token, where it is one of these signs; it is passed then."""
+        """Consume the next token if it is one of these signs."""
         sign = self._token["sign"] if self._token else None
         if sign is None or sign not in signs.split():
             return None
@@ -78,7 +77,7 @@ class Expression:
             raise self._unreadable()
 
     def _read(self, rank: int = 0) -> Node:
-        """Operators that bind more tightly than `rank`, and what is between them."""
+        """Parse operators that bind more tightly than `rank`, with their operands."""
         left = self._operand()
         for own in range(len(_OPERATORS) - 1, rank - 1, -1):
             while sign := self._take(" ".join(_OPERATORS[own])):
@@ -120,7 +119,7 @@ class Expression:
 
     def _plain(self, token: re.Match[str]) -> Node:
         if (number := token["number"]) is not None:
-            return _constant(float(number) if "." in number else int(number))
+            return _constant(int(number) if number.lstrip("-").isdigit() else float(number))
         if token["text"] is not None:
             return _constant(token["text"])
         if token["words"] is not None:
@@ -132,7 +131,7 @@ class Expression:
         path = token["has"] or token["path"]
         if path is None:
             raise self._unreadable()
-        # A field whose name is a word of CEL's own, such as `in`, is written as `__in__`.
+        # A field whose name is reserved in CEL, such as `in`, is written as `__in__`.
         variable, *keys = re.sub(r"__(\w+?)__", r"\1", path).split(".")
         if variable == "self":
             self.paths.add(".".join(keys).replace("?", ""))
@@ -204,12 +203,12 @@ _OPERATORS: Final[tuple[dict[str, Callable[[Node, Node], Node]], ...]] = (
         "%": _strict(operator.mod),
     },
 )
-"""Operators by how tightly they bind, the loosest first."""
+"""Operators by precedence, the lowest first."""
 
 _METHODS: Final[dict[str, Callable[..., Any]]] = {
     "size": len,
     "contains": operator.contains,
     "startsWith": str.startswith,
-    # In CEL `$` is the end of the text alone, not also the place before a last newline.
+    # In CEL `$` matches only at the end of the text, not before a final newline.
     "matches": lambda text, pattern: bool(re.search(re.sub(r"\$$", r"\\Z", pattern), text)),
 }

@@ -1,7 +1,7 @@
 """Rules of edits: which fields of an existing job may change, and when (API server only).
 
-What decides the weights never changes. The layout may, as for `ppojob run`, but not under pods
-that are there: pods of two layouts do not go together.
+Fields that decide the weights never change. The layout may, as with `ppojob run`, but only while
+the job has no pods: pods of two layouts cannot work together.
 """
 
 import json
@@ -16,7 +16,7 @@ from ppojob_api.v1alpha1.training import ENDLESS
 _SECTIONS = members(PPOJobSpec)
 _FIXED = [name for name in TRAJECTORY_SECTIONS if name not in {*LAYOUT, "roles"}]
 _WORDS_OF_CEL: Final = {"in", "function"}
-"""Fields whose names CEL has for itself."""
+"""Fields whose names are reserved words of CEL."""
 
 _NEEDS_LENGTH = (
     f"!(self.optimizer.schedule in {words(ENDLESS)}) && !has(self.optimizer.decaySteps)"
@@ -27,10 +27,10 @@ _SAME_IF_ANY = f"has(self.$FIELD) == has(oldSelf.$FIELD) && (!has(self.$FIELD) |
 _MACROS: Final = {
     "SAME": _SAME,
     "SAME_IF_ANY": _SAME_IF_ANY,
-    "OTHER_NAME": "cannot change; make a job of another name (with spec.checkpoint.branch it begins"
-    " with a checkpoint of this one)",
-    "WHILE_SUSPENDED": "may change, but only while the job is suspended and its pods are gone;"
-    " kubectl ppojob suspend NAME --wait, edit it, kubectl ppojob resume NAME",
+    "OTHER_NAME": "cannot change; make a job of another name (spec.checkpoint.branch continues this"
+    " one)",
+    "WHILE_SUSPENDED": "may change only while the job is suspended and has no pods; kubectl ppojob"
+    " suspend NAME --wait, edit it, kubectl ppojob resume NAME",
     "IS_SUSPENDED": "oldSelf.spec.lifecycle.suspend && has(oldSelf.status)"
     " && has(oldSelf.status.phase) && oldSelf.status.phase == 'Suspended'",
 }
@@ -49,11 +49,11 @@ _DEVICES: Final = (
         "self.roles.judge.gpusPerReplica",
     ),
 )
-"""Role, whether it has a type of numbers that its device decides, and its GPUs, as CEL."""
+"""Role, whether it has a dtype that depends on its device, and its GPUs, as CEL."""
 
 
 def _as_it_was(section: str, *, layout: bool) -> str:
-    """CEL for "its layout, or what else it has, is as it was", of a job that has the section."""
+    """CEL for "the layout fields, or the other fields, of a section are unchanged"."""
     model = _SECTIONS[section].shape.model
     assert model is not None
     return " && ".join(
@@ -64,10 +64,10 @@ def _as_it_was(section: str, *, layout: bool) -> str:
 
 
 def _unchanged(shape: Shape, path: str) -> str:
-    """CEL for "what stands at a path of `self` is as it was".
+    """CEL for "the value at a path of `self` is unchanged".
 
-    In items of lists no default is written (ADR 4), but its author may have done so, or an API
-    server with a definition of before: there an absent field is as if it had its default.
+    In items of lists the API server writes no defaults (ADR 4), but the author or an older CRD may
+    have. So there an absent field equals its default.
     """
     if not _has_defaults_in_items(shape):
         return f"self{path} == oldSelf{path}"
@@ -75,7 +75,7 @@ def _unchanged(shape: Shape, path: str) -> str:
 
 
 def _compared(shape: Shape, value: str) -> str:
-    """CEL for a list of what is compared: its cost is known, unlike that of what may be absent."""
+    """CEL for a list of the values to compare, whose cost the API server can estimate."""
     if shape.kind == "list":
         assert shape.item is not None
         return f"{value}.map(x, {_compared(shape.item, 'x')})"
@@ -108,7 +108,7 @@ def _has_defaults_in_items(shape: Shape) -> bool:
 
 
 def _rules_of_part(section: str) -> tuple[Rule, ...]:
-    """A section of which some is layout; who changes the rest is told of that alone."""
+    """Rules of a section with layout fields; an edit of other fields reports only those."""
     fixed, layout = (_as_it_was(section, layout=one) for one in (False, True))
     if _SECTIONS[section].shape.optional:
         fixed = f"has(self.$FIELD) == has(oldSelf.$FIELD) && (!has(self.$FIELD) || {fixed})"
@@ -132,7 +132,7 @@ def _rules_of_part(section: str) -> tuple[Rule, ...]:
 
 
 def _rules_of_whole(section: str) -> tuple[Rule, ...]:
-    """A section that decides the weights; a rule within one that may be absent goes with it."""
+    """Rule of a section that decides the weights; an optional one is compared in its parent."""
     shape = _SECTIONS[section].shape
     place, unchanged = f"spec.{section} |", _unchanged(shape, "")
     if shape.optional:

@@ -147,20 +147,34 @@ NAME_RULES = (
         when: self.path.contains('://')
         must: !($IS_PROGRAM)
 
+        spec.agent | tools interactions agents mcpServers | Duplicate | here
+        spec.pods[] | env | Duplicate | here
+            another one has this name; each name once
+        must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other.name == one.name))
+
         spec | data.train data.validation data.demonstrations | Duplicate | here
             the file is in the list twice; each file once
         must: self.$FIELD.all(file, self.$FIELD.exists_one(other, other.path == file.path))
 
-        spec.rewards[] | source | Conflict
+        spec.rewards[].source | | Conflict
             the code has one source; exactly one of path, package and configMap
-        when: has(self.source)
-        must: (has(self.source.path) ? 1 : 0) + (has(self.source.package) ? 1 : 0)
-            + (has(self.source.configMap) ? 1 : 0) == 1
+        must: $ONE_OF(path package configMap)
 
-        spec.rewards[] | source.package | BadForm | here
+        $ONE_FUNCTION | source | Conflict | here
+        spec.agent.interactions[] | source | Conflict | here
+            the code has one source; exactly one of path and configMap
+        when: has(self.source)
+        must: has(self.source.path) != has(self.source.configMap)
+
+        spec.sandbox spec.agent.tools[].source spec.agent.mcpServers[] | url | BadForm | here
+            it is not the URL of a service; http://HOST:PORT/PATH, or https://
+        when: has(self.url)
+        must: self.url.startsWith('http://') || self.url.startsWith('https://')
+
+        spec.rewards[].source | package | BadForm | here
             it names no module; names of Python with dots between them
-        when: has(self.source) && has(self.source.package)
-        must: self.source.package.matches(r'^[^\W\d]\w*([.][^\W\d]\w*)*$')
+        when: has(self.package)
+        must: self.package.matches(r'^[^\W\d]\w*([.][^\W\d]\w*)*$')
 
         spec.rewards[] | onError | NoEffect | here
             errorScore is already the score of a failed call; remove one of the two
@@ -179,11 +193,6 @@ NAME_RULES = (
         when: !has(self.checkpoint.volume) && has(self.$FIELD)
         must: !has(self.$FIELD.source) || !has(self.$FIELD.source.configMap)
 
-        $ONE_FUNCTION | source | Conflict | here
-            the code has one source; exactly one of path and configMap
-        when: has(self.source)
-        must: has(self.source.path) != has(self.source.configMap)
-
         spec.data.sampler | function | NotOneOf | here
             no sampler of this name is built in; one of $SAMPLERS, or a source
         when: !has(self.source) && self.function.matches(r'$IDENTIFIER')
@@ -200,7 +209,9 @@ NAME_RULES = (
         must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec.rewards[] $ONE_FUNCTION | function | BadForm | here
-            it names no function; the name of a Python function
+        spec.agent.tools[].source spec.agent.interactions[].source | function | BadForm | here
+            it is not a Python identifier; the name of a function or class
+        when: has(self.function)
         must: self.function.matches(r'$IDENTIFIER') && !(self.function in $KEYWORDS)
 
         spec | rewards | Duplicate | here
@@ -213,11 +224,9 @@ NAME_RULES = (
         when: !has(self.source) && self.function.matches(r'$IDENTIFIER')
         must: self.function in $SCORER_WORDS
 
-        spec.loggers | | Duplicate
-            it is in the list twice; each logger once
-        must: self.all(one, self.exists_one(other, other == one))
-
+        spec | loggers | Duplicate
         spec.profile | steps ranks contents | Duplicate | here
+        spec.roles.actorRollout spec.roles.critic | offload | Duplicate | here
             it is in the list twice; each once
         must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other == one))
         """,

@@ -33,20 +33,15 @@ POD_RULES = rules(
 
     spec.pods[].volumes[] | | Conflict | here
         a volume has one source; exactly one of claimName, configMap and secret
-    must: (has(self.claimName) ? 1 : 0) + (has(self.configMap) ? 1 : 0)
-        + (has(self.secret) ? 1 : 0) == 1
+    must: $ONE_OF(claimName configMap secret)
 
     spec.pods[].env[] | | Conflict | here
         a variable has one source; exactly one of value and secret
-    must: has(self.value) != has(self.secret)
+    must: $ONE_OF(value secret)
 
     spec.pods[].env[] | name | Forbidden | here
         names that begin with PPOJOB_ are reserved for the container contract; a name of your own
     must: !self.name.startsWith('PPOJOB_')
-
-    spec.pods[] | env | Duplicate | here
-        another variable has this name; each once
-    must: self.env.all(one, self.env.exists_one(other, other.name == one.name))
 
     spec.pods[] | topologySpread | Duplicate | here
         pods spread over this topology in this way twice; each once
@@ -62,11 +57,6 @@ POD_RULES = rules(
         a quota is no device; DOMAIN/NAME, such as nvidia.com/gpu
     when: has(self.gpuResource)
     must: !self.gpuResource.startsWith('requests.')
-
-    spec.scheduling | kueue volcano | NoEffect
-        it has no effect with another type; remove it, or type: $FIELD
-    when: has(self.$FIELD)
-    must: self.type == '$FIELD'
 
     spec.scheduling | kueue | Required
         type: kueue needs a queue; {queueName: NAME} of a LocalQueue in the job's namespace

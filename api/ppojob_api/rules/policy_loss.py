@@ -11,11 +11,6 @@ _REGRESS = [*COMPARE_GROUPS, *(name for name, one in LOSSES.items() if one.learn
 
 POLICY_LOSS_RULES = rules(
     """
-    spec.algorithm.policyLoss | $WITH_OPTIONS | NoEffect
-        it has no effect with type ${self.type}; remove it, or type: $TYPE
-    when: has(self.$FIELD)
-    must: self.type == '$TYPE'
-
     spec.algorithm.policyLoss | $CLIP_FIELDS | NoEffect
         it has no effect with type ${self.type}; remove it, or type: clip
     when: self.type != 'clip' && (self.type != 'bypass'
@@ -80,11 +75,6 @@ POLICY_LOSS_RULES = rules(
     when: self.policyLoss.type in $HAVE_THE_RATIO && has(self.rolloutCorrection)
     must: self.rolloutCorrection.weights == 'none'
 
-    spec.algorithm.rolloutCorrection | weightLimit weightFloor normalize | NoEffect
-        it has no effect with weights: none; remove it, or weights: token or sequence
-    when: self.weights == 'none'
-    must: $UNSET
-
     spec.algorithm.rolloutCorrection | weightFloor | OutOfRange
         no weight lies between it and weightLimit ${self.weightLimit}; at most that
     when: has(self.weightFloor)
@@ -129,5 +119,4 @@ POLICY_LOSS_RULES = rules(
     OF_ROWS=words(name for name, one in LOSSES.items() if one.is_of_rows),
     REGRESS=words(_REGRESS),
     RATIO_MODES=words(RATIO_MODES),
-    WITH_OPTIONS=" ".join(to_camel(name) for name, one in LOSSES.items() if one.options),
 )

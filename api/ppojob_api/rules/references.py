@@ -151,11 +151,6 @@ REFERENCE_RULES = rules(
         && self.distillation.divergence != '$SAMPLED'
     must: $UNSET
 
-    spec.algorithm.distillation | beta | NoEffect | here
-        it has no effect with another divergence; remove it, or divergence: jsd
-    when: self.divergence != 'jsd'
-    must: $UNSET
-
     spec.algorithm.distillation | beta | OutOfRange | here
         the mixture is one of the two models; between 0 and 1, or divergence: forward_kl for 0 and
         reverse_kl for 1

@@ -157,11 +157,6 @@ ROLE_RULES = (
             training.activationCheckpointing: true
         when: $HAS_ROLE && 'activations' in self.$FIELD
         must: self.training.activationCheckpointing
-
-        spec | roles.$ROLE.offload | Duplicate | here
-            a part is in the list twice; each once
-        when: $HAS_ROLE
-        must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other == one))
         """,
         each=(
             {"ROLE": "actorRollout", "HAS_ROLE": "true"},

@@ -1,10 +1,11 @@
-"""Rule of a job, and CEL shared by many rules."""
+"""Rules of a job, and CEL that many rules share."""
 
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from itertools import takewhile
 from string import Template
 from typing import Any, Final
 
@@ -14,25 +15,27 @@ from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.rules import cel
 from ppojob_api.shape import Member, members, members_at
 
+_HEAD: Final = re.compile(r"[^|]*\|[^|]*\| *[A-Z]\w+(?: \| here)?")
 _BODY: Final = re.compile(r"(.+?)(?: when: (.+?))? must: (.+)")
 _VALUE: Final = re.compile(r" \$\{(.+?)\}")
 _UNSET: Final = re.compile(r"\$UNSET(?:\(([\w ]+)\))?")
+_ONE_OF: Final = re.compile(r"\$ONE_OF\(([\w ]+)\)")
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """What must hold in a section: the API server checks it, and so do `ppojob validate` and pods.
+    """What must hold in a section; checked by the API server, `ppojob validate` and the pods.
 
     Attributes:
-        section: Where it stands; `self` is the section's value. `[]` is any item of a list.
-        field: The member that it is about, a path below the section; empty: the section.
-        holds: CEL; true for a good job.
-        text: What is wrong; what is allowed. ` ${CEL}` is a value that we show in parentheses, and
-            an API server not at all: there it may cost too much.
+        section: Its path; `self` is the section's value. `[]` is any item of a list.
+        field: The field that is reported, a path below the section; empty: the section.
+        holds: CEL; true for a valid job.
+        text: What is wrong; what is allowed. ` ${CEL}` is a value that we show in parentheses; the
+            API server omits it, since joined texts may exceed its cost limit.
         code: Stable word for programs.
-        when: CEL; the rule is for jobs of which this is true. Empty: for all.
-        at_admission: Whether an API server evaluates it too. Each rule there makes each write of
-            a job slower, so those for rare mistakes are left to us; the operator refuses the job.
+        when: CEL; the rule applies to jobs for which it is true. Empty: to all.
+        at_admission: Whether the API server evaluates it too. Each rule there makes each write of
+            a job slower, so rules for rare mistakes are left to the operator.
     """
 
     section: str
@@ -50,16 +53,16 @@ class Rule:
 
     @property
     def message(self) -> str:
-        """The text as an API server says it."""
+        """The text of the API server."""
         return _VALUE.sub("", self.text)
 
     @property
     def is_of_edits(self) -> bool:
-        """Whether it compares a job with what it was, which only an API server can."""
+        """Whether it compares a job with its old version, which only the API server can."""
         return "oldSelf" in self.holds
 
     def reads(self) -> Iterator[str]:
-        """Paths of the job that it looks at; of a list always the whole."""
+        """Paths of the job that it reads; of a list always the whole."""
         for part in (self.when, self.holds):
             for path in cel.read(part).paths if part else ():
                 yield f"{self.section}.{path}".strip(".").partition("[]")[0]
@@ -70,12 +73,12 @@ class Rule:
         told: Mapping[str, Any],
         sections: Iterable[tuple[str, Any]],
     ) -> Iterator[Problem]:
-        """What is wrong with a job, by this rule.
+        """Problems of a job by this rule.
 
         Args:
-            job: As plain values, with its defaults and without null.
-            told: The same without defaults: what of a section is shown.
-            sections: The `places` of its section in the job.
+            job: As plain values, with defaults and without null.
+            told: The same without defaults, to show sections.
+            sections: The `places` of the rule's section in the job.
         """
         holds = cel.read(self.holds)
         for section, value in sections:
@@ -90,7 +93,7 @@ class Rule:
     def _found(
         self, where: str, scope: cel.Scope, job: Mapping[str, Any], told: Mapping[str, Any]
     ) -> Iterable[tuple[str, str]]:
-        """What is there, with its place: each wrong item of a list, each wrong key of a map."""
+        """Place and value of each wrong item of a list or wrong key of a map, else of the field."""
         container = next((value for _, value in places(job, where)), None)
         bad_items = cel.read(self.holds).bad_items
         if bad_items is not None and isinstance(container, dict):
@@ -102,7 +105,7 @@ class Rule:
 
 
 def _shown_at(where: str, job: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    """A value, of a section what is not a default."""
+    """The value at a path; of a section only fields that are not defaults."""
     found = next((value for _, value in places(job, where)), None)
     if isinstance(found, dict):
         found = next((value for _, value in places(told, where)), {})
@@ -114,13 +117,14 @@ def rules(
 ) -> tuple[Rule, ...]:
     """Read rules, a paragraph each.
 
-    Its first line has sections, fields and the reason code, apart by `|`, and `here` for a rule
-    that is not evaluated at admission; of several sections or fields each has the rule. What is
-    wrong and what is allowed follows, then `when:` where the rule is not for all, then `must:`.
+    Its first line has sections, fields and the reason code, separated by `|`, and `here` for a rule
+    that is not evaluated at admission. The rule applies to each of several sections or fields; a
+    second such line adds others. What is wrong and what is allowed follows, then `when:` if the
+    rule is not for all jobs, then `must:`.
 
     In it `$NAME` stands for a macro, `$SECTION` and `$FIELD` for those of the rule, `$TYPE` for the
-    field in snake_case; `$UNSET` for CEL that says that the field has its default, `$UNSET(a b)`
-    that these fields of the section have.
+    field in snake_case. `$UNSET` is CEL for "the field has its default", `$UNSET(a b)` for "these
+    fields of the section have", `$ONE_OF(a b)` for "exactly one of these fields is given".
 
     Args:
         table: The paragraphs.
@@ -138,17 +142,25 @@ def rules(
 
 
 def _rules_of(paragraph: str) -> Iterator[Rule]:
-    head, _, body = paragraph.strip().partition("\n")
+    lines = [line.strip() for line in paragraph.strip().splitlines()]
+    heads = list(takewhile(_HEAD.fullmatch, lines))
+    body = _BODY.fullmatch(" ".join(lines[len(heads) :]))
+    assert heads, f"no section, field and code: {paragraph}"
+    assert body is not None, f"no text and condition: {paragraph}"
+    for head in heads:
+        yield from _rules_with(head, body)
+
+
+def _rules_with(head: str, body: re.Match[str]) -> Iterator[Rule]:
     sections, fields, code, *here = (part.strip() for part in head.split("|"))
-    found = _BODY.fullmatch(" ".join(body.split()))
-    assert found is not None, f"no rule: {paragraph}"
     for section in sections.split() or [""]:
         for field in fields.split() or [""]:
             macros = {"SECTION": section, "FIELD": field, "TYPE": to_snake(field)}
             text, when, holds = (
-                Template(part or "").safe_substitute(macros) for part in found.groups()
+                Template(part or "").safe_substitute(macros) for part in body.groups()
             )
             holds = _UNSET.sub(partial(_all_unset, section=section, field=field), holds)
+            holds = _ONE_OF.sub(_one_given, holds)
             yield Rule(section, field, holds, text, ReasonCode(code), when, not here)
 
 
@@ -161,6 +173,10 @@ def _all_unset(found: re.Match[str], *, section: str, field: str) -> str:
     return " && ".join(conditions)
 
 
+def _one_given(found: re.Match[str]) -> str:
+    return " + ".join(f"(has(self.{name}) ? 1 : 0)" for name in found[1].split()) + " == 1"
+
+
 def _unset(field: Member, value: str) -> str:
     """CEL for "this field has its default"; its numbers are written as in JSON."""
     if field.default is None:
@@ -168,8 +184,8 @@ def _unset(field: Member, value: str) -> str:
     if field.shape.model is not None:
         inner = members(field.shape.model).items()
         return " && ".join(_unset(one, f"{value}.{name}") for name, one in inner)
-    if field.shape.kind in {"list", "map"}:
-        return f"{value}.size() == {len(field.default)}"
+    if field.shape.kind in {"list", "map"} and not field.default:
+        return f"{value}.size() == 0"
     if field.default is False:
         return f"!{value}"
     literal = json.dumps(field.default).replace('"', "'")
@@ -181,7 +197,7 @@ def _with_values(text: str, scope: cel.Scope) -> str:
 
 
 def places(value: Any, path: str, above: str = "") -> Iterator[tuple[str, Any]]:
-    """The values at a path, `[]` or a number in it, each with its own path; none where it ends."""
+    """The values at a path with `[]` or numbers, each with its full path; none if it is absent."""
     key, _, rest = path.partition(".")
     if not path:
         yield above, value
@@ -199,16 +215,16 @@ def places(value: Any, path: str, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def either(field: str, otherwise: str) -> str:
-    """CEL for the value of an optional field, or what stands for it where there is none."""
+    """CEL for the value of an optional field, or a default."""
     return f"(has(self.{field}) ? self.{field} : {otherwise})"
 
 
 def present(path: str) -> str:
-    """CEL for "there is a value at this path", whichever sections on the way are optional."""
+    """CEL for "the field at this path is given"; sections on the way may be optional."""
     keys = path.split(".")
     return " && ".join(f"has(self.{'.'.join(keys[:end])})" for end in range(1, len(keys) + 1))
 
 
 def words(choices: Iterable[str]) -> str:
-    """CEL list of words, in a stable order."""
+    """CEL list of words, sorted."""
     return "[" + ", ".join(f"'{choice}'" for choice in sorted(choices)) + "]"

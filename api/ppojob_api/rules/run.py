@@ -4,7 +4,6 @@ from typing import Final
 
 from ppojob_api.rules.rule import either, rules, words
 from ppojob_api.v1alpha1.estimators import GIVEN
-from ppojob_api.v1alpha1.training import ENDLESS
 
 VALIDATION_METRICS: Final = ("val-core/", "val-aux/")
 VALIDATION_LOSS: Final = "val/loss"
@@ -63,25 +62,10 @@ LENGTH_RULES = rules(
     must: $UNSET
 
     spec | data.validation | Required
-        steps.validateOnly has no rows to validate on; a list of files, or validateOnly: false
-    when: self.steps.validateOnly
+        steps.validateOnly and generateOnly read their prompts there; a list of files, or with
+        generateOnly `ppojob generate --data FILE`
+    when: self.steps.validateOnly || self.steps.generateOnly
     must: self.data.validation.size() > 0
-
-    spec | data.validation | Required
-        steps.generateOnly reads its prompts there; a list of files, or `ppojob generate --data
-        FILE`
-    when: self.steps.generateOnly
-    must: self.data.validation.size() > 0
-
-    spec.model.ropeScaling | originalMaxPositionEmbeddings | NoEffect
-        type: linear does not use it; remove it, or type: yarn or llama3
-    when: self.type == 'linear'
-    must: $UNSET
-
-    spec.model.ropeScaling | lowFreqFactor highFreqFactor | NoEffect | here
-        it has no effect with type ${self.type}; remove it, or type: llama3
-    when: self.type != 'llama3'
-    must: $UNSET
 
     spec.model.ropeScaling | highFreqFactor | OutOfRange | here
         it is not above lowFreqFactor ${self.lowFreqFactor}; a larger number
@@ -110,7 +94,7 @@ LENGTH_RULES = rules(
     spec.optimizer spec.critic.optimizer | warmupStartRatio | NoEffect
         there is no warm-up; remove it, or warmupSteps or warmupRatio above 0
     when: self.warmupSteps == 0 && self.warmupRatio == 0.0
-    must: self.warmupStartRatio == 0.0
+    must: $UNSET
 
     spec.optimizer spec.critic.optimizer | decaySteps | OutOfRange
         the warm-up ${self.warmupSteps} takes them; above warmupSteps
@@ -136,48 +120,9 @@ LENGTH_RULES = rules(
         with model.dtype: bfloat16 the moments are bfloat16 already; remove it
     when: self.model.dtype == 'bfloat16' && has(self.critic) && !has(self.critic.lora)
     must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | momentum | NoEffect
-        it has no effect with type: adamw; remove it, or type: muon or sgd
-    when: self.type == 'adamw'
-    must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | cycles | NoEffect
-        it has an effect with schedule: cosine alone; remove it, or schedule: cosine
-    when: self.schedule != 'cosine'
-    must: self.cycles == 0.5
-
-    spec.optimizer spec.critic.optimizer | power | NoEffect
-        it has an effect with schedule: polynomial alone; remove it, or schedule: polynomial
-    when: self.schedule != 'polynomial'
-    must: self.power == 2.0
-
-    spec.optimizer spec.critic.optimizer | decaySteps | NoEffect
-        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
-        schedule: linear, cosine or polynomial
-    when: self.schedule in $ENDLESS
-    must: $UNSET
-
-    spec.optimizer spec.critic.optimizer | stableRatio | NoEffect
-        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
-        schedule: linear, cosine or polynomial
-    when: self.schedule in $ENDLESS
-    must: self.stableRatio == 0.0
-
-    spec.optimizer spec.critic.optimizer | minLearningRateRatio | NoEffect
-        it has no effect with schedule: constant; remove it, or another schedule
-    when: self.schedule == 'constant'
-    must: self.minLearningRateRatio == 0.0
-
-    spec.optimizer spec.critic.optimizer | decayRatio | NoEffect
-        it has no effect with a schedule that does not end ${self.schedule}; remove it, or
-        schedule: linear, cosine or polynomial
-    when: self.schedule in $ENDLESS
-    must: self.decayRatio == 1.0
     """,
     POLICY_UPDATES=_POLICY_UPDATES,
     CRITIC_UPDATES=_CRITIC_UPDATES,
-    ENDLESS=words(ENDLESS),
 )
 
 CHECKPOINT_RULES = rules(
@@ -218,7 +163,7 @@ CHECKPOINT_RULES = rules(
 
     spec.checkpoint.volume | | Conflict
         a run is stored on one PersistentVolumeClaim; exactly one of claimName and size
-    must: has(self.claimName) != has(self.size)
+    must: $ONE_OF(claimName size)
 
     spec.checkpoint.volume | storageClassName | NoEffect
         a claim that is there has its class; remove it, or size instead of claimName
@@ -285,29 +230,16 @@ SAMPLING_RULES = rules(
     must: !has(self.data.sampler)
 
     spec.data | train | Conflict
-        a weight is a share beside other weights; a weight for each training file, or for none
-    must: self.train.all(file, has(file.weight)) || self.train.all(file, !has(file.weight))
-
     spec.data | demonstrations | Conflict | here
         a weight is a share beside other weights; a weight for each of these files, or for none
-    must: self.demonstrations.all(file, has(file.weight))
-        || self.demonstrations.all(file, !has(file.weight))
+    must: self.$FIELD.all(file, has(file.weight)) || self.$FIELD.all(file, !has(file.weight))
 
     spec.data.validation[] | weight | NoEffect | here
         every validation reads all its rows; remove it
     must: !has(self.weight)
 
-    spec | steps.validateEvery data.maxValidationRows | NoEffect | here
-        it has no effect without data.validation; remove it, or give data.validation
-    when: self.data.validation.size() == 0
-    must: !has(self.$FIELD)
-
     spec | checkpoint.best | NoEffect
-        it has no effect without data.validation; remove it, or give data.validation
-    when: self.data.validation.size() == 0
-    must: !has(self.checkpoint.best)
-
-    spec | rollout.validation | NoEffect | here
+    spec | steps.validateEvery data.maxValidationRows rollout.validation | NoEffect | here
         it has no effect without data.validation; remove it, or give data.validation
     when: self.data.validation.size() == 0
     must: $UNSET
@@ -378,21 +310,6 @@ SAMPLING_RULES = rules(
     when: has(self.rollout.drafts)
     must: self.rollout.maxStaleness <= (has(self.roles.rollout) ? 1 : 0)
 
-    spec.rollout | kvCacheGib gpuMemoryShare maxBatchedTokens drafts | NoEffect
-        it has no effect with engine: huggingface; remove it, or engine: vllm
-    when: has(self.$FIELD)
-    must: self.engine != 'huggingface'
-
-    spec.rollout | enforceEager | NoEffect
-        it has no effect with engine: huggingface; remove it, or engine: vllm
-    when: self.engine == 'huggingface'
-    must: !self.enforceEager
-
-    spec.rollout | engineArguments | NoEffect | here
-        it has no effect with engine: huggingface; remove it, or engine: vllm
-    when: self.engine == 'huggingface'
-    must: self.engineArguments.size() == 0
-
     spec.rollout.drafts | shortestMatch | OutOfRange | here
         n-grams have at most longestMatch ${self.longestMatch} tokens; at most as many
     must: self.shortestMatch <= self.longestMatch
@@ -441,11 +358,6 @@ SAMPLING_RULES = rules(
     spec.model | trustRemoteCode | NotInThisVersion
         remote code of a model: not in this version; false
     must: !self.trustRemoteCode
-
-    spec.sandbox | url | BadForm | here
-        it is not the URL of a service; http://HOST/run_code, or https://
-    when: has(self.url)
-    must: self.url.startsWith('http://') || self.url.startsWith('https://')
 
     spec.sandbox | level | NoEffect | here
         it has no effect with url: the service isolates programs itself; remove it

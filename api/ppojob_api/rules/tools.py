@@ -5,10 +5,6 @@ from ppojob_api.well_known import BUILT_IN_AGENTS, BUILT_IN_INTERACTIONS, BUILT_
 
 TOOL_RULES = rules(
     r"""
-    spec.agent | tools interactions agents mcpServers | Duplicate | here
-        another one has this name; each name once
-    must: self.$FIELD.all(one, self.$FIELD.exists_one(other, other.name == one.name))
-
     spec | data.templateColumns | Conflict | here
         the template renders all turns of a conversation with data.applyChatTemplateKwargs; remove
         it, or agent
@@ -66,11 +62,6 @@ TOOL_RULES = rules(
     when: !has(self.source)
     must: self.name in $TOOL_WORDS
 
-    spec.agent.tools[] | config | NoEffect | here
-        a built-in tool has no settings; remove it, or give a source
-    when: !has(self.source) && self.name in $TOOL_WORDS && self.name != 'search'
-    must: self.config.size() == 0
-
     spec.agent | tools | Required | here
         the tool search has no index; agent.retriever, or index (a folder that ppojob index made) or
         url in its config
@@ -99,12 +90,7 @@ TOOL_RULES = rules(
 
     spec.agent.tools[].source | | Conflict | here
         a call has one answer; exactly one of path, configMap, url and mcpServer
-    must: (has(self.path) ? 1 : 0) + (has(self.configMap) ? 1 : 0)
-        + (has(self.url) ? 1 : 0) + (has(self.mcpServer) ? 1 : 0) == 1
-
-    spec.agent.interactions[].source | | Conflict | here
-        the code has one source; exactly one of path and configMap
-    must: has(self.path) != has(self.configMap)
+    must: $ONE_OF(path configMap url mcpServer)
 
     $CODE_MAPS | key | BadForm | here
         it is the name of a Python file; letters, digits, '.', '_' and '-', with .py at the end
@@ -129,27 +115,12 @@ TOOL_RULES = rules(
         a server is at one place; exactly one of url and command
     must: (has(self.url) ? 1 : 0) + (self.command.size() > 0 ? 1 : 0) == 1
 
-    spec.agent.mcpServers[] | url | BadForm | here
-        it is no address of a server; http://HOST:PORT/mcp, or https://
-    when: has(self.url)
-    must: self.url.startsWith('http://') || self.url.startsWith('https://')
-
-    spec.agent.mcpServers[] | keyVariable | NoEffect | here
-        a command takes no key; remove it, or a url
-    when: !has(self.url)
-    must: !has(self.keyVariable)
-
-    spec.agent.tools[].source | url | BadForm | here
-        it is not the URL of a service; http://HOST:PORT/PATH, or https://
-    when: has(self.url)
-    must: self.url.startsWith('http://') || self.url.startsWith('https://')
-
     spec.agent.tools[].source | function | NoEffect | here
         it is in the file of path or configMap; remove it
     when: !has(self.path) && !has(self.configMap)
     must: !has(self.function)
 
-    spec.agent.tools[].source | keyVariable | NoEffect | here
+    spec.agent.mcpServers[] spec.agent.tools[].source | keyVariable | NoEffect | here
         only a url takes a key; remove it, or a url
     when: !has(self.url)
     must: !has(self.keyVariable)
@@ -174,9 +145,9 @@ TOOL_RULES = rules(
     when: !self.interactions.all(one, one.interface == 'messages')
     must: self.tools.size() == 0
 
-    spec.agent.interactions[] | config | NoEffect | here
-        a built-in interaction has no settings; remove it, or give a source
-    when: !has(self.source) && self.name in $INTERACTION_WORDS
+    spec.agent.tools[] spec.agent.interactions[] | config | NoEffect | here
+        a built-in tool or user simulator has no settings; remove it, or give a source
+    when: !has(self.source) && self.name in $BUILT_IN_WORDS && self.name != 'search'
     must: self.config.size() == 0
 
     spec.agent.tools[] spec.agent.interactions[] | source.function | Required | here
@@ -184,11 +155,6 @@ TOOL_RULES = rules(
     when: has(self.source) && (has(self.source.path) || has(self.source.configMap))
         && !has(self.source.function)
     must: self.name.matches(r'$IDENTIFIER')
-
-    spec.agent.tools[].source spec.agent.interactions[].source | function | BadForm | here
-        it names no function; the name of a function or class
-    when: has(self.function)
-    must: self.function.matches(r'$IDENTIFIER')
 
     spec | roles.tools | NoEffect | here
         it has no effect without tools; remove it, or name some in agent.tools
@@ -205,6 +171,7 @@ TOOL_RULES = rules(
     " spec.algorithm.custom.source.configMap spec.algorithm.policyLoss.custom.source.configMap",
     TOOLS=", ".join(BUILT_IN_TOOLS),
     TOOL_WORDS=words(BUILT_IN_TOOLS),
+    BUILT_IN_WORDS=words((*BUILT_IN_TOOLS, *BUILT_IN_INTERACTIONS)),
     AGENTS=", ".join(BUILT_IN_AGENTS),
     AGENT_WORDS=words(BUILT_IN_AGENTS),
     INTERACTIONS=", ".join(BUILT_IN_INTERACTIONS),

@@ -1,4 +1,4 @@
-"""What is optimised: estimator, batch arithmetic, policy loss, aggregation and KL."""
+"""The training objective: estimator, batches, policy loss, aggregation and KL."""
 
 import math
 from typing import Annotated, Final, Literal
@@ -38,10 +38,10 @@ LossAggregation = Literal[
 KlEstimator = Literal["k1", "k2", "k3", "abs", "k1+", "k3+", "abs+", "full"]
 
 GRADIENT_OF_K2: Final = ("k1+", "k3+", "abs+")
-"""Estimators that differ from others in their gradient alone."""
+"""Estimators that differ from those without + only in their gradient."""
 
 FULL_KL: Final = "full"
-"""No estimator: the KL over the whole vocabulary."""
+"""The KL over the whole vocabulary, not an estimate."""
 
 
 class KlLossSpec(Section):
@@ -105,7 +105,7 @@ class KlSpec(Section):
 
     @property
     def first_coefficient(self) -> float | None:
-        """That of the first step; None where the KL decides nothing."""
+        """The coefficient of the first step; None without a KL penalty."""
         return None if self.in_ == "none" else self.coefficient
 
     @property
@@ -169,7 +169,7 @@ class DynamicSamplingSpec(Section):
 
     @property
     def means(self) -> tuple[float, float]:
-        """What the mean of a group has to lie between."""
+        """Bounds of the mean of a group."""
         low = -math.inf if self.mean_above is None else self.mean_above
         return low, math.inf if self.mean_below is None else self.mean_below
 
@@ -298,7 +298,10 @@ class CertaintyRewardSpec(Section):
 
 
 class AlgorithmSpec(Section):
-    """One step: promptsPerStep prompts, samplesPerPrompt responses each, one or more updates."""
+    """The training objective.
+
+    A step has promptsPerStep prompts, samplesPerPrompt responses each, and one or more updates.
+    """
 
     type: TrainingType
     """Estimators of advantages for rollouts; distillation: learn from a teacher, spec.reference,
@@ -325,19 +328,10 @@ class AlgorithmSpec(Section):
     """Form mini-batches in a seeded random order. verl: actor.shuffle, false."""
 
     ppo: PpoSpec | None = None
-    """Settings of type ppo; those of its value model are in spec.critic."""
-
     grpo: GrpoSpec | None = None
-    """Settings of type grpo."""
-
     grpo_passk: GrpoPasskSpec | None = None
-    """Settings of type grpo_passk."""
-
     reinforce_plus_plus: ReinforcePlusPlusSpec | None = None
-    """Settings of type reinforce_plus_plus."""
-
     prime: PrimeSpec | None = None
-    """Settings of type prime; those of its process reward model are in spec.critic."""
 
     dynamic_sampling: DynamicSamplingSpec | None = None
     """Train only on prompts whose responses differ in score; absent: on all prompts. verl:
@@ -376,34 +370,21 @@ class AlgorithmSpec(Section):
     missing_eos_penalty."""
 
     spo: SpoSpec | None = None
-    """Settings of type spo."""
-
     gdpo: GdpoSpec | None = None
-    """Settings of type gdpo, which needs rewardKeys."""
-
     gigpo: GigpoSpec | None = None
-    """Settings of type gigpo."""
-
     distillation: DistillationSpec | None = None
-    """Settings of type distillation."""
-
     dpo: DpoSpec | None = None
-    """Settings of type dpo."""
 
     online_dpo: DpoSpec | None = None
     """Settings of type online_dpo, those of dpo."""
 
     kto: KtoSpec | None = None
-    """Settings of type kto."""
-
     reward_model: RewardModelTrainingSpec | None = None
-    """Settings of type reward_model."""
 
     custom: CustomSpec | None = None
     """The estimator of type custom. verl: register_adv_est."""
 
     policy_loss: PolicyLossSpec = PolicyLossSpec()
-    """The surrogate objective."""
 
     rollout_correction: RolloutCorrectionSpec | None = None
     """Correct for differences between the probabilities of engine and trainer; absent: no. verl:
@@ -457,57 +438,56 @@ class AlgorithmSpec(Section):
     online_dpo they are in no pair. TRL: mask_truncated_completions."""
 
     kl: KlSpec = KlSpec()
-    """The KL penalty."""
 
     @property
     def is_bypass(self) -> bool:
-        """Whether the engine's log-probabilities stand for those of the policy before the step."""
+        """Whether the engine's log-probabilities are used as those of the old policy."""
         return self.policy_loss.loss.is_of_sampler
 
     @property
     def is_corrected_before(self) -> bool:
-        """Whether a rollout correction compares the policy before the step with the engine."""
+        """Whether a rollout correction compares the old policy with the engine."""
         return self.rollout_correction is not None and not self.is_bypass
 
     @property
     def has_entropy_bonus(self) -> bool:
-        """Whether the loss has a bonus for entropy, in some step at least."""
+        """Whether the loss has an entropy bonus in some step."""
         return self.entropy_control is not None or self.entropy_coefficient > 0.0
 
     @property
     def reads_entropies(self) -> bool:
-        """Whether something but metrics reads the entropy at each token before the step."""
+        """Whether training, not only metrics, needs the old policy's entropy of each token."""
         certainty = self.certainty_reward
         is_reward = certainty is not None and certainty.type == "negative_entropy"
         return is_reward or self.high_entropy_share < 1.0
 
     @property
     def reads_certainties(self) -> bool:
-        """Whether it reads the self-certainty there."""
+        """Whether training needs the old policy's self-certainty of each token."""
         certainty = self.certainty_reward
         return certainty is not None and certainty.type == "self_certainty"
 
     @property
     def answer_reward(self) -> CertaintyRewardSpec | None:
-        """How the probability of known answers is a reward; None where it is none."""
+        """The reward by the probability of the ground truth; None without it."""
         certainty = self.certainty_reward
         is_of_answers = certainty is not None and certainty.type == "answer_probability"
         return certainty if is_of_answers else None
 
     @property
     def learns_scores(self) -> bool:
-        """Whether something is learnt from the scores of rewards."""
+        """Whether training uses the scores of rewards."""
         certainty = self.certainty_reward
         return not self.estimator.has_teacher and (certainty is None or certainty.beside_scores)
 
     @property
     def has_router_losses(self) -> bool:
-        """Whether the loss has terms for routers."""
+        """Whether the loss has router terms."""
         return self.router_balance_coefficient > 0.0 or self.router_z_coefficient > 0.0
 
     @property
     def draw(self) -> tuple[str, int]:
-        """How many prompts are drawn at once, and the field below `spec.algorithm` that says so."""
+        """The field below `spec.algorithm` with the prompts drawn at once, and their number."""
         sampling = self.dynamic_sampling
         if sampling is None or sampling.prompts_per_round is None:
             return "promptsPerStep", self.prompts_per_step
@@ -515,28 +495,28 @@ class AlgorithmSpec(Section):
 
     @property
     def most_drawn(self) -> int:
-        """How many prompts a step draws at most."""
+        """Maximum number of prompts that a step draws."""
         rounds = 1 if self.dynamic_sampling is None else self.dynamic_sampling.max_rounds
         return self.draw[1] * rounds
 
     @property
     def given(self) -> GivenType | None:
-        """The type where rows have their answers, so that nothing is generated or estimated."""
+        """The type, if rows have given answers and nothing is generated."""
         return next((name for name in GIVEN if name == self.type), None)
 
     @property
     def answers_per_row(self) -> int:
-        """Answers that a row of the data has, where it has them."""
+        """Number of answers of a row with given answers."""
         return 2 if self.type in PAIRS else 1
 
     @property
     def has_mismatched(self) -> bool:
-        """Whether each prompt comes with an answer to another one as well, to estimate the KL."""
+        """Whether each prompt is also paired with the answer to another one, to estimate the KL."""
         return self.type == "kto" and (self.kto or KtoSpec()).loss_type == "kto"
 
     @property
     def pairs(self) -> DpoSpec | None:
-        """The settings of a loss of pairs, given or drawn, if that is the loss."""
+        """The settings of the preference loss on given or generated pairs, if that is the loss."""
         if self.type == "dpo":
             return self.dpo or DpoSpec()
         return (self.online_dpo or DpoSpec()) if self.estimator.has_pairs else None
@@ -548,7 +528,7 @@ class AlgorithmSpec(Section):
 
     @property
     def divergence(self) -> DistillationSpec | None:
-        """The divergence from a teacher over the whole vocabulary, where that is the loss."""
+        """The divergence from a teacher over the whole vocabulary, if that is the loss."""
         if not self.estimator.has_teacher:
             return None
         settings = self.distillation or DistillationSpec()
@@ -556,7 +536,7 @@ class AlgorithmSpec(Section):
 
     @property
     def reprompt(self) -> RepromptSpec | None:
-        """How prompts of the teacher are made of what a group drew, where they are."""
+        """How teacher prompts are built from the responses of a group, if they are."""
         return self.distillation.reprompt if self.distillation is not None else None
 
     @property
@@ -566,26 +546,26 @@ class AlgorithmSpec(Section):
 
     @property
     def reads_reference(self) -> bool:
-        """Whether the reference is asked how likely the tokens of the rows are."""
+        """Whether the reference computes log-probabilities of the rows."""
         is_sampled = self.estimator.has_teacher and self.divergence is None
         return self.kl.has_estimate or self.compares_rows or is_sampled
 
     @property
     def compares_rows(self) -> bool:
-        """Whether a loss of whole rows compares them with the reference."""
+        """Whether a loss on whole rows compares them with the reference."""
         if self.pairs is not None:
             return self.pairs.loss.has_reference
         return self.type == "kto" or self.policy_loss.loss.has_reference
 
     @property
     def whole_groups(self) -> bool:
-        """Whether the rows of a group are computed together, as the loss compares them."""
+        """Whether the rows of a group are computed together, since the loss compares them."""
         has_pairs = self.type in PAIRS or self.estimator.has_pairs
         return has_pairs or self.policy_loss.loss.compares_group
 
     @property
     def compares_answers(self) -> bool:
-        """Whether those rows are answers that are given, of which some are held out."""
+        """Whether these rows are given answers."""
         return self.given is not None and self.compares_rows
 
     @property
@@ -595,12 +575,12 @@ class AlgorithmSpec(Section):
 
     @property
     def estimator(self) -> Estimator:
-        """What the job's estimator needs; nothing where there is none."""
+        """Properties of the job's estimator, or of its type of given answers."""
         every = (*ESTIMATORS.items(), *GIVEN.items())
         return next(one for name, one in every if name == self.type)
 
     @property
     def options(self) -> Section | None:
-        """The settings of the job's estimator, where it has some and they are given."""
+        """The settings of the job's estimator, if given."""
         given: Section | None = getattr(self, self.type) if self.estimator.options else None
         return given

@@ -42,7 +42,7 @@ RewardKey = Annotated[str, Field(min_length=1, max_length=253)]
 
 
 class GrpoSpec(Section):
-    """Settings of `type: grpo` (Shao et al. 2024, arXiv:2402.03300)."""
+    """Settings of type grpo (arXiv:2402.03300)."""
 
     normalize_by_std: bool = True
     """Divide by the group's standard deviation (GRPO); false is Dr. GRPO (arXiv:2503.20783).
@@ -50,14 +50,14 @@ class GrpoSpec(Section):
 
 
 class GrpoPasskSpec(Section):
-    """Settings of `type: grpo_passk` (Tang et al. 2025, arXiv:2503.19595)."""
+    """Settings of type grpo_passk (arXiv:2503.19595)."""
 
     normalize_by_std: bool = True
     """Divide by the group's standard deviation. verl: algorithm.norm_adv_by_std_in_grpo, true."""
 
 
 class GdpoSpec(Section):
-    """Settings of `type: gdpo` (Liu et al. 2026, arXiv:2601.05242)."""
+    """Settings of type gdpo (arXiv:2601.05242), which requires rewardKeys."""
 
     reward_keys: Annotated[Items[RewardKey], Field(min_length=1, max_length=64)]
     """Rewards that are normalized separately: names of numbers that reward functions return beside
@@ -73,7 +73,7 @@ class GdpoSpec(Section):
 
 
 class GigpoSpec(Section):
-    """Settings of `type: gigpo` (Feng et al. 2025, arXiv:2505.10978)."""
+    """Settings of type gigpo (arXiv:2505.10978)."""
 
     turn_weight: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
     """Weight of the comparison of turns from the same state, in addition to the comparison of
@@ -88,7 +88,7 @@ class GigpoSpec(Section):
 
 
 class SpoSpec(Section):
-    """Settings of `type: spo` (Xu and Ding 2025, arXiv:2509.13232)."""
+    """Settings of type spo (arXiv:2509.13232)."""
 
     decay: Annotated[float, Field(gt=0, le=1)] = 0.875
     """Decay of earlier scores of a prompt at each new visit; 1: no decay. SPO: 0.875 to 0.96, by
@@ -96,7 +96,7 @@ class SpoSpec(Section):
 
 
 class PpoSpec(Section):
-    """Settings of `type: ppo`: generalized advantages (Schulman et al. 2015, arXiv:1506.02438)."""
+    """Settings of type ppo (GAE: arXiv:1506.02438); those of its value model are in spec.critic."""
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per token. verl: algorithm.gamma, 1."""
@@ -118,14 +118,14 @@ class PpoSpec(Section):
 
 
 class ReinforcePlusPlusSpec(Section):
-    """Settings of `type: reinforce_plus_plus` (Hu 2025, arXiv:2501.03262)."""
+    """Settings of type reinforce_plus_plus (arXiv:2501.03262)."""
 
     gamma: Annotated[float, Field(ge=0, le=1)] = 1.0
     """Discount per token. verl: algorithm.gamma, 1."""
 
 
 class PrimeSpec(Section):
-    """Settings of `type: prime` (Cui et al. 2025, arXiv:2502.01456); its model is `spec.critic`."""
+    """Settings of type prime (arXiv:2502.01456); those of its model are in spec.critic."""
 
     beta: Annotated[float, Field(gt=0, le=1_000_000)] = 0.05
     """Reward of a token per nat of log-ratio between the process reward model and its reference;
@@ -171,7 +171,7 @@ class RepromptSpec(Section):
 
 
 class DistillationSpec(Section):
-    """Settings of `type: distillation`: learning from spec.reference (GKD: arXiv:2306.13649)."""
+    """Settings of type distillation: learning from spec.reference (GKD: arXiv:2306.13649)."""
 
     divergence: Literal["sampled_reverse_kl", "reverse_kl", "forward_kl", "jsd"] = (
         "sampled_reverse_kl"

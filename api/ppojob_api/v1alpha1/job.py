@@ -66,22 +66,11 @@ class PPOJobSpec(Section):
     """Seed of all random numbers. verl: data.seed and actor.data_loader_seed."""
 
     model: ModelSpec
-    """The initial policy."""
-
     data: DataSpec
-    """Prompts."""
-
     algorithm: AlgorithmSpec
-    """The training objective."""
-
     optimizer: OptimizerSpec = OptimizerSpec()
-    """Optimizer and learning rate."""
-
     training: TrainingSpec = TrainingSpec()
-    """How forward and backward are computed."""
-
     rollout: RolloutSpec = RolloutSpec()
-    """How responses are generated."""
 
     agent: AgentSpec | None = None
     """Multi-turn rollouts with tools or a user simulator; absent: each row is one response."""
@@ -105,25 +94,16 @@ class PPOJobSpec(Section):
     """A model for LLM-as-a-judge rewards, served by the job."""
 
     sandbox: SandboxSpec = SandboxSpec()
-    """Sandbox for generated code, used by the reward functions that run it."""
 
     roles: RolesSpec = RolesSpec()
-    """Pods of each role."""
 
     pods: Annotated[Items[PodSettings], Field(max_length=16)] = ()
     """Platform settings of the pods; used on a cluster only."""
 
     scheduling: SchedulingSpec = SchedulingSpec()
-    """Gang scheduling and queues."""
-
     steps: StepsSpec
-    """Length of training, and validations."""
-
     checkpoint: CheckpointSpec = CheckpointSpec()
-    """Checkpoints."""
-
     lifecycle: LifecycleSpec = LifecycleSpec()
-    """Start, stop and clean-up."""
 
     loggers: Annotated[Items[Logger], Field(max_length=8)] = ("console",)
     """Where metrics go besides metrics.jsonl. verl: trainer.logger."""
@@ -136,14 +116,11 @@ class PPOJobSpec(Section):
     reward_manager num_examine."""
 
     timeouts: TimeoutsSpec = TimeoutsSpec()
-    """When a silent process counts as failed."""
-
     recovery: RecoverySpec = RecoverySpec()
-    """How often lost processes are restarted."""
 
     @property
     def code_maps(self) -> list[tuple[str, str, ConfigMapSource]]:
-        """ConfigMaps that hold code: the field, the role whose pods mount it, and which one."""
+        """ConfigMaps with code: the field, the role whose pods mount it, and the ConfigMap."""
         return [
             (f"{field}.configMap", role, source.config_map)
             for field, role, source in self.code_sources
@@ -152,7 +129,7 @@ class PPOJobSpec(Section):
 
     @property
     def code_sources(self) -> list[tuple[str, str, CodeSource]]:
-        """Where code of the job's author comes from: the field, the role that runs it, and it."""
+        """Sources of custom code: the field, the role that runs it, and the source."""
         lists: list[tuple[str, str, Sequence[RewardSpec | ToolSpec | InteractionSpec]]] = [
             ("spec.rewards", "reward", self.rewards)
         ]
@@ -179,42 +156,42 @@ class PPOJobSpec(Section):
 
     @property
     def is_scored(self) -> bool:
-        """Whether responses are scored: where nothing is learnt of that, rewards may measure."""
+        """Whether responses are scored, for training or as a metric only."""
         has_some = bool(self.rewards) or self.reward_model is not None
         return has_some or self.algorithm.learns_scores
 
     @property
     def lora_of_reference(self) -> LoraSpec | None:
-        """Those whose base in four bits a reference of its own is; None where it is plain."""
+        """Adapters whose four-bit base is the reference; None if the reference is not quantized."""
         lora = self.model.lora
         return lora if lora and lora.base_type and self.reference is None else None
 
     @property
     def adapters_of_engines(self) -> LoraSpec | None:
-        """Adapters that engines compute with; None where weights are all that they get.
+        """Adapters that engines get beside the base weights; None if they get merged weights.
 
-        The weights beside them are plain, also where the trainer has a base in four bits.
+        The engines' base weights are not quantized, even if the trainer's are.
         """
         lora, is_beside = self.model.lora, self.rollout.adapters == "beside" and self.steps.trains
         return lora.model_copy(update={"base_type": None}) if lora and is_beside else None
 
     @property
     def phases_of_rows(self) -> int:
-        """Phases of generation that a row has to end in; with one it is drawn at once."""
+        """Number of generation phases in which a row must be finished."""
         ahead = self.rollout.max_staleness if self.steps.trains else 0
         if self.rollout.replay is not None or ahead == 0:
             return 1
-        # Engines in pods of their own begin with rows when the step before them trains.
+        # Engines in separate pods start rows while the previous step trains.
         return ahead if self.roles.rollout is not None else ahead + 1
 
     @property
     def reference_paths(self) -> tuple[str, ...]:
-        """Folders of the models of the reference, by their numbers."""
+        """Folders of the reference models, by number."""
         return (self.model.path,) if self.reference is None else self.reference.paths
 
     @property
     def critic_paths(self) -> tuple[str, ...]:
-        """Folders of the critic and, if another, of what it is compared with."""
+        """Folders of the critic and, if different, of its reference."""
         if self.critic is None:
             return ()
         path = self.critic.path or self.model.path
@@ -229,7 +206,7 @@ class PPOJobSpec(Section):
 
     @property
     def prompts(self) -> DataSpec:
-        """What is read of `data`; a job that only generates draws from the held-out files."""
+        """The data that the job reads; with `generateOnly` the held-out files."""
         if not self.steps.generate_only:
             return self.data
         draws = {"train": self.data.validation, "max_train_rows": self.data.max_validation_rows}
@@ -237,17 +214,17 @@ class PPOJobSpec(Section):
 
     @property
     def supervised(self) -> SupervisedSpec | None:
-        """What is learnt of given answers beside what is drawn, in a job that trains."""
+        """The SFT loss on demonstrations, if the job trains."""
         return self.algorithm.supervised if self.steps.trains else None
 
     @property
     def drops_responses(self) -> bool:
-        """Whether responses at which a reward function fails are left out of training."""
+        """Whether responses with a failed reward function are excluded from training."""
         return any(reward.on_error == "drop" for reward in self.rewards)
 
     @property
     def leaves_responses_out(self) -> bool:
-        """Whether some responses may be left out of training."""
+        """Whether some responses may be excluded from training."""
         return self.drops_responses or self.algorithm.group_filter is not None
 
 
@@ -264,7 +241,6 @@ class PPOJob(Section):
     """Name, namespace, labels."""
 
     spec: PPOJobSpec
-    """What to train, on which data, how, and where."""
 
     status: PPOJobStatus | None = None
     """Written by the operator and the job's controller."""

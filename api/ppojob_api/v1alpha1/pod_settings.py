@@ -1,4 +1,4 @@
-"""What a platform asks of pods: narrow fields instead of a whole template a role."""
+"""Platform settings of pods: a few fields instead of a pod template per role."""
 
 import posixpath
 from collections.abc import Mapping
@@ -99,7 +99,7 @@ class PodVolume(Section):
 
     @property
     def folder(self) -> str:
-        """Where it is mounted, in the one form that a path has."""
+        """The normalised mount path."""
         return posixpath.normpath("/" + self.mount_path.lstrip("/"))
 
 
@@ -117,10 +117,10 @@ class PodSettings(Section):
     """Image of the container; absent: the operator's."""
 
     image_pull_secrets: Annotated[Items[ObjectName], Field(max_length=8)] = ()
-    """Secrets with registry credentials."""
+    """Names of Secrets with registry credentials."""
 
     memory: Quantity | None = None
-    """Memory request and limit of a pod; absent: no limit."""
+    """Memory request and limit of a pod; absent: none, or those of a LimitRange."""
 
     shared_memory: Quantity | None = None
     """Size of /dev/shm; absent: 1Gi, with GPUs 8Gi."""
@@ -159,14 +159,13 @@ class PodSettings(Section):
     """Volumes with models, data and the like."""
 
     pod_overrides: Arguments = Field(default_factory=dict)
-    """Anything else: a partial pod template, merged as far as an allow-list permits."""
+    """A partial pod template for other fields; only those of an allow-list."""
 
     def over(self, before: "PodSettings") -> "PodSettings":
-        """These settings where they say something, else those before them.
+        """These settings merged over those before them.
 
-        Maps and lists of both are joined, maps within maps too, these last. A variable, a volume
-        and a spread take the place of an earlier one of the same name, path and topology: a pod has
-        one of each.
+        Maps and lists are joined, nested maps too. A variable, a volume and a topology spread
+        replace an earlier one of the same name, path and topology.
         """
         merged: dict[str, object] = {}
         earlier = dict(before)
@@ -191,12 +190,11 @@ def _merged(general: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any
 
 def _joined(general: tuple[object, ...], own: tuple[object, ...]) -> tuple[object, ...]:
     taken = {_place(item) for item in own}
-    # Kubernetes merges lists by these places too, and refuses an object that has one twice.
     return (*(item for item in general if _place(item) not in taken), *dict.fromkeys(own))
 
 
 def _place(item: object) -> object:
-    """What of a list's item there is one of in a pod."""
+    """The merge key of a list's item, as in Kubernetes."""
     match item:
         case EnvironmentVariable():
             return item.name
@@ -208,7 +206,7 @@ def _place(item: object) -> object:
 
 
 def settings_of(pods: tuple[PodSettings, ...], role: RoleName) -> PodSettings:
-    """The settings of a role's pods: all items that are about it, the later over the earlier."""
+    """The settings of a role's pods: all items for the role, later ones over earlier ones."""
     merged = PodSettings()
     for settings in pods:
         if not settings.roles or role in settings.roles:

@@ -42,7 +42,7 @@ Beta = Annotated[float, Field(gt=0, le=1_000_000)]
 
 
 class DppoTvSpec(Section):
-    """Settings of `type: dppo_tv` (Qi et al. 2026, arXiv:2602.04879), binary total variation."""
+    """Settings of type dppo_tv (arXiv:2602.04879): binary total variation."""
 
     divergence_low: ClipRange = 0.15
     """With a negative advantage, mask a token whose probability fell by more than this. verl:
@@ -57,7 +57,7 @@ class DppoTvSpec(Section):
 
 
 class DppoKlSpec(Section):
-    """Settings of `type: dppo_kl` (Qi et al. 2026, arXiv:2602.04879), binary KL divergence."""
+    """Settings of type dppo_kl (arXiv:2602.04879): binary KL divergence."""
 
     divergence_low: WideClipRange = 0.05
     """With a negative advantage, mask a token whose probability fell and whose KL is above this.
@@ -72,7 +72,7 @@ class DppoKlSpec(Section):
 
 
 class GspoSpec(Section):
-    """Settings of `type: gspo` (Zheng et al. 2025, arXiv:2507.18071)."""
+    """Settings of type gspo (arXiv:2507.18071)."""
 
     clip_low: ClipRange = 0.0003
     """A response's ratio is clipped below at 1 - clipLow. The paper, section 5.1: 3e-4.
@@ -84,7 +84,7 @@ class GspoSpec(Section):
 
 
 class SapoSpec(Section):
-    """Settings of `type: sapo` (Gao et al. 2025, arXiv:2511.20347)."""
+    """Settings of type sapo (arXiv:2511.20347)."""
 
     tau_positive: GateTemperature = 1.0
     """How steeply the gate closes with a positive advantage. verl: tau_pos, 1."""
@@ -94,7 +94,7 @@ class SapoSpec(Section):
 
 
 class ClipCovSpec(Section):
-    """Settings of `type: clip_cov` (Cui et al. 2025, arXiv:2505.22617)."""
+    """Settings of type clip_cov (arXiv:2505.22617)."""
 
     share: Share = 0.0002
     """Share of the tokens that lose their gradient, at least one. verl: clip_cov_ratio, 0.0002."""
@@ -114,7 +114,7 @@ class ClipCovSpec(Section):
 
 
 class KlCovSpec(Section):
-    """Settings of `type: kl_cov` (Cui et al. 2025, arXiv:2505.22617)."""
+    """Settings of type kl_cov (arXiv:2505.22617)."""
 
     share: Share = 0.0002
     """Share of the tokens that get a KL penalty: those of the highest covariance, at least one.
@@ -125,7 +125,7 @@ class KlCovSpec(Section):
 
 
 class GeoMeanSpec(Section):
-    """Settings of `type: geo_mean` (GMPO: Zhao et al. 2025, arXiv:2507.20673)."""
+    """Settings of type geo_mean (GMPO: arXiv:2507.20673)."""
 
     clip_low: WideClipRange = 0.4
     """A token's log-ratio is clipped below at -clipLow. The paper: 0.4.
@@ -137,14 +137,14 @@ class GeoMeanSpec(Section):
 
 
 class DroSpec(Section):
-    """Settings of `type: dro` (Richemond et al. 2024, arXiv:2405.19107)."""
+    """Settings of type dro (arXiv:2405.19107), which requires them."""
 
     beta: Beta
     """Weight of the squared log-ratio. verl: dro_beta, which has no default either."""
 
 
 class CispoSpec(Section):
-    """Settings of `type: cispo` (MiniMax-M1, Chen et al. 2025, arXiv:2506.13585)."""
+    """Settings of type cispo (MiniMax-M1: arXiv:2506.13585)."""
 
     clip_low: WideClipRange = 1.0
     """The weight is clipped below at 1 - clipLow; 1 or more: not at all, as in the paper.
@@ -155,7 +155,7 @@ class CispoSpec(Section):
 
 
 class VespoSpec(Section):
-    """Settings of `type: vespo` (Shen et al. 2026, arXiv:2602.10693); defaults are TRL's."""
+    """Settings of type vespo (arXiv:2602.10693); defaults are TRL's."""
 
     k_positive: KernelNumber = 2.0
     """With an advantage of at least 0, the exponent of the response's ratio in its weight."""
@@ -171,7 +171,7 @@ class VespoSpec(Section):
 
 
 class PrimeRlSpec(Section):
-    """Settings of `type: prime_rl`, prime-rl's default loss, with its defaults."""
+    """Settings of type prime_rl, prime-rl's default loss, with its defaults."""
 
     divergence_low: ClipRange = 0.2
     """With a negative advantage, mask a token whose probability fell by more than this below the
@@ -186,7 +186,7 @@ class PrimeRlSpec(Section):
 
 
 class IpoSpec(Section):
-    """Settings of `type: ipo`, prime-rl's loss of that name, with its defaults."""
+    """Settings of type ipo, prime-rl's loss of that name, with its defaults."""
 
     divergence: ClipRange = 0.1
     """Mask a token whose probability differs by more than this from the sampler's. prime-rl:
@@ -197,21 +197,21 @@ class IpoSpec(Section):
 
 
 class GvpoSpec(Section):
-    """Settings of `type: gvpo` (Zhang et al. 2025, arXiv:2504.19599)."""
+    """Settings of type gvpo (arXiv:2504.19599)."""
 
     beta: Beta = 0.1
     """Weight of the KL to the policy before the step. verl: gvpo_beta, 0.1."""
 
 
 class TrajectoryBalanceSpec(Section):
-    """Settings of `type: trajectory_balance` (TBA: Bartoldson et al. 2025, arXiv:2503.18929)."""
+    """Settings of type trajectory_balance (TBA: arXiv:2503.18929)."""
 
     beta: Beta = 0.012
     """Weight of the KL to the reference. TBA's code: kl_coef, initially 0.012."""
 
 
 class FlowrlSpec(Section):
-    """Settings of `type: flowrl` (Zhu et al. 2025, arXiv:2509.15207)."""
+    """Settings of type flowrl (arXiv:2509.15207)."""
 
     beta: Beta = 15.0
     """Weight of the advantage against the mean log-ratio of a token. FlowRL and its recipe: 15."""
@@ -221,7 +221,7 @@ class FlowrlSpec(Section):
 
 
 class BypassSpec(Section):
-    """Settings of `type: bypass`: the sampler is the old policy."""
+    """Settings of type bypass: the sampler is the old policy."""
 
     form: Literal["clip", "reinforce"] = "clip"
     """clip: the clipped loss, with clipLow, clipHigh and dualClip; reinforce: the policy gradient,
@@ -328,52 +328,21 @@ class PolicyLossSpec(Section):
     0: none. verl: clip_ratio_c, 3."""
 
     dppo_tv: DppoTvSpec | None = None
-    """Settings of type dppo_tv."""
-
     dppo_kl: DppoKlSpec | None = None
-    """Settings of type dppo_kl."""
-
     gspo: GspoSpec | None = None
-    """Settings of type gspo."""
-
     sapo: SapoSpec | None = None
-    """Settings of type sapo."""
-
     clip_cov: ClipCovSpec | None = None
-    """Settings of type clip_cov."""
-
     kl_cov: KlCovSpec | None = None
-    """Settings of type kl_cov."""
-
     geo_mean: GeoMeanSpec | None = None
-    """Settings of type geo_mean."""
-
     dro: DroSpec | None = None
-    """Settings of type dro, which requires them."""
-
     cispo: CispoSpec | None = None
-    """Settings of type cispo."""
-
     vespo: VespoSpec | None = None
-    """Settings of type vespo."""
-
     prime_rl: PrimeRlSpec | None = None
-    """Settings of type prime_rl."""
-
     ipo: IpoSpec | None = None
-    """Settings of type ipo."""
-
     gvpo: GvpoSpec | None = None
-    """Settings of type gvpo."""
-
     trajectory_balance: TrajectoryBalanceSpec | None = None
-    """Settings of type trajectory_balance."""
-
     flowrl: FlowrlSpec | None = None
-    """Settings of type flowrl."""
-
     bypass: BypassSpec | None = None
-    """Settings of type bypass."""
 
     custom: CustomSpec | None = None
     """The function of type custom. verl: register_policy_loss."""

@@ -65,9 +65,9 @@ PAIR_LOSSES: Final[Mapping[DpoLossType, PairLoss]] = {
 
 
 class DpoSpec(Section):
-    """Settings of `type: dpo` (Rafailov et al. 2023, arXiv:2305.18290), a loss on pairs.
+    """Settings of type dpo (arXiv:2305.18290), a loss on pairs.
 
-    They apply to `type: online_dpo` too, whose pairs are generated.
+    They apply to type online_dpo too, whose pairs are generated.
     """
 
     beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
@@ -103,7 +103,7 @@ class DpoSpec(Section):
 
 
 class KtoSpec(Section):
-    """Settings of `type: kto` (Ethayarajh et al. 2024, arXiv:2402.01306), for single answers."""
+    """Settings of type kto (arXiv:2402.01306), for single answers."""
 
     beta: Annotated[float, Field(gt=0, le=1_000)] = 0.1
     """Strength of the reference: rewards are beta times the log-ratio to it. TRL: beta, 0.1."""
@@ -120,7 +120,7 @@ class KtoSpec(Section):
 
 
 class RewardModelTrainingSpec(Section):
-    """Settings of `type: reward_model`: the Bradley-Terry loss on pairs (arXiv:2203.02155)."""
+    """Settings of type reward_model: the Bradley-Terry loss on pairs (arXiv:2203.02155)."""
 
     centering: Coefficient = 0.0
     """Weight of the squared sum of a pair's rewards, which keeps rewards around 0

@@ -64,7 +64,6 @@ class RolePods(DevicePods):
     """Pods of a role whose ranks share a model."""
 
     parallelism: TrainingParallelism = TrainingParallelism()
-    """Layout over the ranks."""
 
 
 class TrainedPods(RolePods):
@@ -132,7 +131,7 @@ class JudgePods(Section):
 
 
 class RolesSpec(Section):
-    """The roles; the controller has no settings."""
+    """Pods of each role; the controller has no settings."""
 
     actor_rollout: TrainedPods = TrainedPods()
     """The policy: it is trained here, and generates here unless `rollout` is given."""

@@ -147,7 +147,6 @@ class RolloutSpec(Section):
     engine_kwargs.vllm."""
 
     parallelism: RolloutParallelism = RolloutParallelism()
-    """Layout of the engines over the ranks."""
 
     adapters: Literal["merged", "beside"] = "merged"
     """How engines get the adapters of model.lora. merged: all weights, with adapters merged in, are
@@ -156,7 +155,6 @@ class RolloutSpec(Section):
     verl: model.lora.merge, false, which is beside."""
 
     validation: ValidationSamplingSpec = ValidationSamplingSpec()
-    """Sampling of held-out prompts."""
 
     max_staleness: Annotated[int, Field(ge=0, le=16)] = 0
     """Largest staleness in versions: how much older the weights that generate a token may be than

@@ -149,13 +149,13 @@ class LifecycleSpec(Section):
     """Start, stop and clean-up of the job; may change while it runs."""
 
     suspend: bool = False
-    """Write a checkpoint and release the resources."""
+    """Write a checkpoint and delete the pods; false again: resume."""
 
     active_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """Fail the job after this time."""
+    """Fail the job if it is active for longer than this."""
 
     ttl_seconds_after_finished: Annotated[int, Field(ge=0, le=2**31 - 1)] | None = None
-    """Delete the job this long after its end."""
+    """Delete the job this long after it has ended."""
 
 
 class RecoverySpec(Section):

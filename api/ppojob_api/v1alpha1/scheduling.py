@@ -1,4 +1,4 @@
-"""How a job gets its resources: all of them or none."""
+"""Gang scheduling: a job gets all of its resources or none."""
 
 from typing import Annotated, Literal
 
@@ -10,7 +10,7 @@ SchedulingType = Literal["none", "kueue", "volcano", "workload"]
 
 
 class KueueSpec(Section):
-    """Settings of `type: kueue` (https://kueue.sigs.k8s.io)."""
+    """Settings of type kueue, which requires them (https://kueue.sigs.k8s.io)."""
 
     queue_name: ObjectName
     """LocalQueue in the namespace of the job."""
@@ -20,7 +20,7 @@ class KueueSpec(Section):
 
 
 class VolcanoSpec(Section):
-    """Settings of `type: volcano` (https://volcano.sh)."""
+    """Settings of type volcano (https://volcano.sh)."""
 
     queue: ObjectName = "default"
     """Volcano queue of the cluster."""
@@ -30,7 +30,7 @@ class VolcanoSpec(Section):
 
 
 class SchedulingSpec(Section):
-    """Gang scheduling: who places all pods of a job together; used on a cluster only."""
+    """Gang scheduling and queues, which place the pods of a job together; on a cluster only."""
 
     type: SchedulingType = "none"
     """none: pods are placed one by one; kueue: pods are created when a queue admits the job;
@@ -38,11 +38,10 @@ class SchedulingSpec(Section):
     alpha)."""
 
     kueue: KueueSpec | None = None
-    """Settings of type kueue; required there."""
 
     volcano: VolcanoSpec | None = None
     """Settings of type volcano; absent: the default queue."""
 
     start_deadline_seconds: Annotated[int, Field(ge=1, le=2**31 - 1)] | None = None
-    """A job with only some of its pods placed releases them after this time, and tries again after
-    the same time; absent: it waits, and keeps what it has."""
+    """If not all pods are scheduled within this time, all are deleted, and created again after the
+    same time; absent: scheduled pods wait for the others."""

@@ -15,7 +15,8 @@ class Section(BaseModel):
     """A frozen part of the resource: camelCase in YAML, snake_case in Python, no unknown field.
 
     Types are strict (`"2"` is no integer, `"false"` no boolean) and numbers are finite, as an API
-    server would have them; the docstring under a field becomes its description in the CRD.
+    server would have them. The docstring under a field is its description in the CRD; a field
+    without one, whose type is a section, has the first paragraph of that section's docstring.
     """
 
     model_config = ConfigDict(

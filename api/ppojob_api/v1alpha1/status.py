@@ -1,4 +1,4 @@
-"""What the operator and the controller report; nobody writes it by hand."""
+"""Status of a job, written by the operator and the job's controller."""
 
 from typing import Annotated, Literal
 
@@ -47,20 +47,20 @@ class RoleStatus(Section):
     """Pods ready."""
 
     restarts: Annotated[int, Field(ge=0)] = 0
-    """Containers of the role that ended and were restarted, without disruptions."""
+    """Restarted containers of the role, without disruptions."""
 
     ended: Annotated[int, Field(ge=0)] = 0
-    """Ends of containers of the current pods, at the last count; a replaced pod has none."""
+    """Container terminations of the current pods at the last reconcile."""
 
     losses: Annotated[int, Field(ge=0)] = 0
-    """Used failure budget: how often the role was lost at `lossesStep`, without disruptions."""
+    """Used restart budget: how often the role was lost at `lossesStep`, without disruptions."""
 
     losses_step: Annotated[int, Field(ge=0)] = 0
     """Completed steps when the role was last lost; another number starts a new count."""
 
 
 class FailureRecord(Section):
-    """How a container of the job ended; it stays when the pod is gone."""
+    """How a container of the job failed; kept after the pod is deleted."""
 
     pod: Word
     """Pod."""
@@ -69,7 +69,7 @@ class FailureRecord(Section):
     """Uid of the pod."""
 
     restart: Annotated[int, Field(ge=0)]
-    """Number of this end of its container."""
+    """Number of this termination of its container."""
 
     role: Word
     """Role of the pod."""
@@ -143,10 +143,10 @@ class PPOJobStatus(Section):
     """Phase of the job."""
 
     reason: Word = ""
-    """Why the job is not further, or how it ended: the reason of the most important condition."""
+    """Reason of the most important condition: why the job does not run, or how it ended."""
 
     message: Text = ""
-    """The same as a message for people."""
+    """Message of the same condition."""
 
     conditions: Annotated[Items[Condition], Field(max_length=32)] = ()
     """Conditions."""
@@ -158,7 +158,7 @@ class PPOJobStatus(Section):
     """Restarts of all roles."""
 
     failures: Annotated[Items[FailureRecord], Field(max_length=8)] = ()
-    """The last ends of containers, including the last of each role; the newest is last."""
+    """The latest container failures, including the last of each role; the newest is last."""
 
     image: Text = ""
     """Image of the pods: that of the job, or the operator's when the pods were created. An upgraded

@@ -559,7 +559,6 @@ class CriticSpec(Section):
     trained."""
 
     optimizer: CriticOptimizerSpec = CriticOptimizerSpec()
-    """Its optimizer."""
 
     value_clip: Annotated[float, Field(gt=0, le=1_000_000)] = 0.5
     """With ppo, clip the change of a value in an update to this (PPO2 of OpenAI Baselines). verl:

@@ -10,6 +10,7 @@ from typing import Final
 
 from ppojob_api.problem import counted, printable
 from ppojob_api.run_config import resolve
+from ppojob_api.v1alpha1.pod_settings import settings_of
 from ppojob_api.v1alpha1.status import FailureRecord
 from ppojob_api.well_known import RoleName, workload_name
 from ppojob_cli.figures import duration, seconds_of
@@ -40,7 +41,7 @@ _SEEN_IN_PODS: Final = frozenset(
         "NodeLost",
         "ImageUnavailable",
         "Unschedulable",
-        "ContainerWaits",
+        "ContainerWaiting",
         "PodFailed",
         "PodsDenied",
         "PodsMissing",
@@ -184,12 +185,13 @@ def findings(seen: Seen) -> list[Finding]:
         return [*_of_condition(seen, "Failed"), *_losses(seen, every=True)]
     found = [*_operator(seen), *_accepted(seen)]
     suspended = condition(status, "Suspended")
-    if suspended is not None and suspended.reason != "NotAsked":
+    if suspended is not None and (suspended.status == "True" or suspended.reason == "Suspending"):
         return [*found, *_of_condition(seen, "Suspended")]
     return [
         *found,
         *_admitted(seen),
         *_pods(seen),
+        *_memory_limits(seen),
         *_losses(seen),
         *_rendezvous(seen),
         *_stale_step(seen),
@@ -276,7 +278,7 @@ def _pods(seen: Seen) -> Iterator[Finding]:
         if lines and not (is_told and reason == "PodsMissing")
     ]
     if mounts := _mount_warnings(seen):
-        found.append(_found("ContainerWaits", _first(mounts), "PodsReady"))
+        found.append(_found("ContainerWaiting", _first(mounts), "PodsReady"))
     yield from found or ([] if is_told else [_found("Starting", claim.message, "PodsReady")])
 
 
@@ -301,6 +303,20 @@ def _mount_warnings(seen: Seen) -> list[str]:
         if one.name in waiting and one.reason in {"FailedMount", "FailedAttachVolume"}
     }
     return [f"{waiting[name].role}: pod {name}: {text}" for name, text in words.items()]
+
+
+def _memory_limits(seen: Seen) -> Iterator[Finding]:
+    """Memory limits that the job does not set: most often those of a LimitRange."""
+    if seen.job.manifest is None:
+        return
+    settings = seen.job.manifest.spec.pods
+    lines = [
+        f"{pod.role}: pod {pod.name}: memory limit {pod.memory_limit}, which the job does not set"
+        for pod in seen.pods or ()
+        if pod.memory_limit and settings_of(settings, pod.role).memory is None
+    ]
+    if lines:
+        yield _found("MemoryLimited", _first(lines))
 
 
 def _losses(seen: Seen, *, every: bool = False) -> Iterator[Finding]:

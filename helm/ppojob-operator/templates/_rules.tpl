@@ -6,88 +6,88 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
 - apiGroups: [ppojob.dev]
   resources: [ppojobs]
   verbs:
-    - get      # before what is gone is made again: the job's own deletion may have been missed
-    - list     # all jobs, when the operator starts or the watch breaks off
-    - watch    # wakes the job's queue
-    - delete   # a finished job, when lifecycle.ttlSecondsAfterFinished is over
+    - get      # before objects are created again: whether the job still exists
+    - list     # all jobs, at the start and when a watch expires
+    - watch    # enqueues a changed job
+    - delete   # a finished job, after lifecycle.ttlSecondsAfterFinished
 - apiGroups: [ppojob.dev]
   resources: [ppojobs/status]
   verbs:
-    - patch    # phase, conditions and counts; and it can only grant controllers what it has itself
+    - patch    # the status; RBAC also requires it to grant it to controllers
 - apiGroups: [""]
   resources: [pods]
   verbs:
-    - list     # what runs, when the operator starts or the watch breaks off
-    - watch    # wakes the job when a pod becomes ready, fails or is placed
-    - delete   # replaces a pod: an edited job, a failed pod, or by force one on a dead node
+    - list     # all pods of jobs, at the start and when a watch expires
+    - watch    # enqueues the job when a pod is scheduled, becomes ready or fails
+    - delete   # a controller with an old configuration, a crashed pod, a pod on a lost node
 - apiGroups: [apps]
   resources: [statefulsets]
   verbs: &made-and-deleted
-    - get      # a name is taken: by an object of this job, or of somebody else
-    - list     # what is there, when the operator starts or the watch breaks off
-    - watch    # wakes the job when somebody edits or deletes one
-    - create   # pods of each role and of the controller
-    - patch    # gives one that differs its content again, by server-side apply
-    - delete   # suspend, and the end of a job, give the pods back
+    - get      # if the name exists: whether it belongs to this job
+    - list     # all objects of jobs, at the start and when a watch expires
+    - watch    # enqueues the job when one is edited or deleted
+    - create   # the objects of a job
+    - patch    # server-side apply of the desired content
+    - delete   # of a suspended or finished job
 - apiGroups: [""]
   resources: [configmaps]
-  verbs: *made-and-deleted  # the run configuration; deleted when no pod mounts it any more
+  verbs: *made-and-deleted  # run configurations; deleted when no pod mounts them
 - apiGroups: [""]
   resources: [services]
-  verbs: *made-and-deleted  # names of pods; deleted when a job that was edited has none of the role
+  verbs: *made-and-deleted  # host names of pods; deleted when an edited job no longer has the role
 - apiGroups: [""]
   resources: [serviceaccounts]
   verbs: &made
-    - get      # a name is taken: by an object of this job, or of somebody else
-    - list     # what is there, when the operator starts or the watch breaks off
-    - watch    # wakes the job when somebody edits or deletes one
-    - create   # the controller's identity; deletion is the garbage collector's
-    - patch    # gives one that differs its content again, by server-side apply
+    - get      # if the name exists: whether it belongs to this job
+    - list     # all objects of jobs, at the start and when a watch expires
+    - watch    # enqueues the job when one is edited or deleted
+    - create   # the objects of a job; the garbage collector deletes them
+    - patch    # server-side apply of the desired content
 - apiGroups: [""]
   resources: [persistentvolumeclaims]
   verbs:
-    - get      # a name is taken: by an earlier job's run, perhaps
-    - list     # what is there, when the operator starts or the watch breaks off
-    - watch    # wakes the job when somebody deletes one
-    - create   # a run's volume, where a job names its size; it is never changed or deleted
+    - get      # if the name exists: whether it belongs to this job
+    - list     # all objects of jobs, at the start and when a watch expires
+    - watch    # enqueues the job when one is deleted
+    - create   # the volume of a run, with checkpoint.volume.size; never changed or deleted
 - apiGroups: [rbac.authorization.k8s.io]
   resources: [roles, rolebindings]
-  verbs: *made  # the controller may patch the status of its own job, and nothing else
+  verbs: *made  # the controller may patch only the status of its own job
 - apiGroups: [networking.k8s.io]
   resources: [networkpolicies]
-  verbs: *made  # only the job's own pods reach its ports
+  verbs: *made  # only pods of the job may connect to its ports
 - apiGroups: [policy]
   resources: [poddisruptionbudgets]
-  verbs: *made  # a drain takes one pod of a job at a time
+  verbs: *made  # a drain evicts one pod of a job at a time
 - apiGroups: [""]
   resources: [secrets]
   verbs:
-    - get      # keys in use are never replaced; by name alone, so nobody else's are ever listed
-    - create   # one key pair a role
+    - get      # existing keys, which are never replaced; Secrets are never listed
+    - create   # one Secret per role
 - apiGroups: [""]
   resources: [events]
   verbs:
-    - create   # tells people
-    - list     # why a StatefulSet makes no pods: a quota, say; asked for where pods are missing
+    - create   # Events about jobs
+    - list     # why a StatefulSet creates no pods, such as a quota; only if pods are missing
 {{- if .Values.gangs.kueue }}
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads]
-  verbs: *made-and-deleted  # what a queue admits; deleted with a suspended job's last pod
+  verbs: *made-and-deleted  # one per job; deleted with a suspended job's last pod
 - apiGroups: [kueue.x-k8s.io]
   resources: [workloads/status]
   verbs:
-    - patch    # tells the queue that pods are ready, and that the job has ended
-    - update   # gives quota back behind the last pod of an evicted job
+    - patch    # conditions: pods are ready, the job is finished
+    - update   # releases the quota after the last pod of an evicted job
 {{- end }}
 {{- if .Values.gangs.volcano }}
 - apiGroups: [scheduling.volcano.sh]
   resources: [podgroups]
-  verbs: *made-and-deleted  # what Volcano places as a whole; deleted with the job's last pod
+  verbs: *made-and-deleted  # one per job; deleted with the job's last pod
 {{- end }}
 {{- if .Values.gangs.workload }}
 - apiGroups: [scheduling.k8s.io]
   resources: [workloads, podgroups]
-  verbs: *made-and-deleted  # what the scheduler places as a whole; deleted with the last pod
+  verbs: *made-and-deleted  # one of each per job; deleted with the job's last pod
 {{- end }}
 {{- end -}}
 
@@ -96,11 +96,11 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   verbs:
-    - create   # the first replica of all; no name can be asked for here
+    - create   # the first replica; RBAC cannot restrict create by name
 - apiGroups: [coordination.k8s.io]
   resources: [leases]
   resourceNames: [{{ include "ppojob.fullname" . }}]
   verbs:
-    - get      # who leads
-    - update   # takes over and renews, on condition of the version read
+    - get      # the current leader
+    - update   # acquires and renews the Lease, conditional on its resourceVersion
 {{- end -}}

@@ -1,4 +1,4 @@
-"""Gang scheduling: the objects of each provider by which a job's pods are placed together. Pure."""
+"""Gang scheduling: the objects of each provider that schedule a job's pods together. Pure."""
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
@@ -28,8 +28,8 @@ class Gang:
     """A provider of gang scheduling.
 
     Attributes:
-        kinds: of its objects; the last is the one whose status answers.
-        provider: what must be installed for it.
+        kinds: of its objects; the status of the last one has the scheduler's answer.
+        provider: what must be installed.
     """
 
     kinds: tuple[GangKind, ...]
@@ -39,16 +39,16 @@ class Gang:
 
 def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list[dict[str, Any]]:
     spec = job.scheduling.kueue
-    assert isinstance(spec, KueueSpec), "validation asks for it"
+    assert isinstance(spec, KueueSpec), "validation requires it"
     priority = facts.priorities.get(spec.priority_class_name or "")
     if spec.priority_class_name is not None and priority is None:
-        # The policy says so in the status; a Workload without its priority would go to the end.
+        # `policies.placing` reports it; a Workload without its priority would be queued last.
         return []
     return [kueue.workload(job, spec, sets, priority)]
 
 
 def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
-    """Build the PodGroup: every pod counts, and the queue must have room for all their requests."""
+    """Build the PodGroup of all pods, with the sum of their requests."""
     spec = job.scheduling.volcano or VolcanoSpec()
     content: dict[str, Any] = {
         "minMember": sum(one.count for one in sets),
@@ -75,19 +75,19 @@ def total_requests(sets: tuple[PodSet, ...]) -> dict[str, str]:
 
 
 def _own_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
-    """Build the Workload, which holds the request, and the PodGroup that the scheduler reads.
+    """Build the Workload, which has the policy, and the PodGroup, which the scheduler reads.
 
-    scheduling.k8s.io/v1alpha2 (KEP-4671). All roles are one group: without any one nothing trains.
+    scheduling.k8s.io/v1alpha2 (KEP-4671). All roles are one group, since training needs all.
     """
     name, template = gang_name(job), "job"
     policy = {"gang": {"minCount": sum(one.count for one in sets)}}
     controller = {"apiGroup": GROUP, "kind": KIND, "name": job.name}
     templates = [{"name": template, "schedulingPolicy": policy}]
     origin = {"workloadName": name, "podGroupTemplateName": template}
-    wanted = {"controllerRef": controller, "podGroupTemplates": templates}
+    workload = {"controllerRef": controller, "podGroupTemplates": templates}
     group = {"podGroupTemplateRef": {"workload": origin}, "schedulingPolicy": policy}
     return [
-        manifest("Workload", job, name, spec=wanted),
+        manifest("Workload", job, name, spec=workload),
         manifest("PodGroup", job, name, spec=group),
     ]
 
@@ -97,8 +97,8 @@ GANGS: Final[Mapping[SchedulingType, Gang]] = {
     "volcano": Gang((_VOLCANO_GROUP,), "Volcano 1.8 or newer", _volcano_objects),
     "workload": Gang(
         ("Workload", "PodGroup"),
-        "Kubernetes 1.36 with the gates GenericWorkload and GangScheduling, and the API"
-        " scheduling.k8s.io/v1alpha2 turned on",
+        "Kubernetes 1.36 with the feature gates GenericWorkload and GangScheduling, and the API"
+        " scheduling.k8s.io/v1alpha2 enabled",
         _own_objects,
     ),
 }
@@ -123,8 +123,8 @@ def _placed(template: Manifest, placement: Placement) -> dict[str, Any]:
     for name, added in (("labels", placement.labels), ("annotations", placement.annotations)):
         metadata[name] = {**added, **metadata.get(name, {})}
     if placement.node_selector:
-        # Where both name a label, no flavor but that of the same value was to be assigned.
+        # If both name a label, Kueue assigned a flavor with the same value.
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **placement.node_selector}
-    there = spec.get("tolerations", [])
-    spec["tolerations"] = [*there, *(one for one in placement.tolerations if one not in there)]
+    own = spec.get("tolerations", [])
+    spec["tolerations"] = [*own, *(one for one in placement.tolerations if one not in own)]
     return {**template, "metadata": metadata, "spec": spec}

@@ -1,8 +1,8 @@
-"""Kueue integration: a Workload with a pod set per role; pods are made after admission. Pure.
+"""Kueue integration: a Workload with a pod set per role; pods are created after admission. Pure.
 
-Does for PPOJobs what Kueue's Go library does for other jobs: one Workload per job, the admission's
-node labels and tolerations in the pods, conditions that report the pods' state, and quota released
-after the last pod of an evicted job. https://kueue.sigs.k8s.io
+Does for PPOJobs what Kueue's job framework (a Go library) does for other jobs: one Workload per
+job, the admission's node labels and tolerations in the pods, conditions that report the pods'
+state, and quota released after the last pod of an evicted job. https://kueue.sigs.k8s.io
 """
 
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from ppojob_operator.state import Child, Job, Manifest, Observed, Placement, Pod
 
 KIND: Final = "Workload.kueue.x-k8s.io"
 
-# The fields that decide which flavor fits; a queue does not need the rest of a pod.
+# Fields by which Kueue selects a flavor; it does not need the rest of a pod.
 _PLACING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
 _REQUEUED = frozenset({"Preempted", "NodeFailures"})
 """Eviction reasons after which a job may be requeued at once; Kueue decides for others."""
@@ -35,7 +35,7 @@ class Answer:
     """Kueue's answer in a Workload: conditions by type, flavors and updates by pod set.
 
     Attributes:
-        cluster_queue: that has reserved quota for it, or empty.
+        cluster_queue: that reserved the quota; empty: none.
         updates: pod changes by admission checks.
         waits_for: messages of pending admission checks.
     """
@@ -128,12 +128,12 @@ def placement(update: Manifest) -> Placement:
     )
 
 
-def conditions(job: Job, told: Mapping[str, QueueCondition], time: str) -> dict[str, Any]:
+def conditions(job: Job, new: Mapping[str, QueueCondition], time: str) -> dict[str, Any]:
     """Return the operator's conditions of the Workload: `PodsReady` and `Finished`."""
     applied = manifest(KIND, job, gang_name(job))
     head = {key: applied["metadata"][key] for key in ("name", "namespace")}
     status = [
-        {"type": name, **asdict(one), "lastTransitionTime": time} for name, one in told.items()
+        {"type": name, **asdict(one), "lastTransitionTime": time} for name, one in new.items()
     ]
     return {**applied, "metadata": head, "status": {"conditions": status}}
 
@@ -145,18 +145,18 @@ def released(found: Manifest, time: str) -> dict[str, Any]:
     evicted = before.get("Evicted", {})
     message = evicted.get("message", "")
     reason = evicted.get("reason") or "Evicted"
-    told = {
+    changes = {
         "QuotaReserved": ("False", "Pending", message),
         "Admitted": ("False", "NoReservation", "The workload has no reservation"),
-        # Kueue requeues a job that is active again by `Deactivated` alone, not by its cause.
+        # Kueue expects `Deactivated`, without the cause, to requeue a job that is active again.
         "Requeued": (str(reason in _REQUEUED), reason.partition("DueTo")[0], message),
     }
     if "Admitted" not in before:
-        del told["Admitted"]
-    for name, (value, why, words) in told.items():
+        del changes["Admitted"]
+    for name, (value, why, text) in changes.items():
         old = before.get(name, {})
         since = old["lastTransitionTime"] if old.get("status") == value else time
-        new = {"type": name, "status": value, "reason": why, "message": words}
+        new = {"type": name, "status": value, "reason": why, "message": text}
         before[name] = {**old, **new, "lastTransitionTime": since}
     kept = {key: value for key, value in status.items() if key != "admission"}
     return {**found, "status": {**kept, "conditions": list(before.values())}}

@@ -16,37 +16,37 @@ from ppojob_api.well_known import (
 from ppojob_operator.kinds import kind_of_child
 from ppojob_operator.state import ChildKind, Job, Manifest
 
-# The uid and not the name selects: a label that an author spoofs gets no traffic.
+# Selectors use the uid, not the name: pods with a spoofed name label get no traffic.
 LABEL_JOB_UID: Final = "ppojob.dev/job-uid"
 LABEL_MANAGED_BY: Final = "app.kubernetes.io/managed-by"
 MANAGED_BY: Final = "ppojob-operator"
 ANNOTATION_GENERATION: Final = "ppojob.dev/generation"
 ANNOTATION_TEMPLATE: Final = "ppojob.dev/template-digest"
-"""On a StatefulSet: the generation of the job that it was rendered from, and what was rendered. An
-operator that renders otherwise leaves a StatefulSet of the same generation alone; a webhook that
-rewrites images changes neither."""
+"""On a StatefulSet: the generation of the job that it was rendered from, and a digest of its spec.
+Another version of the operator does not change a StatefulSet of the same generation. A webhook that
+rewrites images changes neither annotation."""
 
 ANNOTATION_LAYOUT: Final = "ppojob.dev/layout-digest"
-"""On StatefulSets, their pods and what these are placed by: the layout that they were made for. An
-object of a job without it was made by an operator of before, for the layout that the job has."""
+"""On StatefulSets, their pods and gang objects: digest of the layout that they were created for.
+Objects without it were created by an older operator, for the layout that the job has."""
 
 _ROLE_OF_SLUG: Final[dict[str, RoleName]] = {slug: role for role, slug in ROLE_SLUGS.items()}
 
 
 def labels(job: Job, role: RoleName | None = None) -> dict[str, str]:
-    """Labels of an object of the job, or of one of its roles."""
+    """Labels of an object of the job, or of a role."""
     common = {LABEL_MANAGED_BY: MANAGED_BY, LABEL_JOB: job.name, LABEL_JOB_UID: job.uid}
     return {**common, LABEL_ROLE: ROLE_SLUGS[role]} if role else common
 
 
 def selector(job: Job, role: RoleName | None = None) -> dict[str, str]:
-    """Labels that select the pods of the job, or of one of its roles, and no others."""
+    """Labels that select only the pods of the job, or of a role."""
     every = {LABEL_JOB_UID: job.uid}
     return {**every, LABEL_ROLE: ROLE_SLUGS[role]} if role else every
 
 
 def is_of(job: Job, metadata: Manifest) -> bool:
-    """Whether an object is the job's: it is its owner, or made what outlives it, by its label."""
+    """Whether an object belongs to the job: by owner reference, or without one by its label."""
     owners = metadata.get("ownerReferences")
     if owners:
         return any(owner["uid"] == job.uid for owner in owners)
@@ -54,14 +54,14 @@ def is_of(job: Job, metadata: Manifest) -> bool:
 
 
 def role_of(labels_of_object: Manifest) -> RoleName | None:
-    """The role that an object's labels name."""
+    """The role in an object's labels."""
     return _ROLE_OF_SLUG.get(str(labels_of_object.get(LABEL_ROLE, "")))
 
 
 def manifest(
     kind: ChildKind, job: Job, name: str, role: RoleName | None = None, **content: Any
 ) -> dict[str, Any]:
-    """An object of the job, collected after it: its head and `content`."""
+    """Build an object that the job owns: its metadata and `content`."""
     whole = kind_of_child(kind)
     owner = {"apiVersion": API_VERSION, "kind": KIND, "name": job.name, "uid": job.uid}
     return {
@@ -78,22 +78,22 @@ def manifest(
 
 
 def claim_name(job_name: str) -> str:
-    """Name of the claim that is made for a job's run."""
+    """Name of the PersistentVolumeClaim that is created for a job's run."""
     return f"{job_name}-run"
 
 
 def gang_name(job: Job) -> str:
-    """Name of what places all pods of a job together, whoever that is."""
+    """Name of the objects of gang scheduling."""
     return f"ppojob-{job.name}"
 
 
 def layout_of(metadata: Manifest) -> str:
-    """Digest of the layout that an object was made for; empty where it says nothing of it."""
+    """Digest of the layout that an object was created for; empty if unknown."""
     return str((metadata.get("annotations") or {}).get(ANNOTATION_LAYOUT, ""))
 
 
 def controller_name(job: Job) -> str:
-    """Name of the controller's service account and of what gives it its rights."""
+    """Name of the controller's ServiceAccount, Role and RoleBinding."""
     return workload_name(job.name, "controller")
 
 
@@ -103,29 +103,29 @@ def digest(manifest: Manifest) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def covers(actual: Manifest, wanted: Manifest) -> bool:
-    """Whether everything that we want is so, whatever else the API server has filled in.
+def covers(actual: Manifest, desired: Manifest) -> bool:
+    """Whether an object has all desired fields; the API server and others may set more.
 
-    The content of an immutable object is not compared: its name stands for it.
+    The data of an immutable object is not compared.
     """
-    skipped = {"apiVersion", "kind"} | ({"data"} if wanted.get("immutable") else set())
+    skipped = {"apiVersion", "kind"} | ({"data"} if desired.get("immutable") else set())
     return all(
-        _covers(actual.get(key), value) for key, value in wanted.items() if key not in skipped
+        _covers(actual.get(key), value) for key, value in desired.items() if key not in skipped
     )
 
 
-def _covers(actual: object, wanted: object) -> bool:
-    # Most parts are the very same, which is soon told; only the others are gone through.
-    if actual == wanted:
+def _covers(actual: object, desired: object) -> bool:
+    # Most parts are equal, which is fast to see.
+    if actual == desired:
         return True
-    # Plain JSON on both sides; the abstract types would take three times as long to ask for.
-    if isinstance(wanted, dict):
+    # Plain JSON types; checks against abstract types would take three times as long.
+    if isinstance(desired, dict):
         if not isinstance(actual, dict):
-            return not wanted
-        return all(_covers(actual.get(key), value) for key, value in wanted.items())
-    if isinstance(wanted, list):
-        if not isinstance(actual, list) or len(actual) != len(wanted):
-            return not wanted and not actual
-        return all(map(_covers, actual, wanted))
-    # The API server leaves out what is empty or false.
-    return actual is None and not wanted
+            return not desired
+        return all(_covers(actual.get(key), value) for key, value in desired.items())
+    if isinstance(desired, list):
+        if not isinstance(actual, list) or len(actual) != len(desired):
+            return not desired and not actual
+        return all(map(_covers, actual, desired))
+    # The API server omits empty and false values.
+    return actual is None and not desired

@@ -45,10 +45,12 @@ KeyPairs = Mapping[RoleName, tuple[str, str]]
 """Role -> public and secret key, each 40 letters of Z85."""
 
 
-def base_objects(job: Job, config: PodConfig, *, is_short: bool = False) -> list[dict[str, Any]]:
-    """What must be there before the first pod, Secrets aside.
+def base_objects(
+    job: Job, config: PodConfig, *, is_partly_placed: bool = False
+) -> list[dict[str, Any]]:
+    """The objects that must exist before the first pod, without Secrets.
 
-    `is_short` says that some pods have a place, and others found none.
+    `is_partly_placed`: some pods are scheduled, others are unschedulable.
     """
     roles = [role.role for role in config.run.topology.with_own_pods]
     volume = config.run.spec.checkpoint.volume
@@ -58,17 +60,16 @@ def base_objects(job: Job, config: PodConfig, *, is_short: bool = False) -> list
         _service_account(job),
         _role(job),
         *protection.network_policies(job, roles, config.run.spec.agent),
-        protection.disruption_budget(job, is_short=is_short),
+        protection.disruption_budget(job, is_partly_placed=is_partly_placed),
         *(_service(job, role) for role in roles),
     ]
 
 
 def key_templates(job: Job, config: PodConfig) -> dict[RoleName, Manifest]:
-    """The Secrets without their keys, which only the `Reconciler` knows; the controller's first.
+    """The Secrets of the roles without keys, which the `Reconciler` generates; controller first.
 
-    Each role has one of its own. The controller's also holds the pairs of all roles, of which its
-    pod mounts only its own: so one write decides all keys at once, and the other Secrets can be
-    made from it at any later time.
+    The controller's Secret also holds the key pairs of all roles, of which its pod mounts only its
+    own. So one write determines all keys, and the other Secrets can be created from it later.
     """
     return {
         role.role: manifest(
@@ -94,20 +95,20 @@ def secret(template: Manifest, role: RoleName, pairs: KeyPairs) -> dict[str, Any
 
 
 def read_pairs(controllers: Manifest) -> KeyPairs:
-    """The pairs of all roles, from the controller's Secret.
+    """Read the key pairs of all roles from the controller's Secret.
 
     Raises:
-        ValueError: it does not hold them.
+        ValueError: it has none.
     """
     try:
         pairs = json.loads(base64.b64decode(controllers["data"][_PAIRS]))
         return {role: (str(public), str(private)) for role, (public, private) in pairs.items()}
     except (KeyError, TypeError, AttributeError) as problem:
-        raise ValueError(f"the controller's Secret holds no {_PAIRS}") from problem
+        raise ValueError(f"the controller's Secret has no {_PAIRS}") from problem
 
 
 def pod_sets(job: Job, config: PodConfig, defaults: Settings) -> tuple[PodSet, ...]:
-    """The pods of all roles, the controller's too: without any one of them nothing trains."""
+    """The pods of all roles, including the controller."""
     return tuple(
         PodSet(ROLE_SLUGS[role.role], len(role.pods), pod_template(job, config, role, defaults))
         for role in config.run.topology.with_own_pods
@@ -121,7 +122,7 @@ def stateful_sets(
     defaults: Settings,
     placements: Mapping[str, Placement],
 ) -> list[dict[str, Any]]:
-    """The StatefulSets of some roles; `placements` is what a queue adds, by the role's slug."""
+    """The StatefulSets of some roles; `placements` is what an admission adds, by role slug."""
     sets = []
     for role in roles:
         template = pod_template(job, config, role, defaults)
@@ -133,7 +134,7 @@ def stateful_sets(
 
 
 def _config_map(job: Job, config: PodConfig) -> dict[str, Any]:
-    """The run configuration; immutable, so what a pod has mounted is what it was started with."""
+    """The run configuration; immutable, so a pod keeps the configuration of its start."""
     name, data = config_map_name(job, config), {CONFIG_FILE: config.text}
     rendered = manifest("ConfigMap", job, name, immutable=True, data=data)
     rendered["metadata"]["annotations"] = {ANNOTATION_CONFIG_DIGEST: config.digest}
@@ -141,7 +142,7 @@ def _config_map(job: Job, config: PodConfig) -> dict[str, Any]:
 
 
 def _claim(job: Job, volume: VolumeSpec) -> dict[str, Any]:
-    """The claim of the run folder. One that outlives the job has no owner, only labels."""
+    """The claim of the run folder; with `whenDeleted: Retain` it has no owner reference."""
     spec: dict[str, Any] = {
         "accessModes": [volume.access_mode],
         "resources": {"requests": {"storage": volume.size}},
@@ -155,7 +156,7 @@ def _claim(job: Job, volume: VolumeSpec) -> dict[str, Any]:
 
 
 def _service_account(job: Job) -> dict[str, Any]:
-    """The identity of the controller's pod; a token is mounted by the pod, not by default."""
+    """The ServiceAccount of the controller; only its pod spec mounts the token."""
     return manifest(
         "ServiceAccount",
         job,
@@ -166,10 +167,10 @@ def _service_account(job: Job) -> dict[str, Any]:
 
 
 def _role(job: Job) -> dict[str, Any]:
-    """The one right: to patch the status of this very job.
+    """The permission of the controller: to patch the status of its job.
 
-    A ValidatingAdmissionPolicy of the chart holds it to `status.training`; no other pod of a job
-    gets a token at all.
+    A ValidatingAdmissionPolicy of the chart limits it to `status.training`. No other pod of a job
+    has a token.
     """
     rule = {
         "apiGroups": [GROUP],
@@ -181,9 +182,9 @@ def _role(job: Job) -> dict[str, Any]:
 
 
 def role_binding(job: Job) -> dict[str, Any]:
-    """Gives that right to that identity.
+    """The RoleBinding of the controller.
 
-    The API server takes it when it knows of the Role, shortly after that was made.
+    The API server accepts it only once its authorizer knows the Role.
     """
     name = controller_name(job)
     return manifest(
@@ -197,10 +198,9 @@ def role_binding(job: Job) -> dict[str, Any]:
 
 
 def _service(job: Job, role: RoleName) -> dict[str, Any]:
-    """The service that gives each pod of the role its host name.
+    """The headless Service that gives each pod of the role its host name.
 
-    Pods find each other before any of them is ready, so addresses that are not ready are
-    published as well.
+    Pods connect to each other before they are ready, so addresses that are not ready are published.
     """
     return manifest(
         "Service",
@@ -217,10 +217,10 @@ def _service(job: Job, role: RoleName) -> dict[str, Any]:
 
 
 def _stateful_set(job: Job, role: RoleTopology, template: Manifest) -> dict[str, Any]:
-    """The pods of a role.
+    """The StatefulSet of a role.
 
-    Parallel: ranks wait for each other, so pods must not. OnDelete: a changed template restarts
-    nothing by itself.
+    Parallel: ranks wait for each other, so pods must start together. OnDelete: a changed template
+    restarts no pod.
     """
     name = workload_name(job.name, role.role)
     rendered = manifest(

@@ -1,6 +1,6 @@
 """Pod templates of the roles: the container contract on a cluster. Pure.
 
-Every pod passes Pod Security `restricted`: no root, no capability, a read-only root file system.
+Every pod passes the Pod Security Standard `restricted`, with a read-only root file system.
 """
 
 import hashlib
@@ -35,7 +35,7 @@ ROOT: Final = "/ppojob"
 """Root of all mounts of the job."""
 SECRET_FILE: Final = "role.key"
 PUBLIC_FILE: Final = "public.json"
-"""Names of the key files that a pod of a role mounts; docs/contract.md."""
+"""Names of the key files in a pod; docs/contract.md."""
 
 _USER: Final = 1000
 _MOUNTS: Final = {name: f"{ROOT}/{name}" for name in ("config", "keys", "run", "scratch")}
@@ -44,7 +44,7 @@ _CHECKPOINT_GRACE_SECONDS: Final = 120
 _UNREACHABLE_SECONDS: Final = 30
 _READ_BY_GROUP: Final = 0o440
 _SERVICE_ACCOUNT: Final = "/var/run/secrets/kubernetes.io/serviceaccount"
-"""Where Kubernetes mounts what `automountServiceAccountToken` asks for."""
+"""Where Kubernetes mounts the token with `automountServiceAccountToken`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class PodConfig:
     @classmethod
     def of(cls, run: RunConfig, layout: bytes, settings: tuple[PodSettings, ...]) -> "PodConfig":
         """Serialise a run configuration; `layout` is canonical JSON."""
-        # Edited, a job may have pods of an older program than this operator.
+        # Without defaults, so that pods of an older image can read it after an edit of the job.
         text = run.to_short_json()
         digest, layout_digest = (hashlib.sha256(one).hexdigest() for one in (text, layout))
         return cls(run, text.decode("ascii"), digest, layout_digest, settings)
@@ -81,7 +81,7 @@ def config_map_name(job: Job, config: PodConfig) -> str:
 def pod_template(
     job: Job, config: PodConfig, role: RoleTopology, defaults: Settings
 ) -> dict[str, Any]:
-    """Build a role's pod template; `defaults` fill what the job leaves open."""
+    """Build a role's pod template; `defaults` apply where the job sets nothing."""
     settings = settings_of(config.settings, role.role)
     is_controller = role.role == "controller"
     spec: dict[str, Any] = {
@@ -180,7 +180,7 @@ def _container(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        # If a supervisor cannot start, the end of its log goes into the status.
+        # If a supervisor cannot start, the pod status has the end of its log.
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "volumeMounts": [
             {"name": "config", "mountPath": _MOUNTS["config"], "readOnly": True},
@@ -196,25 +196,25 @@ def _container(
 
 
 def _image(settings: PodSettings, defaults: Settings) -> dict[str, str]:
-    """An image that the job names is pulled as Kubernetes pulls such a name."""
+    """An image of the job has Kubernetes' default pull policy."""
     if settings.image is not None:
         return {"image": settings.image}
     return {"image": defaults.trainer_image, "imagePullPolicy": defaults.image_pull_policy}
 
 
 def _environment(config: PodConfig, role: RoleName, settings: PodSettings) -> list[dict[str, Any]]:
-    # Jobs may share a claim, so each has a folder of its own in it.
+    # Jobs may share a claim; each has its own folder in it.
     mounts = _MOUNTS | {"run": f"{_MOUNTS['run']}/{config.run.name}"}
     index = _field("metadata.labels['apps.kubernetes.io/pod-index']")
     values = environment(role, mounts, index, _field("status.podIP"), _text)
     own = {one.name for one in settings.env}
     if "HOME" not in own:
-        # A folder that can be written, for libraries that ask for one.
+        # A writable folder for libraries.
         values["HOME"] = _text(_MOUNTS["scratch"])
     if role == "controller":
         values[contract.ENV_SERVICE_ACCOUNT] = _text(_SERVICE_ACCOUNT)
     if own and role in contract.VARIABLES_OF_CODE:
-        # Which variables reward functions, or tools, see; of ours they see none.
+        # The variables that reward functions or tools may read; never the operator's own.
         names = " ".join(one.name for one in settings.env)
         values[contract.VARIABLES_OF_CODE[role]] = _text(names)
     ours = [{"name": name, **value} for name, value in values.items()]
@@ -246,9 +246,9 @@ def _variable(variable: EnvironmentVariable) -> dict[str, Any]:
 
 
 def _resources(role: RoleTopology, settings: PodSettings, gpu: str) -> dict[str, Any]:
-    """Set CPU requests without limits: a throttled rank would stall all others.
+    """Requests and limits. CPU has no limit, since a throttled rank would stall all others.
 
-    Default: a core for every thread.
+    The default CPU request is one core per thread.
     """
     limits: dict[str, str] = dict(settings.resources)
     if settings.memory is not None:
@@ -320,22 +320,22 @@ def _code(config: PodConfig, role: RoleName) -> tuple[list[dict[str, Any]], list
 
 def _run_claim(config: PodConfig) -> str:
     volume = config.run.spec.checkpoint.volume
-    assert volume is not None, "the plan refuses a job without a volume before it renders one"
+    assert volume is not None, "`plan.cluster_problems` refuses a job without a volume"
     return volume.claim_name or claim_name(config.run.name)
 
 
 def _named(volumes: tuple[PodVolume, ...], run_claim: str) -> Iterator[tuple[str, PodVolume]]:
-    """Return the user's volumes, each with its name in the pod.
+    """Yield the user's volumes, each with its name in the pod.
 
-    The claim of the run folder is mounted once: as a second, read-only volume it would make the run
-    folder read-only too.
+    The claim of the run folder is one volume, even if the user mounts it too: a second, read-only
+    volume would make the run folder read-only.
     """
     for index, volume in enumerate(volumes):
         yield ("run" if volume.claim_name == run_claim else f"user-{index}"), volume
 
 
 def _merged(template: dict[str, Any], overrides: dict[str, Any]) -> dict[str, Any]:
-    """Merge the platform's allowed pod fields into the template; the operator's own keys win."""
+    """Merge `podOverrides` into the template; the operator's own keys win."""
     for part, content in overrides.items():
         for name, value in content.items():
             ours = template[part].get(name)

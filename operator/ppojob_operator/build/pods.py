@@ -40,14 +40,14 @@ def pods(config: RunConfig) -> tuple[Pod, ...]:
 def environment(
     role: RoleName, mounts: Mapping[str, str], index: V, address: V, text: Callable[[str], V]
 ) -> dict[str, V]:
-    """The variables by which a pod knows who it is and where its files are.
+    """Environment variables that tell a pod its identity and its paths.
 
     Args:
         role: of the pod.
         mounts: paths of the mounts `config`, `keys`, `run` and `scratch`.
         index: value of the pod's index within its role.
-        address: value of the pod's own IP address.
-        text: makes the value of a variable that is known here.
+        address: value of the pod's IP address.
+        text: makes the value of a variable from a text.
     """
     return {
         contract.ENV_CONFIG: text(f"{mounts['config']}/{CONFIG_FILE}"),

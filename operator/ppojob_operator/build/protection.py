@@ -10,7 +10,7 @@ from ppojob_operator.build.metadata import manifest, selector
 from ppojob_operator.state import Job
 
 ANSWERING_ROLES: Final[tuple[RoleName, ...]] = ("tools", "retriever", "judge")
-"""Roles that only serve requests, and open no connections."""
+"""Roles that only serve requests and open no connections to the job's pods."""
 
 _OPEN_PORTS = (contract.PORT_HEALTH, contract.PORT_METRICS)
 _DNS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
@@ -19,7 +19,7 @@ _DNS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
 def network_policies(
     job: Job, roles: Sequence[RoleName], agent: AgentSpec | None
 ) -> list[dict[str, Any]]:
-    """Return all of a job: ingress to its pods, and egress of those that only serve."""
+    """Return the policies of a job: ingress to its pods, and egress of roles that only serve."""
     answering = [role for role in ANSWERING_ROLES if role in roles]
     named = {"tools": agent.egress if agent is not None else ()}
     fenced: list[RoleName] = ["judge"] if "judge" in roles else []
@@ -33,8 +33,8 @@ def network_policies(
 def _ingress(job: Job, answering: Sequence[RoleName], fenced: Sequence[RoleName]) -> dict[str, Any]:
     """Build the ingress policy: only the job's pods reach its ports; health and metrics are open.
 
-    torch.distributed has no authentication, so this policy protects its ports, also from pods of
-    the job that have no business there.
+    torch.distributed has no authentication, so this policy protects its ports, also from roles of
+    the job that only serve requests.
     """
     return manifest(
         "NetworkPolicy",
@@ -89,7 +89,7 @@ def _tcp(*ports: int) -> list[dict[str, Any]]:
 
 
 def _egress(job: Job, role: RoleName, egress: Sequence[EgressSpec]) -> dict[str, Any]:
-    """Build the egress policy: pods connect to the job's addresses, and to DNS for names."""
+    """Build the egress policy: the addresses in `agent.egress`, and DNS if there are any."""
     return manifest(
         "NetworkPolicy",
         job,
@@ -104,7 +104,7 @@ def _egress(job: Job, role: RoleName, egress: Sequence[EgressSpec]) -> dict[str,
 
 
 def _allowed(rule: EgressSpec) -> dict[str, Any]:
-    """Convert a rule to a NetworkPolicy's form, where an absent field allows all."""
+    """Convert a rule to an egress rule of a NetworkPolicy, where an absent field allows all."""
     allowed: dict[str, Any] = {}
     if rule.cidr is not None:
         allowed["to"] = [{"ipBlock": {"cidr": rule.cidr}}]
@@ -113,19 +113,18 @@ def _allowed(rule: EgressSpec) -> dict[str, Any]:
     return allowed
 
 
-def disruption_budget(job: Job, *, is_short: bool) -> dict[str, Any]:
-    """Build the disruption budget: a drain takes one pod of the job at a time.
+def disruption_budget(job: Job, *, is_partly_placed: bool) -> dict[str, Any]:
+    """Build the disruption budget: a drain evicts one pod of the job at a time.
 
     A pod that is not ready may always be evicted: else a job that never starts would block node
-    drains. A job whose evicted pod finds no place does not block them either: it cannot continue
-    anyway.
+    drains. A job with an unschedulable pod does not block them either: it cannot continue.
     """
     return manifest(
         "PodDisruptionBudget",
         job,
         f"{job.name}-pods",
         spec={
-            "maxUnavailable": "100%" if is_short else 1,
+            "maxUnavailable": "100%" if is_partly_placed else 1,
             "unhealthyPodEvictionPolicy": "AlwaysAllow",
             "selector": {"matchLabels": selector(job)},
         },

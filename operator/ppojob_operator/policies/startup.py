@@ -1,7 +1,7 @@
-"""Condition PodsReady: why pods are not ready, in the scheduler's or kubelet's words. Pure.
+"""Condition PodsReady: why pods are not ready, with the scheduler's or kubelet's message. Pure.
 
-Their messages are copied, with role and pod before them: "why is it not running" must never need a
-second command.
+The messages are copied with role and pod, so that `kubectl describe` of the job is enough to see
+why it does not run.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,23 +23,23 @@ IMAGE_REASONS = frozenset(
     }
 )
 MISSING_SECONDS = 15.0
-"""From when on a pod that is not made is worth a word."""
-LESSER_THAN_DENIED = frozenset({"ContainerWaits", "PodFailed", "PodsMissing"})
-"""Reasons behind `PodsDenied`, which no pod tells of: it has to be asked for."""
+"""A pod that is not created for this long is reported."""
+LESSER_THAN_DENIED = frozenset({"ContainerWaiting", "PodFailed", "PodsMissing"})
+"""Reasons that rank below `PodsDenied`, which only Events of the StatefulSet show."""
 _STARTING = frozenset({"", "ContainerCreating", "PodInitializing"})
 
 
 PodNames = Mapping[RoleName, tuple[str, ...]]
-"""Names of pods by ordinal, of each role with pods of its own."""
+"""Pod names by ordinal, of each role with pods of its own."""
 
 
 def wanted_pods(topology: Topology) -> PodNames:
-    """The pods that a job is to have."""
+    """The pods that a job should have."""
     return {role.role: tuple(pod.name for pod in role.pods) for role in topology.with_own_pods}
 
 
 def accepted_pods(job: Job) -> PodNames:
-    """The pods by the last spec that was accepted, as the status has it."""
+    """The pods of the last valid spec, from the status."""
     found = ((cast("RoleName", one.name), one.replicas) for one in job.status.roles)
     return {
         role: tuple(pod_name(job.name, role, index) for index in range(replicas))
@@ -51,18 +51,18 @@ def accepted_pods(job: Job) -> PodNames:
 def pods_ready(roles: PodNames, observed: Observed, seconds: float) -> ObservedCondition:
     """The condition PodsReady, some seconds after the start of the job.
 
-    It names the first reason in the order of how much a person must do.
+    It has the most important of the reasons; `obstacles` has their order.
     """
     wanted = sum(map(len, roles.values()))
     there = (pod for pod in observed.pods if pod.role in roles)
     ready = sum(pod.is_ready and not pod.is_deleting for pod in there)
     if ready >= wanted and not missing_pods(roles, observed):
         return ObservedCondition(
-            "PodsReady", True, "EveryPodReady", f"{wanted} of {wanted} pods are ready"
+            "PodsReady", True, "AllPodsReady", f"{wanted} of {wanted} pods are ready"
         )
     head = f"{ready} of {wanted} pods are ready"
     for reason, found in obstacles(roles, observed):
-        # Pods are made one by one: who names those that are still to come writes a status for each.
+        # Pods are created one by one: naming each missing pod would cost a status write for each.
         if found and (reason != "PodsMissing" or seconds >= MISSING_SECONDS):
             more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
             return ObservedCondition("PodsReady", False, reason, f"{head}; {found[0]}{more}")
@@ -70,16 +70,16 @@ def pods_ready(roles: PodNames, observed: Observed, seconds: float) -> ObservedC
 
 
 def missing_pods(wanted: PodNames, observed: Observed) -> list[tuple[RoleName, str]]:
-    """Role and name of each pod that is not there."""
+    """Role and name of each pod that does not exist."""
     there = {pod.name for pod in observed.pods}
     return [(role, name) for role, names in wanted.items() for name in names if name not in there]
 
 
 def obstacles(roles: PodNames, observed: Observed) -> Iterable[tuple[str, list[str]]]:
-    """Every reason that may hold pods up, in that order, with a line for each pod that it holds."""
+    """Each reason why pods are not ready, the most important first, with a line for each pod."""
     pods = [pod for pod in observed.pods if not pod.is_ready]
     silent = [pod for pod in pods if observed.silent_since(pod)]
-    yield "NodeLost", [_line(pod, f"node {pod.node} is silent") for pod in silent]
+    yield "NodeLost", [_line(pod, f"node {pod.node} does not respond") for pod in silent]
     waiting = [pod for pod in pods if pod.waiting_reason not in _STARTING]
     lines = {pod: _line(pod, f"{pod.waiting_reason}: {pod.waiting_message}") for pod in waiting}
     yield "ImageUnavailable", [lines[one] for one in lines if one.waiting_reason in IMAGE_REASONS]
@@ -87,16 +87,23 @@ def obstacles(roles: PodNames, observed: Observed) -> Iterable[tuple[str, list[s
     missing, denials = missing_pods(roles, observed), observed.denials
     yield (
         "PodsDenied",
-        [f"{who}: pod {name}: not made: {denials[who]}" for who, name in missing if who in denials],
+        [
+            f"{who}: pod {name}: not created: {denials[who]}"
+            for who, name in missing
+            if who in denials
+        ],
     )
-    yield "ContainerWaits", [lines[one] for one in lines if one.waiting_reason not in IMAGE_REASONS]
+    yield (
+        "ContainerWaiting",
+        [lines[one] for one in lines if one.waiting_reason not in IMAGE_REASONS],
+    )
     failed = [pod for pod in pods if pod.phase == "Failed"]
     yield "PodFailed", [_line(pod, f"{pod.reason}: {pod.message}") for pod in failed]
     yield (
         "PodsMissing",
-        [f"{who}: pod {name}: not made yet" for who, name in missing if who not in denials],
+        [f"{who}: pod {name}: not created yet" for who, name in missing if who not in denials],
     )
 
 
-def _line(pod: Pod, words: str) -> str:
-    return f"{pod.role}: pod {pod.name}: {words}"
+def _line(pod: Pod, message: str) -> str:
+    return f"{pod.role}: pod {pod.name}: {message}"

@@ -36,8 +36,10 @@ def test_everything_is_looked_at(server: FakeApiServer) -> None:
     }
     said = explained(server, job(ADMITTED), pod("sum-controller-0", "controller"), **routes)
     assert "1. OperatorSilent: no operator leads" in said
-    assert "2. PodsDenied: reward: pod sum-reward-0: not made: exceeded quota (and 1 more)" in said
-    assert "3. PodsMissing: actorRollout: pod sum-actor-rollout-0: not made yet -> wait" in said
+    assert (
+        "2. PodsDenied: reward: pod sum-reward-0: not created: exceeded quota (and 1 more)" in said
+    )
+    assert "3. PodsMissing: actorRollout: pod sum-actor-rollout-0: not created yet -> wait" in said
 
 
 def test_an_operator_of_another_name_and_namespace(server: FakeApiServer) -> None:

@@ -33,10 +33,10 @@ from ppojob_operator.state import ControllerReport, Node, Pod, Time
 RUNNING = {
     "Accepted": ("True", "Valid"),
     "Admitted": ("True", "NoQueue"),
-    "PodsReady": ("True", "EveryPodReady"),
-    "Rendezvoused": ("True", "AllRanksMet"),
+    "PodsReady": ("True", "AllPodsReady"),
+    "Rendezvoused": ("True", "AllRanksConnected"),
     "Training": ("True", "Stepping"),
-    "Suspended": ("False", "NotAsked"),
+    "Suspended": ("False", "NotSuspended"),
     "Complete": ("False", "NotEnded"),
     "Failed": ("False", "NotEnded"),
 }
@@ -146,8 +146,11 @@ DONE = {**RUNNING, "Complete": ("True", "TrainingDone"), "Training": ("False", "
         (Seen(job=make_job(), now=before(minutes=4), pods=()), []),  # five seconds old
         (seen(status(observed_generation=0)), ["OperatorBehind"]),
         (
-            seen(status({**WAITING, "Suspended": ("True", "Asked")}, phase="Suspended"), pods=()),
-            ["Asked"],
+            seen(
+                status({**WAITING, "Suspended": ("True", "JobSuspended")}, phase="Suspended"),
+                pods=(),
+            ),
+            ["JobSuspended"],
         ),
         (seen(status({**WAITING, "Suspended": ("False", "Suspending")})), ["Suspending"]),
         (
@@ -208,13 +211,13 @@ def test_reasons(what: Seen, reasons: list[str]) -> None:
                 status(
                     {
                         **WAITING,
-                        "Admitted": ("False", "GaveBack", "2 of 4 pods had a place"),
+                        "Admitted": ("False", "StartDeadlineExceeded", "2 of 4 pods had a place"),
                         "PodsReady": ("False", "Stopped"),
                     }
                 ),
                 pods=(),
             ),
-            "GaveBack",
+            "StartDeadlineExceeded",
             "2 of 4 pods had a place",
             "Admitted",
         ),
@@ -232,6 +235,15 @@ def test_reasons(what: Seen, reasons: list[str]) -> None:
             "Unschedulable",
             "as the operator saw",
             "PodsReady",
+        ),
+        (  # a LimitRange of the namespace; one that the job sets itself is no news
+            seen(
+                spec={"pods": [{"roles": ["controller", "actorRollout"], "memory": "512Mi"}]},
+                pods=pods(memory_limit="512Mi"),
+            ),
+            "MemoryLimited",
+            "reward: pod sum-reward-0: memory limit 512Mi, which the job does not set (and 1 more)",
+            "Found",
         ),
     ],
 )
@@ -294,7 +306,7 @@ def test_pods_that_are_not_made_and_who_refused_them() -> None:
         ToldWarning("StatefulSet", "sum-controller", "FailedCreate", "another's"),
     )
     assert told(seen(status(WAITING), pods=pods()[:3], warnings=warnings)) == [
-        ("PodsDenied", f"reward: pod sum-reward-1: not made: {words}")
+        ("PodsDenied", f"reward: pod sum-reward-1: not created: {words}")
     ]
     by_operator = status(WAITING | {"PodsReady": ("False", "PodsDenied", words)})
     assert told(seen(by_operator, pods=pods()[:3])) == [("PodsDenied", words)]
@@ -310,7 +322,7 @@ def test_a_secret_that_a_pod_waits_for() -> None:
         ToldWarning("Pod", "other-0", "FailedMount", "not ours"),
     )
     assert told(seen(status(WAITING), pods=there, warnings=warnings)) == [
-        ("ContainerWaits", f"reward: pod sum-reward-0: {words}")
+        ("ContainerWaiting", f"reward: pod sum-reward-0: {words}")
     ]
 
 
@@ -335,10 +347,11 @@ def test_a_stage_that_is_no_training_is_no_stale_step() -> None:
 
 
 def test_an_explanation_is_numbered_and_escaped() -> None:
-    said = {**WAITING, "Admitted": ("False", "GaveBack", "red \x1b[31m words")}
+    said = {**WAITING, "Admitted": ("False", "StartDeadlineExceeded", "red \x1b[31m words")}
     what = seen(status(said, phase="Pending"), pods=(), hidden=("pods: forbidden",))
     lines = list(explanation(what))
-    assert lines[:3] == ["sum: Pending: 1 thing to know", "", "1. GaveBack: red \\x1b[31m words"]
+    first = "1. StartDeadlineExceeded: red \\x1b[31m words"
+    assert lines[:3] == ["sum: Pending: 1 thing to know", "", first]
     assert lines[3].startswith("   -> some pods were not placed")
     assert lines[-1] == "not looked at: pods: forbidden"
 

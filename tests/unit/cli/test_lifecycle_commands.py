@@ -46,8 +46,9 @@ def test_a_job_that_is_over_is_left_alone(server: FakeApiServer) -> None:
 
 def test_waiting_is_for_what_was_asked_and_not_for_what_was(server: FakeApiServer) -> None:
     server.routes[f"GET {JOB}"] = Answer(value=job({"phase": "Running"}))
-    patched(server, phase="Suspended", reason="Asked", observedGeneration=2)
-    assert call("suspend", "sum", "--wait") == "sum: is to be suspended\nsum: Suspended: Asked\n"
+    patched(server, phase="Suspended", reason="JobSuspended", observedGeneration=2)
+    told = "sum: is to be suspended\nsum: Suspended: JobSuspended\n"
+    assert call("suspend", "sum", "--wait") == told
 
 
 def test_a_job_that_fails_while_it_is_waited_for(server: FakeApiServer) -> None:

@@ -12,7 +12,7 @@ from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.plan import cluster_lines, memory_lines
 from ppojob_operator.plan import plan
-from ppojob_operator.state import Create, MakeKeys, Observed
+from ppojob_operator.state import Create, CreateKeys, Observed
 
 GPUS = {
     "roles": {"actorRollout": {"replicas": 2, "gpusPerReplica": 2}},
@@ -33,7 +33,7 @@ def made(**changes: Any) -> set[tuple[str, str]]:
     ]
     manifests = [one.manifest for one in actions if isinstance(one, Create)]
     for one in actions:
-        if isinstance(one, MakeKeys):
+        if isinstance(one, CreateKeys):
             manifests += one.templates.values()
     return {(one["kind"], one["metadata"]["name"]) for one in manifests}
 

@@ -24,7 +24,7 @@ from operator_plans import (
 from ppojob_operator.build.gang import GANGS
 from ppojob_operator.build.metadata import layout_of
 from ppojob_operator.errors import ClusterError
-from ppojob_operator.state import Apply, Child, Create, MakeKeys
+from ppojob_operator.state import Apply, Child, Create, CreateKeys
 
 OTHER: dict[str, Any] = {
     "actorRollout": {"replicas": 2, "ranksPerReplica": 2, "parallelism": {"sequence": 2}},
@@ -117,12 +117,14 @@ async def test_keys_of_an_operator_of_before_are_for_the_roles_that_the_job_had(
                 one["data"]["pairs.json"] = base64.b64encode(json.dumps(pairs).encode()).decode()
     bench.edit_spec(roles=OTHER, lifecycle={"suspend": False})
     for _ in range(3):
-        with pytest.raises(ClusterError, match="none for rollout; suspend the job and delete its"):
+        with pytest.raises(
+            ClusterError, match="no key for rollout; suspend the job and delete its"
+        ):
             await bench.step()
     assert bench.names("Pod") == []
     ready = {one["type"]: one for one in bench.status["conditions"]}["PodsReady"]
     assert ready["reason"] == "ObjectRefused"
-    assert "none for rollout; suspend the job and delete its Secrets" in ready["message"]
+    assert "no key for rollout; suspend the job and delete its Secrets" in ready["message"]
     for secret in bench.cluster.of("Secret"):
         bench.cluster.remove("Secret", "lab", secret["metadata"]["name"])
     await up(bench)
@@ -153,8 +155,8 @@ async def test_it_is_told_and_what_was_counted_stays_counted(bench: Bench) -> No
     await bench.settle()
     told = [one for one in bench.cluster.of("Event") if one["reason"] == "LayoutChanged"]
     assert [one["message"] for one in told] == [
-        "its next pods: controller 1, actorRollout 1, reward 2; "
-        "before: controller 1, actorRollout 2, rollout 3, reward 1"
+        "new pods: controller 1, actorRollout 1, reward 2; "
+        "previous pods: controller 1, actorRollout 2, rollout 3, reward 1"
     ]
     assert bench.status["restarts"] == 2
     assert [one["name"] for one in bench.status["roles"]] == [
@@ -169,12 +171,12 @@ def test_pods_that_are_there_still_save_a_checkpoint_before_they_go() -> None:
     job = make_job(status_of(make_job(), THERE), roles=OTHER)
     planned = look(job, THERE)
     assert deleted(planned) == ["sum-controller"]
-    assert not {Apply, MakeKeys} & {type(one) for wave in planned.waves for one in wave}
+    assert not {Apply, CreateKeys} & {type(one) for wave in planned.waves for one in wave}
     assert made(planned, "StatefulSet") == made(planned, "ConfigMap") == []
     ready = claim(status_after(planned), "PodsReady")
     assert (ready.reason, ready.message) == (
-        "PodsLeaving",
-        "pods of another layout are not gone yet",
+        "PodsTerminating",
+        "pods of the previous layout are still terminating",
     )
 
 

@@ -30,7 +30,7 @@ class Watched:
     def after(self, manifest: dict[str, Any]) -> int:
         """How often the job is woken by this state of it."""
         before = len(self.woken)
-        self.cache.see_job(manifest)
+        self.cache.update_job(manifest)
         return len(self.woken) - before
 
     @property
@@ -39,7 +39,7 @@ class Watched:
 
     def pod(self, **fields: Any) -> Pod:
         """A pod as it is kept."""
-        self.cache.see_pod(pod(**fields))
+        self.cache.update_pod(pod(**fields))
         (one,) = self.cache.observed(KEY, UID).pods
         return one
 
@@ -62,7 +62,13 @@ def pod(uid: str = "p", **fields: Any) -> dict[str, Any]:
             "creationTimestamp": "2026-01-02T03:00:00Z",
             "ownerReferences": [{"uid": "set", "controller": True}],
         },
-        "spec": {"nodeName": "n"},
+        "spec": {
+            "nodeName": "n",
+            "containers": [
+                {"name": "istio-proxy", "resources": {"limits": {"memory": "1Gi"}}},
+                {"name": "trainer", "resources": {"limits": {"cpu": "1", "memory": "512Mi"}}},
+            ],
+        },
         "status": {"phase": "Running", "podIP": "10.0.0.1", **fields},
     }
 
@@ -99,14 +105,14 @@ def test_an_older_state_of_an_object_of_its_does_not_come_back() -> None:
         }
 
     seen = Watched()
-    seen.cache.see_answer(KEY, service(5, 80), service(5, 80))
+    seen.cache.record_write(KEY, service(5, 80), service(5, 80))
     woken = len(seen.woken)
-    seen.cache.see_child(service(5, 80))
-    seen.cache.see_child(service(4, 81))
+    seen.cache.update_child(service(5, 80))
+    seen.cache.update_child(service(4, 81))
     assert len(seen.woken) == woken
     known = seen.cache.observed(KEY, UID).children["Service", "sum-reward"]
     assert known.manifest["spec"] == {"ports": [{"port": 80}]}
-    seen.cache.see_child(service(6, 82))
+    seen.cache.update_child(service(6, 82))
     assert len(seen.woken) == woken + 1
 
 
@@ -116,28 +122,28 @@ def test_a_younger_job_of_the_same_name_is_another() -> None:
     younger = job(9)
     younger["metadata"]["uid"] = "younger"
     seen.after(younger)
-    seen.cache.lose_job(UID)
+    seen.cache.remove_job(UID)
     assert seen.known.uid == "younger"
 
 
 def test_a_report_counts_while_its_pod_is_there() -> None:
     seen = Watched()
     seen.after(job(1))
-    seen.cache.see_pod(pod())
+    seen.cache.update_pod(pod())
     assert [one.name for _, one in seen.cache.controllers()] == ["sum-controller-0"]
-    seen.cache.see_report(KEY, ControllerReport("p", "done", "", 0))
+    seen.cache.update_report(KEY, ControllerReport("p", "done", "", 0))
     assert seen.cache.observed(KEY, UID).controller is not None
     woken = len(seen.woken)
-    seen.cache.see_report(KEY, ControllerReport("p", "done", "", 0))
+    seen.cache.update_report(KEY, ControllerReport("p", "done", "", 0))
     assert len(seen.woken) == woken
-    seen.cache.lose("p")
-    seen.cache.see_pod(pod("q"))
+    seen.cache.remove("p")
+    seen.cache.update_pod(pod("q"))
     assert seen.cache.observed(KEY, UID).controller is None
 
 
 def test_a_pod_of_another_uid_is_not_the_jobs() -> None:
     seen = Watched()
-    seen.cache.see_pod(pod())
+    seen.cache.update_pod(pod())
     assert seen.cache.observed(KEY, "younger").pods == ()
 
 
@@ -159,6 +165,7 @@ def test_a_sidecar_speaks_for_itself_alone() -> None:
     target = {"type": "DisruptionTarget", "status": "True", "reason": "EvictionByEvictionAPI"}
     one = seen.pod(containerStatuses=[sidecar, trainer], conditions=[target])
     assert (one.restarts, one.waiting_reason) == (3, "CrashLoopBackOff")
+    assert one.memory_limit == "512Mi"
     assert (one.disruption, one.owner_uid, one.node) == ("EvictionByEvictionAPI", "set", "n")
     assert one.last == Termination(137, "OOMKilled", "too? much", NOW)
     one = seen.pod(containerStatuses=[sidecar])
@@ -171,10 +178,10 @@ def test_a_silent_node_wakes_the_jobs_on_it() -> None:
         return {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [ready]}}
 
     seen = Watched()
-    seen.cache.see_pod(pod())
-    seen.cache.see_node(node("True", "2026-01-02T03:00:00Z"))
+    seen.cache.update_pod(pod())
+    seen.cache.update_node(node("True", "2026-01-02T03:00:00Z"))
     woken = len(seen.woken)
-    seen.cache.see_node(node("Unknown", "2026-01-02T03:04:05Z"))
+    seen.cache.update_node(node("Unknown", "2026-01-02T03:04:05Z"))
     assert seen.woken[woken:] == [KEY]
     assert seen.cache.observed(KEY, UID).nodes["n"].silent_since == NOW
 
@@ -185,16 +192,16 @@ def test_jobs_are_woken_by_what_is_new_alone() -> None:
     flavor = {"metadata": {"uid": "1", "name": "h200"}, "spec": {"nodeLabels": {"gpu": "h200"}}}
     urgent = {"metadata": {"uid": "2", "name": "urgent"}, "value": 7}
     for _ in range(2):
-        cache.see_flavor(flavor)
-        cache.see_priority(urgent)
-        cache.see_served("PodGroup", "lab", True)
+        cache.update_flavor(flavor)
+        cache.update_priority(urgent)
+        cache.update_served("PodGroup", "lab", True)
     assert len(woken) == 3
     assert cache.facts("lab") == GangFacts(
         frozenset({"PodGroup"}), {"h200": Placement({"gpu": "h200"})}, {"urgent": 7}
     )
-    cache.lose("1")
-    cache.lose("2")
-    cache.see_served("PodGroup", "lab", False)
+    cache.remove("1")
+    cache.remove("2")
+    cache.update_served("PodGroup", "lab", False)
     assert cache.facts("lab") == GangFacts()
     assert len(woken) == 6
 
@@ -206,9 +213,9 @@ def test_what_may_be_read_in_one_namespace_is_no_matter_of_another() -> None:
         return cache.observed((namespace, "sum"), "uid").gangs.served
 
     for namespace in ("lab", "other"):
-        cache.gangs.see_served("PodGroup", namespace, True)
-    cache.gangs.see_served("PodGroup", "other", False)
+        cache.gangs.update_served("PodGroup", namespace, True)
+    cache.gangs.update_served("PodGroup", "other", False)
     assert served("lab") == {"PodGroup"}
     assert not served("other")
-    cache.gangs.see_served("Workload", "", True)
+    cache.gangs.update_served("Workload", "", True)
     assert served("other") == {"Workload"}

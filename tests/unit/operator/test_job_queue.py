@@ -44,7 +44,7 @@ async def test_a_job_is_looked_at_once_at_a_time_and_once_more_when_woken_meanwh
     queue = JobQueue(look, workers=4)
     async with beside(queue.run()):
         for _ in range(5):
-            queue.wake(A)
+            queue.enqueue(A)
             await asyncio.sleep(0.02)
         assert looks == [A]
         go_on.set()
@@ -56,7 +56,7 @@ async def test_it_comes_again_after_the_time_it_asked_for() -> None:
     looks: list[JobKey] = []
     queue = queue_of(looks, lambda _: 0.02 if len(looks) < 3 else None)
     async with beside(queue.run()):
-        queue.wake(A)
+        queue.enqueue(A)
         await asyncio.sleep(2.0)
         assert looks == [A, A, A]
 
@@ -71,8 +71,8 @@ async def test_one_job_that_fails_holds_up_no_other_and_is_tried_again() -> None
 
     queue = queue_of(looks, fail)
     async with beside(queue.run()):
-        queue.wake(A)
-        queue.wake(B)
+        queue.enqueue(A)
+        queue.enqueue(B)
         await asyncio.sleep(0.05)
         assert looks == [A, B]
         await until(lambda: len(looks) >= 4)
@@ -82,7 +82,7 @@ async def test_one_job_that_fails_holds_up_no_other_and_is_tried_again() -> None
 async def test_how_long_the_oldest_waits_is_known() -> None:
     queue = queue_of([], lambda _: None)
     assert queue.oldest_seconds == 0.0
-    queue.wake(A)
+    queue.enqueue(A)
     time.sleep(0.02)
     assert queue.oldest_seconds >= 0.02
 
@@ -92,9 +92,9 @@ async def test_a_burst_of_events_is_one_look_more() -> None:
     queue = queue_of(looks, lambda _: None, workers=2)
     async with beside(queue.run()):
         for _ in range(10):
-            queue.wake(A)
+            queue.enqueue(A)
             await asyncio.sleep(0.01)
-        queue.wake(B)
+        queue.enqueue(B)
         await asyncio.sleep(0.05)
         assert looks == [A, B]
         await asyncio.sleep(2.0)
@@ -106,11 +106,11 @@ async def test_a_job_that_does_not_come_to_rest_is_left_alone_longer_each_time()
 
     def note(key: JobKey) -> None:
         times.append(asyncio.get_running_loop().time())
-        queue.wake(key)
+        queue.enqueue(key)
 
     queue = queue_of([], note)
     async with beside(queue.run()):
-        queue.wake(A)
+        queue.enqueue(A)
         await until(lambda: len(times) >= 6)
     gaps = [later - earlier for earlier, later in itertools.pairwise(times[:6])]
     assert gaps == pytest.approx([0.2, 0.4, 0.8, 1.0, 1.0], abs=0.05)

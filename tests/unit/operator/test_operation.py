@@ -24,7 +24,7 @@ async def test_two_replicas_make_one_set_of_objects(cluster: SimulatedCluster) -
         await until(lambda: one.leadership.is_held or two.leadership.is_held)
         manifest = cluster.put(job_manifest())
         for replica in (one, two):
-            replica.see_job("ADDED", manifest)
+            replica.on_job_event("ADDED", manifest)
         await until(lambda: len(cluster.of("Pod")) == 4)
         cluster.ready()
         await until(lambda: phase(cluster) == "Starting")
@@ -58,11 +58,11 @@ async def test_an_operation_that_broke_is_in_trouble(cluster: SimulatedCluster) 
 
     cluster.pages = broken  # type: ignore[method-assign,assignment]
     async with running(cluster, FAST) as operation:
-        await until(lambda: bool(operation.troubles()))
+        await until(lambda: bool(operation.health_errors()))
 
 
-async def test_a_healthy_operator_has_no_troubles_and_a_deaf_one_has(cluster) -> None:
+async def test_a_stalled_watch_is_a_health_error(cluster) -> None:
     operation = Operation(cluster, FAST)
-    assert operation.troubles() == []
+    assert operation.health_errors() == []
     operation.reflectors[0].last_heard -= 1_000
-    assert len(operation.troubles()) == 1
+    assert len(operation.health_errors()) == 1

@@ -42,7 +42,7 @@ from ppojob_operator.state import (
 def test_a_new_job_gets_its_objects_before_its_pods() -> None:
     planned = look(make_job())
     created = kinds(planned)
-    assert created[0] == "MakeKeys"
+    assert created[0] == "CreateKeys"
     assert created.count("Create StatefulSet") == 3
     first_set = created.index("Create StatefulSet")
     # The API server may not know of the Role yet; pods do not wait for that.
@@ -98,7 +98,7 @@ def test_an_edit_that_is_wrong_does_not_fail_a_suspended_job() -> None:
     assert (status.phase, status.start_time, status.image) == ("Suspended", None, "")
     for _ in range(2):
         status = status_of(make_job(status, lifecycle=asked, steps={}))
-        assert (status.phase, status.reason) == ("Suspended", "Asked")
+        assert (status.phase, status.reason) == ("Suspended", "JobSuspended")
 
 
 def test_a_job_that_is_deleted_is_left_alone() -> None:
@@ -132,7 +132,7 @@ def test_the_phase_follows_pods_and_training(is_ready: bool, step: int | None, p
         ),
         (
             {"waiting_reason": "CreateContainerConfigError", "waiting_message": "no secret x"},
-            "ContainerWaits",
+            "ContainerWaiting",
             "no secret x",
         ),
         ({"phase": "Failed", "reason": "Evicted", "message": "disk"}, "PodFailed", "Evicted: disk"),
@@ -152,7 +152,7 @@ def test_a_missing_rank_is_named() -> None:
     first = look(make_job(), seen)
     job = make_job(status_of(make_job(), seen))
     assert job.status.reason == "Starting"
-    status = status_of(job, seen, first.again_in)
+    status = status_of(job, seen, first.requeue_after)
     assert status.reason == "PodsMissing"
     assert "sum-reward-1" in status.message
 
@@ -162,7 +162,7 @@ def test_pods_on_a_silent_node_are_given_up_in_time() -> None:
     seen = observed(pods=pods, nodes={"n": Node("n", NOW)})
     early, late = look(make_job(), seen, 29), look(make_job(), seen, 30)
     assert actions(early, DeletePod) == []
-    assert early.again_in == pytest.approx(1.0)
+    assert early.requeue_after == pytest.approx(1.0)
     assert actions(late, DeletePod) == [DeletePod("sum-reward-1", "uid-sum-reward-1", force=True)]
 
 
@@ -229,7 +229,7 @@ def test_what_an_earlier_job_has_left_is_not_waited_for() -> None:
 def test_conditions_follow_what_the_controller_says() -> None:
     status = after(STEPPING, ControllerReport("uid-sum-controller-0", "ready"))
     assert status.phase == "Running"
-    assert said(status, "Rendezvoused") == ("True", "AllRanksMet")
+    assert said(status, "Rendezvoused") == ("True", "AllRanksConnected")
     assert said(status, "Training") == ("True", "Stepping")
     assert said(status, "Checkpointed") == ("True", "Saved")
     beginning = after(TrainingStatus(attempt=1, stage="Starting"))

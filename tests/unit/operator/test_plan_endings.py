@@ -76,7 +76,7 @@ def test_a_job_that_is_over_goes_in_time_and_so_does_one_that_never_began(wrong)
     failed = status_of(make_job(lifecycle=lifecycle, **wrong))
     over = make_job(failed if wrong else ended(), lifecycle=lifecycle, **wrong)
     assert over.status.phase == ("Failed" if wrong else "Succeeded")
-    assert look(over, seconds=59).again_in == pytest.approx(1.0)
+    assert look(over, seconds=59).requeue_after == pytest.approx(1.0)
     assert look(over, seconds=60).waves == GONE
 
 
@@ -87,7 +87,7 @@ def test_it_does_not_go_while_its_controller_checkpoints() -> None:
     assert over.status.reason == "DeadlineExceeded"
     planned = look(over, UP, 160)
     assert kinds(planned) == ["Delete"], "its controller is told to end"
-    assert planned.again_in is None, "the end of its pods wakes it"
+    assert planned.requeue_after is None, "the end of its pods wakes it"
     assert look(over, seconds=160).waves == GONE
 
 
@@ -100,7 +100,7 @@ def test_a_time_that_is_wrong_itself_is_never_over(seconds: Any) -> None:
 def test_a_running_job_that_was_edited_wrongly_stays() -> None:
     wrong = {"steps": {}, "lifecycle": {"ttlSecondsAfterFinished": 0}}
     planned = look(make_job(status_of(make_job()), **wrong), observed(pods=all_pods()))
-    assert (kinds(planned), planned.again_in) == (["Emit"], None)
+    assert (kinds(planned), planned.requeue_after) == (["Emit"], None)
 
 
 IN_BACK_OFF = "CrashLoopBackOff"
@@ -134,6 +134,7 @@ def test_a_role_that_is_lost_as_a_whole_is_one_loss() -> None:
                 f"sum-reward-{number % 2}",
                 uid=f"uid-{number}",
                 restarts=restarts,
+                memory_limit="512Mi",
                 last=Termination(137, "OOMKilled", "", end),
             )
             for number, end in enumerate(ends)
@@ -143,6 +144,7 @@ def test_a_role_that_is_lost_as_a_whole_is_one_loss() -> None:
     for pods in (lost(1, 0.0)[:13], lost(1, 0.0), lost(1, 0.0)):
         status = status_of(make_job(status), observed(pods=(*READY[:2], *pods)))
     assert (status.phase, status.restarts, len(status.failures)) == ("Starting", 40, 1)
+    assert status.failures[0].message == "memory limit 512Mi"
     status = status_of(make_job(status), observed(pods=(*READY[:2], *lost(2, 60.0))))
     assert (status.phase, status.restarts, len(status.failures)) == ("Starting", 80, 2)
 
@@ -193,7 +195,9 @@ def test_a_budget_is_enforced_whatever_its_size(budget: int) -> None:
     assert life.status.phase != "Failed"
     life.end("sum-reward-0")
     assert life.status.reason == "RestartBudgetSpent"
-    words = f"{budget + 1} times without a step in between, allowed are {budget}"
+    words = (
+        f"without a completed step in between, spec.recovery.restartsWithoutProgress is {budget}"
+    )
     assert words in life.status.message
     assert len(life.status.failures) <= 8
 

@@ -99,9 +99,9 @@ def test_admitted_means_that_pods_have_a_place(scheduling: dict[str, Any]) -> No
     group = dataclasses.replace(group, manifest=told)
     waiting = look(job, seen(*others, group, pods=four_pods()))
     why = "NotEnoughResources: 3/4 in gang"
-    assert admission_of(waiting, job) == ("False", "GangWaits", why)
+    assert admission_of(waiting, job) == ("False", "GangPending", why)
     status = status_after(waiting)
-    assert (status.reason, status.start_time) == ("GangWaits", None)
+    assert (status.reason, status.start_time) == ("GangPending", None)
     placed = look(job, seen(*others, group, pods=four_pods(node="n")))
     assert admission_of(placed, job)[:2] == ("True", "Placed")
 
@@ -114,7 +114,7 @@ def test_pods_that_are_placed_anew_give_the_job_no_more_time(scheduling: dict[st
     assert running.start_time is not None
     for pods in (four_pods(), ()):
         status = status_of(make_job(running, scheduling=scheduling), seen(*gang, pods=pods))
-        assert (status.reason, status.start_time) == ("GangWaits", running.start_time)
+        assert (status.reason, status.start_time) == ("GangPending", running.start_time)
 
 
 @pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
@@ -156,7 +156,7 @@ def test_pods_outlive_what_cannot_be_asked(scheduling: dict[str, Any]) -> None:
 def test_an_object_of_others_in_our_way_is_told(scheduling: dict[str, Any]) -> None:
     job = make_job(scheduling=scheduling)
     kind = GANGS[scheduling["type"]].kinds[-1]
-    why = "it is there already and is not this job's"
+    why = "it already exists"
     planned = look(job, seen(refused={(kind, "ppojob-sum"): why}))
     assert admission_of(planned, job)[1] == "ObjectRefused"
     assert why in admission_of(planned, job)[2]
@@ -220,10 +220,10 @@ def test_it_gives_back_what_it_holds(started: PPOJobStatus) -> None:
     late = at(DEADLINE, started, IN_PART)
     assert kinds(late).count("Delete") == 3
     status = status_after(late)
-    assert (status.reason, status.start_time) == ("GaveBack", None)
-    assert status.message.startswith("3 of 4 pods had a place after 60 s")
+    assert (status.reason, status.start_time) == ("StartDeadlineExceeded", None)
+    assert status.message.startswith("only 3 of 4 pods were scheduled within 60 s")
     assert "no GPU" in status.message
-    assert "GaveBack" in told(late)
+    assert "StartDeadlineExceeded" in told(late)
 
 
 def test_it_tries_again_after_as_long(started: PPOJobStatus) -> None:
@@ -241,8 +241,8 @@ def has_all_its_time(
     """It was started at a time, and gives back what it holds a deadline later."""
     early = at(begun + DEADLINE - 1, status, there, **changes)
     assert "Delete" not in kinds(early)
-    assert early.again_in == pytest.approx(1.0)
-    assert after(begun + DEADLINE, status, there, **changes).reason == "GaveBack"
+    assert early.requeue_after == pytest.approx(1.0)
+    assert after(begun + DEADLINE, status, there, **changes).reason == "StartDeadlineExceeded"
 
 
 def test_every_attempt_has_as_much_time_as_the_first(started: PPOJobStatus) -> None:

@@ -63,7 +63,7 @@ def test_its_priority_is_that_of_its_class() -> None:
     assert not made(without, "Workload")
     assert admission_of(without, job)[1:] == (
         "PriorityClassMissing",
-        "no WorkloadPriorityClass urgent",
+        "WorkloadPriorityClass urgent does not exist",
     )
     (workload,) = made(look(job, seen(gangs=facts(priorities={"urgent": 7}))), "Workload")
     assert workload["spec"]["priority"] == 7
@@ -77,7 +77,7 @@ def test_its_priority_is_that_of_its_class() -> None:
 @pytest.mark.parametrize(
     ("conditions", "reason", "words"),
     [
-        ((), "Queued", "in LocalQueue team-a"),
+        ((), "Queued", "waits in LocalQueue team-a"),
         (
             (("QuotaReserved", "False", "Pending", "insufficient quota for nvidia.com/gpu"),),
             "Pending",
@@ -116,7 +116,7 @@ def test_admitted_its_pods_go_where_its_flavors_are() -> None:
     update = {"name": "reward", "labels": {"team": "a"}, "annotations": {"ticket": "7"}}
     checks = [{"name": "budget", "state": "Ready", "podSetUpdates": [update]}]
     planned = look(job, seen(admitted(job, admissionChecks=checks)))
-    assert admission_of(planned, job) == ("True", "Admitted", "by ClusterQueue everybody")
+    assert admission_of(planned, job) == ("True", "Admitted", "admitted by ClusterQueue everybody")
     assert status_after(planned).start_time is not None
     sets = {one["metadata"]["name"]: one for one in made(planned, "StatefulSet")}
     spec = sets["sum-actor-rollout"]["spec"]["template"]["spec"]
@@ -261,7 +261,7 @@ def test_what_a_queue_gave_and_no_node_has_goes_back_in_time() -> None:
     short = seen(workload, pods=four_pods(unschedulable="0/1 nodes: no GPU"))
     started = queued_job(status_of(queued_job(scheduling=scheduling), short), scheduling=scheduling)
     gave_back = queued_job(status_of(started, short, 60), scheduling=scheduling)
-    assert gave_back.status.reason == "GaveBack"
+    assert gave_back.status.reason == "StartDeadlineExceeded"
     assert "ppojob-sum" not in deleted(look(gave_back, short, 61))
     assert "ppojob-sum" in deleted(look(gave_back, seen(workload), 62))
     assert not made(look(gave_back, seen(), 119), "Workload")

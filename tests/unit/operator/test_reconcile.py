@@ -79,10 +79,10 @@ async def test_keys_that_cannot_be_made_are_told_until_they_are(bench: Bench) ->
         waits = {"name": "trainer", "state": {"waiting": {"reason": "ContainerCreating"}}}
         pod["status"] = {"phase": "Pending", "containerStatuses": [waits]}
     for _ in range(3):
-        with pytest.raises(ClusterError, match="sum-reward is there already and is not this job's"):
+        with pytest.raises(ClusterError, match="sum-reward already exists and does not belong"):
             await bench.step()
     assert bench.status["reason"] == "ObjectRefused"
-    assert "Secret sum-reward is there already" in bench.status["message"]
+    assert "Secret sum-reward already exists" in bench.status["message"]
     bench.cluster.remove("Secret", "lab", "sum-reward")
     for _ in range(2):
         await bench.step()
@@ -117,7 +117,7 @@ async def test_who_denies_pods_is_told(bench: Bench, other: str) -> None:
     with bench.edited("PPOJob", "sum") as one:
         one["status"]["startTime"] = "2026-01-02T03:00:00Z"
     await bench.settle()
-    assert bench.status["reason"] == ("ContainerWaits" if other else "PodsMissing")
+    assert bench.status["reason"] == ("ContainerWaiting" if other else "PodsMissing")
     deny(bench, "gone", "no such class", 2)
     deny(bench, uid, "pods are forbidden", 0)
     deny(bench, uid, "exceeded quota: small", 1)
@@ -126,7 +126,7 @@ async def test_who_denies_pods_is_told(bench: Bench, other: str) -> None:
     assert bench.cluster.requests == requests, "asked for again at once"
     bench.restart()
     await bench.settle()
-    words = "reward: pod sum-reward-0: not made: exceeded quota: small"
+    words = "reward: pod sum-reward-0: not created: exceeded quota: small"
     assert bench.status["reason"] == "PodsDenied"
     assert bench.status["message"].endswith(words)
     told = [one for one in bench.cluster.of("Event") if one.get("reason") == "PodsDenied"]
@@ -171,7 +171,7 @@ async def test_a_claim_that_somebody_made_is_no_run_to_be_deleted(bench: Bench) 
     bench.cluster.put({"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": head})
     bench.edit_spec(checkpoint={"volume": {"size": "20Gi"}})
     for _ in range(3):
-        with pytest.raises(ClusterError, match=r"not this job's; volume.claimName: sum-run for a"):
+        with pytest.raises(ClusterError, match=r"use it with checkpoint.volume.claimName: sum-run"):
             await bench.step()
     assert bench.names("Pod") == []
 
@@ -241,7 +241,7 @@ async def test_an_object_of_somebody_else_is_never_taken_over(bench: Bench) -> N
 
 async def test_a_name_that_was_taken_and_is_free_is_tried_again(bench: Bench) -> None:
     bench.cluster.fault = lambda number: ConflictError("taken", 409) if number == 1 else None
-    with pytest.raises(UnavailableError, match="is gone"):
+    with pytest.raises(UnavailableError, match="was just deleted"):
         await bench.step()
     bench.cluster.fault = lambda _: None
     await bench.settle()
@@ -279,7 +279,7 @@ async def test_a_job_that_goes_before_its_first_status_is_not_made_again(bench: 
     await bench.step()
     bench.cluster.remove("PPOJob", "lab", "sum")
     for uid in list(bench.cache._keys):
-        bench.cache.lose(uid)
+        bench.cache.remove(uid)
     writes = len(bench.cluster.writes)
     assert await bench.reconciler.reconcile(KEY) is None
     assert len(bench.cluster.writes) == writes
@@ -301,7 +301,7 @@ async def test_suspending_lets_the_controller_checkpoint_first(bench: Bench) -> 
     bench.cluster.remove("Pod", "lab", "sum-controller-0")
     await bench.settle()
     assert bench.names("StatefulSet") == bench.names("Pod") == []
-    assert (bench.status["phase"], bench.status["reason"]) == ("Suspended", "Asked")
+    assert (bench.status["phase"], bench.status["reason"]) == ("Suspended", "JobSuspended")
     bench.edit(suspend=False)
     await up(bench)
     assert len(bench.cluster.of("Pod")) == 4
@@ -395,7 +395,7 @@ async def test_nor_from_giving_up_the_pods_of_a_dead_node(bench: Bench) -> None:
         lost["spec"]["nodeName"] = "n"
     silent = {"type": "Ready", "status": "Unknown", "lastTransitionTime": rfc3339(NOW)}
     node = {"metadata": {"name": "n", "uid": "n"}, "status": {"conditions": [silent]}}
-    bench.cache.see_node(node)
+    bench.cache.update_node(node)
     spoil(bench)
     refuse(bench, "NetworkPolicy")
     with pytest.raises(RefusedError):
@@ -450,15 +450,15 @@ async def test_what_is_not_wanted_any_more_holds_nothing_up(bench: Bench) -> Non
 def test_only_what_is_asked_for_still_is_told() -> None:
     refused = {("ConfigMap", "sum-config-of-before"): "quota"}
     there = observed(pods=READY, refused=refused)
-    assert claim(status_of(make_job(), there), "PodsReady").reason == "EveryPodReady"
+    assert claim(status_of(make_job(), there), "PodsReady").reason == "AllPodsReady"
 
 
 def test_a_refusal_is_known_as_long_as_it_is_asked_for_again() -> None:
     woken: list[JobKey] = []
     cache = Cache(woken.append)
-    cache.see_job(job_manifest())
+    cache.update_job(job_manifest())
     service = CHILDREN["Service", "sum-reward"].manifest
-    cache.refuse(make_job(), service, "quota")
+    cache.record_refusal(make_job(), service, "quota")
     before = len(woken)
     cache.keep_refusals(KEY, {("Service", "sum-reward")})
     assert len(woken) == before
@@ -474,13 +474,13 @@ def test_a_job_inherits_no_refusal_of_an_earlier_one() -> None:
     service = CHILDREN["Service", "sum-reward"].manifest
     for is_missed in (False, True):
         cache = Cache(lambda _: None)
-        cache.see_job(job_manifest())
+        cache.update_job(job_manifest())
         if is_missed:
-            cache.refuse(make_job(), service, "quota")
+            cache.record_refusal(make_job(), service, "quota")
         else:
             cache.forget_job(KEY)
             # The answer to a write that was under way.
-            cache.refuse(make_job(), service, "quota")
-        cache.see_job(younger)
-        cache.refuse(make_job(), service, "quota")
+            cache.record_refusal(make_job(), service, "quota")
+        cache.update_job(younger)
+        cache.record_refusal(make_job(), service, "quota")
         assert cache.observed(KEY, "younger").refused == {}, is_missed

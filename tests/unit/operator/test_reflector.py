@@ -167,7 +167,7 @@ async def test_whether_a_kind_is_served_is_told(lists, watch_error, again, told)
         if not is_served:
             is_told.set()
 
-    reflector = cluster.reflector(is_optional=True, served=served)
+    reflector = cluster.reflector(is_optional=True, on_served=served)
     async with beside(reflector.run()):
         await is_told.wait()
     if again:

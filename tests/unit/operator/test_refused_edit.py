@@ -90,7 +90,7 @@ def test_it_ends(code: int, phase: str, reason: str) -> None:
 def test_its_deadline_counts() -> None:
     job = refused_job(lifecycle={"activeDeadlineSeconds": 60})
     early = look(job, UP, 59)
-    assert (status_after(early).phase, early.again_in) == (RUNNING.phase, 1.0)
+    assert (status_after(early).phase, early.requeue_after) == (RUNNING.phase, 1.0)
     assert status_of(job, UP, 60).reason == "DeadlineExceeded"
 
 
@@ -177,7 +177,7 @@ def test_a_queue_that_is_not_named_any_more() -> None:
     running = look(job, seen(*CHILDREN.values(), admitted(job), pods=READY))
     there = seen(*CHILDREN.values(), answered(job), pods=READY)
     planned = look(refused(running, scheduling={"type": "kueue"}), there)
-    assert admission_of(planned, job)[1:] == ("Queued", "in LocalQueue team-a")
+    assert admission_of(planned, job)[1:] == ("Queued", "waits in LocalQueue team-a")
 
 
 async def test_in_a_cluster_it_goes_on_and_ends_and_is_corrected(bench: Bench) -> None:
@@ -203,7 +203,7 @@ async def test_in_a_cluster_it_goes_on_and_ends_and_is_corrected(bench: Bench) -
     bench.edit_spec(**REFUSED, lifecycle={"suspend": True})
     await bench.settle()
     assert not bench.cluster.of("Pod")
-    assert (bench.status["phase"], bench.status["reason"]) == ("Suspended", "Asked")
+    assert (bench.status["phase"], bench.status["reason"]) == ("Suspended", "JobSuspended")
     bench.edit(suspend=False)
     await bench.settle()
     assert not bench.cluster.of("Pod")
