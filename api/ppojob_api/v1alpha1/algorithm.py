@@ -535,6 +535,11 @@ class AlgorithmSpec(Section):
         return self.type == "kto" and (self.kto or KtoSpec()).loss_type == "kto"
 
     @property
+    def tracks_rewards(self) -> bool:
+        """Whether rewards of given answers are compared with their mean so far."""
+        return self.type == "kto" and (self.kto or KtoSpec()).loss_type == "bco"
+
+    @property
     def pairs(self) -> DpoSpec | None:
         """The settings of a loss of pairs, given or drawn, if that is the loss."""
         if self.type == "dpo":
@@ -574,7 +579,7 @@ class AlgorithmSpec(Section):
     def compares_rows(self) -> bool:
         """Whether a loss of whole rows compares them with the reference."""
         if self.pairs is not None:
-            return self.pairs.loss.has_reference
+            return self.pairs.has_reference
         return self.type == "kto" or self.policy_loss.loss.has_reference
 
     @property
