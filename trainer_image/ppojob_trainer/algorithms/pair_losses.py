@@ -6,8 +6,8 @@ answer or, where `PairLoss.is_mean` says so, their mean. m is the margin `beta (
 s the logistic function, e the share of pairs that are the wrong way round (`label_smoothing`).
 Numbers are those of TRL's `DPOTrainer`, `CPOTrainer` and `ORPOTrainer`, without cross-entropies.
 
-With another divergence from the reference than the reverse KL, its function in `DIVERGENCES` of both
-takes their place. In AOT they are not of one pair, but have the same rank.
+With another divergence from the reference than the reverse KL, its function in `DIVERGENCES` is
+applied to both first. In AOT they are not of one pair, but have the same rank.
 """
 
 import math
