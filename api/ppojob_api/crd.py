@@ -6,6 +6,7 @@ stored object would always differ from the applied one (ADR 4). No field is null
 absent (ADR 15).
 """
 
+import re
 import sys
 from typing import Any
 
@@ -32,6 +33,8 @@ NARROW_COLUMNS = 6
 """Columns that `kubectl get` shows without `-o wide`."""
 
 SERVER_RULES = [rule for rule in RULES if rule.at_admission]
+
+_FOREIGN = re.compile(r" (?:TRL|OpenRLHF): .*")
 
 # The API server reads these by itself and allows no schema of ours for them.
 SERVER_FIELDS: dict[str, dict[str, Any]] = {
@@ -124,8 +127,8 @@ def _schema_of(shape: Shape, path: str) -> dict[str, Any]:
 
 
 def _field(member: Member, path: str) -> dict[str, Any]:
-    # What verl calls it stands in docs/fields.md and `ppojob fields`: a CRD has no room for it.
-    said = member.meaning or member.description
+    # What others call it stands in docs/fields.md and `ppojob fields`: a CRD has no room for it.
+    said = _FOREIGN.sub("", member.meaning) or member.description
     node = {"description": said, **_node(member.shape, path)}
     if not member.required and member.default is not None and "[]" not in path:
         node["default"] = member.default

@@ -27,9 +27,23 @@ LAYOUTS: dict[str, dict[str, object]] = {
     "ranks that share tokens": {"ranksPerReplica": 2, "parallelism": {"sequence": 2}},
     "two copies": {"ranksPerReplica": 2, "parallelism": {"dataShard": 1}},
 }
-KINDS = ("dpo", "kto", "reward_model")
+KINDS: dict[str, dict[str, object]] = {
+    "dpo": {"type": "dpo"},
+    "aot": {"type": "dpo", "dpo": {"lossType": "aot_unpaired", "tailWeight": 0.5}},
+    "kto": {"type": "kto"},
+    "bco": {"type": "kto", "kto": {"lossType": "bco"}},
+    "reward_model": {"type": "reward_model"},
+}
+WEIGHTED = {
+    "lossWeights": {"ipo": 0.2, "sigmoid": 0.8},
+    "divergence": "jsd",
+    "weightByPolicy": True,
+}
+IN_LAYOUTS = {**KINDS, "weighted": {"type": "dpo", "dpo": WEIGHTED}}
 QUICK = {
     ("dpo", "ranks that share tokens"),
+    ("aot", "three ranks"),
+    ("weighted", "ranks that share tokens"),
     ("kto", "three ranks"),
     ("reward_model", "three ranks"),
 }
@@ -64,7 +78,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
     """Sections of a job that learns the pairs, or one answer of each."""
-    row = labelled if kind == "kto" else pair
+    algorithm = IN_LAYOUTS[kind]
+    row = labelled if algorithm["type"] == "kto" else pair
     return {
         "data": {
             "train": [{"path": str(pairs / f"{row.__name__}-train.jsonl")}],
@@ -72,7 +87,7 @@ def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
             "maxPromptTokens": 64,
             "maxResponseTokens": 64,
         },
-        "algorithm": {"type": kind, "promptsPerStep": 8, "miniBatchPrompts": 4},
+        "algorithm": {**algorithm, "promptsPerStep": 8, "miniBatchPrompts": 4},
         "optimizer": {"learningRate": 5e-3},
         "rollout": {},
         "rewards": [],
@@ -103,7 +118,7 @@ def test_answers_are_learnt_and_only_what_is_needed_runs(kind: str, whole: Path)
     least = 0.5 if kind == "kto" else math.log(2)
     assert held_out[0]["val/loss"] == pytest.approx(least, rel=1e-6)
     last = records[-1]
-    if kind == "kto":
+    if kind in {"kto", "bco"}:
         assert held_out[-1]["val/loss"] < 0.8 * least
         assert held_out[-1]["val/rewards/chosen"] > 0.5 + held_out[-1]["val/rewards/rejected"]
     else:
@@ -188,7 +203,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     ("kind", "layout"),
     [
         pytest.param(kind, layout, marks=[] if (kind, layout) in QUICK else [pytest.mark.long])
-        for kind in KINDS
+        for kind in IN_LAYOUTS
         for layout in LAYOUTS
     ],
     indirect=["kind"],
@@ -218,6 +233,7 @@ DRAWN = {
         "promptsPerStep": 4,
         "samplesPerPrompt": 4,
         "miniBatchPrompts": 2,
+        "onlineDpo": {"tailWeight": 0.5, "weightByPolicy": True},
         "kl": {"referenceRefresh": {"everySteps": 2}},
     },
     "steps": {"total": 4, "validateEvery": 4},

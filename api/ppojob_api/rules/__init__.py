@@ -9,6 +9,7 @@ from ppojob_api.rules.answers import ANSWER_RULES
 from ppojob_api.rules.choices import CHOICE_RULES
 from ppojob_api.rules.edits import EDIT_RULES
 from ppojob_api.rules.names import NAME_RULES
+from ppojob_api.rules.pair_losses import PAIR_RULES
 from ppojob_api.rules.pods import POD_RULES
 from ppojob_api.rules.policy_loss import POLICY_LOSS_RULES
 from ppojob_api.rules.references import REFERENCE_RULES
@@ -22,6 +23,7 @@ __all__ = ["RULES", "Rule", "places"]
 RULES = (
     *NAME_RULES,
     *ANSWER_RULES,
+    *PAIR_RULES,
     *CHOICE_RULES,
     *ALGORITHM_RULES,
     *REFERENCE_RULES,

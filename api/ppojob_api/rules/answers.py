@@ -3,11 +3,8 @@
 from ppojob_api.rules.rule import either, rules, words
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN, PAIRS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
-from ppojob_api.v1alpha1.preferences import PAIR_LOSSES
 
-_SMOOTHED = sorted(name for name, one in PAIR_LOSSES.items() if one.has_smoothing)
 _GUIDED = [name for name, one in ESTIMATORS.items() if one.compares_scores]
-_WITH_MARGIN = sorted(name for name, one in PAIR_LOSSES.items() if one.has_margin)
 
 ANSWER_RULES = rules(
     """
@@ -132,36 +129,9 @@ ANSWER_RULES = rules(
 
     spec.algorithm | promptsPerStep | OutOfRange | here
         kto also pairs each prompt with the answer to another one of its step; at least 2, or
-        kto.lossType: apo_zero_unpaired
-    when: self.type == 'kto' && !(has(self.kto) && self.kto.lossType == 'apo_zero_unpaired')
+        another kto.lossType
+    when: self.type == 'kto' && (!has(self.kto) || self.kto.lossType == 'kto')
     must: self.promptsPerStep >= 2
-
-    spec.algorithm.dpo spec.algorithm.onlineDpo | labelSmoothing | NoEffect
-        it has no effect with lossType ${self.lossType}; remove it, or one of $SMOOTHED_NAMES
-    when: !(self.lossType in $SMOOTHED)
-    must: $UNSET
-
-    spec.algorithm.dpo spec.algorithm.onlineDpo | labelSmoothing | OutOfRange
-        robust learns nothing if half of the labels are flipped; below 0.5
-    when: self.lossType == 'robust'
-    must: self.labelSmoothing < 0.5
-
-    spec.algorithm.dpo spec.algorithm.onlineDpo | targetMargin | NoEffect
-        it has no effect with lossType ${self.lossType}; remove it, or $MARGIN_NAMES
-    when: !(self.lossType in $WITH_MARGIN)
-    must: $UNSET
-
-    spec | reference roles.reference | NoEffect | here
-        dpo.lossType ${self.algorithm.dpo.lossType} uses no reference; remove it
-    when: self.algorithm.type == 'dpo' && has(self.algorithm.dpo)
-        && self.algorithm.dpo.lossType in $WITHOUT_REFERENCE
-    must: $UNSET
-
-    spec | reference roles.reference algorithm.kl.referenceRefresh | NoEffect | here
-        onlineDpo.lossType ${self.algorithm.onlineDpo.lossType} uses no reference; remove it
-    when: self.algorithm.type == 'online_dpo' && has(self.algorithm.onlineDpo)
-        && self.algorithm.onlineDpo.lossType in $WITHOUT_REFERENCE
-    must: $UNSET
 
     spec.algorithm | $BESIDE_PAIRS | NoEffect | here
         type: online_dpo has a preference loss of its own; remove it
@@ -214,7 +184,6 @@ ANSWER_RULES = rules(
     GIVEN=words(GIVEN),
     GUIDED=words(_GUIDED),
     GUIDED_NAMES=", ".join(_GUIDED),
-    MARGIN_NAMES=" or ".join(_WITH_MARGIN),
     OF_ANSWERS=words(name for name in GIVEN if name != "sft"),
     OF_RESPONSES="policyLoss rolloutCorrection dynamicSampling groupFilter resampling"
     " overlongPenalty scoreClip truncationPenalty positiveExamples certaintyReward"
@@ -225,13 +194,9 @@ ANSWER_RULES = rules(
     OF_SUPERVISED="data.demonstrations data.demonstrationPromptKey data.demonstrationAnswerKey",
     PAIRS=words(PAIRS),
     PAIR_NAMES=" and ".join(PAIRS),
-    SMOOTHED=words(_SMOOTHED),
     SUPERVISED_ROWS=either("supervised.rowsPerStep", "self.promptsPerStep"),
     UPDATES="self.epochs * (self.promptsPerStep / "
     + either("miniBatchPrompts", "self.promptsPerStep")
     + ")",
-    SMOOTHED_NAMES=", ".join(_SMOOTHED),
     UNGUIDED=words(name for name, one in LOSSES.items() if one.is_of_rows or one.is_of_sampler),
-    WITHOUT_REFERENCE=words(name for name, one in PAIR_LOSSES.items() if not one.has_reference),
-    WITH_MARGIN=words(_WITH_MARGIN),
 )

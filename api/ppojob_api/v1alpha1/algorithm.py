@@ -515,6 +515,11 @@ class AlgorithmSpec(Section):
         return self.type == "kto" and (self.kto or KtoSpec()).loss_type == "kto"
 
     @property
+    def tracks_rewards(self) -> bool:
+        """Whether rewards of given answers are compared with their mean so far."""
+        return self.type == "kto" and (self.kto or KtoSpec()).loss_type == "bco"
+
+    @property
     def pairs(self) -> DpoSpec | None:
         """The settings of the preference loss on given or generated pairs, if that is the loss."""
         if self.type == "dpo":
@@ -554,7 +559,7 @@ class AlgorithmSpec(Section):
     def compares_rows(self) -> bool:
         """Whether a loss on whole rows compares them with the reference."""
         if self.pairs is not None:
-            return self.pairs.loss.has_reference
+            return self.pairs.has_reference
         return self.type == "kto" or self.policy_loss.loss.has_reference
 
     @property

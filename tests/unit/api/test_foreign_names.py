@@ -59,7 +59,8 @@ aux_loss_coef                algorithm.routerBalanceCoefficient
 router_aux_loss_coef         algorithm.routerBalanceCoefficient
 max_length                   data.maxPromptTokens
 vespo_k_pos                  algorithm.policyLoss.vespo.kPositive
-discopop_tau                 OTHER LOSSES OF PAIRS
+discopop_tau                 algorithm.dpo.discopopTau
+mixture_coef                 RESPONSES OF A MIXTURE OF POLICY AND REFERENCE
 freeze_visual_encoder        model.freezeVisionTower
 min_p                        rollout.minP
 repetition_penalty           rollout.repetitionPenalty
@@ -140,7 +141,8 @@ def test_a_section_of_verl_is_told_key_by_key() -> None:
     [
         ("algorithm.type", "dr_grpo", "grpo, with spec.algorithm.grpo.normalizeByStd: false"),
         ("algorithm.policyLoss.type", "vanilla", "clip"),
-        ("algorithm.type", "bco", ""),
+        ("algorithm.type", "bco", "kto, with kto.lossType: bco"),
+        ("algorithm.type", "nash_md", ""),
         ("algorithm.lossAggregation", "seq-mean-token-sum", "sequence_mean_token_sum"),
         ("model.dtype", "float16", ""),
         ("critic.optimizer.schedule", "inverse_square_root", "inverse_sqrt"),

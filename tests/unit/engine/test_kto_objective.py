@@ -32,7 +32,10 @@ SPECS: dict[str, dict[str, object]] = {
     "a KL below 0": {},
     "weights": {"beta": 0.5, "desirableWeight": 0.7, "undesirableWeight": 1.3},
     "apo_zero_unpaired": {"lossType": "apo_zero_unpaired", "beta": 0.4},
+    "bco": {"lossType": "bco", "beta": 0.4, "desirableWeight": 0.7},
 }
+MEAN_SO_FAR = 0.13
+"""Of rewards, in updates before the one that is compared."""
 
 
 def experience(answers: list[tuple], *, is_mixed: bool = True) -> Experience:
@@ -58,7 +61,16 @@ def by_row(column: torch.Tensor, rows: Experience) -> torch.Tensor:
 def literal_kto(
     ratios: torch.Tensor, mismatched: torch.Tensor, labels: list[bool], spec: KtoSpec
 ) -> tuple[torch.Tensor, float]:
-    """As section 4.1 of the paper has it, in the words of its value function, and z_0."""
+    """As section 4.1 of the paper has it, in the words of its value function, and z_0.
+
+    BCO is the cross-entropy of a classifier whose logit is the reward less its mean so far.
+    """
+    if spec.loss_type == "bco":
+        logits = spec.beta * ratios - MEAN_SO_FAR
+        weights = [spec.desirable_weight if one else spec.undesirable_weight for one in labels]
+        good = torch.tensor(labels, dtype=logits.dtype)
+        loss = torch.nn.BCEWithLogitsLoss(torch.tensor(weights))
+        return loss(logits, good), MEAN_SO_FAR
     z_0 = max(0.0, mismatched.mean().item()) if spec.loss_type == "kto" else 0.0
     losses = []
     for ratio, is_good in zip(ratios, labels, strict=True):
@@ -68,10 +80,13 @@ def literal_kto(
     return torch.stack(losses).mean(), z_0
 
 
-def engine(model: tiny_models.PreTrainedModel, **training: object) -> TrainEngine:
+def engine(
+    model: tiny_models.PreTrainedModel, *, tracks_rewards: bool = False, **training: object
+) -> TrainEngine:
     spec = TrainingSpec.model_validate({"autocast": "none", **training})
     head = PolicyHead(LogprobSettings(1.0, spec.logprob_chunk_tokens))
-    return TrainEngine(model, head, spec, OptimizerSpec(gradient_clip=0.0), 1)
+    optimizer = OptimizerSpec(gradient_clip=0.0)
+    return TrainEngine(model, head, spec, optimizer, 1, tracks_rewards=tracks_rewards)
 
 
 @pytest.mark.parametrize("name", SPECS)
@@ -89,19 +104,27 @@ def test_kto_equals_the_literal_reference(
         rows.ref_logprobs = padded_logprobs(make_model(seed=1), rows)[0] + (
             1 if name == "a KL below 0" else -1
         )
+    is_bco = spec.loss_type == "bco"
     predicting = engine(make_model(), **training)
+    learner = engine(ours, tracks_rewards=is_bco, **training)
     mine, objective = KtoObjective(spec).of_batch(rows, predicting)
+    if learner.reward_mean is not None:
+        learner.reward_mean.load(torch.tensor([MEAN_SO_FAR, 12.0]))
+        objective = objective.compared_with(learner.reward_mean)
     held_out = objective.measured(predicting.predict(mine), mine)
-    measured = engine(ours, **training).update(mine, objective)
+    measured = learner.update(mine, objective)
 
     ratios = by_row(padded_logprobs(theirs, rows)[0] - rows.ref_logprobs, rows)
     labels = [label for _, _, label in ANSWERS]
     loss, z_0 = literal_kto(ratios[own], ratios[others].detach(), labels, spec)
     good = torch.tensor(labels)
     rewards = spec.beta * ratios[own].detach()
-    told = {"loss": loss, "kl": torch.tensor(z_0)}
+    told = {"loss": loss, "delta" if is_bco else "kl": torch.tensor(z_0)}
     told |= {"rewards/chosen": rewards[good].mean(), "rewards/rejected": rewards[~good].mean()}
-    assert (z_0 > 0) == (name in {"kto", "weights"})
+    assert (z_0 > 0) == (name in {"kto", "weights", "bco"})
+    if learner.reward_mean is not None:
+        whole = (12 * MEAN_SO_FAR + rewards.sum().item()) / 16
+        assert learner.state_tensors()["reward_mean"].tolist() == pytest.approx([whole, 16])
     # Not to the last digit: rotary embeddings are float32 in models of float64, too.
     figures = step_statistics([measured]) | step_statistics([held_out])
     for figure, value in told.items():
@@ -110,10 +133,11 @@ def test_kto_equals_the_literal_reference(
     assert_gradients(ours, theirs, loss, 1e-5)
 
 
-OF_TRL = {"kto": 0.457896225, "apo_zero_unpaired": 0.456772367}
-"""What the trainer of TRL (f2cd57710) gives for log ratios of -0.7, good, and -1.9, bad.
+OF_TRL = {"kto": 0.457896225, "apo_zero_unpaired": 0.456772367, "bco": 0.607191725}
+POINTS = {"kto": 0.4, "bco": -1.3}
+"""What the trainers of TRL (f2cd57710) give for log ratios of -0.7, good, and -1.9, bad.
 
-With a beta of 0.3, and 0.4 as the mean of mismatched ones.
+With a beta of 0.3, and 0.4 as the mean of mismatched ones; of BCO in its first update.
 """
 
 
@@ -123,6 +147,6 @@ def test_numbers_are_those_of_trl(name: str) -> None:
     answers = [([5], [([6], True)], True), ([7], [([8], True)], False)]
     rows = experience(answers, is_mixed=False)
     rows.ref_logprobs = torch.zeros(2)
-    objective = KtoObjective(spec, point=0.4 if name == "kto" else 0.0)
+    objective = KtoObjective(spec, point=POINTS.get(name, 0.0))
     measured = objective.measured((torch.tensor([-0.7, -1.9]),), rows)
     assert measured.token_sums["val/loss"] / 2 == pytest.approx(OF_TRL[name], rel=1e-6)

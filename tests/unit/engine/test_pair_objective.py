@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import tiny_models
 import torch
-from padded_reference import assert_gradients, padded_logprobs
+from padded_reference import assert_gradients, padded_logits, padded_logprobs
 from transformers import LlamaForSequenceClassification
 
 from ppojob_api.v1alpha1.preferences import PAIR_LOSSES as PAIR_LOSS_NEEDS
@@ -53,7 +53,21 @@ SPECS = {
         for name in ("sigmoid_norm", "nca_pair", "bco_pair", "sppo_hard", "apo_zero", "apo_down")
     },
     "with cross-entropy": {"sftWeight": 0.7},
+    "discopop": {"lossType": "discopop", "beta": 0.4, "discopopTau": 0.3},
+    "length-desensitised": {"beta": 0.4, "tailWeight": 0.3, "sftWeight": 0.7},
+    "length-desensitised means": {"lossType": "simpo", "targetMargin": 1.0, "tailWeight": 0.3},
+    "forward KL": {"beta": 0.4, "divergence": "forward_kl"},
+    "Jensen-Shannon": {"beta": 0.4, "divergence": "jsd", "tailWeight": 0.0},
+    "alpha": {"lossType": "hinge", "divergence": "alpha"},
+    "alpha of means": {"lossType": "ipo", "divergence": "alpha", "divergenceAlpha": 0.8},
+    "weighted": {"beta": 0.4, "weightByPolicy": True, "sftWeight": 0.7},
+    "mixed": {"lossWeights": {"ipo": 0.5, "bco_pair": 0.2, "sigmoid": 0.8}, "sftWeight": 1.0},
+    "mixed without reference": {"lossWeights": {"orpo": 0.2, "cpo": 0.8}},
+    "aot": {"lossType": "aot", "beta": 0.4, "labelSmoothing": 0.1, "tailWeight": 0.7},
+    "aot_unpaired": {"lossType": "aot_unpaired", "beta": 0.4, "sftWeight": 0.7},
 }
+MEANS = {"ipo", "sigmoid_norm", "simpo", "orpo"}
+WITHOUT_REFERENCE = {"cpo", "simpo", "orpo"}
 
 OF_TRL = {
     "sigmoid": 0.529260449,
@@ -66,6 +80,9 @@ OF_TRL = {
     "sppo_hard": 5.655555556,
     "apo_zero": 0.913544734,
     "apo_down": 0.858651656,
+    "discopop": 0.697550683,
+    "aot": 0.565260449,
+    "aot_unpaired": 0.565260449,
     "sigmoid_norm": 0.529260449,
     "cpo": 0.565260449,
     "simpo": 0.751595182,
@@ -91,28 +108,80 @@ def experience() -> Experience:
 
 
 def literal_dpo(
-    policy: list[torch.Tensor], reference: list[torch.Tensor], spec: DpoSpec
+    policy: list[torch.Tensor],
+    reference: list[torch.Tensor],
+    squares: list[torch.Tensor],
+    spec: DpoSpec,
 ) -> tuple[torch.Tensor, dict[str, float]]:
-    """As the papers have it, pair by pair, by the log-probabilities of rows."""
+    """As the papers have it, pair by pair, by the log-probabilities of rows.
+
+    `squares` are the squared probabilities of all tokens, summed up, before each token of a row.
+    """
     losses, told = [], {"chosen": 0.0, "rejected": 0.0, "margins": 0.0, "accuracies": 0.0}
-    by_tokens = spec.loss_type in {"ipo", "sigmoid_norm", "simpo", "orpo"}
-    scale = (lambda row: row.mean()) if by_tokens else (lambda row: row.sum())
-    for pair in range(len(policy) // 2):
-        good, bad = scale(policy[2 * pair]), scale(policy[2 * pair + 1])
-        if spec.loss_type not in {"cpo", "simpo", "orpo"}:
-            good = good - scale(reference[2 * pair])
-            bad = bad - scale(reference[2 * pair + 1])
-        weight = spec.sft_weight
-        if weight is None:
-            weight = float(spec.loss_type in {"cpo", "orpo"})
-        loss = LITERAL[spec.loss_type](good, bad, spec.beta, spec.label_smoothing)
-        losses.append(loss - weight * policy[2 * pair].mean())
-        told["chosen"] += spec.beta * good.item()
-        told["rejected"] += spec.beta * bad.item()
-        told["margins"] += spec.beta * (good - bad).item()
-        told["accuracies"] += float(good.item() > bad.item())
-    count = len(losses)
-    return torch.stack(losses).mean(), {name: total / count for name, total in told.items()}
+    weights = spec.loss_weights or {spec.loss_type: 1.0}
+    ratios = likelihoods(policy, spec)
+    if not set(weights) <= WITHOUT_REFERENCE:
+        ratios = ratios - likelihoods(reference, spec)
+    lengths = torch.tensor([len(row) for row in policy])
+    scores = slope(spec.divergence, spec.divergence_alpha or 0.5, ratios)
+    ratios = ratios / lengths if set(weights) <= MEANS else ratios
+    sft_weight = spec.sft_weight
+    if sft_weight is None:
+        sft_weight = float(bool(set(weights) & {"cpo", "orpo"}))
+    for c, r in zip(range(0, len(policy), 2), range(1, len(policy), 2), strict=True):
+        loss = torch.zeros(())
+        for name, weight in weights.items():
+            each = scores / lengths if name in MEANS else scores
+            loss = loss + weight * LITERAL[name](each[c], each[r], spec.beta, spec.label_smoothing)
+        if spec.weight_by_policy:
+            for n in (c, r):
+                loss = loss * (policy[n].detach().exp() / squares[n]).prod() ** (1 / lengths[n])
+        losses.append(loss - sft_weight * policy[c].mean())
+        told["chosen"] += spec.beta * ratios[c].item()
+        told["rejected"] += spec.beta * ratios[r].item()
+        told["margins"] += spec.beta * (ratios[c] - ratios[r]).item()
+        told["accuracies"] += float(ratios[c].item() > ratios[r].item())
+    loss = torch.stack(losses).mean() + literal_aot(policy, reference, spec)
+    return loss, {name: total / len(losses) for name, total in told.items()}
+
+
+def likelihoods(rows: list[torch.Tensor], spec: DpoSpec) -> torch.Tensor:
+    """(rows,) log-probabilities of whole answers, those of LD-DPO: the tail of the longer counts
+    less.
+    """
+    found = []
+    for number, row in enumerate(rows):
+        shared = min(len(row), len(rows[number ^ 1]))
+        found.append(row[:shared].sum() + spec.tail_weight * row[shared:].sum())
+    return torch.stack(found)
+
+
+def literal_aot(
+    policy: list[torch.Tensor], reference: list[torch.Tensor], spec: DpoSpec
+) -> torch.Tensor:
+    """AOT of all pairs: quantile by quantile; 0 for another loss."""
+    here, there = (likelihoods(rows, spec) for rows in (policy, reference))
+    sides = {
+        "aot": (here[0::2] - here[1::2], there[0::2] - there[1::2]),
+        "aot_unpaired": ((here - there)[0::2], (here - there)[1::2]),
+    }.get(spec.loss_type)
+    if sides is None:
+        return torch.zeros(())
+    upper, lower = (side.sort().values for side in sides)
+    return of_margin(spec.beta * (upper - lower), spec.label_smoothing).mean()
+
+
+def slope(divergence: str, alpha: float, log_ratio: torch.Tensor) -> torch.Tensor:
+    """f'(u) of f-DPO, from the f of its table 1, whose alpha is 1 less ours; plus a constant."""
+    if divergence == "reverse_kl":
+        return log_ratio
+    u, a = log_ratio.exp(), 1 - alpha
+    f = {
+        "forward_kl": lambda: -u.log(),
+        "jsd": lambda: u * u.log() - (u + 1) * ((u + 1) / 2).log(),
+        "alpha": lambda: (u ** (1 - a) - (1 - a) * u - a) / (a * (a - 1)),
+    }[divergence]()
+    return torch.autograd.grad(f.sum(), u, create_graph=True)[0]
 
 
 def prefers(x: torch.Tensor) -> torch.Tensor:
@@ -140,11 +209,17 @@ def is_bad(reward: torch.Tensor) -> torch.Tensor:
     return -torch.log(1 - prefers(reward))
 
 
+def modulated(margin: torch.Tensor, tau: float) -> torch.Tensor:
+    """Logistic where the pair is the wrong way round, else exponential."""
+    share = prefers(margin / tau)
+    return (1 - share) * of_margin(margin, 0) + share * torch.exp(-margin)
+
+
 def odds(x: torch.Tensor) -> torch.Tensor:
     return torch.exp(x) / (1 - torch.exp(x))
 
 
-LITERAL: dict[str, Callable[..., torch.Tensor]] = {
+LITERAL: dict[str, Callable[..., torch.Tensor | float]] = {
     "sigmoid": lambda c, r, b, e: of_margin(b * (c - r), e),
     "sigmoid_norm": lambda c, r, b, e: of_margin(b * (c - r), 0),
     "cpo": lambda c, r, b, e: of_margin(b * (c - r), e),
@@ -160,14 +235,21 @@ LITERAL: dict[str, Callable[..., torch.Tensor]] = {
     "sppo_hard": lambda c, r, b, e: (c - (1 - 0.5) / b) ** 2 + (r - (0 - 0.5) / b) ** 2,
     "apo_zero": lambda c, r, b, e: 1 - prefers(b * c) + prefers(b * r),
     "apo_down": lambda c, r, b, e: prefers(b * c) + 1 - prefers(b * (c - r)),
+    "discopop": lambda c, r, b, e: modulated(b * (c - r), 0.3),
+    "aot": lambda c, r, b, e: 0.0,  # not of one pair: `literal_aot`
+    "aot_unpaired": lambda c, r, b, e: 0.0,
     "orpo": lambda c, r, b, e: b * of_margin(torch.log(odds(c) / odds(r)), 0),
 }
 """A loss of one pair, by probabilities and without anything that keeps digits."""
 
 
-def trained(model: tiny_models.PreTrainedModel, rows: Experience) -> list[torch.Tensor]:
-    """The log-probabilities of the trained tokens of each row."""
-    return by_row(padded_logprobs(model, rows)[0], rows)
+def trained(
+    model: tiny_models.PreTrainedModel, rows: Experience
+) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Of the trained tokens of each row the log-probabilities, and all squared ones summed up."""
+    logits = padded_logits(model, rows)
+    squares = [(said.softmax(-1) ** 2).sum(-1).detach() for said, _ in logits]
+    return by_row(padded_logprobs(model, rows)[0], rows), by_row(torch.cat(squares), rows)
 
 
 def by_row(column: torch.Tensor, rows: Experience) -> list[torch.Tensor]:
@@ -197,11 +279,14 @@ def test_dpo_equals_the_literal_reference(
     ours, theirs = (make_model(dtype=torch.float64) for _ in range(2))
     with torch.no_grad():
         reference, _ = padded_logprobs(make_model(dtype=torch.float64, seed=1), experience)
-    experience.ref_logprobs = reference
-    objective = PairObjective(DpoLoss(spec))
-    measured = engine(ours, **training).update(experience, objective)
-    held_out = objective.measured(engine(make_model()).predict(experience), experience)
-    loss, told = literal_dpo(trained(theirs, experience), by_row(reference, experience), spec)
+    experience.ref_logprobs = reference = reference.float()
+    settings = LogprobSettings(1.0, 16, squares=spec.weight_by_policy)
+    predicting = engine(make_model(), PolicyHead(settings), **training)
+    rows, objective = PairObjective(DpoLoss(spec)).of_batch(experience, predicting)
+    held_out = objective.measured(predicting.predict(rows), rows)
+    measured = engine(ours, PolicyHead(settings), **training).update(rows, objective)
+    policy, squares = trained(theirs, experience)
+    loss, told = literal_dpo(policy, by_row(reference, experience), squares, spec)
     # Not to the last digit: rotary embeddings are float32 in models of float64, too.
     assert measured.values["train/loss"] == pytest.approx(loss.item(), rel=1e-6)
     for figure, value in told.items():
@@ -268,14 +353,16 @@ def test_pairs_that_were_drawn_have_the_loss_of_given_ones(
     rows.advantages = signs.repeat_interleave(rows.lengths)
     in_pairs = torch.tensor([row for pair in zip(chosen, rejected, strict=True) for row in pair])
     given = rows.select(in_pairs)
-    loss = DpoLoss(DpoSpec(sft_weight=0.3))
-    place = rows.token_index(in_pairs)
-    wanted = PairObjective(loss)((logprobs[place],), given, Denominators.of(given))
+    loss = DpoLoss(DpoSpec(sft_weight=0.3, tail_weight=0.5, weight_by_policy=True))
+    place, squares = rows.token_index(in_pairs), torch.rand(rows.num_tokens)
+    outputs = (logprobs[place], squares[place])
+    wanted = PairObjective(loss)(outputs, given, Denominators.of(given))
     rows.mask &= rows.advantages != 0
     drawn = DrawnPairObjective(loss)
     assert drawn.rows_with_gradient(rows).tolist() == sorted(chosen + rejected)
     some = drawn.rows_with_gradient(rows)
-    outputs = (logprobs[rows.token_index(some)], torch.ones(int(rows.lengths[some].sum())))
+    place = rows.token_index(some)
+    outputs = (logprobs[place], torch.ones(len(place)), squares[place])
     found = drawn(outputs, rows.select(some), Denominators.of(rows))
     torch.testing.assert_close(found.loss, wanted.loss)
     for ours, theirs in zip(drawn.pair_names, PairObjective.term_names, strict=True):

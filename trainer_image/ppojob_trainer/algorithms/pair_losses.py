@@ -5,6 +5,9 @@ All take `chosen` and `rejected`, (pairs,), and give losses, (pairs,). Both are 
 answer or, where `PairLoss.is_mean` says so, their mean. m is the margin `beta (chosen - rejected)`,
 s the logistic function, e the share of pairs that are the wrong way round (`label_smoothing`).
 Numbers are those of TRL's `DPOTrainer`, `CPOTrainer` and `ORPOTrainer`, without cross-entropies.
+
+With another divergence from the reference than the reverse KL, its function in `DIVERGENCES` is
+applied to both first. In AOT they are not of one pair, but have the same rank.
 """
 
 import math
@@ -108,6 +111,17 @@ def apo_down(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
     return (beta * chosen).sigmoid() + (beta * (rejected - chosen)).sigmoid()
 
 
+def discopop(chosen: Tensor, rejected: Tensor, *, beta: float, tau: float = 0.05) -> Tensor:
+    """`-(1 - s(m / t)) log s(m) + s(m / t) exp(-m)`, a loss that a language model found.
+
+    DiscoPOP (Lu et al. 2024, arXiv:2406.08414, equation 5), t the temperature `tau`, at most 1.
+    """
+    margins = beta * (chosen - rejected)
+    # One exponent, as exp(-m) alone overflows where its factor is 0.
+    exponential = torch.exp(logsigmoid(margins / tau) - margins)
+    return exponential - (-margins / tau).sigmoid() * logsigmoid(margins)
+
+
 def simpo(
     chosen: Tensor,
     rejected: Tensor,
@@ -147,8 +161,39 @@ PAIR_LOSSES: Final[dict[str, Callable[..., Tensor]]] = {
     "sppo_hard": sppo_hard,
     "apo_zero": apo_zero,
     "apo_down": apo_down,
+    "discopop": discopop,
+    "aot": sigmoid,
+    "aot_unpaired": sigmoid,
     "cpo": sigmoid,
     "simpo": simpo,
     "orpo": orpo,
 }
 """Every loss of pairs by the name of `spec.algorithm.dpo.lossType`."""
+
+
+def alpha_divergence(log_ratios: Tensor, alpha: float) -> Tensor:
+    """`f'(u) = (u^(alpha - 1) - 1) / (alpha - 1)`: 1 - 1 / u for 0, towards log u for 1.
+
+    The paper's alpha is 1 less this one, which is TRL's. Exponents above 80 are 80, as in TRL.
+    """
+    power = alpha - 1.0
+    return torch.expm1((power * log_ratios).clamp(max=80.0)) / power
+
+
+DIVERGENCES: Final[dict[str, Callable[[Tensor, float], Tensor]]] = {
+    "reverse_kl": lambda log_ratios, _: log_ratios,
+    "forward_kl": lambda log_ratios, _: alpha_divergence(log_ratios, 0.0),
+    "jsd": lambda log_ratios, _: logsigmoid(log_ratios) + math.log(2.0),  # log(2 u / (1 + u))
+    "alpha": alpha_divergence,
+}
+"""`f'(u)` of each divergence, from log u, u the policy's probability over the reference's.
+
+f-DPO (Wang et al. 2023, arXiv:2309.16240, table 1). 0 where the two agree; TRL drops the constants,
+which cancel in margins.
+"""
+
+
+def of_equal_rank(values: Tensor, others: Tensor) -> Tensor:
+    """Return for each value the one of `others` that has its rank: (n,) from (n,) and (n,)."""
+    ranks = values.argsort(stable=True).argsort()
+    return others.sort().values[ranks]

@@ -46,6 +46,7 @@ _SHAPES_STATE: Final = (
     "spec.optimizer.momentsDtype",
     "spec.training.autocast",
     "spec.algorithm.kl.referenceRefresh",
+    "spec.algorithm.kto.lossType",
     "spec.critic.path",
     "spec.critic.referencePath",
     "spec.critic.lora",

@@ -33,7 +33,11 @@ from ppojob_trainer.models.mtp_layers import states_for_mtp
 from ppojob_trainer.models.pipeline_stages import WHOLE, PassThrough, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
-from ppojob_trainer.parallel.collectives import largest_over_ranks, sum_over_data
+from ppojob_trainer.parallel.collectives import (
+    joined_over_data,
+    largest_over_ranks,
+    sum_over_data,
+)
 from ppojob_trainer.parallel.fsdp import as_forward, keep_unsharded, release
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 from ppojob_trainer.parallel.world import World
@@ -170,6 +174,10 @@ class ForwardEngine:
         left = iter(sums)
         values, token_sums, counts = (dict(zip(one, left, strict=False)) for one in told)
         return PassStatistics(values, {}, token_sums, tokens, counts)
+
+    def over_data(self, mine: Tensor) -> tuple[Tensor, slice]:
+        """Concatenate (n,) of all data-parallel coordinates, and where this one's are."""
+        return joined_over_data(self._world, mine)
 
     def _passes(
         self,

@@ -86,9 +86,12 @@ class PolicyHead:
     @classmethod
     def of_updates(cls, spec: PPOJobSpec) -> PolicyHead:
         """Make the head of policy updates."""
+        pairs = spec.algorithm.pairs
+        squares = pairs is not None and pairs.weight_by_policy
         if spec.algorithm.given:
-            return cls.of(spec, "none")
-        return cls.of(spec, "gradient" if spec.algorithm.has_entropy_bonus else "value")
+            return cls.of(spec, "none", squares=squares)
+        bonus = spec.algorithm.has_entropy_bonus
+        return cls.of(spec, "gradient" if bonus else "value", squares=squares)
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
         """Return `(logprobs, entropy, squares, certainty)`, all but the first if asked for."""

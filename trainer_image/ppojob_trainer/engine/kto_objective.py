@@ -4,16 +4,19 @@
 the sign and λ depend on its label, s is the logistic function. The reference point
 `z = max(0, mean of r of mismatched answers)` has no gradient; it pairs prompts with the answers to
 others, under the current policy. With z = 0 it is APO-zero of single answers (D'Oosterlinck et al.
-2024, arXiv:2408.06266). Metrics are those of TRL's `KTOTrainer`.
+2024, arXiv:2408.06266). BCO (Jung et al. 2024, arXiv:2404.04656) is a classifier of the same
+rewards, `-log s(± (β r - δ))`, with their running mean δ. Metrics are those of TRL's `KTOTrainer`
+and `BCOTrainer`.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from ppojob_api.v1alpha1.preferences import KtoSpec
 from ppojob_trainer.algorithms.masked import row_sum
@@ -23,20 +26,55 @@ from ppojob_trainer.engine.objective import Denominators, LossParts
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
+REWARD_MEAN: Final = "reward_mean"
+"""Its name among the tensors of an engine's state."""
+
+
+@dataclass(slots=True)
+class RewardMean:
+    """Mean reward of the answers of all updates so far: δ of BCO."""
+
+    value: float = 0.0
+    answers: float = 0.0
+
+    def follow(self, measured: PassStatistics) -> None:
+        """Add the answers of an update."""
+        count = sum(measured.counts[name] for name in KtoObjective.token_names)
+        total = sum(measured.token_sums[name] for name in KtoObjective.token_names)
+        self.answers += count
+        self.value += (total - count * self.value) / self.answers
+
+    def state(self) -> Tensor:
+        """Return the state, (2,) float64."""
+        return torch.tensor([self.value, self.answers], dtype=torch.float64)
+
+    def load(self, state: Tensor) -> None:
+        """Restore a state."""
+        self.value, self.answers = state.tolist()
+
 
 @dataclass(frozen=True, slots=True)
 class KtoObjective:
-    """The KTO loss of an update, over the first output of a `PolicyHead`.
+    """The KTO or BCO loss of an update, over the first output of a `PolicyHead`.
 
-    `of_batch` computes the reference point z of a mini-batch before its update.
+    `of_batch` computes the reference point z of a mini-batch before its update; of BCO the point is
+    δ / β.
     """
 
     spec: KtoSpec
     point: float = 0.0
 
     area: ClassVar = "train"
-    term_names: ClassVar = ("train/loss", "train/kl")
     token_names: ClassVar = ("train/rewards/chosen", "train/rewards/rejected")
+
+    @property
+    def term_names(self) -> tuple[str, ...]:
+        """The metrics that are divided by the rows of the mini-batch."""
+        return ("train/loss", "train/delta" if self.spec.loss_type == "bco" else "train/kl")
+
+    def compared_with(self, mean: RewardMean) -> KtoObjective:
+        """Return the objective of BCO's next mini-batch, whose rewards are compared with a mean."""
+        return replace(self, point=mean.value / self.spec.beta)
 
     def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, KtoObjective]:
         """Return a mini-batch's labelled rows and their objective; a collective of all ranks."""
@@ -73,9 +111,14 @@ class KtoObjective:
         spec, labels, ratios = self.spec, _labels(rows), _ratios(logprobs, rows)
         weights = torch.where(labels > 0, spec.desirable_weight, spec.undesirable_weight)
         # 1 - s(x) = s(-x)
-        losses = weights * (-labels * spec.beta * (ratios - self.point)).sigmoid()
-        sums = {"loss": losses.detach().sum().item(), "kl": self.point * rows.num_rows}
-        counts = {}
+        lost = -labels * spec.beta * (ratios - self.point)
+        sums, counts = {"kl": self.point * rows.num_rows}, {}
+        if spec.loss_type == "bco":
+            losses = -weights * logsigmoid(-lost)
+            sums = {"delta": spec.beta * self.point * rows.num_rows}
+        else:
+            losses = weights * lost.sigmoid()
+        sums["loss"] = losses.detach().sum().item()
         for name, are_such in (("chosen", labels > 0), ("rejected", labels < 0)):
             rewards = spec.beta * ratios.detach()[are_such]
             sums[f"rewards/{name}"] = rewards.sum().item()

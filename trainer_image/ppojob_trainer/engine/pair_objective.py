@@ -6,16 +6,18 @@ two generated rows of a group. No split over ranks, mini-batches or micro-batche
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Final
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ppojob_api.v1alpha1.preferences import DpoSpec, RewardModelTrainingSpec
-from ppojob_trainer.algorithms.masked import row_mean, row_sum
-from ppojob_trainer.algorithms.pair_losses import PAIR_LOSSES
+from ppojob_api.v1alpha1.preferences import PAIR_LOSSES as PAIR_LOSS_NEEDS
+from ppojob_api.v1alpha1.preferences import DpoLossType, DpoSpec, RewardModelTrainingSpec
+from ppojob_trainer.algorithms.masked import row_count, row_mean, row_sum
+from ppojob_trainer.algorithms.pair_losses import DIVERGENCES, PAIR_LOSSES, of_equal_rank
+from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.head import TokenOutputs
 from ppojob_trainer.engine.objective import Denominators, LossParts, TokenObjective, token_sums
 from ppojob_trainer.engine.policy_objective import SAMPLING_STATISTICS, sampling_diagnostics
@@ -32,7 +34,7 @@ _TOLD: Final = ("loss", *(f"rewards/{name}" for name in _OF_REWARDS))
 
 @dataclass(frozen=True, slots=True)
 class DpoLoss:
-    """A loss of `PAIR_LOSSES`, and the cross-entropy of the chosen answers beside it.
+    """Losses of `PAIR_LOSSES`, and the cross-entropy of the chosen answers beside them.
 
     Reported rewards are `beta` times the compared quantity: `log(pi(y|x) / pi_ref(y|x))`, or
     `log pi(y|x)` without a reference, over an answer or its mean over the tokens.
@@ -40,29 +42,119 @@ class DpoLoss:
 
     spec: DpoSpec
 
-    def __call__(self, logprobs: Tensor, rows: Experience, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Return losses (pairs,) and rewards (rows,); may read `ref_logprobs`."""
-        spec, needs = self.spec, self.spec.loss
-        compared = logprobs
-        if needs.has_reference:
-            assert rows.ref_logprobs is not None, "the reference comes before the update"
-            compared = logprobs - rows.ref_logprobs
-        ratios = (row_mean if needs.is_mean else row_sum)(compared, rows.mask, rows.lengths)
-        chosen, rejected = (ratios[rows_of] for rows_of in pairs)
-        losses = PAIR_LOSSES[spec.loss_type](chosen, rejected, **_options(spec))
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, pairs: Pairs
+    ) -> tuple[Tensor, Tensor]:
+        """Return losses (pairs,) and rewards (rows,); may read `ref_logprobs`, `counterparts`."""
+        spec, logprobs = self.spec, outputs[0]
+        ratios = self._ratios(logprobs, rows, pairs)
+        counts = row_count(rows.mask, rows.lengths).clamp(min=1).to(ratios.dtype)
+        if spec.sorts is not None:
+            losses = self._compared_by_rank(logprobs, rows, pairs)
+        else:
+            alpha = 0.5 if spec.divergence_alpha is None else spec.divergence_alpha
+            scores = DIVERGENCES[spec.divergence](ratios, alpha)
+            means = scores / counts
+            terms = []
+            for name, weight in spec.weighted.items():
+                compared = means if PAIR_LOSS_NEEDS[name].is_mean else scores
+                terms.append(weight * self._term(name, compared[pairs[0]], compared[pairs[1]]))
+            losses = torch.stack(terms).sum(0)
+        if spec.weight_by_policy:
+            losses = losses * _policy_weights(outputs, rows, pairs)
         if weight := spec.own_sft_weight:
             losses = losses - weight * row_mean(logprobs, rows.mask, rows.lengths)[pairs[0]]
-        return losses, spec.beta * ratios
+        return losses, spec.beta * (ratios / counts if spec.is_mean else ratios)
+
+    def with_counterparts(
+        self, logprobs: Tensor, rows: Experience, pairs: Pairs, engine: ForwardEngine
+    ) -> Experience:
+        """Return a mini-batch's rows with `counterparts`; a collective of all ranks."""
+        sides = [engine.over_data(side) for side in self._sides(logprobs, rows, pairs)]
+        counterparts = torch.zeros(rows.num_rows)
+        for of, (mine, place), (others, _) in zip(pairs, sides, reversed(sides), strict=True):
+            counterparts[of] = of_equal_rank(mine, others)[place]
+        return replace(rows, counterparts=counterparts.repeat_interleave(rows.lengths))
+
+    def _compared_by_rank(self, logprobs: Tensor, rows: Experience, pairs: Pairs) -> Tensor:
+        """Return losses (pairs,) of which only the sum over the mini-batch has a meaning: AOT's.
+
+        Melnyk et al. 2024, arXiv:2406.05882: the i-th smallest margin of the policy is compared
+        with that of the reference, or the i-th smallest log-ratio of a chosen answer with that of a
+        rejected one. Sorting changes no gradient, so what one is compared with is a constant here.
+        """
+        assert rows.counterparts is not None, "a mini-batch is sorted before its update"
+        (name,) = self.spec.weighted
+        one, other = self._sides(logprobs, rows, pairs)
+        constants = rows.counterparts[rows.offsets[:-1]]
+        losses = self._term(name, one, constants[pairs[0]])
+        # Over the mini-batch it is the same sum once more, so it adds a gradient and no value.
+        again = self._term(name, constants[pairs[1]], other)
+        return losses + (again - again.detach())
+
+    def _sides(self, logprobs: Tensor, rows: Experience, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """Return the two sides that AOT sorts and compares, (pairs,) each."""
+        chosen, rejected = pairs
+        if self.spec.sorts == "ratios":
+            ratios = self._ratios(logprobs, rows, pairs)
+            return ratios[chosen], ratios[rejected]
+        policy = self._sums(logprobs, rows, pairs)
+        reference = self._sums(_reference(rows), rows, pairs)
+        return policy[chosen] - policy[rejected], reference[chosen] - reference[rejected]
+
+    def _ratios(self, logprobs: Tensor, rows: Experience, pairs: Pairs) -> Tensor:
+        """Return (rows,): log-ratios to the reference, or log-probabilities without one."""
+        compared = logprobs - _reference(rows) if self.spec.has_reference else logprobs
+        return self._sums(compared, rows, pairs)
+
+    def _sums(self, values: Tensor, rows: Experience, pairs: Pairs) -> Tensor:
+        """Sum the trained tokens of each row, those of the longer answer's tail weighted."""
+        if self.spec.tail_weight != 1.0:
+            values = torch.where(_is_in_tail(rows, pairs), self.spec.tail_weight, 1.0) * values
+        return row_sum(values, rows.mask, rows.lengths)
+
+    def _term(self, name: DpoLossType, chosen: Tensor, rejected: Tensor) -> Tensor:
+        """Return the losses of one kind, (pairs,)."""
+        spec, needs = self.spec, PAIR_LOSS_NEEDS[name]
+        options = {"beta": spec.beta}
+        if needs.has_smoothing:
+            options["label_smoothing"] = spec.label_smoothing
+        if needs.has_margin and spec.target_margin is not None:
+            options["target_margin"] = spec.target_margin
+        if needs.has_tau and spec.discopop_tau is not None:
+            options["tau"] = spec.discopop_tau
+        return PAIR_LOSSES[name](chosen, rejected, **options)
 
 
-def _options(spec: DpoSpec) -> dict[str, float]:
-    """Return the arguments of the loss by name."""
-    found, needs = {"beta": spec.beta}, spec.loss
-    if needs.has_smoothing:
-        found["label_smoothing"] = spec.label_smoothing
-    if needs.has_margin and spec.target_margin is not None:
-        found["target_margin"] = spec.target_margin
-    return found
+def _reference(rows: Experience) -> Tensor:
+    assert rows.ref_logprobs is not None, "the reference comes before the update"
+    return rows.ref_logprobs
+
+
+def _is_in_tail(rows: Experience, pairs: Pairs) -> Tensor:
+    """Return (tokens,): whether a trained token stands behind the length that both answers have.
+
+    So LD-DPO divides the longer answer of each pair (Liu et al. 2024, arXiv:2409.06411).
+    """
+    counts = row_count(rows.mask, rows.lengths)
+    shared, ends = counts.clone(), counts.cumsum(0)
+    for of in pairs:
+        shared[of] = torch.minimum(*(counts[each] for each in pairs))
+    number = rows.mask.cumsum(0) - (ends - counts)[rows.token_rows]
+    return number > shared[rows.token_rows]
+
+
+def _policy_weights(outputs: TokenOutputs, rows: Experience, pairs: Pairs) -> Tensor:
+    """Return (pairs,), without gradient: how likely the policy generates both answers.
+
+    WPO (Zhou et al. 2024, arXiv:2406.11827, equation 2): of each answer the geometric mean of
+    `pi(a_t) / E[pi(a)]` over its tokens, so that answers that are sampled have about 1. As TRL, and
+    without the bound of 1 in the authors' code.
+    """
+    logprobs, *_, sum_pi_squared = outputs
+    likely = logprobs.detach() - sum_pi_squared.log()
+    chosen, rejected = (row_mean(likely, rows.mask, rows.lengths)[of] for of in pairs)
+    return (chosen + rejected).exp()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +168,11 @@ class BradleyTerryLoss:
 
     spec: RewardModelTrainingSpec
 
-    def __call__(self, values: Tensor, rows: Experience, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, pairs: Pairs
+    ) -> tuple[Tensor, Tensor]:
         """Return losses (pairs,) and rewards (rows,)."""
-        rewards = row_sum(values, rows.mask, rows.lengths)
+        rewards = row_sum(outputs[0], rows.mask, rows.lengths)
         chosen, rejected = (rewards[rows_of] for rows_of in pairs)
         wanted = chosen - rejected
         if rows.turn_rewards is not None:
@@ -96,6 +190,16 @@ class PairObjective:
     area: ClassVar = "train"
     term_names: ClassVar[tuple[str, ...]] = tuple(f"train/{name}" for name in _TOLD)
     token_names: ClassVar[tuple[str, ...]] = ()
+
+    def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, PairObjective]:
+        """Return a mini-batch's rows and their objective; a collective of all ranks.
+
+        A loss that sorts gets their log-probabilities by one more pass.
+        """
+        if isinstance(self.loss, DpoLoss) and self.loss.spec.sorts is not None:
+            logprobs, *_ = engine.predict(rows)
+            rows = self.loss.with_counterparts(logprobs, rows, self._pairs(rows), engine)
+        return rows, self
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """Return (n,) int64: all rows."""
@@ -119,7 +223,7 @@ class PairObjective:
     def _compared(self, outputs: TokenOutputs, rows: Experience) -> tuple[Tensor, list[float]]:
         """Return losses (pairs,), and sums of the metrics over the pairs."""
         pairs = self._pairs(rows)
-        losses, rewards = self.loss(outputs[0], rows, pairs)
+        losses, rewards = self.loss(outputs, rows, pairs)
         chosen, rejected = (rewards.detach()[rows_of] for rows_of in pairs)
         is_right = (chosen > rejected).float()
         columns = (losses.detach(), chosen, rejected, chosen - rejected, is_right)

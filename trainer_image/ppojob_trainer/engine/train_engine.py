@@ -14,7 +14,7 @@ from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
 from ppojob_trainer.engine.head import Head, TokenOutputs
-from ppojob_trainer.engine.kto_objective import KtoObjective
+from ppojob_trainer.engine.kto_objective import REWARD_MEAN, KtoObjective, RewardMean
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
 from ppojob_trainer.engine.mtp import Mtp, mtp_loss_name
 from ppojob_trainer.engine.objective import Denominators, LossParts
@@ -120,6 +120,8 @@ class TrainEngine(ForwardEngine):
         routers: RouterCoefficients | None = None,
         average_decay: float | None = None,
         mtp: Mtp | None = None,
+        *,
+        tracks_rewards: bool = False,
     ) -> None:
         """Take over a model as `ForwardEngine` does, to train it in place.
 
@@ -128,6 +130,7 @@ class TrainEngine(ForwardEngine):
         coefficients of the MoE router losses added to the objective's, and the rate of the
         selection bias; None for neither. With `average_decay` there is an EMA of the weights, to be
         begun or loaded. `mtp` says how the MTP layer is trained; None where the model has none.
+        With `tracks_rewards` the mean reward of labelled answers is part of the state.
         """
         super().__init__(model, head, training, world)
         if "activations" in offload:
@@ -140,6 +143,7 @@ class TrainEngine(ForwardEngine):
         self._spec = optimizer
         self._total_steps = total_steps
         self._scale = LossScale() if training.autocast == "float16" else None
+        self.reward_mean = RewardMean() if tracks_rewards else None
         if training.activation_checkpointing:
             model.gradient_checkpointing_enable({"use_reentrant": False})
         self._optimizer = build_optimizer(model, optimizer)
@@ -207,13 +211,18 @@ class TrainEngine(ForwardEngine):
         return {
             UPDATES: torch.tensor(self.updates),
             **({LOSS_SCALE: self._scale.state()} if self._scale else {}),
+            **({REWARD_MEAN: self.reward_mean.state()} if self.reward_mean else {}),
             **optimizer_tensors(self.model, self._optimizer),
         }
 
     def state_boxes(self) -> dict[str, Box]:
         """Return this rank's shard of each of them, as it is after the first update."""
-        scale = {LOSS_SCALE: Box.whole((2,))} if self._scale else {}
-        return {UPDATES: Box.whole(()), **scale, **optimizer_boxes(self.model, self._spec)}
+        boxes = {UPDATES: Box.whole(())}
+        if self._scale:
+            boxes[LOSS_SCALE] = Box.whole((2,))
+        if self.reward_mean:
+            boxes[REWARD_MEAN] = Box.whole((2,))
+        return {**boxes, **optimizer_boxes(self.model, self._spec)}
 
     def load_state(self, parts: Mapping[str, Tensor]) -> None:
         """Load copies of this rank's shards of `state_tensors`."""
@@ -221,6 +230,8 @@ class TrainEngine(ForwardEngine):
         self.updates = int(state.pop(UPDATES))
         if self._scale is not None:
             self._scale.load(state.pop(LOSS_SCALE))
+        if self.reward_mean is not None:
+            self.reward_mean.load(state.pop(REWARD_MEAN))
         host = self.moments if self._moments_leave else None
         load_optimizer_tensors(self.model, self._spec, self._optimizer, state, host)
 
@@ -362,6 +373,8 @@ class TrainEngine(ForwardEngine):
                 routers.follow()
             if self.average is not None:
                 self.average.follow()
+            if self.reward_mean is not None:
+                self.reward_mean.follow(measured)
         if self._scale is not None:
             self._scale.after(is_finite=is_finite)
         self.updates += 1

@@ -192,6 +192,7 @@ train/loss | 1 | loss on given answers: with sft the aggregated cross entropy of
     with kto the mean loss of an answer, else of a pair
 train/kl | nats | with kto the point z that log-ratios to the reference are compared with: their
     mean over prompts paired with answers to other prompts, at least 0
+train/delta | reward | with bco the mean reward of the answers of earlier optimizer steps
 train/router_balance_loss | 1 | load-balancing loss of the routers per layer; 1 if all experts get
     the same load
 train/router_z_loss | 1 | z-loss of the routers per layer: mean squared logsumexp of their logits
@@ -352,8 +353,9 @@ rpc/sent_bytes | bytes | bytes that the controller sent in requests since the la
 rpc/received_bytes | bytes | bytes that the controller received in answers |
     ppojob_rpc_received_bytes_total counter
 val/loss | 1 | loss on the held-out answers: with sft the mean cross entropy of trained tokens, with
-    kto the mean loss of an answer (with val/kl), else of a pair
+    kto the mean loss of an answer (with val/kl or val/delta), else of a pair
 val/kl | nats | like train/kl, on held-out answers, promptsPerStep at a time
+val/delta | reward | like train/delta, of all answers that were trained on
 val/rewards/chosen | reward | like train/rewards/chosen, on held-out answers
 val/rewards/rejected | reward | like train/rewards/rejected, on held-out answers
 val/rewards/margins | reward | like train/rewards/margins, on held-out pairs

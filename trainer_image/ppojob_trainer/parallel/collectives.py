@@ -41,6 +41,20 @@ def sum_over_data(world: World, values: Sequence[float]) -> list[float]:
     return sum_over_ranks(world, values, world.dims.speakers)
 
 
+def joined_over_data(world: World, mine: Tensor) -> tuple[Tensor, slice]:
+    """Concatenate (n,) of each data-parallel coordinate, in host memory, and this one's slice."""
+    if world.size == 1:
+        return mine, slice(0, len(mine))
+    told = [mine] * world.size
+    dist.all_gather_object(told, mine, group=world.group)
+    parts, own = (
+        [told[rank] for rank in world.dims.speakers],
+        world.dims.data_coordinate(world.rank),
+    )
+    first = sum(map(len, parts[:own]))
+    return torch.cat(parts), slice(first, first + len(mine))
+
+
 def largest_over_ranks(world: World, value: int) -> int:
     """Return the maximum over ranks."""
     if world.size == 1:

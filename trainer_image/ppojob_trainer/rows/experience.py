@@ -68,6 +68,9 @@ class Experience:
     token_rewards: Tensor | None = None  # (tokens,) float32, r_t, penalties included
     advantages: Tensor | None = None  # (tokens,) float32, A_t
     returns: Tensor | None = None  # (tokens,) float32, R_t
+    # (tokens,) float32, at every token what the log-ratio of its row is compared with: the one of
+    # equal rank; None where that of the other answer of its pair is
+    counterparts: Tensor | None = None
     # (tokens,) bool, what of the mask the updates train on; None for all of it
     update_mask: Tensor | None = None
     # (tokens,) bool, at every token whether its row scored well; None if unused

@@ -164,10 +164,13 @@ class Policy(TrainedModel):
     def _of_policy(
         self, rows: Experience, given: GivenObjective
     ) -> tuple[Experience, GivenObjective]:
-        """Return the rows with a loss, and the loss, which with KTO depends on the policy."""
-        if isinstance(given, KtoObjective):
-            return given.of_batch(rows, self.learner.engine)
-        return rows, given
+        """Return the rows with a loss, and the loss, which may depend on the whole mini-batch."""
+        engine = self.learner.engine
+        if isinstance(given, SftObjective):
+            return rows, given
+        if isinstance(given, KtoObjective) and engine.reward_mean is not None:
+            return rows, given.compared_with(engine.reward_mean)
+        return given.of_batch(rows, engine)
 
     def _head_with_kl(
         self, reference: Reference | Teachers, number: int, rows: Experience
@@ -212,6 +215,7 @@ def open_policy(spec: PPOJobSpec, world: World) -> Policy:
             RouterCoefficients.of(spec.algorithm),
             spec.model.average_decay,
             Mtp.of(spec),
+            tracks_rewards=spec.algorithm.tracks_rewards,
         )
 
     return Policy(spec, Learner("actorRollout", world, spec.seed, load, train, offload))
