@@ -92,7 +92,7 @@ def _problem(config: Mapping[str, Json], key: str, value: Json) -> Problem | Non
         why = "it says which model the folder holds"
     elif isinstance(value, dict):
         why = "only keys of the language model can be overridden, and no section around them"
-        allowed, reason = f"its keys without it, of {', '.join(keys)}", ReasonCode.BAD_FORM
+        allowed, reason = f"{', '.join(keys)} without one", ReasonCode.BAD_FORM
     elif key not in keys and _changes_sizes(config, key, value):
         why, allowed = "the weights would not fit", "a folder with weights of these sizes"
     elif key not in keys:
@@ -100,7 +100,7 @@ def _problem(config: Mapping[str, Json], key: str, value: Json) -> Problem | Non
         allowed = f"one of {', '.join(keys)}" if keys else "remove it"
         reason = ReasonCode.NOT_ONE_OF
     elif _typed(config, key, value) is None:
-        why, allowed = "no value of this key", _words(config, key)
+        why, allowed = "this key has no such value", _words(config, key)
         reason = ReasonCode.OUT_OF_RANGE
     return Problem(f"{_FIELD}.{key}", shown(value), why, allowed, reason) if why else None
 
