@@ -97,8 +97,7 @@ def _problem(config: Mapping[str, Json], key: str, value: Json) -> Problem | Non
         why, allowed = "the weights would not fit", "a folder with weights of these sizes"
     elif key not in keys:
         why = f"trainer and engines do not all follow it for a model of {kind}"
-        allowed = f"one of {', '.join(keys)}" if keys else "remove it"
-        reason = ReasonCode.NOT_ONE_OF
+        allowed, reason = f"one of {', '.join(keys)}", ReasonCode.NOT_ONE_OF
     elif _typed(config, key, value) is None:
         why, allowed = "this key has no such value", _words(config, key)
         reason = ReasonCode.OUT_OF_RANGE

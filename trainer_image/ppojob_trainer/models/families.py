@@ -428,6 +428,7 @@ _DEEPSEEK3: Final = Family(
     has_mla=True,
     told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
+    overridable=("rope_theta",),  # norms of latents have another epsilon in transformers than in vLLM
 )
 _QWEN2_VL: Final = Family(
     "Qwen2-VL",
@@ -590,10 +591,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_bias": (False,),
             "clip_qkv": (None,),
             "norm_topk_prob": (False,),
+            "rms_norm_eps": (1e-5,),  # which vLLM computes with
         },
         biases={},
         qk_norm="all heads",
         mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
+        overridable=("rope_theta",),
     ),
     "deepseek_v2": replace(
         _DEEPSEEK3,
@@ -640,6 +643,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={"attention_bias": (False,), "rope_interleave": (True,)},
         told_vllm={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
+        overridable=_RMS_NORM,
     ),
     "glm4_moe": _GLM4_MOE,
     "minimax_m2": Family(
