@@ -428,7 +428,7 @@ _DEEPSEEK3: Final = Family(
     has_mla=True,
     told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
-    overridable=("rope_theta",),  # norms of latents have another epsilon in transformers than in vLLM
+    overridable=("rope_theta",),  # the epsilon of latents is a constant in transformers
 )
 _QWEN2_VL: Final = Family(
     "Qwen2-VL",
