@@ -3,9 +3,9 @@
 Run: `python vllm_family.py FOLDER OUTPUT FAMILY... [--rank R --store FILE]`. It writes an object by
 family: the difference, or what went wrong; of linear attention, which vLLM computes in bfloat16
 alone here, the mean. A job overrides each key of config.json that it may (`overridden`). Rows are
-longer than windows; weights reach the engine as the trainer sends
-them, and are not those of the folder. One process has all engines: loading vLLM takes longer. With
-a rank it is one of two that share each engine, and experts are dealt to them.
+longer than windows; weights reach the engine as the trainer sends them, and are not those of the
+folder. One process has all engines: loading vLLM takes longer. With a rank it is one of two that
+share each engine, and experts are dealt to them.
 """
 
 import argparse

@@ -152,8 +152,9 @@ class ModelSpec(Section):
     override_config.attention_dropout."""
 
     config_overrides: Arguments = Field(default_factory=dict)
-    """Other values for keys of config.json, such as `{rms_norm_eps: 1.0e-6}`, where ropeScaling
-    applies. A key that some of them would not follow is refused. verl: override_config."""
+    """Other values for keys of config.json, such as `{rms_norm_eps: 1.0e-6}`, for all models that
+    ropeScaling is for. Keys that trainer or engines would ignore are refused. verl:
+    override_config."""
 
     lora: LoraSpec | None = None
     """Train adapters beside frozen weights; absent: all weights are trained."""

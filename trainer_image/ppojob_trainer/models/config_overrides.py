@@ -4,7 +4,6 @@ A key is supported for a family if trainer and engines compute alike with every 
 of the table of families, each of which tests hold against transformers. Does not import torch.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -34,6 +33,8 @@ _IDENTITY: Final = ("model_type", "architectures", "auto_map", "quantization_con
 _FLAGS: Final = ("norm_topk_prob",)
 _INTEGERS: Final = (_WINDOW, "query_pre_attn_scalar")
 _MOST: Final = 2**31 - 1
+_LARGEST: Final = 1e12
+"""Largest value of a number that is no integer."""
 
 
 def check_overrides(model: ModelSpec) -> Iterator[Problem]:
@@ -122,11 +123,11 @@ def _typed(config: Mapping[str, Json], key: str, value: Json) -> Json:
     """Return a value in the type of a supported key; None for one that it cannot have."""
     if key in _FLAGS:
         return value if isinstance(value, bool) else None
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool):
         return None
     if most := _most(config, key):
-        return int(value) if value == int(value) and 1 <= value <= most else None
-    is_within = 0 <= value < 1 if _is_dropout(key) else value > 0
+        return int(value) if 1 <= value <= most and value == int(value) else None
+    is_within = 0 <= value < 1 if _is_dropout(key) else 0 < value <= _LARGEST
     return float(value) if is_within else None
 
 
@@ -136,7 +137,8 @@ def _words(config: Mapping[str, Json], key: str) -> str:
         return "true or false"
     if most := _most(config, key):
         return f"an integer from 1 to {most}"
-    return "a number at least 0 and below 1" if _is_dropout(key) else "a number above 0"
+    within = "at least 0 and below 1" if _is_dropout(key) else f"above 0 and at most {_LARGEST:g}"
+    return f"a number {within}"
 
 
 def _is_dropout(key: str) -> bool:
