@@ -39,6 +39,7 @@ from ppojob_trainer.errors import ConfigError, JobFailed, RewardFailed
 from ppojob_trainer.models import kinds
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.config_changes import can_be_stretched, config_changes
+from ppojob_trainer.models.config_overrides import check_overrides
 from ppojob_trainer.models.folder_checks import ModelReport, check_model_folder
 from ppojob_trainer.models.layout_checks import check_layouts, check_targets
 from ppojob_trainer.models.memory import GIB, least_cache
@@ -115,7 +116,7 @@ def check_inputs(config: RunConfig) -> Preflight:
     overrides = config_changes(spec.model.path, spec.model)
     model = check_model_folder(Path(spec.model.path), kind, overrides)
     found.parameters = model.parameters
-    misfits = [*_context(spec, model), *check_layouts(spec)]
+    misfits = [*check_overrides(spec.model), *_context(spec, model), *check_layouts(spec)]
     if spec.reference is None:
         misfits += _teacher_context(spec, kinds.POLICY.where, model)
     misfits += check_arguments(spec.rollout.engine_arguments)

@@ -77,12 +77,31 @@ def test_a_step_without_signal_is_not_one_without_entropy(
         assert before[0] > 1.0, "the pass for old log-probabilities computed everything"
 
 
+def test_a_run_goes_on_with_its_own_overrides(start, tiny_job, tiny_folder, output: Path):
+    def job(epsilon: float, total: int) -> Path:
+        model = {"path": str(tiny_folder / "model"), "configOverrides": {"rms_norm_eps": epsilon}}
+        return tiny_job(model=model, steps={"total": total}, checkpoint={"every": 1})
+
+    start(job(0.1, 1), output).succeed()
+    other = start(job(0.2, 2), output)
+    assert other.wait() == 2
+    assert any(line.startswith("spec.model.configOverrides.rms_norm_eps") for line in other.lines)
+    start(job(0.1, 2), output).succeed()
+    steps = [record for record in run_folders.metrics(output) if record["step"]]
+    assert len(steps) == 2
+    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    assert json.loads((output / "export" / "config.json").read_text())["rms_norm_eps"] == 0.1
+
+
 @pytest.mark.vllm
-def test_all_models_of_a_job_turn_positions_alike(start, tiny_job, tiny_folder, output: Path):
+def test_all_models_of_a_job_read_one_configuration(start, tiny_job, tiny_folder, output: Path):
     """vLLM, two ranks that share the policy, and the reference; the export begins another job."""
     scaling = {"type": "yarn", "factor": 8.0, "originalMaxPositionEmbeddings": 16}
     job = tiny_job(
-        model={"path": str(tiny_folder / "model"), "ropeScaling": scaling},
+        model={
+            **{"path": str(tiny_folder / "model"), "ropeScaling": scaling},
+            "configOverrides": {"rms_norm_eps": 0.1, "rope_theta": 50},
+        },
         **tiny_jobs.PPO,
         rollout={"engine": "vllm", "dtype": "float32", "kvCacheGib": 0.1, "maxSequences": 16},
         roles={"actorRollout": {"ranksPerReplica": 2}},
@@ -95,3 +114,4 @@ def test_all_models_of_a_job_turn_positions_alike(start, tiny_job, tiny_folder, 
     config = json.loads((output / "export" / "config.json").read_text())
     assert config["max_position_embeddings"] == 128
     assert config["rope_parameters"]["original_max_position_embeddings"] == 16
+    assert (config["rms_norm_eps"], config["rope_parameters"]["rope_theta"]) == (0.1, 50.0)

@@ -13,22 +13,31 @@ pytestmark = [pytest.mark.processes, pytest.mark.vllm, pytest.mark.slow, pytest.
 
 
 @pytest.mark.parametrize(
-    ("family", "ranks", "kill"),
+    ("family", "ranks", "kill", "overrides"),
     [
-        ("gpt2", {}, "checkpoint.shard.write.middle@4=kill"),
+        (
+            "gpt2",
+            {},
+            "checkpoint.shard.write.middle@4=kill",
+            {"layer_norm_epsilon": 0.1, "resid_pdrop": 0.1, "embd_pdrop": 0.1},
+        ),
         (
             "gpt_neox",
             {"ranksPerReplica": 2, "parallelism": {"tensor": 2}},
             "rpc.update.answer.before@2=kill",
+            {"layer_norm_eps": 0.1, "hidden_dropout": 0.1},
         ),
     ],
 )
 def test_a_killed_job_ends_as_an_undisturbed_one(
-    run_twice, tiny_folder_of, tmp_path: Path, family: str, ranks, kill: str
+    run_twice, tiny_folder_of, tmp_path: Path, family: str, ranks, kill: str, overrides
 ):
     folder = tiny_folder_of(0.0, family)
     job = {
-        "model": {"path": str(folder / "model"), "attentionDropout": 0.1},
+        "model": {
+            **{"path": str(folder / "model"), "attentionDropout": 0.1},
+            "configOverrides": overrides,
+        },
         "steps": {"total": 2},
         "timeouts": {"livenessSeconds": 120},
         "recovery": {"restartsWithoutProgress": 100},
@@ -45,4 +54,5 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     )
     assert after.keys() == before.keys()
     assert not any(torch.equal(tensor, before[name]) for name, tensor in after.items())
-    AutoModelForCausalLM.from_pretrained(calm / "export")
+    found = AutoModelForCausalLM.from_pretrained(calm / "export").config.to_dict()
+    assert found == {**found, **overrides}

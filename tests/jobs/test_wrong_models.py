@@ -13,8 +13,8 @@ import pytest
 from golden_lines import read_lines
 from refused_jobs import RefusedJob, check, edit
 from safetensors.numpy import load_file, save_file
-from tiny_models import save_policy
-from transformers import GPT2LMHeadModel, Olmo3ForCausalLM
+from tiny_models import MIXTURE, save_policy
+from transformers import GPT2LMHeadModel, Olmo3ForCausalLM, Qwen3MoeForCausalLM
 
 from ppojob_trainer.data import template_renderer
 
@@ -185,6 +185,25 @@ CASES: dict[str, Spoil] = {
     "positions of layers of several kinds": lambda wrong: [
         save_policy(wrong.model, 0.0, model_class=Olmo3ForCausalLM),
         wrong.set("spec.model.ropeScaling", {"type": "yarn", "factor": 2.0}),
+    ],
+    "overrides of config.json": lambda wrong: wrong.set(
+        "spec.model.configOverrides",
+        {
+            "rms_norm_eps": 0,
+            "rope_theta": "500000",
+            "hidden_size": 128,
+            "initializer_range": 0.1,
+            "max_position_embeddings": 512,
+            "model_type": "qwen2",
+            "text_config": {"rms_norm_eps": 1e-5},
+        },
+    ),
+    "overrides of a mixture": lambda wrong: [
+        save_policy(wrong.model, 0.0, model_class=Qwen3MoeForCausalLM, **MIXTURE),
+        wrong.set(
+            "spec.model.configOverrides",
+            {"num_experts_per_tok": 7, "norm_topk_prob": 1, "sliding_window": 8},
+        ),
     ],
     "template missing": lambda wrong: wrong.set("spec.model.chatTemplate", "/no/such.jinja"),
     "template is no Jinja": template("{% for m in messages %}\n{{ m.content }"),

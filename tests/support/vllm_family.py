@@ -2,9 +2,10 @@
 
 Run: `python vllm_family.py FOLDER OUTPUT FAMILY... [--rank R --store FILE]`. It writes an object by
 family: the difference, or what went wrong; of linear attention, which vLLM computes in bfloat16
-alone here, the mean. Rows are longer than windows; weights reach the engine as the trainer sends
-them, and are not those of the folder. One process has all engines: loading vLLM takes longer. With
-a rank it is one of two that share each engine, and experts are dealt to them.
+alone here, the mean. A job overrides each key of config.json that it may (`overridden`). Rows are
+longer than windows; weights reach the engine as the trainer sends them, and are not those of the
+folder. One process has all engines: loading vLLM takes longer. With a rank it is one of two that
+share each engine, and experts are dealt to them.
 """
 
 import argparse
@@ -20,17 +21,20 @@ from typing import Literal
 import torch
 from engine_phase import close_quickly
 from family_models import FAMILY_MODELS, MIXTURE_MODELS, is_half_in_vllm
+from overridden import other_values, overridden
 from padded_reference import gradients, token_logprobs
 from tiny_models import draw_corrections, make_model, write_model
 from transformers import PreTrainedModel
 from whole_models import save_whole
 
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.training import LoraSpec, ModelSpec
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.models.config_changes import config_changes
+from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES, WHOLES
 from ppojob_trainer.models.load import load_model
@@ -184,7 +188,11 @@ def _compared(
     lora = LoraSpec(rank=8, alpha=8) if family in ADAPTED else None
     tells = family in TOLD
     alone = _trained(folder) if family in OF_TRANSFORMERS else []
-    engine = VllmEngine(rollout, folder, device=device, lora=lora, tells_experts=tells)
+    values = other_values(read_config(folder / "config.json"))
+    job = ModelSpec.model_validate({"path": str(folder), "configOverrides": values})
+    model, overrides = overridden(model, values), config_changes(folder, job)
+    beside = {"lora": lora, "tells_experts": tells, "overrides": overrides}
+    engine = VllmEngine(rollout, folder, device=device, **beside)
     if lora is not None:
         rename_modules(model, FAMILIES[model.config.model_type])
         add_adapters(model, lora)

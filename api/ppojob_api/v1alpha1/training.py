@@ -151,6 +151,11 @@ class ModelSpec(Section):
     """Dropout on attention weights in updates; absent: that of config.json. verl:
     override_config.attention_dropout."""
 
+    config_overrides: Arguments = Field(default_factory=dict)
+    """Other values for keys of config.json, such as `{rms_norm_eps: 1.0e-6}`, for all models that
+    ropeScaling is for. Keys that trainer or engines would ignore are refused. verl:
+    override_config."""
+
     lora: LoraSpec | None = None
     """Train adapters beside frozen weights; absent: all weights are trained."""
 

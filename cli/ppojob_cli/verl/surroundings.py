@@ -197,6 +197,26 @@ def engine_arguments(verl: Verl, job: Draft) -> None:
         job.set("spec.rollout.engineArguments", own, *taken)
 
 
+def config_overrides(verl: Verl, job: Draft) -> None:
+    """Keys of config.json without a field of their own."""
+    at = "actor_rollout_ref.model.override_config"
+    own, taken = {}, []
+    for name, value in verl.below(at).items():
+        key = f"{at}.{name}"
+        row = keys.find(key)
+        if row is None or row.how != config_overrides.__name__:
+            continue
+        if "." in name:
+            job.leave_out("only keys of the language model can be overridden", key)
+        elif value == 0 and row.name == key:
+            job.keep(key)
+        else:
+            own[name] = value
+            taken.append(key)
+    if own:
+        job.set("spec.model.configOverrides", own, *taken)
+
+
 def rollout_lengths(verl: Verl, job: Draft) -> None:
     """Lengths of the engine, which are those of the data."""
     for name in ("prompt", "response"):

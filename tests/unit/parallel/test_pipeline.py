@@ -10,12 +10,15 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from family_models import FAMILY_MODELS
 from hypothesis import given
 from hypothesis import strategies as st
 from tiny_models import make_model
 
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.log_partition import add_log_partition, is_log_partition
-from ppojob_trainer.models.pipeline_stages import keep_stage, layers_of
+from ppojob_trainer.models.module_names import rename_modules
+from ppojob_trainer.models.pipeline_stages import PassThrough, keep_stage, layers_of
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.pipeline import PipelineRanks, Turn, _Lane, turns
 
@@ -127,3 +130,22 @@ def test_each_weight_is_of_one_stage_but_an_embedding_that_is_the_head_too(is_ti
     assert holders.pop("model.embed_tokens.weight") == ([0, 2] if is_tied else [0])
     assert {len(held) for held in holders.values()} == {1}
     assert {name: [2] for name in holders if is_log_partition(name)}.items() <= holders.items()
+
+
+@pytest.mark.parametrize(
+    ("family", "key"),
+    [
+        ("gpt_neox", "hidden_dropout"),
+        ("granite", "embedding_multiplier"),
+        ("phi", "embd_pdrop"),
+        ("starcoder2", "embedding_dropout"),
+    ],
+)
+def test_only_the_first_stage_scales_and_drops_the_embedding(family, key):
+    kind, options = FAMILY_MODELS[family]
+    stage = make_model(kind, **{**options, key: 0.5, "num_hidden_layers": 3}).train()
+    rename_modules(stage, FAMILIES[family])
+    keep_stage(stage, PipelineRanks(1, 3), ExpertRanks())
+    stage.base_model.layers[1] = PassThrough()
+    states = torch.randn(1, 9, stage.config.hidden_size)
+    assert torch.equal(stage.base_model(inputs_embeds=states).last_hidden_state, states)

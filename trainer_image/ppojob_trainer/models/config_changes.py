@@ -1,4 +1,4 @@
-"""Overrides of a model's config.json by a job: RoPE scaling, context length, attention dropout.
+"""Overrides of a model's config.json by a job: fields such as RoPE scaling, and single keys.
 
 Trainer, engine and export all read it through these functions, so they compute the same model.
 """
@@ -12,17 +12,22 @@ from ppojob_api.v1alpha1.training import ModelSpec, RopeScalingSpec
 from ppojob_trainer.data.media.picture_files import THINKER
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import TEXT_SECTION, has_tower, read_config
-from ppojob_trainer.models.families import FAMILIES, Family
+from ppojob_trainer.models.config_overrides import (
+    ROPE_BASE,
+    has_no_positions,
+    supported_overrides,
+)
+from ppojob_trainer.models.families import FAMILIES
 
 _NEW, _OLD = "rope_parameters", "rope_scaling"
 _LENGTH: Final = "max_position_embeddings"
 _ORIGINAL: Final = "original_max_position_embeddings"
 _DROPOUT: Final = "attention_dropout"
 _KEPT: Final[tuple[str, ...]] = (
-    *("rope_theta", "partial_rotary_factor"),
+    *(ROPE_BASE, "partial_rotary_factor"),
     *("beta_fast", "beta_slow", "truncate"),  # of yarn
 )
-"""Keys of transformers 5's RoPE parameters that no job changes."""
+"""Keys of transformers 5's RoPE parameters that scaling does not change."""
 
 _Config = TypeVar("_Config")
 
@@ -31,12 +36,12 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     """Return the job's overrides of the configuration in a folder, by transformers' names.
 
     Empty for a folder other than the policy's, and for one whose config.json cannot be read, which
-    the checks report.
+    the checks report, as they do keys that are left out here (`check_overrides`).
     """
     config = read_config(Path(folder) / "config.json")
     if not isinstance(config, dict) or Path(folder) != Path(model.path):
         return {}
-    changes: dict[str, Json] = {}
+    changes = supported_overrides(config, model)
     if (scaling := model.rope_scaling) is not None:
         rope: dict[str, Json] = {"rope_type": scaling.type, "factor": scaling.factor}
         if scaling.type == "llama3":
@@ -103,14 +108,11 @@ def can_be_stretched(folder: Path | str) -> bool:
     )
 
 
-def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
-    """Whether the attention of a Mamba-2 hybrid has no positions (NoPE)."""
-    is_of_mamba = family.recurrence is not None and family.recurrence.rule == "mamba"
-    return is_of_mamba and config.get("position_embedding_type") != "rope"
-
-
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
-    """Apply overrides to a config.json, in the form it has: transformers 5's, or the older."""
+    """Apply overrides to a config.json, in the form it has: transformers 5's, or the older.
+
+    The older has the base of RoPE beside its scaling.
+    """
     if isinstance(thinker := config.get(THINKER), dict):
         return {**config, THINKER: changed_document(thinker, changes)}
     text = config.get(TEXT_SECTION)
@@ -125,6 +127,10 @@ def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) ->
         for key in (_NEW, _OLD):
             changed.pop(key, None)
         changed[form] = {name: kept[name] for name in _KEPT if name in kept} | rope
+    if ROPE_BASE in changes and isinstance(rope := changed.get(_NEW), dict):
+        changed[_NEW] = {**rope, ROPE_BASE: changes[ROPE_BASE]}
+        if ROPE_BASE not in config:
+            del changed[ROPE_BASE]
     return changed
 
 
@@ -132,9 +138,11 @@ def change(config: _Config, changes: Mapping[str, Json]) -> _Config:
     """Apply overrides to a transformers configuration, in place; vLLM also calls it."""
     values: dict[str, Any] = dict(changes)
     language = getattr(config, TEXT_SECTION, config)
+    before = getattr(language, _NEW, None) or {}
     if _NEW in values:
-        before = getattr(language, _NEW, None) or {}
         values[_NEW] = {name: before[name] for name in _KEPT if name in before} | values[_NEW]
+    if ROPE_BASE in values:
+        values[_NEW] = {**values.get(_NEW, before), ROPE_BASE: values.pop(ROPE_BASE)}
     for name, value in values.items():
         setattr(language, name, value)
     return config

@@ -33,6 +33,14 @@ _DELTA_NETWORK_SIZES: Final[Mapping[str, Json]] = {
     "linear_conv_kernel_dim": 4,
     "full_attention_interval": 4,
 }
+_TOP_K: Final = ("num_experts_per_tok",)
+_SCALED_TOP_K: Final = (*_TOP_K, "norm_topk_prob", "routed_scaling_factor")
+_RMS_NORM: Final = ("rms_norm_eps", "rope_theta")
+_LAYER_NORM: Final = ("layer_norm_eps", "rope_theta")
+_MULTIPLIERS: Final = (
+    *_RMS_NORM,
+    *("embedding_multiplier", "residual_multiplier", "attention_multiplier"),
+)
 CORRECTION: Final = "e_score_correction_bias"
 """A router's selection bias (e_score_correction_bias); float32 whatever the weights' dtype."""
 EXPERT_BIAS: Final = "expert_bias"
@@ -78,6 +86,7 @@ class Mixture:
         norms: norms that only layers with experts have.
         has_scales: whether routers normalize and scale their input, and each expert has an output
             scale (Gemma 4).
+        overridable: as a family's.
     """
 
     block: str = "mlp"
@@ -99,6 +108,7 @@ class Mixture:
     enabled_by: str = ""
     norms: tuple[str, ...] = ()
     has_scales: bool = False
+    overridable: tuple[str, ...] = ("num_experts_per_tok", "norm_topk_prob")
 
     @property
     def is_transposed(self) -> bool:
@@ -205,6 +215,8 @@ class Family:
         logit_divisor: key of the divisor of logits, if any.
         logit_multiplier: key of the multiplier of logits, if any.
         logit_cap: key of the logit softcap, if any.
+        overridable: keys of config.json that a job may override, beside those of dropouts, windows
+            and logits: trainer and engines compute alike with every value.
     """
 
     models: str
@@ -256,6 +268,7 @@ class Family:
     logit_divisor: str = ""
     logit_multiplier: str = ""
     logit_cap: str = ""
+    overridable: tuple[str, ...] = _RMS_NORM
 
     @property
     def plain_out(self) -> str:
@@ -310,6 +323,7 @@ _LFM2: Final = Family(
     ),
     modules={"embedding_norm": "norm", "pos_emb": "rotary_emb"},
     file_names={".embedding_norm.": ".norm."},
+    overridable=("norm_eps", "rope_theta"),
 )
 _INFINITY: Final[Json] = {"__float__": "Infinity"}
 """As transformers 5 writes it."""
@@ -341,6 +355,7 @@ _GEMMA2: Final = replace(
     norms=("input_layernorm", "pre_feedforward_layernorm"),
     post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     logit_cap="final_logit_softcapping",
+    overridable=(*_RMS_NORM, "query_pre_attn_scalar", "attn_logit_softcapping"),
 )
 _GEMMA4: Final = Family(
     "Gemma 4 E2B, E4B, 26B-A4B and 31B (text)",
@@ -374,8 +389,10 @@ _GEMMA4: Final = Family(
             *("post_feedforward_layernorm_1", "post_feedforward_layernorm_2"),
         ),
         has_scales=True,
+        overridable=("top_k_experts",),
     ),
     logit_cap=_GEMMA2.logit_cap,
+    overridable=("rms_norm_eps",),
 )
 _WITH_SHARED: Final = Mixture(
     shared="shared_expert",
@@ -388,6 +405,7 @@ _CORRECTED: Final = Mixture(
     dense_first="first_k_dense_replace",
     scoring="sigmoid",
     selection_bias=f"gate.{CORRECTION}",
+    overridable=_SCALED_TOP_K,
 )
 _LATENT: Final[Mapping[str, Json]] = {
     "q_lora_rank": 1536,
@@ -410,6 +428,7 @@ _DEEPSEEK3: Final = Family(
     has_mla=True,
     told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
+    overridable=("rope_theta",),  # the epsilon of latents is a constant in transformers
 )
 _QWEN2_VL: Final = Family(
     "Qwen2-VL",
@@ -464,7 +483,7 @@ _QWEN3_5_MOE: Final = replace(
         "decoder_sparse_step": (1, None),
         "norm_topk_prob": (True, None),
     },
-    mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True),
+    mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True, overridable=_TOP_K),
 )
 _GRANITE_SHARED: Final = FeedForward(
     "shared_intermediate_size",
@@ -488,8 +507,10 @@ _GRANITE_MOE: Final = Family(
         is_stacked=True,
         is_out_first=True,
         topk_before_softmax=True,
+        overridable=_TOP_K,
     ),
     logit_divisor="logits_scaling",
+    overridable=_MULTIPLIERS,
 )
 _COHERE: Final = Family(
     "Command R, Aya 23, Aya Expanse",
@@ -499,6 +520,7 @@ _COHERE: Final = Family(
     norms=("input_layernorm",),
     has_layer_norms=True,
     logit_multiplier="logit_scale",
+    overridable=_LAYER_NORM,
 )
 _QWEN2: Final = Family(
     "Qwen2, Qwen2.5",
@@ -558,7 +580,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={"hidden_act": ("silu",), "sliding_window": (None,), "router_jitter_noise": (0.0,)},
         ropes=(None, "default"),
         biases={},
-        mixture=Mixture("block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size"),
+        mixture=Mixture(
+            "block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size", overridable=_TOP_K
+        ),
     ),
     "olmoe": Family(
         "OLMoE",
@@ -567,10 +591,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_bias": (False,),
             "clip_qkv": (None,),
             "norm_topk_prob": (False,),
+            "rms_norm_eps": (1e-5,),  # which vLLM computes with
         },
         biases={},
         qk_norm="all heads",
-        mixture=Mixture(inner="intermediate_size"),
+        mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
+        overridable=("rope_theta",),
     ),
     "deepseek_v2": replace(
         _DEEPSEEK3,
@@ -589,7 +615,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"topk_method": "greedy", "scoring_func": "softmax"},
             **{"n_group": 1, "topk_group": 1},
         },
-        mixture=replace(_CORRECTED, scoring="softmax", selection_bias=""),
+        mixture=replace(
+            _CORRECTED,
+            scoring="softmax",
+            selection_bias="",
+            overridable=("num_experts_per_tok", "routed_scaling_factor"),
+        ),
     ),
     "deepseek_v3": _DEEPSEEK3,
     "glm4_moe_lite": replace(
@@ -612,6 +643,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={"attention_bias": (False,), "rope_interleave": (True,)},
         told_vllm={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
+        overridable=_RMS_NORM,
     ),
     "glm4_moe": _GLM4_MOE,
     "minimax_m2": Family(
@@ -634,6 +666,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "intermediate_size",
             scoring="sigmoid",
             selection_bias=CORRECTION,
+            overridable=_TOP_K,
         ),
     ),
     "gpt_oss": Family(
@@ -651,8 +684,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         ropes=("yarn",),
         has_sinks=True,
         mixture=Mixture(
-            inner="intermediate_size", router="router", is_stacked=True, is_clamped=True
+            inner="intermediate_size",
+            router="router",
+            is_stacked=True,
+            is_clamped=True,
+            overridable=_TOP_K,
         ),
+        overridable=("rope_theta",),
     ),
     "mistral": Family(
         "Mistral",
@@ -683,11 +721,18 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={**_ATTENTION, **_FEED_FORWARD},
     ),
     "olmo2": _OLMO2,
-    "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True, has_ropes_by_layer=True),
+    "olmo3": replace(
+        _OLMO2,
+        models="OLMo 3",
+        has_windows=True,
+        has_ropes_by_layer=True,
+        overridable=("rms_norm_eps",),
+    ),
     "granite": Family(
         "Granite 3",
         biases={**_ATTENTION, **_FEED_FORWARD},
         logit_divisor="logits_scaling",
+        overridable=_MULTIPLIERS,
     ),
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": replace(
@@ -730,6 +775,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         file_names=_GRANITE_MOE.file_names,
         mixture=_GRANITE_MOE.mixture,
         logit_divisor="logits_scaling",
+        overridable=_MULTIPLIERS,
     ),
     "nemotron_h": Family(
         "Nemotron-H, Nemotron Nano 2 and 3",
@@ -787,7 +833,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
             shared_inner=("moe_shared_expert_intermediate_size",),
             scoring="sigmoid",
             selection_bias=f"gate.{CORRECTION}",
+            overridable=_SCALED_TOP_K,
         ),
+        overridable=("layer_norm_epsilon",),
     ),
     "gemma": _GEMMA,
     "gemma2": _GEMMA2,
@@ -797,6 +845,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={**_GEMMA2.defaults, "vocab_size": 262_208, "num_attention_heads": 8},
         has_ropes_by_layer=True,
         qk_norm="each head",
+        overridable=("rms_norm_eps", "query_pre_attn_scalar"),
     ),
     "gemma4_text": _GEMMA4,
     "gemma4_unified_text": replace(
@@ -816,6 +865,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "attention_out_bias": ("self_attn.o_proj",),
             **_FEED_FORWARD,
         },
+        overridable=(*_RMS_NORM, "residual_dropout"),
     ),
     "exaone4": Family(
         "EXAONE 4",
@@ -852,6 +902,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             scoring="sigmoid",
             weight_epsilon=1e-6,
             selection_bias=EXPERT_BIAS,
+            overridable=_SCALED_TOP_K,
         ),
     ),
     "ernie4_5": Family(
@@ -880,6 +931,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={**_ATTENTION, **_FEED_FORWARD},
         post_norms=("post_norm1", "post_norm2"),
         logit_multiplier="logits_scaling",
+        overridable=_MULTIPLIERS,
     ),
     "ernie4_5_moe": Family(
         "ERNIE 4.5 MoE",
@@ -896,6 +948,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             may_share_none=True,
             dense_first="moe_layer_start_index",
             selection_bias=f"{BIAS_MODULE}.{CORRECTION}",
+            overridable=("moe_k",),
         ),
     ),
     "gpt_neox": Family(
@@ -922,6 +975,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "gpt_neox.final_layer_norm.": "model.norm.",
             "embed_out.": "lm_head.",
         },
+        overridable=("layer_norm_eps",),
     ),
     "gpt2": Family(
         "GPT-2, DistilGPT-2",
@@ -962,6 +1016,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "transformer.ln_f.": "model.norm.",
         },
         counts=("split_size",),
+        overridable=("layer_norm_epsilon",),
     ),
     "opt": Family(
         "OPT, except 350M",
@@ -993,6 +1048,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "model.decoder.final_layer_norm.": "model.norm.",
         },
         counts=("num_heads",),
+        overridable=(),
     ),
     "phi": Family(
         "Phi-1, Phi-1.5, Phi-2",
@@ -1008,6 +1064,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         dropouts=("attention_dropout", "resid_pdrop", "embd_pdrop"),
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
+        overridable=_LAYER_NORM,
     ),
     "starcoder2": Family(
         "StarCoder2",
@@ -1020,6 +1077,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_norm_biases=True,
         feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
         dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
+        overridable=("norm_epsilon", "rope_theta"),
     ),
     "stablelm": Family(
         "StableLM 3B, StableLM 2, StableLM Zephyr",
@@ -1031,6 +1089,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         drops_attention_kwargs=True,
         dropouts=("attention_dropout", "hidden_dropout"),
         counts=("num_heads", "num_key_value_heads"),
+        overridable=_LAYER_NORM,
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
@@ -1043,7 +1102,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Qwen3-VL MoE",
         defaults={"num_key_value_heads": 16},
         only=_EXPERTS_EVERYWHERE,
-        mixture=Mixture(is_stacked=True),
+        mixture=Mixture(is_stacked=True, overridable=_TOP_K),
     ),
     "qwen3_omni_moe_thinker": replace(
         _QWEN3_VL,

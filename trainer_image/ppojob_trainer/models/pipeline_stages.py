@@ -25,6 +25,13 @@ from ppojob_trainer.parallel.pipeline import PipelineRanks
 _LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _STAGE: Final = "pipeline_stage"
+_OF_EMBEDDINGS: Final = {
+    "embedding_multiplier": 1.0,  # of Granite
+    "embedding_dropout": 0.0,  # of StarCoder2
+    "embed_dropout": nn.Identity(),  # of Phi
+    "emb_dropout": nn.Identity(),  # of GPT-NeoX
+}
+"""What base models apply to embeddings, with no-ops for it in later stages."""
 
 
 class PassThrough(nn.Module):
@@ -130,8 +137,9 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
             base.layers[layer] = PassThrough()
     if not ranks.is_first and not (tied and ranks.is_last):
         base.embed_tokens = PassThrough()
-    if not ranks.is_first and hasattr(base, "embedding_multiplier"):
-        base.embedding_multiplier = 1.0  # Granite's multiplier, which the first stage has applied
+    for name, nothing in _OF_EMBEDDINGS.items():
+        if not ranks.is_first and hasattr(base, name):
+            setattr(base, name, nothing)
     if not ranks.is_last:
         base.norm = PassThrough()
     if not ranks.is_last:

@@ -17,7 +17,8 @@ _REPLAY: Final = "spec.algorithm.routerReplay"
 _SET_BY: Final = {
     **dict.fromkeys(("model", "model_weights", "served_model_name"), "spec.model.path"),
     **dict.fromkeys(("tokenizer", "tokenizer_mode"), "spec.model.tokenizerPath"),
-    **dict.fromkeys(("hf_overrides", "hf_config_path"), "spec.model"),
+    "hf_overrides": "spec.model.configOverrides",
+    "hf_config_path": "spec.model.path",
     "trust_remote_code": "spec.model.trustRemoteCode",
     "dtype": "spec.rollout.dtype",
     "max_model_len": "spec.rollout.maxModelTokens",

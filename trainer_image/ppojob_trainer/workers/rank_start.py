@@ -14,6 +14,7 @@ from ppojob_api.topology import model_pods, world_size
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import sizes_of
+from ppojob_trainer.models.config_overrides import check_overrides
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.memory import (
     GIB,
@@ -48,7 +49,8 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     """
     config = environment.config
     timeouts = config.spec.timeouts
-    if problems := list(check_layouts(config.spec)):
+    problems = [*check_overrides(config.spec.model), *check_layouts(config.spec)]
+    if problems:
         raise ConfigError(map(str, problems))
     role = config.topology.role(environment.role)
     # A rank sees one GPU, its own (`PodPlan.rank_environment`).

@@ -509,6 +509,17 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
         {"spec.model.maxPositionEmbeddings": 9000},
     ),
     (
+        " ".join(
+            f"+actor_rollout_ref.model.override_config.{one}"
+            for one in ("rms_norm_eps=1e-6", "text_config.rope_theta=5e5", "resid_pdrop=0.1")
+        ),
+        {
+            "spec.model.configOverrides": {
+                **{"rms_norm_eps": 1e-6, "rope_theta": 5e5, "resid_pdrop": 0.1}
+            }
+        },
+    ),
+    (
         f"{OPTIM}.exp_avg_dtype=bf16 {OPTIM}.exp_avg_sq_dtype=bf16",
         {"spec.optimizer.momentsDtype": "bfloat16"},
     ),
@@ -874,7 +885,8 @@ FATES = [
     ("critic.optim.lr=1", Fate.IDLE),
     ("+actor_rollout_ref.model.override_config.attn_implementation=sdpa", Fate.UNNEEDED),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze=true", Fate.LOST),
-    ("+actor_rollout_ref.model.override_config.model_config.rope_theta=1e6", Fate.LOST),
+    ("+actor_rollout_ref.model.override_config.model_config.rope_theta=1e6", Fate.WRITTEN),
+    ("+actor_rollout_ref.model.override_config.embd_pdrop=0.0", Fate.SAME),
     ("+actor_rollout_ref.model.override_config.torch_dtype=bfloat16", Fate.UNNEEDED),
     ("+actor_rollout_ref.model.override_config.text_config.attention_dropout=0.1", Fate.WRITTEN),
     ("+actor_rollout_ref.model.override_config.moe_config.freeze_moe_router=true", Fate.WRITTEN),
