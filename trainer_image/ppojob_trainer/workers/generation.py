@@ -33,6 +33,7 @@ from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rollout.factory import NoEngine, build_engine
 from ppojob_trainer.rollout.protocol import RolloutEngine, SamplingParams, StopTexts
 from ppojob_trainer.rollout.sampling import Purpose, sample_seed
+from ppojob_trainer.rollout.structured_output import Grammar, grammar_of
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing
@@ -142,6 +143,8 @@ class Generation:
     world: World  # the role's world; it knows which ranks share an engine
     # for conversations; None if each row is one response
     turns: Turns | None = None
+    # the form of responses; None if they are free
+    grammar: Grammar | None = None
     progress: GenerationProgress = field(default_factory=GenerationProgress)
 
     def run(self, batches: list[Generate]) -> list[GeneratedRows]:
@@ -262,6 +265,7 @@ class Generation:
             max_tokens=self.spec.data.max_response_tokens,
             stop_token_ids=tuple(dict.fromkeys(ends)),
             stop_texts=agent.stop_texts if agent else None,
+            grammar=self.grammar,
         )
 
 
@@ -342,7 +346,9 @@ def open_generation(
         caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
         stack.callback(caller.close)
         turns = _turns(spec, chat) if generates else None
-        yield Generation(spec, engine, chat, caller, world, turns)
+        form = spec.rollout.structured_output if generates else None
+        grammar = None if form is None else grammar_of(form, chat)
+        yield Generation(spec, engine, chat, caller, world, turns, grammar)
 
 
 def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
