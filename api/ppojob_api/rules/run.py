@@ -412,10 +412,10 @@ SAMPLING_RULES = rules(
     when: has(self.structuredOutput)
     must: !self.ignoreEos
 
-    spec.rollout | stopTokenIds | Conflict | here
+    spec.rollout | stopTokenIds stopStrings | Conflict | here
         responses end where structuredOutput is complete; remove it, or structuredOutput
     when: has(self.structuredOutput)
-    must: self.stopTokenIds.size() == 0
+    must: self.$FIELD.size() == 0
 
     spec | rollout.structuredOutput | NotInThisVersion | here
         turns of conversations in a form: not in this version; remove it, or agent

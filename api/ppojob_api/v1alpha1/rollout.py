@@ -198,10 +198,16 @@ class RolloutSpec(Section):
     ] = ()
     """Tokens that end a response, in addition to the model's own end tokens."""
 
+    stop_strings: Annotated[
+        Items[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=64)
+    ] = ()
+    """Texts that end a response, in validations too, such as </answer>. The token that completes
+    one is the last, and stays whole. vLLM: stop."""
+
     ignore_eos: bool = False
     """Continue past the model's own end tokens, in validations too: responses have
-    maxResponseTokens, except those that stopTokenIds or a tool call end. verl: ignore_eos,
-    false."""
+    maxResponseTokens, except those that stopTokenIds, stopStrings or a tool call end. verl:
+    ignore_eos, false."""
 
     structured_output: StructuredOutputSpec | None = None
     """Only sample tokens with which responses have this form, in validations too. vLLM:

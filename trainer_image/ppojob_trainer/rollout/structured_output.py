@@ -86,7 +86,7 @@ class GrammarMatcher:
         self.has_ended = False
 
     def count_allowed(self, tokens: Sequence[int]) -> int:
-        """Return how many of `tokens` may follow one after the other; end tokens do not count."""
+        """Return how many of `tokens` may follow one after the other."""
         return self._matcher.validate_tokens(list(tokens))
 
 
