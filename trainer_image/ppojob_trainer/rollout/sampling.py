@@ -56,7 +56,7 @@ def sample_seed(
 
 
 def masked(logits: Tensor, matchers: Sequence[GrammarMatcher | None]) -> Tensor:
-    """Return logits `(rows, vocab)` with -inf where a row's grammar, if any, allows no token."""
+    """Return logits `(rows, vocab)` with -inf at tokens that a row's grammar, if any, forbids."""
     logits, vocab = logits.clone(), logits.shape[-1]
     for row, matcher in enumerate(matchers):
         if matcher is not None:
