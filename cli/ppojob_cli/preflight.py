@@ -57,6 +57,7 @@ from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.row_checks import checks_of
 from ppojob_trainer.rewards.wire import Judge
 from ppojob_trainer.rollout.engine_arguments import check_arguments
+from ppojob_trainer.rollout.structured_output import check_structured_output
 from ppojob_trainer.tools.built_in.search import passages_a_query
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -207,6 +208,7 @@ def _check_data(
     with chat:
         stops = spec.rollout.stop_token_ids
         found.add(check_tokenizer_fit(chat, model.vocabulary, Path(folder), stops))
+        found.add(check_structured_output(spec.rollout.structured_output, chat, Path(folder)))
         with found.refusals():
             found.add(*check_agent(spec, chat))
         report = check_files(

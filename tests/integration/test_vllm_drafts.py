@@ -1,6 +1,7 @@
 """Drafts change no draw, in the real vLLM, in processes of its own (`vllm_draft_facts.py`)."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,15 @@ def test_no_draw_hangs_on_the_company(engine: str, found: list[Facts]) -> None:
     assert facts["again with"] == facts["with"]
     tokens = [row[0] for row in facts["with"]]
     assert [row[0] for row in facts["alone with"]] == tokens[: len(facts["alone with"])]
+
+
+def test_rows_of_a_form_have_it(found: list[Facts]) -> None:
+    """And the log-probabilities of a forward, normalised over the tokens that the form allows."""
+    facts = found[0]["of a form"]
+    ended = [text for text, end in zip(facts["texts"], facts["ends"], strict=True) if end == "stop"]
+    assert len(set(ended)) > 1
+    assert all(re.fullmatch(facts["form"], text) for text in ended)
+    assert facts["off"] < 1e-5
 
 
 def test_more_rows_than_may_have_guesses_have_none(found: list[Facts]) -> None:

@@ -6,24 +6,59 @@ what two ranks of one engine draw.
 
 import argparse
 import json
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import tiny_jobs
 import torch
 from engine_phase import close_quickly, generate
-from vllm_facts import LENGTH, TYPES, adapted_model, beside, engine, rows_of, section, text
+from llguidance import LLMatcher, LLTokenizer
+from transformers import AutoModelForCausalLM
+from vllm_facts import (
+    LENGTH,
+    TYPES,
+    VOCAB,
+    adapted_model,
+    beside,
+    differences,
+    engine,
+    rows_of,
+    section,
+    text,
+)
 
 from ppojob_api.v1alpha1.rollout import DraftsSpec, RolloutParallelism
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, StopTexts
+from ppojob_trainer.rollout.structured_output import Grammar
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
 
 DRAFTS = DraftsSpec(tokens=4, shortest_match=1, max_rows=64)
 LAST = 40
+NAMES = ["<|pad|>", "<|begin|>", "<|end|>", *map(chr, range(32, 127))]
+NAMES += [f"{n}" for n in range(10, VOCAB - len(NAMES) + 10)]
+"""The tokens of the models, of which the form below knows the texts."""
+FORM = r"(ab|c[0-9]+ |xyz )+"
+
+
+def _grammar() -> Grammar:
+    """The form over the tokens above, the first three of which are control tokens."""
+    marks = [{"id": n, "content": name, "special": True} for n, name in enumerate(NAMES[:3])]
+    tokenizer = {
+        "model": {"type": "BPE", "vocab": {name: n for n, name in enumerate(NAMES)}, "merges": []},
+        "added_tokens": [{**_FLAGS, **mark} for mark in marks],
+        **tiny_jobs.WITH_BYTES,
+    }
+    read = LLTokenizer(json.dumps(tokenizer), eos_token=[2])
+    return Grammar(LLMatcher.grammar_from_regex(FORM), read)
+
+
+_FLAGS = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)
 WAYS = [
     SamplingParams(1.0, 1.0, -1, LAST, (2,)),
     SamplingParams(0.7, 1.0, -1, LAST, tuple(range(2, 12)), repetition_penalty=1.3),
@@ -31,6 +66,8 @@ WAYS = [
     SamplingParams(0.0, 1.0, -1, LAST, repetition_penalty=0.8),
     SamplingParams(0.3, 0.9, 40, LAST, (2,)),
     SamplingParams(0.05, 1.0, -1, LAST),
+    SamplingParams(0.3, 1.0, -1, LAST, (2,), grammar=_grammar()),
+    SamplingParams(1.0, 0.9, -1, LAST, (2,), grammar=_grammar(), repetition_penalty=1.1),
 ]
 
 
@@ -66,6 +103,20 @@ def pair(folder: Path, dtype: str, **changes: Any) -> dict[str, Any]:
             found[f"alone {name}"] = alone
             found[f"again {name}"] = drawn(opened, rows)
     return found
+
+
+def of_a_form(folder: Path) -> dict[str, Any]:
+    """Texts and ends of rows that have the form, and how far their log-probabilities are off."""
+    rows = [row for row in requests() if row.sampling.grammar is not None]
+    with engine(folder, "float32") as opened:
+        done = generate(opened, rows)
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    return {
+        "texts": ["".join(NAMES[token] for token in one.tokens) for one in done],
+        "ends": [one.finish_reason for one in done],
+        "form": f"({FORM}){re.escape(NAMES[2])}",
+        "off": max(differences(model, rows, done, "float32")),
+    }
 
 
 def ended(folder: Path) -> dict[str, Any]:
@@ -160,6 +211,7 @@ def all_facts(folder: Path) -> dict[str, Any]:
     tight = {"kv_cache_gib": 20 * block / 2**30, "max_batched_tokens": 128, "max_sequences": 100}
     facts["squeezed"] = pair(folder / "tied", "float32", **tight)
     facts["in company"] = guessed_in_company(folder / "tied")
+    facts["of a form"] = of_a_form(folder / "tied")
     facts["ended"] = ended(folder / "tied")
     facts["adapters"] = with_adapters(folder / "tied")
     facts["experts"] = with_experts(folder / "mixture")

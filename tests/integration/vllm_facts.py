@@ -35,7 +35,7 @@ from ppojob_trainer.rollout.protocol import (
     SamplingParams,
     StopTexts,
 )
-from ppojob_trainer.rollout.sampling import penalised, processed_logprobs
+from ppojob_trainer.rollout.sampling import masked, penalised, processed_logprobs
 from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_arguments
 
 VOCAB = 512
@@ -139,6 +139,9 @@ def differences(
             logits = model(input_ids=ids).logits[0, len(request.prompt) - 1 : -1]
         ways = [request.sampling] * len(response.tokens)
         texts = [ids[0, : len(request.prompt) + n].tolist() for n in range(len(ways))]
+        if (form := request.sampling.grammar) is not None:
+            begun = [response.tokens[:n] for n in range(len(ways))]
+            logits = masked(logits, [replace(form, before=one).matcher() for one in begun])
         logprobs = processed_logprobs(penalised(logits, ways, texts), ways)
         taken = logprobs.gather(-1, torch.tensor(response.tokens)[:, None])[:, 0]
         result += (torch.tensor(response.logprobs) - taken).abs().tolist()

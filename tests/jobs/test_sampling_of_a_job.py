@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
+from tiny_models import NAMES
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -24,3 +25,18 @@ def test_a_penalty_and_min_p_reach_training_and_validation(alone: Callable[..., 
         for row in rows:
             assert len(set(row["response_ids"])) == len(row["response_ids"]) > 1
             assert set(row["rollout_logprobs"]) == {0.0} or "validation" in batch
+
+
+def test_stop_strings_end_responses(alone: Callable[..., Path]) -> None:
+    """In training and validation; the last of them is of two tokens."""
+    ends = [*"aeiou", "nn"]
+    rollout = {"engine": "huggingface", "dtype": "float32", "stopStrings": ends}
+    sampled = {**rollout, "validation": {"temperature": 1.0}}
+    run = alone(rollout=sampled, steps={"total": 1, "validateEvery": 1})
+    stopped = 0
+    for batch in ("rollouts/step-000001.parquet", "validation/step-000000.parquet"):
+        for row in pq.read_table(run / batch).to_pylist():
+            *before, last = (NAMES[n] for n in row["response_ids"])
+            assert not any(end in "".join(before) for end in ends)
+            stopped += any(map("".join([*before, last]).endswith, ends))
+    assert stopped > 5

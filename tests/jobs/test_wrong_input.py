@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import run_folders
+import tiny_jobs
 from golden_lines import read_lines
 from job_runs import Run
 from patience import eventually
@@ -138,6 +139,16 @@ def unclaimed(wrong: RefusedJob) -> None:
     wrong.set("spec.reference", {"teachers": [teacher]})
 
 
+def form(form: dict[str, object], **tokenizer: object) -> Spoil:
+    """Ask for responses of a form, with a changed tokenizer."""
+
+    def spoil(wrong: RefusedJob) -> None:
+        wrong.edit("tokenizer.json", tokenizer)
+        wrong.set("spec.rollout.structuredOutput", form)
+
+    return spoil
+
+
 NO_FUNCTION = reward("letters = 1")
 """Keeps a job from starting that is told something else."""
 
@@ -170,6 +181,14 @@ CASES: dict[str, Spoil] = {
     "a share that is more than a file has": share,
     "reward function of no package": package,
     "sampler that takes no rows": sampler,
+    "regular expression": form({"regex": "[0-9]+("}, **tiny_jobs.WITH_BYTES),
+    "JSON schema": form(
+        {"jsonSchema": '{"type": "array", "uniqueItems": true}'}, **tiny_jobs.WITH_BYTES
+    ),
+    "JSON schema that is none": form({"jsonSchema": "{"}, **tiny_jobs.WITH_BYTES),
+    "grammar": form({"grammar": "start: digit"}, **tiny_jobs.WITH_BYTES),
+    "form without a first token": form({"choices": ["é"]}, **tiny_jobs.WITH_BYTES),
+    "tokens of unknown bytes": form({"regex": "[0-9]+"}),
     "all at once": all_at_once,
 }
 

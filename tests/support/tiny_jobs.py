@@ -33,6 +33,10 @@ PPO = {
 """Sections of a job with a critic and a reference."""
 OWN_PODS = {"reference": {"colocateWith": "none"}, "critic": {"colocateWith": "none"}}
 """`spec.roles` of such a job in which every role has pods of its own."""
+WITH_BYTES = {
+    "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]}
+}
+"""Changes of a tiny tokenizer.json: it says which bytes a token has, and decodes the same."""
 _AT_FIRST = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
 MODELS = Path(__file__).with_name("tiny_models.py")
 

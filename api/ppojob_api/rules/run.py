@@ -319,6 +319,26 @@ SAMPLING_RULES = rules(
     when: has(self.drafts)
     must: self.$FIELD == 0.0
 
+    spec.rollout.structuredOutput | | Conflict
+        a response has one form; exactly one of regex, choices, jsonSchema and grammar
+    must: (has(self.regex) ? 1 : 0) + (has(self.choices) ? 1 : 0)
+        + (has(self.jsonSchema) ? 1 : 0) + (has(self.grammar) ? 1 : 0) == 1
+
+    spec.rollout | ignoreEos | Conflict | here
+        responses end where structuredOutput is complete; false, or remove structuredOutput
+    when: has(self.structuredOutput)
+    must: !self.ignoreEos
+
+    spec.rollout | stopTokenIds stopStrings | Conflict | here
+        responses end where structuredOutput is complete; remove it, or structuredOutput
+    when: has(self.structuredOutput)
+    must: self.$FIELD.size() == 0
+
+    spec | rollout.structuredOutput | NotInThisVersion | here
+        turns of conversations in a form: not in this version; remove it, or agent
+    when: has(self.agent)
+    must: !has(self.rollout.structuredOutput)
+
     spec.rollout | gpuMemoryShare | Conflict
         kvCacheGib ${self.kvCacheGib} says how much the cache takes; one of the two
     when: has(self.kvCacheGib)

@@ -82,6 +82,30 @@ class DraftsSpec(Section):
     num_speculative_tokens_per_batch_size."""
 
 
+class StructuredOutputSpec(Section):
+    """The form of responses; exactly one field."""
+
+    regex: Annotated[str, Field(min_length=1, max_length=65_536)] | None = None
+    """Regular expression that a whole response matches, without look-around, back references and
+    word boundaries. TRL: vllm_structured_outputs_regex."""
+
+    choices: (
+        Annotated[
+            Items[Annotated[str, Field(min_length=1, max_length=65_536)]],
+            Field(min_length=1, max_length=1_024),
+        ]
+        | None
+    ) = None
+    """Texts, one of which is the response. vLLM: choice."""
+
+    json_schema: Annotated[str, Field(min_length=1, max_length=65_536)] | None = None
+    """JSON schema of the response, as JSON text: properties follow in its order, which a cluster
+    would not keep in an object. vLLM: json."""
+
+    grammar: Annotated[str, Field(min_length=1, max_length=65_536)] | None = None
+    """Context-free grammar of the response, in Lark's notation or GBNF. vLLM: grammar."""
+
+
 class RolloutSpec(Section):
     """How responses are generated."""
 
@@ -172,10 +196,20 @@ class RolloutSpec(Section):
     ] = ()
     """Tokens that end a response, in addition to the model's own end tokens."""
 
+    stop_strings: Annotated[
+        Items[Annotated[str, Field(min_length=1, max_length=256)]], Field(max_length=64)
+    ] = ()
+    """Texts that end a response, in validations too, such as </answer>. The token that completes
+    one is the last, and stays whole. vLLM: stop."""
+
     ignore_eos: bool = False
     """Continue past the model's own end tokens, in validations too: responses have
-    maxResponseTokens, except those that stopTokenIds or a tool call end. verl: ignore_eos,
-    false."""
+    maxResponseTokens, except those that stopTokenIds, stopStrings or a tool call end. verl:
+    ignore_eos, false."""
+
+    structured_output: StructuredOutputSpec | None = None
+    """Only sample tokens with which responses have this form, in validations too. vLLM:
+    structured_outputs."""
 
 
 class RewardSource(CodeSource):

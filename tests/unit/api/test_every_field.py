@@ -29,6 +29,7 @@ CANNOT_BE_SET = {
     *("spec.algorithm.kl.referenceRefresh", "spec.algorithm.resampling.power"),
     "spec.algorithm.kl.unbiased",  # of a KL in the loss
     "spec.rollout.drafts",  # of engines on processors, without min-p
+    "spec.rollout.structuredOutput",  # beside an agent
     # Beside another choice that the job makes.
     *(  # dropout of adapters, and so one rank that could share experts
         f"spec.roles.{role}.parallelism.{name}"

@@ -26,6 +26,8 @@ num_train_epochs             steps.epochs
 num_iterations               algorithm.epochs
 per_device_train_batch_size  training.microBatchTokens
 use_vllm                     rollout.engine
+vllm_structured_outputs_regex  rollout.structuredOutput.regex
+stop_strings                 rollout.stopStrings
 max_grad_norm                optimizer.gradientClip
 cliprange                    algorithm.policyLoss.clipLow
 sync_ref_model               algorithm.kl.referenceRefresh

@@ -46,7 +46,8 @@ OURS = {
         for model in ("", ".critic")
         for name in ("epsilon", "power")
     ),
-    *("spec.rollout.stopTokenIds", "spec.rollout.kvCacheGib"),
+    *("spec.rollout.stopTokenIds", "spec.rollout.stopStrings", "spec.rollout.kvCacheGib"),
+    "spec.rollout.structuredOutput",
     *("spec.rollout.validation.minP", "spec.rollout.validation.repetitionPenalty"),
     "spec.training.sharePrompts",
     "spec.training.skipZeroGradientGroups",

@@ -184,7 +184,7 @@ class Case:
         )
         chat = SimpleNamespace(eos_token_ids=(), tell_time=lambda _: None)
         made = []
-        agent = Agent(AgentSpec(), Calls(), (), (), None)
+        agent = Agent(AgentSpec(), Calls(), (), (), ())
         turns = Turns({"": agent}, self.delay, fails=False) if self.turn else None
         for rank in range(number):
             engine = CountingEngine(length, self.room, self.turn)

@@ -90,6 +90,8 @@ class Episode:
         if begun and sampling.stop_texts is not None:
             stop_texts = replace(sampling.stop_texts, before=begun)
             sampling = replace(sampling, stop_texts=stop_texts)
+        if begun and sampling.grammar is not None:
+            sampling = replace(sampling, grammar=replace(sampling.grammar, before=begun))
         before = self.prompt if state.contexts == 1 else ()
         begin, shown = self._shown
         read = state.segments[state.context :]

@@ -94,11 +94,17 @@ class ChatTokenizer(Closeable):
     @property
     def digest(self) -> str:
         """Return the SHA-256, in hex, of everything that decides which ids a text gets."""
-        told: list[object] = [self._files.tokenizer.to_str(), dict(self._files.special_tokens)]
+        told: list[object] = [self.source, dict(self._files.special_tokens)]
         told += [self._files.chat_template, *([self.tools] if self.tools else [])]
         told += [self.pictures] if self.pictures else []
         body = msgspec.json.encode(told, order="sorted")
         return hashlib.sha256(body).hexdigest()
+
+    @property
+    def source(self) -> str:
+        """Return the tokenizer as tokenizer.json has it, with what the configuration adds."""
+        text: str = self._files.tokenizer.to_str()
+        return text
 
     @property
     def has_template(self) -> bool:
@@ -117,7 +123,7 @@ class ChatTokenizer(Closeable):
 
     def without_tokens(self, texts: Collection[str]) -> Tokenizer:
         """Return the tokenizer with these added tokens treated as ordinary text."""
-        body = msgspec.json.decode(self._files.tokenizer.to_str())
+        body = msgspec.json.decode(self.source)
         body["added_tokens"] = [one for one in body["added_tokens"] if one["content"] not in texts]
         return Tokenizer.from_str(msgspec.json.encode(body).decode())
 

@@ -443,7 +443,7 @@ def render() -> str:
         "updates. "
         "With these three, metrics of `rolloutCorrection` are those that are "
         "means over tokens, by the policy in the update, and rejected tokens count as 0 in "
-        "`actor/ppo_kl`. With `rollout.topP`, `topK` or `minP` the sampler's "
+        "`actor/ppo_kl`. With `rollout.topP`, `topK`, `minP` or `structuredOutput` the sampler's "
         "probabilities are normalised over the tokens that these keep; with `repetitionPenalty` "
         "they are those after it; the trainer's are over all tokens, without a penalty. The last "
         "two metrics include that difference too.\n\n"

@@ -33,7 +33,8 @@ from ppojob_trainer.rollout.protocol import (
     check_request,
     not_a_number,
 )
-from ppojob_trainer.rollout.sampling import draw, penalised, processed_logprobs
+from ppojob_trainer.rollout.sampling import draw, masked, penalised, processed_logprobs
+from ppojob_trainer.rollout.structured_output import GrammarMatcher
 
 # The 600 patterns of names that transformers writes anew: made before ranks are forked.
 get_checkpoint_conversion_mapping("")
@@ -46,6 +47,7 @@ class _Row:
     number: int  # of submission
     request: Request
     uniforms: Tensor  # (max_tokens,) float64
+    matcher: GrammarMatcher | None = None
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     finish_reason: FinishReason | None = None
@@ -112,7 +114,9 @@ class HuggingFaceEngine:
         check_request(request, max_model_tokens=self._max_model_tokens, vocab_size=vocab_size)
         stream = torch.Generator().manual_seed(request.seed)
         uniforms = torch.rand(request.sampling.max_tokens, generator=stream, dtype=torch.float64)
-        self._waiting[request.request_id] = _Row(self._submitted, request, uniforms)
+        grammar = request.sampling.grammar
+        matcher = None if grammar is None else grammar.matcher()
+        self._waiting[request.request_id] = _Row(self._submitted, request, uniforms, matcher)
         self._submitted += 1
 
     @torch.inference_mode()
@@ -303,6 +307,8 @@ class HuggingFaceEngine:
         """Sample each row's next token; return the rows that ended."""
         sampling = [row.request.sampling for row in batch.rows]
         logits = batch.logits
+        if any(row.matcher is not None for row in batch.rows):
+            logits = masked(logits, [row.matcher for row in batch.rows])
         if any(params.repetition_penalty != 1.0 for params in sampling):
             texts = [(*row.request.prompt, *row.tokens) for row in batch.rows]
             logits = penalised(logits, sampling, texts)
@@ -317,6 +323,8 @@ class HuggingFaceEngine:
         for row, token, logprob in zip(batch.rows, drawn.tolist(), taken.tolist(), strict=True):
             row.tokens.append(token)
             row.logprobs.append(logprob)
+            if row.matcher is not None:
+                row.matcher.take([token])
             params = row.request.sampling
             if token in params.stop_token_ids or params.ends_with(row.tokens):
                 row.finish_reason = "stop"

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.errors import PPOJobError
+from ppojob_trainer.rollout.structured_output import Grammar
 
 logger = logging.getLogger(__name__)
 
@@ -56,8 +57,9 @@ class StopTexts:
 class SamplingParams:
     """Sampling parameters of one response.
 
-    The order is fixed, vLLM's: repetition penalty, division by the temperature, then min-p, top-k
-    and top-p; the rest is renormalised, and its log-probabilities are the ones reported.
+    The order is fixed, vLLM's: mask of the grammar, repetition penalty, division by the
+    temperature, then min-p, top-k and top-p; the rest is renormalised, and its log-probabilities
+    are the ones reported.
     """
 
     temperature: float  # 0 takes the most likely token (reported as at temperature 1)
@@ -73,6 +75,8 @@ class SamplingParams:
     min_p: float = 0.0
     # Logits of tokens in prompt and response are divided by this where positive, else multiplied
     repetition_penalty: float = 1.0
+    # Keep the tokens with which the response has this form; None keeps all
+    grammar: Grammar | None = None
 
     def ends_with(self, tokens: Sequence[int]) -> bool:
         """Whether the last of a response's tokens completes a stop string."""

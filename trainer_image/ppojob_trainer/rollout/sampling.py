@@ -8,10 +8,12 @@ import hashlib
 from collections.abc import Sequence
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from ppojob_trainer.rollout.protocol import SamplingParams
+from ppojob_trainer.rollout.structured_output import GrammarMatcher
 
 Purpose = Literal["train", "validation"]
 
@@ -51,6 +53,16 @@ def sample_seed(
     text = f"ppojob/{job_seed}/{purpose}/{step}/{prompt_id}" + (f"/{segment}" if segment else "")
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
     return (int.from_bytes(digest, "big") >> (64 - _SEED_BITS)) + sample_index
+
+
+def masked(logits: Tensor, matchers: Sequence[GrammarMatcher | None]) -> Tensor:
+    """Return logits `(rows, vocab)` with -inf at tokens that a row's grammar, if any, forbids."""
+    logits, vocab = logits.clone(), logits.shape[-1]
+    for row, matcher in enumerate(matchers):
+        if matcher is not None:
+            bits = np.unpackbits(matcher.allowed(-(-vocab // 8)), count=vocab, bitorder="little")
+            logits[row, torch.from_numpy(bits == 0).to(logits.device)] = -torch.inf
+    return logits
 
 
 def penalised(

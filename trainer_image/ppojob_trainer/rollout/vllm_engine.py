@@ -90,6 +90,7 @@ with process_state_kept(), garbage_kept():
         vllm_drafts,
         vllm_experts,
         vllm_pictures,
+        vllm_structured_output,
         vllm_weights,
     )
 
@@ -226,6 +227,8 @@ class VllmEngine:
             vllm_arguments.sampling_params(request.sampling, request.seed),
             lora_request=self._adapters,
         )
+        if request.sampling.grammar is not None:
+            vllm_structured_output.constrain(self._engine, vllm_id, request.sampling.grammar)
         self._rows[request.request_id] = _Row(self._submitted, request, vllm_id)
         self._submitted += 1
         self._counts.submitted()

@@ -33,6 +33,7 @@ from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rollout.factory import NoEngine, build_engine
 from ppojob_trainer.rollout.protocol import RolloutEngine, SamplingParams, StopTexts
 from ppojob_trainer.rollout.sampling import Purpose, sample_seed
+from ppojob_trainer.rollout.structured_output import Grammar, grammar_of
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing
@@ -63,7 +64,7 @@ class Agent:
     form: ChatForm  # parses turns, and formats the tokens between them
     tools: tuple[str, ...]  # names of allowed tools; empty for all
     stop_token_ids: tuple[int, ...]  # end a turn, besides the model's own end tokens
-    stop_texts: StopTexts | None  # end a turn, too
+    stop_texts: tuple[str, ...]  # end a turn, too
 
 
 @dataclass(frozen=True)
@@ -142,6 +143,8 @@ class Generation:
     world: World  # the role's world; it knows which ranks share an engine
     # for conversations; None if each row is one response
     turns: Turns | None = None
+    # the form of responses; None if they are free
+    grammar: Grammar | None = None
     progress: GenerationProgress = field(default_factory=GenerationProgress)
 
     def run(self, batches: list[Generate]) -> list[GeneratedRows]:
@@ -253,6 +256,7 @@ class Generation:
         of_turns = agent.stop_token_ids if agent else ()
         own = () if rollout.ignore_eos else self.chat.eos_token_ids
         ends = (*own, *rollout.stop_token_ids, *of_turns)
+        texts = (*rollout.stop_strings, *(agent.stop_texts if agent else ()))
         return SamplingParams(
             temperature=chosen.temperature,
             top_p=chosen.top_p,
@@ -261,8 +265,13 @@ class Generation:
             repetition_penalty=chosen.repetition_penalty,
             max_tokens=self.spec.data.max_response_tokens,
             stop_token_ids=tuple(dict.fromkeys(ends)),
-            stop_texts=agent.stop_texts if agent else None,
+            stop_texts=StopTexts(texts, self._with_marks) if texts else None,
+            grammar=self.grammar,
         )
+
+    def _with_marks(self, tokens: Sequence[int]) -> str:
+        """Decode tokens, special ones too."""
+        return self.chat.decode(tokens, skip_special_tokens=False)
 
 
 def _with_tools(prompt: PromptTokens, agent: Agent) -> PromptTokens:
@@ -342,7 +351,9 @@ def open_generation(
         caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
         stack.callback(caller.close)
         turns = _turns(spec, chat) if generates else None
-        yield Generation(spec, engine, chat, caller, world, turns)
+        form = spec.rollout.structured_output if generates else None
+        grammar = None if form is None else grammar_of(form, chat)
+        yield Generation(spec, engine, chat, caller, world, turns, grammar)
 
 
 def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
@@ -366,10 +377,6 @@ def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bo
     form, chat, schemas = FORMATS[agent.format], template.chat, tool_schemas(agent)
     shows = sees and bool(schemas) and form.answer is None and shows_pictures(template, schemas)
     seeing = chat.pictures if shows and isinstance(chat.pictures, PictureForm) else None
-
-    def with_marks(tokens: Sequence[int]) -> str:
-        return chat.decode(tokens, skip_special_tokens=False)
-
     return Agent(
         spec=agent,
         form=ChatForm(chat, template, form, schemas, seeing),
@@ -377,5 +384,5 @@ def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bo
         stop_token_ids=tuple(
             id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens
         ),
-        stop_texts=StopTexts(form.stop_texts, with_marks) if form.stop_texts else None,
+        stop_texts=form.stop_texts,
     )

@@ -1,0 +1,161 @@
+"""Structured output: which tokens may come next in a response of a given form (ADR 121).
+
+llguidance compiles the form, for both engines and for `ppojob validate`. It computes masks from
+bounds on work, never on time, so a mask is a function of the form and the response so far.
+"""
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import llguidance
+import numpy as np
+from llguidance import LLMatcher, LLTokenizer
+from numpy.typing import NDArray
+
+from ppojob_api.problem import Problem, ReasonCode, shown
+from ppojob_api.v1alpha1.rollout import StructuredOutputSpec
+from ppojob_trainer.data.chat import ChatTokenizer
+from ppojob_trainer.errors import PPOJobError
+
+_FIELD: Final = "spec.rollout.structuredOutput"
+_QUIET: Final = 0
+
+
+class GrammarError(PPOJobError):
+    """A response can neither continue nor end in its form."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """The form of responses, over the tokens of a tokenizer.
+
+    `text` is in llguidance's notation. The tokenizer's end tokens may follow wherever the form is
+    complete. `before` are tokens of the same response that an earlier request generated.
+    """
+
+    text: str
+    tokenizer: LLTokenizer
+    before: tuple[int, ...] = ()
+
+    def matcher(self) -> "GrammarMatcher":
+        """Return a matcher of one response, after `before`."""
+        return GrammarMatcher(self)
+
+
+class GrammarMatcher:
+    """Follows one response, token by token."""
+
+    def __init__(self, grammar: Grammar) -> None:
+        self._end_tokens = frozenset(grammar.tokenizer.eos_tokens)
+        self._matcher = LLMatcher(grammar.tokenizer, grammar.text, log_level=_QUIET)
+        self.has_ended = False
+        """Whether an end token was the last."""
+        self.take(grammar.before)
+
+    def allowed(self, size: int) -> NDArray[np.uint8]:
+        """Return a bit for each token id, 1 where it may come next: `(size,)` bytes, lowest first.
+
+        Ids beyond the tokenizer's are not allowed.
+
+        Raises:
+            GrammarError: no token may, or the form is more complex than llguidance takes.
+        """
+        bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
+        if wrong := self._matcher.get_error():
+            raise GrammarError(
+                f"{_FIELD}: got a response that can neither continue nor end: "
+                f"{_first_line(wrong)}; a form that the tokenizer can write"
+            )
+        mask = np.zeros(size, dtype=np.uint8)
+        mask[: len(bits)] = bits[:size]
+        return mask
+
+    def take(self, tokens: Sequence[int]) -> None:
+        """Go on by tokens that `allowed` has allowed one after the other."""
+        for token in tokens:
+            self.has_ended = token in self._end_tokens
+            if not self.has_ended:
+                self._matcher.consume_token(token)
+
+    def undo(self, count: int) -> None:
+        """Go back by so many tokens."""
+        self._matcher.rollback(count - self.has_ended)
+        self.has_ended = False
+
+    def count_allowed(self, tokens: Sequence[int]) -> int:
+        """Return how many of `tokens` may follow one after the other."""
+        return self._matcher.validate_tokens(list(tokens))
+
+
+def grammar_of(spec: StructuredOutputSpec, chat: ChatTokenizer) -> Grammar:
+    """Return the grammar of a form that `check_structured_output` has found to be good."""
+    return Grammar(_text(spec), _tokenizer(chat))
+
+
+def check_structured_output(
+    spec: StructuredOutputSpec | None, chat: ChatTokenizer, folder: Path
+) -> Iterator[Problem]:
+    """Compile a form over the tokens of a tokenizer, whose folder it is; none is a good one."""
+    if spec is None or not chat.eos_token_ids:
+        return
+    ((name, value),) = spec.model_dump(exclude_none=True).items()
+    where = f"{_FIELD}.{name}"
+
+    def bad(why: str) -> Problem:
+        allowed = "a form that llguidance can compile (docs/recipes.md#structured-output)"
+        return Problem(where, shown(value), why, allowed, ReasonCode.BAD_FORM)
+
+    try:
+        text = _text(spec)
+    except ValueError as error:
+        yield bad(_first_line(str(error)))
+        return
+    try:
+        grammar = Grammar(text, _tokenizer(chat))
+    except ValueError:
+        yield Problem(
+            str(folder / "tokenizer.json"),
+            "a tokenizer that llguidance cannot read",
+            f"{_FIELD} needs the bytes of each token",
+            "a decoder ByteLevel or ByteFallback, as most have, or remove the field",
+            ReasonCode.BAD_FORM,
+        )
+        return
+    if wrong := LLMatcher.validate_grammar(grammar.text, grammar.tokenizer):
+        yield bad(_first_line(wrong))
+        return
+    try:
+        grammar.matcher().allowed(0)
+    except GrammarError:
+        yield bad("no token can begin it")
+
+
+def _tokenizer(chat: ChatTokenizer) -> LLTokenizer:
+    """Return a tokenizer in llguidance's form; a ValueError if the bytes of tokens are unknown."""
+    return LLTokenizer(chat.source, eos_token=list(chat.eos_token_ids))
+
+
+def _text(spec: StructuredOutputSpec) -> str:
+    """Return a form in llguidance's notation, which may still be wrong.
+
+    Raises:
+        ValueError: a JSON schema is no JSON, or a grammar neither Lark nor GBNF.
+    """
+    if spec.regex is not None:
+        return LLMatcher.grammar_from_regex(spec.regex)
+    if spec.choices is not None:
+        return llguidance.grammar_from("choice", json.dumps(spec.choices))
+    if spec.json_schema is not None:
+        return LLMatcher.grammar_from_json_schema(json.dumps(json.loads(spec.json_schema)))
+    assert spec.grammar is not None, "one of them is given"
+    return llguidance.grammar_from("grammar", spec.grammar)
+
+
+def _first_line(message: str) -> str:
+    """Return what a message of llguidance says; drawings and states follow in further lines."""
+    lines = [line.strip() for line in message.splitlines()]
+    errors = (line.removeprefix("error: ") for line in lines if line.startswith("error: "))
+    return next(errors, lines[0])
