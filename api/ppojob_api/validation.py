@@ -25,7 +25,7 @@ _ROLES: Final = (
 )
 CHECKS: Final[tuple[tuple[Callable[[PPOJob], Iterator[Problem]], tuple[str, ...]], ...]] = (
     (schedule.best_metric, ("spec.checkpoint.best", "spec.rollout.validation.samples")),
-    (schedule.moments_of_sgd, ("spec.optimizer", "spec.critic.optimizer")),
+    (schedule.settings_of_other_optimizers, ("spec.optimizer", "spec.critic.optimizer")),
     (pods.without_pods, ("spec.pods", *_ROLES)),
     (pods.pod_sets, ("spec.scheduling.type", *_ROLES)),
     (pods.overrides, ("spec.pods", "spec.scheduling.type")),

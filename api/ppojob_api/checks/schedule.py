@@ -1,7 +1,7 @@
 """Rules of the schedule: best checkpoint, warm-up and updates within a run's length."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from math import ceil
 from typing import Final
 
@@ -35,16 +35,25 @@ def best_metric(job: PPOJob) -> Iterator[Problem]:
         yield Problem(where, got, why, allowed, ReasonCode.CONFLICT)
 
 
-def moments_of_sgd(job: PPOJob) -> Iterator[Problem]:
-    """What AdamW keeps of gradients is told to an optimizer that keeps no such thing."""
-    critic = job.spec.critic
-    optimizers = {"optimizer": job.spec.optimizer, "critic.optimizer": critic and critic.optimizer}
+_WITHOUT_EFFECT: Final[Mapping[str, Mapping[str, str]]] = {
+    "adamw": {"momentum": "muon or sgd"},
+    "muon": {},
+    "sgd": {"betas": "adamw or muon", "epsilon": "adamw or muon"},
+}
+"""Settings by the optimizer that has no use for them, with those that have."""
+
+
+def settings_of_other_optimizers(job: PPOJob) -> Iterator[Problem]:
+    """An optimizer is given a setting of another."""
+    optimizers = {"optimizer": job.spec.optimizer}
+    if job.spec.critic is not None:
+        optimizers["critic.optimizer"] = job.spec.critic.optimizer
     for section, optimizer in optimizers.items():
-        for name in ("betas", "epsilon") if optimizer and optimizer.type == "sgd" else ():
+        for name, others in _WITHOUT_EFFECT[optimizer.type].items():
             value = getattr(optimizer, name)
             if value != OptimizerSpec.model_fields[name].default:
-                where, allowed = f"spec.{section}.{name}", "remove it, or type: adamw or muon"
-                why = "it has no effect with type: sgd"
+                where, allowed = f"spec.{section}.{name}", f"remove it, or type: {others}"
+                why = f"it has no effect with type: {optimizer.type}"
                 yield Problem(where, shown(value), why, allowed, ReasonCode.NO_EFFECT)
 
 

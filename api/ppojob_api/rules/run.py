@@ -137,10 +137,10 @@ LENGTH_RULES = rules(
     when: self.model.dtype == 'bfloat16' && has(self.critic) && !has(self.critic.lora)
     must: $UNSET
 
-    spec.optimizer spec.critic.optimizer | momentum | NoEffect
-        it has no effect with type: adamw; remove it, or type: muon or sgd
-    when: self.type == 'adamw'
-    must: $UNSET
+    spec.optimizer spec.critic.optimizer | muon | NoEffect
+        it has an effect with type: muon alone; remove it, or type: muon
+    when: self.type != 'muon'
+    must: !has(self.muon)
 
     spec.optimizer spec.critic.optimizer | cycles | NoEffect
         it has an effect with schedule: cosine alone; remove it, or schedule: cosine

@@ -418,6 +418,29 @@ ENDLESS: Final = ("constant", "inverse_sqrt")
 """Schedules that do not end."""
 
 
+class MuonSpec(Section):
+    """Settings of `type: muon`."""
+
+    nesterov: bool = True
+    """Nesterov momentum. verl: muon_nesterov, false."""
+
+    ns_steps: Annotated[int, Field(ge=1, le=99)] = 5
+    """Newton-Schulz steps. verl: muon_num_ns_steps, 5."""
+
+    coefficients: Literal["simple", "quintic", "polar_express", "cans", "aol", "deepseekv4"] = (
+        "simple"
+    )
+    """Coefficients of the steps, by Megatron's names. verl: muon_coefficient_type, quintic."""
+
+    scale_mode: Literal["spectral", "shape_scaling", "unit_rms_norm"] = "spectral"
+    """Scale of a matrix's update: √max(out, in), √max(1, out / in) or √(out / in). verl:
+    muon_scale_mode."""
+
+    extra_scale_factor: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Further factor; absent: 0.2 with spectral, as large as AdamW's updates, else 1. verl:
+    muon_extra_scale_factor, 1."""
+
+
 class OptimizerSpec(Section):
     """The optimizer and the learning-rate schedule."""
 
@@ -469,6 +492,9 @@ class OptimizerSpec(Section):
 
     momentum: Beta = 0.95
     """Decay of the momentum of muon and sgd; 0: none. Muon: 0.95. PyTorch's SGD: 0."""
+
+    muon: MuonSpec | None = None
+    """Settings of type muon."""
 
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment. Adam and PyTorch: 1e-8."""

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ppojob_api.v1alpha1.training import OptimizerSpec
-from ppojob_trainer.engine.muon import BUFFER, Muon
+from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec
+from ppojob_trainer.engine.muon import BUFFER, Muon, update_scale
 from ppojob_trainer.engine.stochastic_rounding import round_into
+from ppojob_trainer.models.transposed_linear import TransposedLinear
 from ppojob_trainer.parallel.boxes import (
     Box,
     box_of,
@@ -96,8 +97,15 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
     if spec.type == "adamw":
         assert adamw is not None, "something is trained"
         return adamw
-    turned = (one for one in parameters if one in matrices)
-    return Muon(turned, adamw, momentum=spec.momentum, **shared)
+    muon = spec.muon or MuonSpec()
+    layers = (layer for layer in model.modules() if isinstance(layer, TransposedLinear))
+    into_first = {layer.weight for layer in layers}
+    scales = {
+        one: update_scale(muon, *(reversed(one.shape) if one in into_first else one.shape))
+        for one in parameters
+        if one in matrices
+    }
+    return Muon(scales, adamw, momentum=spec.momentum, spec=muon, **shared)
 
 
 class _ByParts(torch.optim.Optimizer):
