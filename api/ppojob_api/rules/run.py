@@ -142,6 +142,26 @@ LENGTH_RULES = rules(
     when: self.type != 'muon'
     must: !has(self.muon)
 
+    spec.model.lora spec.critic.lora | init | NoEffect
+        the adapters of path are read; remove it, or path
+    when: has(self.path)
+    must: $UNSET
+
+    spec.model.lora spec.critic.lora | dropoutPosition | NoEffect
+        there is no dropout; remove it, or dropout above 0
+    when: self.dropout == 0.0
+    must: $UNSET
+
+    spec | optimizer.loraPlusRatio | NoEffect | here
+        there are no adapters; remove it, or model.lora
+    when: !has(self.model.lora)
+    must: $UNSET
+
+    spec | critic.optimizer.loraPlusRatio | NoEffect | here
+        there are no adapters; remove it, or critic.lora
+    when: has(self.critic) && !has(self.critic.lora)
+    must: $UNSET
+
     spec.optimizer spec.critic.optimizer | cycles | NoEffect
         it has an effect with schedule: cosine alone; remove it, or schedule: cosine
     when: self.schedule != 'cosine'

@@ -51,7 +51,15 @@ class LoraSpec(Section):
     and without dropout. PEFT and verl: target_parameters, of experts that lie in one tensor."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout on an adapter's inputs in updates. PEFT and verl: 0. TRL: lora_dropout, 0.05."""
+    """Dropout of adapters in updates. PEFT and verl: 0. TRL: lora_dropout, 0.05."""
+
+    dropout_position: Literal["pre", "post"] = "pre"
+    """pre: of an adapter's inputs, as in PEFT; post: of its outputs. verl: lora.dropout_position,
+    pre."""
+
+    init: Literal["kaiming", "gaussian"] = "kaiming"
+    """Initial A: uniform by its inputs, or normal with a deviation of 1 / rank; B is zero. TRL and
+    PEFT: init_lora_weights."""
 
     rank_stabilized: bool = False
     """An adapter's output is scaled by alpha / √rank (rsLoRA, Kalajdzievski 2023,
@@ -495,6 +503,10 @@ class OptimizerSpec(Section):
 
     muon: MuonSpec | None = None
     """Settings of type muon."""
+
+    lora_plus_ratio: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Learning rate of the B of adapters, in that of all else (LoRA+, Hayou et al. 2024,
+    arXiv:2402.12354: 16). PEFT: loraplus_lr_ratio."""
 
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment. Adam and PyTorch: 1e-8."""

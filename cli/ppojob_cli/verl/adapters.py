@@ -88,8 +88,7 @@ def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
     job.write(None if is_all else layers, f"{group}.target_modules")
     if verl.is_on(other := f"{group}.exclude_modules"):
         job.leave_out("the other layers, in target_modules", other)
-    if verl[f"{group}.dropout"] and verl[place := f"{group}.dropout_position"] != "pre":
-        job.leave_out("an adapter's inputs are dropped, before A", place)
+    job.copy(f"{group}.dropout_position")
     return True
 
 

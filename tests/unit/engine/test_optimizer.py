@@ -8,9 +8,16 @@ from tiny_models import make_model
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec
+from ppojob_api.v1alpha1.training import LoraSpec, MuonSpec, OptimizerSpec
 from ppojob_trainer.engine.muon import orthogonal
-from ppojob_trainer.engine.optimizer import build_optimizer, clip_gradients, learning_rate
+from ppojob_trainer.engine.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    learning_rate,
+    set_rate,
+    trained_parameters,
+)
+from ppojob_trainer.models.lora import add_adapters
 from ppojob_trainer.models.transposed_linear import TransposedLinear
 from ppojob_trainer.parallel.world import World
 
@@ -243,6 +250,32 @@ def test_muon_turns_matrices_of_layers_and_adamw_all_else(muon, scale):
             expected = expected - RATE * scale(*weight.shape) * turned
         torch.testing.assert_close(weight.double(), expected, rtol=1e-4, atol=2e-4)
     assert matrices == 7
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", "sgd"])
+def test_b_learns_at_a_rate_of_its_own(kind):
+    """LoRA+: as adapters of a model that has this rate for all, and A as of another."""
+    spec = OptimizerSpec(type=kind, **SHARED)
+    after = {}
+    for name, one in {
+        "plain": spec,
+        "faster": spec.model_copy(update={"learning_rate": 16 * RATE}),
+        "plus": spec.model_copy(update={"lora_plus_ratio": 16.0}),
+    }.items():
+        model = make_model()
+        add_adapters(model, LoraSpec(rank=2))
+        optimizer = build_optimizer(model, one)
+        set_rate(optimizer, one.learning_rate)
+        named = trained_parameters(model)
+        generator = torch.Generator().manual_seed(4)
+        for weight in named.values():
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        optimizer.step()
+        after[name] = {one: weight.detach() for one, weight in named.items()}
+    for name, weight in after["plus"].items():
+        other = "faster" if name.endswith("lora_b") else "plain"
+        torch.testing.assert_close(weight, after[other][name], rtol=1e-6, atol=0.0)
+        assert not torch.equal(after["plain"][name], after["faster"][name])
 
 
 def test_muon_is_pytorch_s_but_for_bfloat16():

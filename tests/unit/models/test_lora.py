@@ -89,20 +89,32 @@ def test_a_layer_and_its_gradients_are_those_of_the_dense_formula(lora, scale):
     assert layer.bias.grad is None
 
 
-def test_in_training_the_adapter_alone_sees_less_of_its_inputs():
-    layer, x = layer_of(adapted(dropout=0.5)), torch.randn(200, 32)
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_in_training_the_adapter_alone_loses_numbers_of_its_inputs_or_outputs(position):
+    settings = {"dropout": 0.5, "dropout_position": position}
+    layer, x = layer_of(adapted(**settings)), torch.randn(200, 32)
     layer.train()
     torch.manual_seed(3)
     found = layer(x)
     assert not torch.equal(layer(x), found)
     torch.manual_seed(3)
-    kept = torch.empty_like(x).bernoulli_(0.5) / 0.5  # each number is there twice, or not at all
+    shape = x.shape if position == "pre" else found.shape
+    kept = torch.empty(shape).bernoulli_(0.5) / 0.5  # each number is there twice, or not at all
     assert kept.mean() == pytest.approx(1.0, abs=0.1)
-    change = 6.0 / 4.0 * (x * kept) @ layer.lora_a.T @ layer.lora_b.T
+    dropped = (x * kept) if position == "pre" else x
+    change = 6.0 / 4.0 * dropped @ layer.lora_a.T @ layer.lora_b.T
+    change = change if position == "pre" else change * kept
     expected = nn.functional.linear(x, layer.weight, layer.bias) + change
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     layer.eval()
     assert torch.equal(layer(x), layer_of(adapted())(x))
+
+
+def test_gaussian_is_peft_s():
+    adapters = adapters_of(adapted(init="gaussian")).values()
+    values = torch.cat([one.a.flatten() for one in adapters])
+    assert values.std().item() == pytest.approx(1 / 4, rel=0.05)
+    assert 3 / 4 < values.abs().max() < 5 / 4  # normal, and not uniform
 
 
 def test_merged_weights_give_the_model_s_own_logits_and_without_adapters_the_base_s():

@@ -1,7 +1,7 @@
 """Muon optimizer: momentum orthogonalized by Newton-Schulz before it updates the weights."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, cycle, islice, repeat
 from typing import Any, Final
 
@@ -99,6 +99,7 @@ class Muon(torch.optim.Optimizer):
 
     def __init__(
         self,
+        groups: Sequence[dict[str, Any]],
         scales: Mapping[nn.Parameter, float],
         others: torch.optim.AdamW | None,
         *,
@@ -107,13 +108,13 @@ class Muon(torch.optim.Optimizer):
         momentum: float,
         spec: MuonSpec,
     ) -> None:
-        """Make it of matrices with the `update_scale` of each.
+        """Make it of groups of matrices, with the `update_scale` of each.
 
         `others` is None where all parameters are matrices, as with adapters.
         """
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
-        super().__init__([{"params": list(scales)}], defaults)
-        self._scales, self._spec = scales, spec
+        super().__init__(groups, defaults)
+        self._scales, self._spec, self._own = scales, spec, len(groups)
         self._others = others
         if others is not None:
             self.param_groups += others.param_groups
@@ -125,10 +126,10 @@ class Muon(torch.optim.Optimizer):
         assert closure is None, "the gradients have been computed"
         if self._others is not None:
             self._others.step()
-        group = self.param_groups[0]
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                self._turn(parameter, group["lr"], group["weight_decay"], group["momentum"])
+        for group in self.param_groups[: self._own]:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._turn(parameter, group["lr"], group["weight_decay"], group["momentum"])
 
     def _turn(self, parameter: nn.Parameter, rate: float, decay: float, momentum: float) -> None:
         gradient, state = parameter.grad, self.state[parameter]

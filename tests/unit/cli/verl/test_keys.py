@@ -774,8 +774,13 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         f"{MODEL}.lora.rank=8 {MODEL}.lora.type=canonical_lora"
-        f" {MODEL}.lora.target_modules={ALL_OF_MEGATRON} {MODEL}.lora.dropout=0.1",
-        {"spec.model.lora.targetModules": None, "spec.model.lora.dropout": 0.1},
+        f" {MODEL}.lora.target_modules={ALL_OF_MEGATRON} {MODEL}.lora.dropout=0.1"
+        f" {MODEL}.lora.dropout_position=post",
+        {
+            "spec.model.lora.targetModules": None,
+            "spec.model.lora.dropout": 0.1,
+            "spec.model.lora.dropoutPosition": "post",
+        },
     ),
     (
         f"{MODEL}.lora.rank=8 {MODEL}.lora.type=dora {MODEL}.lora.target_modules=[linear_proj]"
