@@ -204,6 +204,9 @@ CASES = {
     "shared_keys_recomputed": Case((1, 1, 1, 1, 1), model="gemma4_text", recompute=True),
     "adapters_of_told_layers": Case((0, 1, 0, 1, 0), model="gemma4_text", lora=LoraSpec(rank=2)),
     "muon": Case((0, 1, 0, 1, 0), budget=40, model="phi3", optimizer=MUON),
+    "adapters_beside_whole_layers": Case(
+        (0, 1, 0, 1, 0), lora=LoraSpec(rank=3, modules_to_save=("embed_tokens",))
+    ),
     "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=OTHER_MUON, lora=LoraSpec(rank=3)),
     "low_moments": Case((0, 1, 0, 1, 0), budget=40, optimizer=LOW_MOMENTS),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),

@@ -147,6 +147,18 @@ LENGTH_RULES = rules(
     when: has(self.path)
     must: $UNSET
 
+    spec | model.lora.modulesToSave | NotInThisVersion | here
+        with model.lora.path, rollout.adapters: beside or algorithm.type: reward_model: not in this
+        version; remove it
+    when: has(self.model.lora) && has(self.model.lora.modulesToSave)
+    must: !has(self.model.lora.path) && self.rollout.adapters == 'merged'
+        && self.algorithm.type != 'reward_model'
+
+    spec | critic.lora.modulesToSave | NotInThisVersion | here
+        layers of the policy alone: not in this version; remove it
+    when: has(self.critic) && has(self.critic.lora)
+    must: !has(self.critic.lora.modulesToSave)
+
     spec.model.lora spec.critic.lora | dropoutPosition | NoEffect
         there is no dropout; remove it, or dropout above 0
     when: self.dropout == 0.0

@@ -184,6 +184,12 @@ class PPOJobSpec(Section):
         return has_some or self.algorithm.learns_scores
 
     @property
+    def is_own_reference(self) -> bool:
+        """Whether a reference beside the policy is the policy without its adapters."""
+        lora = self.model.lora
+        return self.reference is None and lora is not None and not lora.modules_to_save
+
+    @property
     def lora_of_reference(self) -> LoraSpec | None:
         """Those whose base in four bits a reference of its own is; None where it is plain."""
         lora = self.model.lora

@@ -74,6 +74,13 @@ class LoraSpec(Section):
     four bits per number (QLoRA, Dettmers et al. 2023, arXiv:2305.14314). Absent: model.dtype. TRL:
     load_in_4bit."""
 
+    modules_to_save: (
+        Annotated[Items[Literal["embed_tokens", "lm_head"]], Field(min_length=1, max_length=2)]
+        | None
+    ) = None
+    """Layers of the policy that are trained whole beside adapters; a tied output layer with the
+    embedding. A reference is then a model of its own. TRL: lora_modules_to_save."""
+
     path: Path | None = None
     """Folder of initial adapters in PEFT's form, like `adapter/` of an export; absent: A is random
     and B is zero. A reference is the policy without them. verl: lora_adapter_path."""

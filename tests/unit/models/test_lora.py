@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import MIXTURE, TWO_LAYERS, make_model, save_model
 from torch import nn
 from transformers import (
+    GPT2LMHeadModel,
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -16,10 +17,12 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
+from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.checkpoint.export import export_adapters
+from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import check_adapters
+from ppojob_trainer.models.architectures import adapter_shapes, count_adapters, sizes_of
 from ppojob_trainer.models.kinds import CRITIC, POLICY
 from ppojob_trainer.models.layout_checks import check_targets
 from ppojob_trainer.models.load import load_model
@@ -222,6 +225,57 @@ def test_the_chosen_layers_alone_are_trained_and_all_names_stand(targets, layers
     ours, theirs = dict(hf_named_tensors(model)), dict(plain.named_parameters())
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("modules", "is_tied"), [(("embed_tokens",), True), (("lm_head",), False)])
+def test_layers_that_are_trained_whole_are_saved_beside_adapters(tmp_path, modules, is_tied):
+    """Of a tied model both ends, as PEFT has a copy of each."""
+    name = {"embed_tokens": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}[modules[0]]
+    save_model(tmp_path / "model", **TWO_LAYERS, tie_word_embeddings=is_tied)
+    lora = LoraSpec(rank=4, modules_to_save=modules)
+    model = load_model(tmp_path / "model", lora=lora)
+    whole = model.get_parameter(name)
+    trained = {own for own, one in model.named_parameters() if one.requires_grad}
+    assert trained == trained_tensors(model).keys() == {name, *dict(named_full_adapters(model))}
+    shapes = adapter_shapes(sizes_of(str(tmp_path / "model")), lora)
+    counted = count_adapters(lora, str(tmp_path / "model"))
+    assert counted == whole.numel() + sum(map(math.prod, shapes.values()))
+    model(torch.randint(50, (1, 9))).logits.square().sum().backward()
+    assert whole.grad.any()
+    with torch.no_grad():
+        whole.add_(1.0)
+    assert torch.equal(dict(named_full_tensors(model))[name], whole)
+
+    export_model(
+        tmp_path / "export",
+        hf_named_tensors(model),
+        model_folder=tmp_path / "model",
+        dtype=torch.float32,
+        adapters=adapters_of(model),
+    )
+    assert torch.equal(load_file(tmp_path / "export" / "model.safetensors")[name], whole)
+    apart = tmp_path / "export" / "adapter"
+    stored = load_file(apart / "adapter_model.safetensors")
+    ends = ["lm_head", "model.embed_tokens"] if is_tied else ["lm_head"]
+    assert json.loads((apart / "adapter_config.json").read_text())["modules_to_save"] == ends
+    for end in ends:
+        assert torch.equal(stored.pop(f"base_model.model.{end}.weight"), whole)
+    assert len(stored) == len(shapes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "modules", "reason"),
+    [
+        (LlamaForCausalLM, {"tie_word_embeddings": True}, ("lm_head",), ReasonCode.CONFLICT),
+        (GPT2LMHeadModel, {}, ("embed_tokens",), ReasonCode.NOT_IN_THIS_VERSION),
+        (LlamaForCausalLM, {"tie_word_embeddings": True}, ("embed_tokens",), None),
+    ],
+)
+def test_layers_that_cannot_be_trained_whole_are_refused(tmp_path, kind, sizes, modules, reason):
+    save_model(tmp_path, kind, **sizes)
+    found = check_targets(LoraSpec(rank=4, modules_to_save=modules), str(tmp_path), "lora")
+    expected = [] if reason is None else [("lora.modulesToSave", reason)]
+    assert [(one.where, one.reason_code) for one in found] == expected
 
 
 def test_a_sync_of_adapters_alone_is_a_hundredth_of_one_of_all_weights():

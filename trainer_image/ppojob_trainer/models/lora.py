@@ -37,6 +37,7 @@ from ppojob_trainer.models.adapter_names import (
     peft_shape,
     weight_of,
 )
+from ppojob_trainer.models.architectures import saved_weights
 from ppojob_trainer.models.experts import (
     ExpertDispatch,
     Experts,
@@ -224,10 +225,13 @@ def add_adapters(
 
     The model is an unsharded transformers model, on the meta device or with weights. Without
     targets all linear layers of the decoder layers get one: not the embedding, the head or routers;
-    experts only if asked for. A new value head is trained whole, in float32 as well. `device` is
-    where weights are quantized to NF4; default: the CPU.
+    experts only if asked for. A new value head is trained whole, in float32 as well, and so are the
+    layers of `modulesToSave`, in their own dtype. `device` is where weights are quantized to NF4;
+    default: the CPU.
     """
     model.requires_grad_(False)
+    for name in saved_weights(lora):
+        model.get_parameter(name).requires_grad_(True)
     head = getattr(model, VALUE_HEAD, None)
     if head is not None:
         head.float().requires_grad_(True)
