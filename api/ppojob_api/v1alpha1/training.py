@@ -57,9 +57,9 @@ class LoraSpec(Section):
     """pre: of an adapter's inputs, as in PEFT; post: of its outputs. verl: lora.dropout_position,
     pre."""
 
-    init: Literal["kaiming", "gaussian"] = "kaiming"
-    """Initial A: uniform by its inputs, or normal with a deviation of 1 / rank; B is zero. TRL and
-    PEFT: init_lora_weights."""
+    init: Literal["kaiming", "gaussian", "xavier"] = "kaiming"
+    """Initial A: uniform up to 1 / √in, or normal with a deviation of 1 / rank, or of
+    √(2 / (in + rank)); B is zero. PEFT: init_lora_weights. verl: lora_A_init_method, xavier."""
 
     rank_stabilized: bool = False
     """An adapter's output is scaled by alpha / √rank (rsLoRA, Kalajdzievski 2023,

@@ -113,11 +113,14 @@ def test_in_training_the_adapter_alone_loses_numbers_of_its_inputs_or_outputs(po
     assert torch.equal(layer(x), layer_of(adapted())(x))
 
 
-def test_gaussian_is_peft_s():
-    adapters = adapters_of(adapted(init="gaussian")).values()
-    values = torch.cat([one.a.flatten() for one in adapters])
-    assert values.std().item() == pytest.approx(1 / 4, rel=0.05)
-    assert 3 / 4 < values.abs().max() < 5 / 4  # normal, and not uniform
+@pytest.mark.parametrize(
+    ("init", "deviation"), [("gaussian", 1 / 4), ("xavier", math.sqrt(2 / (32 + 4)))]
+)
+def test_a_begins_normally_as_peft_and_as_megatron_draw_it(init, deviation):
+    drawn = [one.a for one in adapters_of(adapted(init=init)).values() if one.a.shape == (4, 32)]
+    values = torch.cat([one.flatten() for one in drawn])
+    assert values.std().item() == pytest.approx(deviation, rel=0.05)
+    assert 3.0 < values.abs().max() / deviation < 5.0  # and not uniform
 
 
 def test_merged_weights_give_the_model_s_own_logits_and_without_adapters_the_base_s():

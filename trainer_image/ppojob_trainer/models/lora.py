@@ -292,11 +292,13 @@ def draw_adapters(model: nn.Module, seed: int) -> None:
 def _drawn_adapter(name: str, shape: torch.Size, lora: LoraSpec, seed: int) -> Tensor:
     """Return the initial A or B of this name; of a stack each A, by its own fan-in."""
     values = torch.zeros(shape)
-    if name.endswith(A) and lora.init == "gaussian":
-        values.normal_(std=1.0 / lora.rank, generator=_stream(seed, name))
-    elif name.endswith(A):
+    if not name.endswith(A):
+        return values
+    if lora.init == "kaiming":
         drawn(values.flatten(0, -2), seed, name)
-    return values
+        return values
+    normal = {"gaussian": 1.0 / lora.rank, "xavier": math.sqrt(2.0 / (shape[-1] + lora.rank))}
+    return values.normal_(std=normal[lora.init], generator=_stream(seed, name))
 
 
 def drawn(values: Tensor, seed: int, name: str) -> Tensor:

@@ -780,6 +780,7 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
             "spec.model.lora.targetModules": None,
             "spec.model.lora.dropout": 0.1,
             "spec.model.lora.dropoutPosition": "post",
+            "spec.model.lora.init": "xavier",
         },
     ),
     (
