@@ -115,12 +115,10 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
 
 def _groups(named: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> list[dict[str, Any]]:
     """Return the parameter groups of an optimizer: with LoRA+ those of B by themselves."""
-    if spec.lora_plus_ratio == 1.0:
-        return [{"params": [*named.values()], RATE_RATIO: 1.0}]
     parts: dict[float, list[nn.Parameter]] = {1.0: [], spec.lora_plus_ratio: []}
     for name, one in named.items():
         parts[spec.lora_plus_ratio if is_b(name) else 1.0].append(one)
-    return [{"params": part, RATE_RATIO: ratio} for ratio, part in parts.items() if part]
+    return [{"params": part, RATE_RATIO: ratio} for ratio, part in parts.items()]
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
