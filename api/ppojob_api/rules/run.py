@@ -148,11 +148,10 @@ LENGTH_RULES = rules(
     must: $UNSET
 
     spec | model.lora.modulesToSave | NotInThisVersion | here
-        with model.lora.path, rollout.adapters: beside or algorithm.type: reward_model: not in this
-        version; remove it
+        with rollout.adapters: beside or algorithm.type: reward_model: not in this version; remove
+        it
     when: has(self.model.lora) && has(self.model.lora.modulesToSave)
-    must: !has(self.model.lora.path) && self.rollout.adapters == 'merged'
-        && self.algorithm.type != 'reward_model'
+    must: self.rollout.adapters == 'merged' && self.algorithm.type != 'reward_model'
 
     spec | critic.lora.modulesToSave | NotInThisVersion | here
         layers of the policy alone: not in this version; remove it

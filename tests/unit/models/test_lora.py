@@ -258,7 +258,19 @@ def test_layers_that_are_trained_whole_are_saved_beside_adapters(tmp_path, modul
     )
     assert torch.equal(load_file(tmp_path / "export" / "model.safetensors")[name], whole)
     apart = tmp_path / "export" / "adapter"
+    again = load_model(tmp_path / "model", lora=lora.model_copy(update={"path": str(apart)}))
+    kept = trained_tensors(model)
+    assert all(torch.equal(one, kept[own]) for own, one in trained_tensors(again).items())
+    adapters_alone = LoraSpec(rank=4, path=str(apart))
+    problem, *_ = check_adapters(adapters_alone, str(tmp_path / "model"), "lora")
+    assert (problem.where, problem.reason_code) == ("lora.modulesToSave", ReasonCode.CONFLICT)
+
     stored = load_file(apart / "adapter_model.safetensors")
+    if is_tied:
+        apart_ends = {**stored, "base_model.model.lm_head.weight": whole.detach() + 1.0}
+        save_file(apart_ends, apart / "adapter_model.safetensors")
+        with pytest.raises(ConfigError, match="an embedding and an output layer that differ"):
+            load_model(tmp_path / "model", lora=lora.model_copy(update={"path": str(apart)}))
     ends = ["lm_head", "model.embed_tokens"] if is_tied else ["lm_head"]
     assert json.loads((apart / "adapter_config.json").read_text())["modules_to_save"] == ends
     for end in ends:

@@ -14,11 +14,7 @@ from torch import Tensor
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.tensors import give_parts, write_tensors
 from ppojob_trainer.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from ppojob_trainer.models.adapter_names import (
-    BEGINNING,
-    peft_name,
-    peft_shape,
-)
+from ppojob_trainer.models.adapter_names import peft_name, peft_shape, saved_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.config_files import folder_has_tower
 from ppojob_trainer.models.kinds import TEXTS, TOKENS, ModelKind
@@ -115,7 +111,7 @@ def _in_peft(
     adapters: Mapping[str, Adapter], whole: Mapping[str, _Named], join: Join, *, layers: str
 ) -> tuple[dict[str, Tensor], Join]:
     """Return all tensors by PEFT's names, on the meta device, and the function that gathers one."""
-    held = {f"{BEGINNING}{name}": one for name, one in whole.items()}
+    held = {saved_name(name): one for name, one in whole.items()}
     for weight, adapter in adapters.items():
         for own, tensor in adapter.named(weight).items():
             held[peft_name(own, adapter.lora, layers=layers)] = own, tensor

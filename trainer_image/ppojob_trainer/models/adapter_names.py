@@ -73,6 +73,11 @@ def peft_name(name: str, lora: LoraSpec, *, layers: str = LAYERS) -> str:
     return f"{BEGINNING}{layer.replace(LAYERS, layers, 1)}.{_PEFT_NAMES[matrix]}"
 
 
+def saved_name(name: str) -> str:
+    """Return PEFT's name of a weight that is trained whole."""
+    return f"{BEGINNING}{name}"
+
+
 def peft_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
     """Return an adapter tensor's shape in PEFT's files, which flatten stacked experts to a matrix.
 

@@ -34,6 +34,8 @@ from ppojob_trainer.models.state_layers import (
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
+SAVED_WEIGHTS: Final = {"embed_tokens": EMBEDDING, "lm_head": HEAD}
+"""Weights of the layers that may be trained whole beside adapters."""
 NF4_BLOCK: Final = 64
 """Elements of a row that share a scale in NF4 (quantization block)."""
 
@@ -412,8 +414,7 @@ def _count(value: Json) -> int | None:
 
 def saved_weights(lora: LoraSpec) -> set[str]:
     """Return the names of the weights that are trained whole beside adapters."""
-    named = {"embed_tokens": EMBEDDING, "lm_head": HEAD}
-    return {named[name] for name in lora.modules_to_save or ()}
+    return {SAVED_WEIGHTS[name] for name in lora.modules_to_save or ()}
 
 
 def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
