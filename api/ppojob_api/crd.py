@@ -82,6 +82,7 @@ def definition() -> dict[str, Any]:
 def schema() -> dict[str, Any]:
     """The structural schema of a PPOJob."""
     root = _node(Shape(kind="object", model=PPOJob), "")
+    _shorten(root, "", {})
     root["properties"].update(SERVER_FIELDS)
     root["required"] = ["metadata", "spec"]
     return root
@@ -133,6 +134,21 @@ def _field(member: Member, path: str) -> dict[str, Any]:
     if not member.required and member.default is not None and "[]" not in path:
         node["default"] = member.default
     return node
+
+
+def _shorten(node: dict[str, Any], path: str, first: dict[str, str]) -> None:
+    """Describe a field that was described before, of a section used twice, by the first one's path.
+
+    `first` has the paths by description. A CRD has no room to say it twice.
+    """
+    for name, inner in node.get("properties", {}).items():
+        place = f"{path}.{name}".removeprefix(".")
+        reference = f"As {first.setdefault(inner['description'], place)}."
+        if reference != f"As {place}.":
+            inner["description"] = min(inner["description"], reference, key=len)
+        _shorten(inner, place, first)
+    for key in {"items", "additionalProperties"} & node.keys():
+        _shorten(node[key], f"{path}[]", first)
 
 
 def _bounds(shape: Shape) -> dict[str, Any]:

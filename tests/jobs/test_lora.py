@@ -137,6 +137,46 @@ def test_a_killed_job_beside_four_bits_ends_as_an_undisturbed_one(
     assert contents(tmp_path / "again") == contents(whole / "export")
 
 
+def test_a_killed_job_with_layers_trained_whole_ends_as_an_undisturbed_one(
+    start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
+):
+    """Whose reference, beside the policy, still has those that the job began with."""
+    lora = {"rank": 2, "targetModules": ["q_proj"], "modulesToSave": ["embed_tokens"]}
+    sections: dict[str, object] = {
+        "model": {"path": str(tiny_folder / "model"), "lora": lora, "averageDecay": 0.5},
+        "algorithm": {
+            "type": "grpo",
+            "promptsPerStep": 4,
+            "samplesPerPrompt": 4,
+            "kl": {"in": "reward"},
+        },
+        "optimizer": {"learningRate": 1e-2, "loraPlusRatio": 4.0},
+        "roles": {"actorRollout": {"ranksPerReplica": 2}},
+        "steps": {"total": 2},
+        "checkpoint": {"every": 1},
+        "recovery": {"restartsWithoutProgress": 100},
+    }
+    job, whole, killed = tiny_job(**sections), tmp_path / "whole", tmp_path / "killed"
+    start(job, whole).succeed()
+    first, later = (line["actor/reward_kl_penalty"] for line in run_folders.metrics(whole)[-2:])
+    assert first == 0.0 != later
+
+    points = ("rpc.update.answer.before@1=kill", "checkpoint.shard.write.middle@3=kill")
+    run_through(job, killed, *points, seconds=500)
+    assert run_folders.result(killed) == run_folders.result(whole)
+    assert contents(killed / "export") == contents(whole / "export")
+    run_folders.export(whole, tmp_path / "again")
+    assert contents(tmp_path / "again") == contents(whole / "export")
+
+    before = load_file(tiny_folder / "model" / "model.safetensors")
+    after = load_file(whole / "export" / "model.safetensors")
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
+    embedding = "model.embed_tokens.weight"
+    assert changed == {embedding, *(name for name in before if name.endswith("q_proj.weight"))}
+    stored = load_file(whole / "export" / "adapter" / "adapter_model.safetensors")
+    assert torch.equal(stored[f"base_model.model.{embedding}"], after[embedding])
+
+
 def test_a_killed_job_of_lengths_of_rows_ends_as_an_undisturbed_one(
     start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
 ):

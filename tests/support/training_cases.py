@@ -47,7 +47,7 @@ from ppojob_api.v1alpha1.algorithm import (
 )
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_api.v1alpha1.training import LoraSpec, OptimizerSpec, TrainingSpec
+from ppojob_api.v1alpha1.training import LoraSpec, MuonSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.pictures import packed
@@ -88,6 +88,9 @@ HEAD = PolicyHead(LogprobSettings(chunk_tokens=8, entropy="value"))
 
 ADAMW = OptimizerSpec(learning_rate=1e-3, gradient_clip=0.5)
 MUON = OptimizerSpec(type="muon", learning_rate=1e-3, weight_decay=0.1, gradient_clip=0.5)
+OTHER_MUON = MUON.model_copy(
+    update={"muon": MuonSpec(nesterov=False, ns_steps=3, scale_mode="shape_scaling")}
+)
 MTP = Mtp(coefficient=0.5, detach=False, head=PolicyHead(LogprobSettings(chunk_tokens=8)))
 ROUTERS = RouterCoefficients(balance=0.3, z=0.02)
 BIASED = RouterCoefficients(balance=0.0, z=0.0, bias_rate=0.05)
@@ -201,7 +204,10 @@ CASES = {
     "shared_keys_recomputed": Case((1, 1, 1, 1, 1), model="gemma4_text", recompute=True),
     "adapters_of_told_layers": Case((0, 1, 0, 1, 0), model="gemma4_text", lora=LoraSpec(rank=2)),
     "muon": Case((0, 1, 0, 1, 0), budget=40, model="phi3", optimizer=MUON),
-    "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=MUON, lora=LoraSpec(rank=3)),
+    "adapters_beside_whole_layers": Case(
+        (0, 1, 0, 1, 0), lora=LoraSpec(rank=3, modules_to_save=("embed_tokens",))
+    ),
+    "muon_of_adapters": Case((0, 1, 0, 1, 0), optimizer=OTHER_MUON, lora=LoraSpec(rank=3)),
     "low_moments": Case((0, 1, 0, 1, 0), budget=40, optimizer=LOW_MOMENTS),
     "sgd": Case((0, 1, 0, 1, 0), budget=40, optimizer=SGD),
     "long_rows": Case((0, 1, 0, 1, 1), long=1200),

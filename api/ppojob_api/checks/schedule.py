@@ -40,7 +40,8 @@ def rounded_updates(job: PPOJob) -> Iterator[Problem]:
     if spec.model.dtype == "float32" or not spec.steps.trains:
         return
     # Adapters are float32, whatever the weights are.
-    optimizers = [] if spec.model.lora else [spec.optimizer]
+    trains_own = spec.model.lora is None or spec.model.lora.modules_to_save
+    optimizers = [spec.optimizer] if trains_own else []
     optimizers += [spec.critic.optimizer] if spec.critic and not spec.critic.lora else []
     # An update of sgd is as large as the gradient is.
     optimizers = [optimizer for optimizer in optimizers if optimizer.type != "sgd"]

@@ -12,6 +12,7 @@ _TYPES = (*ESTIMATORS.items(), *GIVEN.items())
 _WITH_CRITIC = " ".join(sorted(name for name, one in ESTIMATORS.items() if one.has_critic))
 
 _AT_ADMISSION = (
+    (_OPTIMIZERS, "muon", "type", "muon"),
     (_OPTIMIZERS, "momentum", "type", "muon sgd"),
     (_OPTIMIZERS, "decaySteps decayRatio stableRatio", "schedule", _FINITE),
     (_OPTIMIZERS, "minLearningRateRatio", "schedule", f"{_FINITE} inverse_sqrt"),

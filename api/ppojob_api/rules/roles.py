@@ -168,8 +168,8 @@ ROLE_RULES = (
         spec | roles.reference.offload | NoEffect
             with model.lora the reference is the policy's base weights; remove it, or
             roles.actorRollout.offload
-        when: has(self.model.lora) && !has(self.reference) && has(self.roles.reference)
-            && self.roles.reference.colocateWith != 'none'
+        when: has(self.model.lora) && !has(self.model.lora.modulesToSave) && !has(self.reference)
+            && has(self.roles.reference) && self.roles.reference.colocateWith != 'none'
         must: self.$FIELD.size() == 0
 
         $DEVICES | cpu | Conflict | here

@@ -120,6 +120,37 @@ LENGTH_RULES = rules(
         with model.dtype: bfloat16 the moments are bfloat16 already; remove it
     when: self.model.dtype == 'bfloat16' && has(self.critic) && !has(self.critic.lora)
     must: $UNSET
+
+    spec.model.lora spec.critic.lora | init | NoEffect
+        the adapters of path are read; remove it, or path
+    when: has(self.path)
+    must: $UNSET
+
+    spec | model.lora.modulesToSave | NotInThisVersion | here
+        with rollout.adapters: beside or algorithm.type: reward_model: not in this version; remove
+        it
+    when: has(self.model.lora) && has(self.model.lora.modulesToSave)
+    must: self.rollout.adapters == 'merged' && self.algorithm.type != 'reward_model'
+
+    spec | critic.lora.modulesToSave | NotInThisVersion | here
+        layers of the policy alone: not in this version; remove it
+    when: has(self.critic) && has(self.critic.lora)
+    must: !has(self.critic.lora.modulesToSave)
+
+    spec.model.lora spec.critic.lora | dropoutPosition | NoEffect
+        there is no dropout; remove it, or dropout above 0
+    when: self.dropout == 0.0
+    must: $UNSET
+
+    spec | optimizer.loraPlusRatio | NoEffect | here
+        there are no adapters; remove it, or model.lora
+    when: !has(self.model.lora)
+    must: $UNSET
+
+    spec | critic.optimizer.loraPlusRatio | NoEffect | here
+        there are no adapters; remove it, or critic.lora
+    when: has(self.critic) && !has(self.critic.lora)
+    must: $UNSET
     """,
     POLICY_UPDATES=_POLICY_UPDATES,
     CRITIC_UPDATES=_CRITIC_UPDATES,

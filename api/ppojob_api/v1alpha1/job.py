@@ -161,6 +161,12 @@ class PPOJobSpec(Section):
         return has_some or self.algorithm.learns_scores
 
     @property
+    def is_own_reference(self) -> bool:
+        """Whether a reference beside the policy is the policy without its adapters."""
+        lora = self.model.lora
+        return self.reference is None and lora is not None and not lora.modules_to_save
+
+    @property
     def lora_of_reference(self) -> LoraSpec | None:
         """Adapters whose four-bit base is the reference; None if the reference is not quantized."""
         lora = self.model.lora

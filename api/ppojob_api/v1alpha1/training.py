@@ -51,7 +51,15 @@ class LoraSpec(Section):
     and without dropout. PEFT and verl: target_parameters, of experts that lie in one tensor."""
 
     dropout: Annotated[float, Field(ge=0, lt=1)] = 0.0
-    """Dropout on an adapter's inputs in updates. PEFT and verl: 0. TRL: lora_dropout, 0.05."""
+    """Dropout of adapters in updates. PEFT and verl: 0. TRL: lora_dropout, 0.05."""
+
+    dropout_position: Literal["pre", "post"] = "pre"
+    """pre: of an adapter's inputs, as in PEFT; post: of its outputs. verl: lora.dropout_position,
+    pre."""
+
+    init: Literal["kaiming", "gaussian", "xavier"] = "kaiming"
+    """Initial A: uniform up to 1 / √in, or normal with a deviation of 1 / rank, or of
+    √(2 / (in + rank)); B is zero. PEFT: init_lora_weights. verl: lora_A_init_method, xavier."""
 
     rank_stabilized: bool = False
     """An adapter's output is scaled by alpha / √rank (rsLoRA, Kalajdzievski 2023,
@@ -65,6 +73,13 @@ class LoraSpec(Section):
     """Storage type of the frozen matrices of attention and feed-forward blocks in the trainer; nf4:
     four bits per number (QLoRA, Dettmers et al. 2023, arXiv:2305.14314). Absent: model.dtype. TRL:
     load_in_4bit."""
+
+    modules_to_save: (
+        Annotated[Items[Literal["embed_tokens", "lm_head"]], Field(min_length=1, max_length=2)]
+        | None
+    ) = None
+    """Layers of the policy that are trained whole beside adapters; a tied output layer with the
+    embedding. A reference is then a model of its own. TRL: lora_modules_to_save."""
 
     path: Path | None = None
     """Folder of initial adapters in PEFT's form, like `adapter/` of an export; absent: A is random
@@ -423,6 +438,29 @@ ENDLESS: Final = ("constant", "inverse_sqrt")
 """Schedules that do not end."""
 
 
+class MuonSpec(Section):
+    """Settings of `type: muon`."""
+
+    nesterov: bool = True
+    """Nesterov momentum. verl: muon_nesterov, false."""
+
+    ns_steps: Annotated[int, Field(ge=1, le=99)] = 5
+    """Newton-Schulz steps. verl: muon_num_ns_steps, 5."""
+
+    coefficients: Literal["simple", "quintic", "polar_express", "cans", "aol", "deepseekv4"] = (
+        "simple"
+    )
+    """Coefficients of the steps, by Megatron's names. verl: muon_coefficient_type, quintic."""
+
+    scale_mode: Literal["spectral", "shape_scaling", "unit_rms_norm"] = "spectral"
+    """Scale of a matrix's update: √max(out, in), √max(1, out / in) or √(out / in). verl:
+    muon_scale_mode."""
+
+    extra_scale_factor: Annotated[float, Field(gt=0, le=1_000_000)] | None = None
+    """Further factor; absent: 0.2 with spectral, as large as AdamW's updates, else 1. verl:
+    muon_extra_scale_factor, 1."""
+
+
 class OptimizerSpec(Section):
     """The optimizer and the learning-rate schedule."""
 
@@ -474,6 +512,13 @@ class OptimizerSpec(Section):
 
     momentum: Beta = 0.95
     """Decay of the momentum of muon and sgd; 0: none. Muon: 0.95. PyTorch's SGD: 0."""
+
+    muon: MuonSpec | None = None
+    """Settings of type muon."""
+
+    lora_plus_ratio: Annotated[float, Field(gt=0, le=1_000_000)] = 1.0
+    """Learning rate of the B of adapters, in that of all else (LoRA+, Hayou et al. 2024,
+    arXiv:2402.12354: 16). PEFT: loraplus_lr_ratio."""
 
     epsilon: Annotated[float, Field(gt=0, le=1)] = 1e-8
     """Added to the root of the second moment. Adam and PyTorch: 1e-8."""

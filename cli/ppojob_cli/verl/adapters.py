@@ -88,8 +88,10 @@ def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
     job.write(None if is_all else layers, f"{group}.target_modules")
     if verl.is_on(other := f"{group}.exclude_modules"):
         job.leave_out("the other layers, in target_modules", other)
-    if verl[f"{group}.dropout"] and verl[place := f"{group}.dropout_position"] != "pre":
-        job.leave_out("an adapter's inputs are dropped, before A", place)
+    for name in ("dropout_position", "lora_A_init_method"):
+        job.copy(f"{group}.{name}")
+    if verl[second := f"{group}.lora_B_init_method"] != "zero":
+        job.leave_out("B is zero", second)
     return True
 
 

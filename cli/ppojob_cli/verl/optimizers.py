@@ -1,6 +1,7 @@
 """Conversions of optimizers, and of the schedules that verl's trainers have for them."""
 
-from typing import Final
+import math
+from typing import Any, Final
 
 from ppojob_cli.verl.asynchronous import fetched_prompts
 from ppojob_cli.verl.draft import Draft, Verl, is_count
@@ -9,7 +10,13 @@ from ppojob_cli.verl.settings import value_of
 from ppojob_cli.verl.trainers import FORKS, PRIME
 
 _ACTOR: Final = "actor_rollout_ref.actor"
-_MOMENTUM: Final = "optim.override_optimizer_config.momentum"
+_OF_MEGATRON: Final = {
+    "nesterov": "nesterov",
+    "num_ns_steps": "nsSteps",
+    "coefficient_type": "coefficients",
+    "scale_mode": "scaleMode",
+}
+"""Settings of Megatron's Muon by their names behind `muon_`."""
 
 
 def warmup(verl: Verl, job: Draft) -> None:
@@ -116,10 +123,14 @@ def gradient_clip(verl: Verl, job: Draft) -> None:
 def betas(verl: Verl, job: Draft) -> None:
     """The decays of AdamW's moments, which come as text from a shell's quotes within quotes."""
     key, path = f"{_ACTOR}.optim.betas", "spec.optimizer.betas"
-    given = verl[key]
-    job.set(path, value_of(given) if isinstance(given, str) else given, key)
+    job.set(path, _betas(verl, _ACTOR), key)
     if verl.engine == "megatron" and path in job.fields:
         job.note("verl hands them to no optimizer of Megatron's, which has 0.9 and 0.999", key)
+
+
+def _betas(verl: Verl, model: str) -> Any:
+    given = verl[f"{model}.optim.betas"]
+    return value_of(given) if isinstance(given, str) else given
 
 
 def weights_type(verl: Verl, job: Draft) -> None:
@@ -147,14 +158,43 @@ def moments_type(verl: Verl, job: Draft) -> None:
 def optimizer_kind(verl: Verl, job: Draft) -> None:
     """The optimizer, under the names that verl's trainers have for it, and its momentum."""
     for at, section in _models(verl):
-        key, momentum = f"{at}.optim.optimizer", f"{at}.{_MOMENTUM}"
-        kind = str(verl[key]).lower()
-        if kind in {"muon", "sgd"}:
+        key, given = f"{at}.optim.optimizer", f"{at}.optim.override_optimizer_config"
+        kind, momentum = str(verl[key]).lower(), f"{given}.momentum"
+        if kind == "sgd":
             job.set(f"{section}.type", kind, key)
-            if kind == "muon":
-                job.note("as torch.optim.Muon with adjust_lr_fn: match_rms_adamw", key)
-            # PyTorch's own default, which verl has for the one, is that of Muon for the other.
-            if kind == "sgd" or verl.is_given(momentum):
-                job.set(f"{section}.momentum", verl[momentum] or 0.0, momentum)
+            job.set(f"{section}.momentum", verl[momentum] or 0.0, momentum)
+            if verl[nesterov := f"{given}.nesterov"]:
+                job.leave_out("Nesterov momentum with type: muon alone", nesterov)
+        elif kind == "muon":
+            job.set(f"{section}.type", kind, key)
+            # PyTorch's class, by its name, would refuse weights that are no matrices.
+            is_pytorch = verl.engine != "megatron" and verl[key] == "Muon"
+            (_muon_of_pytorch if is_pytorch else _muon_of_megatron)(verl, job, at, section)
         elif kind not in {"adamw", "adam", "fusedadam"}:
             job.leave_out("adamw, muon and sgd alone", key)
+
+
+def _muon_of_pytorch(verl: Verl, job: Draft, model: str, section: str) -> None:
+    given = f"{model}.optim.override_optimizer_config"
+    rate = f"{given}.adjust_lr_fn"
+    is_as_adamw = verl[rate] == "match_rms_adamw"
+    job.set(f"{section}.muon.scaleMode", "spectral" if is_as_adamw else "shape_scaling", rate)
+    named = {"momentum": "momentum", "nesterov": "muon.nesterov", "ns_steps": "muon.nsSteps"}
+    for name, field in named.items():
+        if verl.is_given(key := f"{given}.{name}"):
+            job.set(f"{section}.{field}", verl[key], key)
+
+
+def _muon_of_megatron(verl: Verl, job: Draft, model: str, section: str) -> None:
+    at = f"{model}.optim.muon_"
+    job.note("Megatron has gate and up in one matrix, here each is one", f"{model}.optim.optimizer")
+    job.set(f"{section}.momentum", verl[f"{at}momentum"], f"{at}momentum")
+    for name, field in _OF_MEGATRON.items():
+        job.set(f"{section}.muon.{field}", verl[f"{at}{name}"], f"{at}{name}")
+    factor, key = verl[f"{at}extra_scale_factor"], f"{at}extra_scale_factor"
+    if verl[match := f"{at}match_adamw_update_rms"]:
+        first, _ = _betas(verl, model)
+        factor, key = round(math.sqrt((1.0 - first) / (1.0 + first)), 9), match
+    job.set(f"{section}.muon.extraScaleFactor", factor, key)
+    if not verl[split := f"{at}split_qkv"]:
+        job.leave_out("q, k and v are matrices of their own", split)

@@ -57,6 +57,8 @@ CANNOT_BE_SET = {
         for model in ("", ".critic")
         for name in ("warmupRatio", "decayRatio", "power")
     ),
+    *("spec.model.lora.path", "spec.critic.lora.path"),  # beside what adapters begin as
+    *("spec.critic.lora.modulesToSave", "spec.rollout.adapters"),  # beside modulesToSave
     "spec.algorithm.ppo.lengthAdaptiveAlpha",  # beside lambda and criticLambda
     *("spec.algorithm.distillation", "spec.algorithm.dpo", "spec.algorithm.rewardModel"),
     *(

@@ -39,7 +39,7 @@ lora_r                       model.lora.rank
 lora_dropout                 model.lora.dropout
 use_rslora                   model.lora.rankStabilized
 use_dora                     model.lora.weightDecomposed
-lora_modules_to_save         OTHER ADAPTERS
+lora_modules_to_save         model.lora.modulesToSave
 load_in_4bit                 model.lora.baseType
 load_in_8bit                 QUANTIZED WEIGHTS
 use_bnb_nested_quant         SCALES ARE FLOAT32

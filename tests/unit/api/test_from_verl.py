@@ -39,12 +39,12 @@ OURS = {
     *(
         f"spec.{model}.lora.{name}"
         for model in ("model", "critic")
-        for name in ("baseType", "dropout", "experts", "rankStabilized")
+        for name in ("baseType", "dropout", "experts", "init", "modulesToSave", "rankStabilized")
     ),
     *(
         f"spec{model}.optimizer.{name}"
         for model in ("", ".critic")
-        for name in ("epsilon", "power")
+        for name in ("loraPlusRatio", "power")
     ),
     *("spec.rollout.stopTokenIds", "spec.rollout.stopStrings", "spec.rollout.kvCacheGib"),
     "spec.rollout.structuredOutput",

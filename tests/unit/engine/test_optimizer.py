@@ -8,9 +8,17 @@ from tiny_models import make_model
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from ppojob_api.v1alpha1.training import OptimizerSpec
+from ppojob_api.v1alpha1.training import LoraSpec, MuonSpec, OptimizerSpec
 from ppojob_trainer.engine.muon import orthogonal
-from ppojob_trainer.engine.optimizer import build_optimizer, clip_gradients, learning_rate
+from ppojob_trainer.engine.optimizer import (
+    build_optimizer,
+    clip_gradients,
+    learning_rate,
+    set_rate,
+    trained_parameters,
+)
+from ppojob_trainer.models.lora import add_adapters
+from ppojob_trainer.models.transposed_linear import TransposedLinear
 from ppojob_trainer.parallel.world import World
 
 VERL = json.loads(
@@ -139,24 +147,53 @@ def test_the_global_norm_is_clipped(limit, factor):
     assert parameters[1].grad[0] == pytest.approx(4.0 * factor, rel=1e-5)
 
 
-def literally_orthogonal(matrix: Tensor) -> Tensor:
-    """The quintic of Muon on each singular value, five times."""
+SIMPLE = [(3.4445, -4.7750, 2.0315)]
+COEFFICIENTS = {
+    "simple": SIMPLE * 7,
+    "quintic": [
+        *((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037)),
+        *((2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012)),
+        *((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377)),
+    ],
+    # The paper's (arXiv:2505.16932, algorithm 1), of which x is divided by 1.01.
+    "polar_express": [
+        (a / 1.01, b / 1.01**3, c / 1.01**5)
+        for a, b, c in (
+            (8.28721201814563, -23.595886519098837, 17.300387312530933),
+            (4.107059111542203, -2.9478499167379106, 0.5448431082926601),
+            (3.9486908534822946, -2.908902115962949, 0.5518191394370137),
+            (3.3184196573706015, -2.488488024314874, 0.51004894012372),
+            (2.300652019954817, -1.6689039845747493, 0.4188073119525673),
+            (1.891301407787398, -1.2679958271945868, 0.37680408948524835),
+            (1.8750014808534479, -1.2500016453999487, 0.3750001645474248),
+        )
+    ],
+    "deepseekv4": SIMPLE * 8 + [(2.0, -1.5, 0.5)] * 4,
+}
+
+
+def literally_orthogonal(matrix: Tensor, coefficients=SIMPLE * 5) -> Tensor:
+    """The quintics of Muon on each singular value."""
     u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
     s = s / s.norm()
-    for _ in range(5):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
+    for a, b, c in coefficients:
+        s = a * s + b * s**3 + c * s**5
     return u @ torch.diag(s) @ v
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 10), (10, 4), (1, 5)])
-def test_a_matrix_is_made_orthogonal_by_its_singular_values(shape):
+@pytest.mark.parametrize("name", COEFFICIENTS)
+def test_a_matrix_is_made_orthogonal_by_its_singular_values(shape, name):
     matrix = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    expected = literally_orthogonal(matrix)
-    torch.testing.assert_close(orthogonal(matrix).double(), expected, rtol=1e-4, atol=1e-5)
-    values = torch.linalg.svdvals(expected)
+    for steps in (5, len(COEFFICIENTS[name])):  # of all there are, and of more
+        spec = MuonSpec(coefficients=name, ns_steps=steps)
+        found = orthogonal(matrix, spec).double()
+        expected = literally_orthogonal(matrix, COEFFICIENTS[name][:steps])
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-3)
+        assert not orthogonal(torch.zeros(shape), spec).any()
+    values = torch.linalg.svdvals(orthogonal(matrix, MuonSpec(coefficients=name)))
     assert values.min() > 0.5
     assert values.max() < 1.3
-    assert not orthogonal(torch.zeros(shape)).any()
 
 
 def steps_of(spec: OptimizerSpec, model: nn.Module, gradients: list[dict[str, Tensor]]) -> None:
@@ -176,11 +213,25 @@ RATE, DECAY = 0.1, 0.2
 SHARED = {"learning_rate": RATE, "weight_decay": DECAY}
 
 
-def test_muon_turns_matrices_of_layers_and_adamw_all_else():
+SHAPE_SCALING = MuonSpec(scale_mode="shape_scaling")
+MUONS = [
+    (None, lambda out, into: 0.2 * math.sqrt(max(out, into))),
+    (MuonSpec(extra_scale_factor=0.5), lambda out, into: 0.5 * math.sqrt(max(out, into))),
+    (SHAPE_SCALING, lambda out, into: math.sqrt(max(1, out / into))),
+    (
+        MuonSpec(nesterov=False, scale_mode="unit_rms_norm", extra_scale_factor=2.0),
+        lambda out, into: 2.0 * math.sqrt(out / into),
+    ),
+]
+
+
+@pytest.mark.parametrize(("muon", "scale"), MUONS)
+def test_muon_turns_matrices_of_layers_and_adamw_all_else(muon, scale):
     model, plain = (make_model(tie_word_embeddings=True) for _ in range(2))
     before = {name: weight.detach().double() for name, weight in model.named_parameters()}
     gradients = gradients_of(model)
-    steps_of(OptimizerSpec(type="muon", momentum=0.8, **SHARED), model, gradients)
+    spec = OptimizerSpec(type="muon", momentum=0.8, muon=muon, **SHARED)
+    steps_of(spec, model, gradients)
     steps_of(OptimizerSpec(**SHARED), plain, gradients)
     others = dict(plain.named_parameters())
     matrices = 0
@@ -193,11 +244,57 @@ def test_muon_turns_matrices_of_layers_and_adamw_all_else():
         for of_step in gradients:
             gradient = of_step[name].double()
             buffer = 0.8 * buffer + 0.2 * gradient
-            turned = literally_orthogonal(0.2 * gradient + 0.8 * buffer)
+            is_plain = muon is not None and not muon.nesterov
+            turned = literally_orthogonal(buffer if is_plain else 0.2 * gradient + 0.8 * buffer)
             expected = expected * (1 - RATE * DECAY)
-            expected = expected - RATE * 0.2 * math.sqrt(max(weight.shape)) * turned
-        torch.testing.assert_close(weight.double(), expected, rtol=1e-4, atol=1e-4)
+            expected = expected - RATE * scale(*weight.shape) * turned
+        torch.testing.assert_close(weight.double(), expected, rtol=1e-4, atol=2e-4)
     assert matrices == 7
+
+
+@pytest.mark.parametrize("kind", ["adamw", "muon", "sgd"])
+def test_b_learns_at_a_rate_of_its_own(kind):
+    """LoRA+: as adapters of a model that has this rate for all, and A as of another."""
+    spec = OptimizerSpec(type=kind, **SHARED)
+    after = {}
+    for name, one in {
+        "plain": spec,
+        "faster": spec.model_copy(update={"learning_rate": 16 * RATE}),
+        "plus": spec.model_copy(update={"lora_plus_ratio": 16.0}),
+    }.items():
+        model = make_model()
+        add_adapters(model, LoraSpec(rank=2))
+        optimizer = build_optimizer(model, one)
+        set_rate(optimizer, one.learning_rate)
+        named = trained_parameters(model)
+        generator = torch.Generator().manual_seed(4)
+        for weight in named.values():
+            weight.grad = torch.randn(weight.shape, generator=generator)
+        optimizer.step()
+        after[name] = {one: weight.detach() for one, weight in named.items()}
+    for name, weight in after["plus"].items():
+        other = "faster" if name.endswith("lora_b") else "plain"
+        torch.testing.assert_close(weight, after[other][name], rtol=1e-6, atol=0.0)
+        assert not torch.equal(after["plain"][name], after["faster"][name])
+
+
+def test_muon_is_pytorch_s_but_for_bfloat16():
+    """Its default, adjust_lr_fn: original, with a weight that is stored (in, out) as well."""
+    layer, turned = nn.Linear(6, 10, bias=False), nn.Linear(6, 10, bias=False)
+    model = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"a": layer, "b": turned})])})
+    turned.__class__ = TransposedLinear
+    turned.weight = nn.Parameter(layer.weight.detach().T.clone())
+    theirs = nn.Parameter(layer.weight.detach().clone())
+    optimizer = torch.optim.Muon([theirs], lr=RATE, weight_decay=DECAY)
+    build = build_optimizer(model, OptimizerSpec(type="muon", muon=SHAPE_SCALING, **SHARED))
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(3):
+        theirs.grad = torch.randn(10, 6, generator=generator)
+        layer.weight.grad, turned.weight.grad = theirs.grad.clone(), theirs.grad.T.clone()
+        optimizer.step()
+        build.step()
+    torch.testing.assert_close(layer.weight, theirs, rtol=0.02, atol=0.02)
+    torch.testing.assert_close(turned.weight.T, layer.weight, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import MIXTURE, TWO_LAYERS, make_model, save_model
 from torch import nn
 from transformers import (
+    GPT2LMHeadModel,
     GptOssForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
@@ -16,10 +17,12 @@ from transformers import (
     Qwen2MoeForCausalLM,
 )
 
+from ppojob_api.problem import ReasonCode
 from ppojob_api.v1alpha1.training import LoraSpec
-from ppojob_trainer.checkpoint.export import export_adapters
+from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import check_adapters
+from ppojob_trainer.models.architectures import adapter_shapes, count_adapters, sizes_of
 from ppojob_trainer.models.kinds import CRITIC, POLICY
 from ppojob_trainer.models.layout_checks import check_targets
 from ppojob_trainer.models.load import load_model
@@ -89,20 +92,35 @@ def test_a_layer_and_its_gradients_are_those_of_the_dense_formula(lora, scale):
     assert layer.bias.grad is None
 
 
-def test_in_training_the_adapter_alone_sees_less_of_its_inputs():
-    layer, x = layer_of(adapted(dropout=0.5)), torch.randn(200, 32)
+@pytest.mark.parametrize("position", ["pre", "post"])
+def test_in_training_the_adapter_alone_loses_numbers_of_its_inputs_or_outputs(position):
+    settings = {"dropout": 0.5, "dropout_position": position}
+    layer, x = layer_of(adapted(**settings)), torch.randn(200, 32)
     layer.train()
     torch.manual_seed(3)
     found = layer(x)
     assert not torch.equal(layer(x), found)
     torch.manual_seed(3)
-    kept = torch.empty_like(x).bernoulli_(0.5) / 0.5  # each number is there twice, or not at all
+    shape = x.shape if position == "pre" else found.shape
+    kept = torch.empty(shape).bernoulli_(0.5) / 0.5  # each number is there twice, or not at all
     assert kept.mean() == pytest.approx(1.0, abs=0.1)
-    change = 6.0 / 4.0 * (x * kept) @ layer.lora_a.T @ layer.lora_b.T
+    dropped = (x * kept) if position == "pre" else x
+    change = 6.0 / 4.0 * dropped @ layer.lora_a.T @ layer.lora_b.T
+    change = change if position == "pre" else change * kept
     expected = nn.functional.linear(x, layer.weight, layer.bias) + change
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
     layer.eval()
     assert torch.equal(layer(x), layer_of(adapted())(x))
+
+
+@pytest.mark.parametrize(
+    ("init", "deviation"), [("gaussian", 1 / 4), ("xavier", math.sqrt(2 / (32 + 4)))]
+)
+def test_a_begins_normally_as_peft_and_as_megatron_draw_it(init, deviation):
+    drawn = [one.a for one in adapters_of(adapted(init=init)).values() if one.a.shape == (4, 32)]
+    values = torch.cat([one.flatten() for one in drawn])
+    assert values.std().item() == pytest.approx(deviation, rel=0.05)
+    assert 3.0 < values.abs().max() / deviation < 5.0  # and not uniform
 
 
 def test_merged_weights_give_the_model_s_own_logits_and_without_adapters_the_base_s():
@@ -210,6 +228,69 @@ def test_the_chosen_layers_alone_are_trained_and_all_names_stand(targets, layers
     ours, theirs = dict(hf_named_tensors(model)), dict(plain.named_parameters())
     assert list(ours) == list(theirs)
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+@pytest.mark.parametrize(("modules", "is_tied"), [(("embed_tokens",), True), (("lm_head",), False)])
+def test_layers_that_are_trained_whole_are_saved_beside_adapters(tmp_path, modules, is_tied):
+    """Of a tied model both ends, as PEFT has a copy of each."""
+    name = {"embed_tokens": "model.embed_tokens.weight", "lm_head": "lm_head.weight"}[modules[0]]
+    save_model(tmp_path / "model", **TWO_LAYERS, tie_word_embeddings=is_tied)
+    lora = LoraSpec(rank=4, modules_to_save=modules)
+    model = load_model(tmp_path / "model", lora=lora)
+    whole = model.get_parameter(name)
+    trained = {own for own, one in model.named_parameters() if one.requires_grad}
+    assert trained == trained_tensors(model).keys() == {name, *dict(named_full_adapters(model))}
+    shapes = adapter_shapes(sizes_of(str(tmp_path / "model")), lora)
+    counted = count_adapters(lora, str(tmp_path / "model"))
+    assert counted == whole.numel() + sum(map(math.prod, shapes.values()))
+    model(torch.randint(50, (1, 9))).logits.square().sum().backward()
+    assert whole.grad.any()
+    with torch.no_grad():
+        whole.add_(1.0)
+    assert torch.equal(dict(named_full_tensors(model))[name], whole)
+
+    export_model(
+        tmp_path / "export",
+        hf_named_tensors(model),
+        model_folder=tmp_path / "model",
+        dtype=torch.float32,
+        adapters=adapters_of(model),
+    )
+    assert torch.equal(load_file(tmp_path / "export" / "model.safetensors")[name], whole)
+    apart = tmp_path / "export" / "adapter"
+    again = load_model(tmp_path / "model", lora=lora.model_copy(update={"path": str(apart)}))
+    kept = trained_tensors(model)
+    assert all(torch.equal(one, kept[own]) for own, one in trained_tensors(again).items())
+    adapters_alone = LoraSpec(rank=4, path=str(apart))
+    problem, *_ = check_adapters(adapters_alone, str(tmp_path / "model"), "lora")
+    assert (problem.where, problem.reason_code) == ("lora.modulesToSave", ReasonCode.CONFLICT)
+
+    stored = load_file(apart / "adapter_model.safetensors")
+    if is_tied:
+        apart_ends = {**stored, "base_model.model.lm_head.weight": whole.detach() + 1.0}
+        save_file(apart_ends, apart / "adapter_model.safetensors")
+        with pytest.raises(ConfigError, match="an embedding and an output layer that differ"):
+            load_model(tmp_path / "model", lora=lora.model_copy(update={"path": str(apart)}))
+    ends = ["lm_head", "model.embed_tokens"] if is_tied else ["lm_head"]
+    assert json.loads((apart / "adapter_config.json").read_text())["modules_to_save"] == ends
+    for end in ends:
+        assert torch.equal(stored.pop(f"base_model.model.{end}.weight"), whole)
+    assert len(stored) == len(shapes)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes", "modules", "reason"),
+    [
+        (LlamaForCausalLM, {"tie_word_embeddings": True}, ("lm_head",), ReasonCode.CONFLICT),
+        (GPT2LMHeadModel, {}, ("embed_tokens",), ReasonCode.NOT_IN_THIS_VERSION),
+        (LlamaForCausalLM, {"tie_word_embeddings": True}, ("embed_tokens",), None),
+    ],
+)
+def test_layers_that_cannot_be_trained_whole_are_refused(tmp_path, kind, sizes, modules, reason):
+    save_model(tmp_path, kind, **sizes)
+    found = check_targets(LoraSpec(rank=4, modules_to_save=modules), str(tmp_path), "lora")
+    expected = [] if reason is None else [("lora.modulesToSave", reason)]
+    assert [(one.where, one.reason_code) for one in found] == expected
 
 
 def test_a_sync_of_adapters_alone_is_a_hundredth_of_one_of_all_weights():

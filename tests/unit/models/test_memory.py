@@ -147,6 +147,14 @@ def test_adapters_alone_have_gradients_and_moments_and_the_policy_is_its_referen
     with_teacher = config_of(tmp_path, **tiny_jobs.PPO | other)
     assert held(with_teacher, "actorRollout")["reference"] == 2 * CRITIC
     assert held(apart, "critic") == {"critic": 2 * POLICY, "critic's adapters": adapters}
+    whole = {**model, "lora": {**lora, "modulesToSave": ["embed_tokens"]}}
+    beside = held(config_of(tmp_path, **tiny_jobs.PPO | {"model": whole}), "actorRollout")
+    assert beside["reference"] == 2 * POLICY
+    assert beside["adapters"] > adapters
+    whole = {**model, "lora": {**lora, "modulesToSave": ["embed_tokens"]}}
+    beside = held(config_of(tmp_path, **tiny_jobs.PPO | {"model": whole}), "actorRollout")
+    assert beside["reference"] == 2 * POLICY
+    assert beside["adapters"] > adapters
 
 
 def test_matrices_beside_adapters_take_four_bits_and_their_scales(tmp_path):

@@ -14,11 +14,8 @@ from torch import Tensor
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.tensors import give_parts, write_tensors
 from ppojob_trainer.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
-from ppojob_trainer.models.adapter_names import (
-    BEGINNING,
-    peft_name,
-    peft_shape,
-)
+from ppojob_trainer.models.adapter_names import peft_name, peft_shape, saved_name
+from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.config_files import folder_has_tower
 from ppojob_trainer.models.kinds import TEXTS, TOKENS, ModelKind
 from ppojob_trainer.models.lora import Adapter, in_peft_form
@@ -39,20 +36,23 @@ def write_adapters(
     base: Path,
     kind: ModelKind,
     layers: str,
+    is_tied: bool,
 ) -> None:
     """Write a folder of adapters, with the trained head of a classifier.
 
     Args:
         folder: target.
         adapters: by the names of the weights that they adapt.
-        head: by its names.
+        head: by its names; or layers of a language model that are trained whole.
         join: all-gathers sharded tensors; the other ranks call `give_adapters`.
         base: the model that the adapters were trained on.
         kind: its kind.
         layers: transformers' name of its decoder layers.
+        is_tied: whether its output layer is the embedding.
     """
     durable.make_folder(folder, parents=True)
-    named, joined = _in_peft(adapters, head, join, layers=layers)
+    whole = _whole(head, is_tied=is_tied)
+    named, joined = _in_peft(adapters, whole, join, layers=layers)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=joined)
     lora = next(iter(adapters.values())).lora
     stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
@@ -67,7 +67,7 @@ def write_adapters(
         "init_lora_weights": True,
         "lora_alpha": int(lora.alpha) if lora.alpha.is_integer() else lora.alpha,
         "lora_dropout": lora.dropout,
-        "modules_to_save": sorted({name.rpartition(".")[0] for name in head}) or None,
+        "modules_to_save": sorted({name.rpartition(".")[0] for name in whole}) or None,
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": targets,
@@ -83,18 +83,35 @@ def write_adapters(
 
 
 def give_adapters(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, layers: str
+    adapters: Mapping[str, Adapter],
+    head: Mapping[str, Tensor],
+    join: Join,
+    *,
+    layers: str,
+    is_tied: bool,
 ) -> None:
     """Take part in `write_adapters` of another rank, with the same arguments."""
-    named, joined = _in_peft(adapters, head, join, layers=layers)
+    named, joined = _in_peft(adapters, _whole(head, is_tied=is_tied), join, layers=layers)
     give_parts(named, join=joined)
 
 
+_Named = tuple[str, Tensor]
+"""A tensor with its name in the model."""
+
+
+def _whole(head: Mapping[str, Tensor], *, is_tied: bool) -> dict[str, _Named]:
+    """Return the layers trained whole by their names in a folder, where PEFT wants both ends."""
+    whole = {name: (name, tensor) for name, tensor in head.items()}
+    if is_tied and EMBEDDING in whole:
+        whole[HEAD] = whole[EMBEDDING]
+    return whole
+
+
 def _in_peft(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, *, layers: str
+    adapters: Mapping[str, Adapter], whole: Mapping[str, _Named], join: Join, *, layers: str
 ) -> tuple[dict[str, Tensor], Join]:
     """Return all tensors by PEFT's names, on the meta device, and the function that gathers one."""
-    held = {f"{BEGINNING}{name}": (name, tensor) for name, tensor in head.items()}
+    held = {saved_name(name): one for name, one in whole.items()}
     for weight, adapter in adapters.items():
         for own, tensor in adapter.named(weight).items():
             held[peft_name(own, adapter.lora, layers=layers)] = own, tensor

@@ -27,6 +27,7 @@ from ppojob_trainer.checkpoint.tensors import (
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
+from ppojob_trainer.models.architectures import HEAD, saved_weights, sizes_of
 from ppojob_trainer.models.config_changes import changed_document
 from ppojob_trainer.models.config_files import layers_name
 from ppojob_trainer.models.kinds import CLASSIFIERS, POLICY, SCORE_BIAS, SCORE_WEIGHT, ModelKind
@@ -90,7 +91,7 @@ def export_model(
         chat_template: the job's own template (Jinja text), in place of the tokenizer's.
         max_file_bytes: the weights are split into files of at most this (one tensor at least).
         adapters: by the names of the weights that they adapt.
-        kind: of the result; a classifier's head is saved with adapters.
+        kind: of the result; its head, and layers trained whole, are saved with adapters.
         overrides: the job's changes of the configuration.
         told: wraps a `Join` so that all ranks get the result of those that hold a tensor.
 
@@ -106,15 +107,18 @@ def export_model(
     plain = told(join)
     changed = {beside.name_in_files(name): adapter for name, adapter in adapters.items()}
     merge = _but(frozen, beside, told(_merging(changed)))
-    head = {name: tensor for name, tensor in named.items() if name in (SCORE_WEIGHT, SCORE_BIAS)}
+    loras = [adapter.lora for adapter in adapters.values()]
+    whole = {SCORE_WEIGHT, SCORE_BIAS, *(saved_weights(loras[0]) if loras else ())}
+    head = {name: tensor for name, tensor in named.items() if name in whole}
     began = _read_config(model_folder)
     layers = layers_name(began)
+    is_tied = HEAD not in named
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
             held = {name: named[name] for name in names if name not in frozen}
             give_parts(held, dtype=dtype, join=merge)
         if adapters:
-            give_adapters(adapters, head, plain, layers=layers)
+            give_adapters(adapters, head, plain, layers=layers, is_tied=is_tied)
         return
     with _replacing(target) as aside:
         durable.make_folder(aside, parents=True)
@@ -130,6 +134,7 @@ def export_model(
                 base=model_folder,
                 kind=kind,
                 layers=layers,
+                is_tied=is_tied,
             )
 
 
@@ -142,15 +147,24 @@ def export_adapters(
 ) -> None:
     """Write a folder of adapters alone, like that which `export_model` adds to merged weights.
 
-    `head` is the trained head of a classifier.
+    `head` is the trained head of a classifier, or layers of a language model trained whole.
 
     Raises:
         ConfigError: ``base`` has no readable config.json, which determines PEFT's layer names.
     """
     with _replacing(target) as aside:
         folder = Path(base)
-        layers = layers_name(_read_config(folder))
-        write_adapters(aside, adapters, head, join, base=folder, kind=kind, layers=layers)
+        sizes = sizes_of(base)
+        write_adapters(
+            aside,
+            adapters,
+            head,
+            join,
+            base=folder,
+            kind=kind,
+            layers=layers_name(_read_config(folder)),
+            is_tied=sizes is not None and sizes.is_tied,
+        )
 
 
 @contextmanager

@@ -1,61 +1,120 @@
 """Muon optimizer: momentum orthogonalized by Newton-Schulz before it updates the weights."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain, cycle, islice, repeat
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
+from ppojob_api.v1alpha1.training import MuonSpec
 from ppojob_trainer.parallel.boxes import box_of, local_part, shard_like, whole
 
 BUFFER: Final = "momentum_buffer"
 
-_COEFFICIENTS: Final = (3.4445, -4.7750, 2.0315)
-_ROUNDS: Final = 5
 _LEAST_NORM: Final = 1e-7
+_OF_ADAMW: Final = 0.2
+"""Factor of the spectral scale that makes updates as large as AdamW's (arXiv:2502.16982)."""
+_COEFFICIENTS: Final[Mapping[str, tuple[tuple[float, float, float], ...]]] = {
+    "simple": ((3.4445, -4.7750, 2.0315),),
+    "quintic": (
+        (4.0848, -6.8946, 2.9270),
+        (3.9505, -6.3029, 2.6377),
+        (3.7418, -5.5913, 2.3037),
+        (2.8769, -3.1427, 1.2046),
+        (2.8366, -3.0525, 1.2012),
+    ),
+    "polar_express": (
+        (8.2051, -22.9019, 16.4607),
+        (4.0664, -2.8612, 0.5184),
+        (3.9096, -2.8234, 0.5250),
+        (3.2856, -2.4153, 0.4853),
+        (2.2779, -1.6198, 0.3985),
+        (1.8726, -1.2307, 0.3585),
+        (1.8564, -1.2132, 0.3568),
+        (1.8750, -1.2500, 0.3750),
+    ),
+    "cans": (
+        (8.4703, -25.1081, 18.6293),
+        (4.1828, -3.1087, 0.5806),
+        (3.9619, -2.9541, 0.5630),
+        (3.2866, -2.4647, 0.5074),
+        (2.2737, -1.6447, 0.4162),
+    ),
+    "aol": (
+        (4.0098, -7.0585, 2.4635),
+        (3.4585, -5.5479, 2.5959),
+        (2.7573, -3.2939, 1.4254),
+        (2.7215, -3.0494, 1.3169),
+    ),
+    "deepseekv4": (*((3.4445, -4.7750, 2.0315),) * 8, (2.0, -1.5, 0.5)),
+}
+"""Coefficients of Newton-Schulz steps, by the names of Megatron's emerging_optimizers.
+
+Sources: Jordan et al. 2024 (https://kellerjordan.github.io/posts/muon), modded-nanogpt, Polar
+Express (arXiv:2505.16932, divided by its safety factor 1.01), CANS (arXiv:2506.10935),
+flash-newton-schulz, DeepSeek-V4.
+"""
+_LAST_REPEATS: Final = ("polar_express", "cans", "deepseekv4")
+"""Sets whose last coefficients also serve further steps; others begin again."""
 
 
-def orthogonal(matrix: Tensor) -> Tensor:
+def orthogonal(matrix: Tensor, spec: MuonSpec) -> Tensor:
     """Return approximately U Vᵀ of a matrix U S Vᵀ (rows, columns).
 
-    Five Newton-Schulz iterations with the quintic of Jordan et al. 2024
-    (https://kellerjordan.github.io/posts/muon), which leaves singular values between 0.7 and 1.2.
-    In float32, where its author uses bfloat16, so rounding differences of gradients are not
-    amplified and parallel layouts agree.
+    Newton-Schulz iterations of a quintic, which bring singular values near 1: five of the default
+    coefficients between 0.7 and 1.2. In float32, where others use bfloat16, so rounding differences
+    of gradients are not amplified and parallel layouts agree.
     """
-    a, b, c = _COEFFICIENTS
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if is_tall else matrix).float()
     x = x / x.norm().clamp(min=_LEAST_NORM)
-    for _ in range(_ROUNDS):
+    known = _COEFFICIENTS[spec.coefficients]
+    further = repeat(known[-1]) if spec.coefficients in _LAST_REPEATS else cycle(known)
+    for a, b, c in islice(chain(known, further), spec.ns_steps):
         gram = x @ x.T
         x = a * x + (b * gram + c * gram @ gram) @ x
     found: Tensor = x.T if is_tall else x
     return found
 
 
+def update_scale(spec: MuonSpec, out: int, into: int) -> float:
+    """Return what the orthogonal update of a weight (out, in) is multiplied by."""
+    factor = spec.extra_scale_factor
+    if spec.scale_mode == "spectral":
+        return (_OF_ADAMW if factor is None else factor) * math.sqrt(max(out, into))
+    ratio = out / into if spec.scale_mode == "unit_rms_norm" else max(1.0, out / into)
+    return (1.0 if factor is None else factor) * math.sqrt(ratio)
+
+
 class Muon(torch.optim.Optimizer):
     """Muon for the matrices of a model's layers, and AdamW for all other parameters.
 
-    Nesterov momentum. As in Liu et al. 2025 (arXiv:2502.16982) an update is scaled by 0.2 √n, n the
-    longer side: elements change about as much as by AdamW, so both share one learning rate and
-    weight decay. Sharded momentum is all-gathered one matrix at a time, and every rank
-    orthogonalizes it: a step is a collective of the ranks that hold the model.
+    By default, as in Liu et al. 2025 (arXiv:2502.16982), momentum is Nesterov's and an update is
+    scaled by 0.2 √n, n the longer side: elements change about as much as by AdamW, so both share
+    one learning rate and weight decay. Sharded momentum is all-gathered one matrix at a time, and
+    every rank orthogonalizes it: a step is a collective of the ranks that hold the model.
     """
 
     def __init__(
         self,
-        matrices: Iterable[nn.Parameter],
+        groups: Sequence[dict[str, Any]],
+        scales: Mapping[nn.Parameter, float],
         others: torch.optim.AdamW | None,
         *,
         lr: float,
         weight_decay: float,
         momentum: float,
+        spec: MuonSpec,
     ) -> None:
-        """Make it; `others` is None where all parameters are matrices, as with adapters."""
+        """Make it of groups of matrices, with the `update_scale` of each.
+
+        `others` is None where all parameters are matrices, as with adapters.
+        """
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
-        super().__init__([{"params": list(matrices)}], defaults)
+        super().__init__(groups, defaults)
+        self._scales, self._spec, self._own = scales, spec, len(groups)
         self._others = others
         if others is not None:
             self.param_groups += others.param_groups
@@ -67,10 +126,10 @@ class Muon(torch.optim.Optimizer):
         assert closure is None, "the gradients have been computed"
         if self._others is not None:
             self._others.step()
-        group = self.param_groups[0]
-        for parameter in group["params"]:
-            if parameter.grad is not None:
-                self._turn(parameter, group["lr"], group["weight_decay"], group["momentum"])
+        for group in self.param_groups[: self._own]:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._turn(parameter, group["lr"], group["weight_decay"], group["momentum"])
 
     def _turn(self, parameter: nn.Parameter, rate: float, decay: float, momentum: float) -> None:
         gradient, state = parameter.grad, self.state[parameter]
@@ -80,8 +139,8 @@ class Muon(torch.optim.Optimizer):
             state[BUFFER] = shard_like(parameter, torch.zeros_like(mine))
         buffer = local_part(state[BUFFER])
         buffer.lerp_(mine, 1.0 - momentum)
-        update = orthogonal(whole(shard_like(parameter, mine.lerp(buffer, momentum))))
-        scale = 0.2 * math.sqrt(max(parameter.shape))
-        weights = local_part(parameter)
+        seen = mine.lerp(buffer, momentum) if self._spec.nesterov else buffer
+        update = orthogonal(whole(shard_like(parameter, seen)), self._spec)
+        weights, scale = local_part(parameter), self._scales[parameter]
         weights.mul_(1.0 - rate * decay)
         weights.add_(box_of(parameter).of(update).to(weights.dtype), alpha=-rate * scale)

@@ -4,14 +4,16 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
-from ppojob_api.v1alpha1.training import OptimizerSpec
-from ppojob_trainer.engine.muon import BUFFER, Muon
+from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec
+from ppojob_trainer.engine.muon import BUFFER, Muon, update_scale
 from ppojob_trainer.engine.stochastic_rounding import round_into
+from ppojob_trainer.models.adapter_names import is_b
+from ppojob_trainer.models.transposed_linear import TransposedLinear
 from ppojob_trainer.parallel.boxes import (
     Box,
     box_of,
@@ -28,6 +30,8 @@ from ppojob_trainer.parallel.world import World
 COUNT = "step"
 """The one state of a parameter that has not its shape."""
 OF_ADAMW = ("exp_avg", "exp_avg_sq", COUNT)
+RATE_RATIO: Final = "rate_ratio"
+"""Key of a parameter group: its learning rate over the optimizer's."""
 
 
 def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
@@ -84,20 +88,43 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
     The fused form makes one pass over weights, gradients and moments; SGD has none for sharded
     weights.
     """
-    parameters = list(trained_parameters(model).values())
+    named = trained_parameters(model)
     shared: dict[str, Any] = {"lr": spec.learning_rate, "weight_decay": spec.weight_decay}
     if spec.type == "sgd":
-        return _Sgd(parameters, momentum=spec.momentum, foreach=True, **shared)
+        return _Sgd(_groups(named, spec), momentum=spec.momentum, foreach=True, **shared)
     matrices = matrices_of(model) if spec.type == "muon" else set()
-    others = [one for one in parameters if one not in matrices]
+    others = {name: one for name, one in named.items() if one not in matrices}
     adamw = None
     if others:
-        adamw = _AdamW(others, betas=spec.betas, eps=spec.epsilon, fused=True, **shared)
+        groups = _groups(others, spec)
+        adamw = _AdamW(groups, betas=spec.betas, eps=spec.epsilon, fused=True, **shared)
     if spec.type == "adamw":
         assert adamw is not None, "something is trained"
         return adamw
-    turned = (one for one in parameters if one in matrices)
-    return Muon(turned, adamw, momentum=spec.momentum, **shared)
+    turned = {name: one for name, one in named.items() if one in matrices}
+    muon = spec.muon or MuonSpec()
+    layers = (layer for layer in model.modules() if isinstance(layer, TransposedLinear))
+    into_first = {layer.weight for layer in layers}
+    scales = {
+        one: update_scale(muon, *(reversed(one.shape) if one in into_first else one.shape))
+        for one in turned.values()
+    }
+    momentum = spec.momentum
+    return Muon(_groups(turned, spec), scales, adamw, momentum=momentum, spec=muon, **shared)
+
+
+def _groups(named: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer: with LoRA+ those of B by themselves."""
+    parts: dict[float, list[nn.Parameter]] = {1.0: [], spec.lora_plus_ratio: []}
+    for name, one in named.items():
+        parts[spec.lora_plus_ratio if is_b(name) else 1.0].append(one)
+    return [{"params": part, RATE_RATIO: ratio} for ratio, part in parts.items()]
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate, in each group by its ratio."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate * group[RATE_RATIO]
 
 
 class _ByParts(torch.optim.Optimizer):

@@ -26,6 +26,7 @@ from ppojob_trainer.engine.optimizer import (
     load_optimizer_tensors,
     optimizer_boxes,
     optimizer_tensors,
+    set_rate,
     step_by_weight,
     trained_parameters,
 )
@@ -362,8 +363,7 @@ class TrainEngine(ForwardEngine):
         )
         is_finite = norm < float("inf")
         if is_finite:
-            for group in self._optimizer.param_groups:
-                group["lr"] = rate
+            set_rate(self._optimizer, rate)
             if self._moments_leave or self._moment_names:
                 host = self.moments if self._moments_leave else None
                 step_by_weight(self._optimizer, host, self._moment_names, self.updates)

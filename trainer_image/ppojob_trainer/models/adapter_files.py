@@ -10,8 +10,15 @@ from typing import Final
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
 from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.adapter_names import PEFT_MATRICES, peft_name, peft_shape
-from ppojob_trainer.models.architectures import Shape, adapter_shapes, sizes_of
+from ppojob_trainer.models.adapter_names import PEFT_MATRICES, peft_name, peft_shape, saved_name
+from ppojob_trainer.models.architectures import (
+    HEAD,
+    SAVED_WEIGHTS,
+    Shape,
+    adapter_shapes,
+    saved_weights,
+    sizes_of,
+)
 from ppojob_trainer.models.config_files import layers_name_in
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import BadHeader, listed, read_header
@@ -56,12 +63,16 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
     needed = {
         peft_name(name, lora, layers=layers): peft_shape(name, shape) for name, shape in shapes
     }
+    needed |= {saved_name(name): (sizes.vocabulary, sizes.hidden) for name in saved_weights(lora)}
+    yield from _whole_layers(lora, config, where, is_tied=sizes.is_tied)
     try:
         stored = read_header(folder / WEIGHTS_FILE)
     except BadHeader as bad:
         yield bad.problem
         return
     found = {name: tensor.shape for name, tensor in stored.items()}
+    if sizes.is_tied and saved_weights(lora):
+        found.pop(saved_name(HEAD), None)  # a second copy of the embedding
     is_dora = bool(config.get("use_dora"))
     if (config.get("r"), is_dora) == (lora.rank, lora.weight_decomposed):  # else all differ
         yield from _tensors(lora, found, needed, where)
@@ -95,6 +106,23 @@ def _settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterato
             why = f"{key} is {told} in {path}"
             allowed = f"{told}, or other adapters"
             yield Problem(f"{where}.{field}", shown(value), why, allowed, ReasonCode.CONFLICT)
+
+
+def _whole_layers(
+    lora: LoraSpec, config: Mapping[str, Json], where: str, *, is_tied: bool
+) -> Iterator[Problem]:
+    """Return a problem if other layers were trained whole, of those that a job can train so."""
+    listed_there = config.get("modules_to_save")
+    names = listed_there if isinstance(listed_there, list) else []
+    theirs = {str(name).rpartition(".")[2] for name in names} & SAVED_WEIGHTS.keys()
+    if is_tied and "embed_tokens" in theirs:
+        theirs.discard("lm_head")
+    ours = set(lora.modules_to_save or ())
+    if ours != theirs:
+        told = shown(sorted(theirs)) if theirs else ABSENT
+        why = f"modules_to_save is {told} in {lora.path}/{CONFIG_FILE}"
+        got, allowed = shown(sorted(ours)) if ours else ABSENT, f"{told}, or other adapters"
+        yield Problem(f"{where}.modulesToSave", got, why, allowed, ReasonCode.CONFLICT)
 
 
 def _tensors(

@@ -54,6 +54,11 @@ def is_adapter(name: str) -> bool:
     return name.endswith((f".{A}", f".{B}", f"_{A}", f"_{B}", f".{M}"))
 
 
+def is_b(name: str) -> bool:
+    """Whether a tensor of this name is the B of an adapter."""
+    return name.endswith((f".{B}", f"_{B}"))
+
+
 def peft_name(name: str, lora: LoraSpec, *, layers: str = LAYERS) -> str:
     """Return PEFT's name of an adapter tensor; `layers`: transformers' name of decoder layers.
 
@@ -66,6 +71,11 @@ def peft_name(name: str, lora: LoraSpec, *, layers: str = LAYERS) -> str:
     if own == first and lora.adapts(f"{layer}.{second}"):
         layer = f"{layer}.base_layer"
     return f"{BEGINNING}{layer.replace(LAYERS, layers, 1)}.{_PEFT_NAMES[matrix]}"
+
+
+def saved_name(name: str) -> str:
+    """Return PEFT's name of a weight that is trained whole."""
+    return f"{BEGINNING}{name}"
 
 
 def peft_shape(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:

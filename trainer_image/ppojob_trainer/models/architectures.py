@@ -34,6 +34,8 @@ from ppojob_trainer.models.state_layers import (
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
+SAVED_WEIGHTS: Final = {"embed_tokens": EMBEDDING, "lm_head": HEAD}
+"""Weights of the layers that may be trained whole beside adapters."""
 NF4_BLOCK: Final = 64
 """Elements of a row that share a scale in NF4 (quantization block)."""
 
@@ -410,6 +412,11 @@ def _count(value: Json) -> int | None:
     return value if is_count and isinstance(value, int) else None
 
 
+def saved_weights(lora: LoraSpec) -> set[str]:
+    """Return the names of the weights that are trained whole beside adapters."""
+    return {SAVED_WEIGHTS[name] for name in lora.modules_to_save or ()}
+
+
 def adapter_shapes(sizes: Sizes, lora: LoraSpec) -> dict[str, Shape]:
     """Return adapter tensors by name: A (rank, in) and B (out, rank), or stacks, and magnitudes."""
     found: dict[str, Shape] = {}
@@ -434,10 +441,14 @@ def nf4_bytes(rows: int, columns: int) -> int:
 
 
 def count_adapters(lora: LoraSpec | None, folder: str) -> int:
-    """Count the elements of all adapters; 0 without, or if config.json cannot be read."""
+    """Count the trained elements beside frozen weights, those of whole layers among them.
+
+    0 without adapters, or if config.json cannot be read.
+    """
     if lora is None or (sizes := sizes_of(folder)) is None:
         return 0
-    return sum(map(prod, adapter_shapes(sizes, lora).values()))
+    whole = len(saved_weights(lora)) * sizes.vocabulary * sizes.hidden
+    return whole + sum(map(prod, adapter_shapes(sizes, lora).values()))
 
 
 def count_log_partition(loss: Loss, folder: str) -> int:

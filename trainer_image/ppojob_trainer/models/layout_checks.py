@@ -15,8 +15,22 @@ from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.media.picture_form import OwnSizes, PictureForm, sound_form_of
 from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
 from ppojob_trainer.data.media.picture_readers import is_drawn_causally
-from ppojob_trainer.models.architectures import Sizes, expert_weights, linear_layers, sizes_of
-from ppojob_trainer.models.config_files import layer_count, read_config
+from ppojob_trainer.models.adapter_names import LAYERS
+from ppojob_trainer.models.architectures import (
+    EMBEDDING,
+    HEAD,
+    Sizes,
+    expert_weights,
+    linear_layers,
+    saved_weights,
+    sizes_of,
+)
+from ppojob_trainer.models.config_files import (
+    file_name,
+    layer_count,
+    layers_name_in,
+    read_config,
+)
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import JUDGE
 from ppojob_trainer.models.mixtures import ALIGNED
@@ -396,6 +410,8 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
             "remove it",
             ReasonCode.NOT_IN_THIS_VERSION,
         )
+    if lora.modules_to_save:
+        yield from _check_whole_layers(lora, sizes, folder, f"{where}.modulesToSave")
     if lora.weight_decomposed and FAMILIES[sizes.model_type].is_transposed:
         why = f"with the weight matrices of {sizes.model_type}: not in this version"
         place, reason = f"{where}.weightDecomposed", ReasonCode.NOT_IN_THIS_VERSION
@@ -416,6 +432,17 @@ def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:
                 f"{', '.join(sorted(names))}; without the field all of them",
                 ReasonCode.NOT_ONE_OF,
             )
+
+
+def _check_whole_layers(lora: LoraSpec, sizes: Sizes, folder: str, where: str) -> Iterator[Problem]:
+    """Report what rules out layers that are trained whole beside adapters."""
+    got, reason = shown(list(lora.modules_to_save or ())), ReasonCode.NOT_IN_THIS_VERSION
+    if layers_name_in(folder) != LAYERS or file_name(EMBEDDING, sizes.model_type) != EMBEDDING:
+        why = f"of {sizes.model_type}: not in this version"
+        yield Problem(where, got, why, "remove it", reason)
+    elif sizes.is_tied and HEAD in saved_weights(lora):
+        why = "the model's output layer is its embedding"
+        yield Problem(where, got, why, "[embed_tokens], which trains both", ReasonCode.CONFLICT)
 
 
 def _expert_targets(sizes: Sizes) -> set[str]:

@@ -18,8 +18,8 @@ from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters
-from ppojob_trainer.models.adapter_names import is_adapter, peft_name
-from ppojob_trainer.models.architectures import EMBEDDING
+from ppojob_trainer.models.adapter_names import is_adapter, peft_name, saved_name
+from ppojob_trainer.models.architectures import EMBEDDING, HEAD, saved_weights
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import (
     TOWER,
@@ -164,19 +164,31 @@ def _begin_adapters(
     if lora is None or lora.path is None:
         draw_adapters(model, seed)
         return
-    path = Path(lora.path) / WEIGHTS_FILE
+    path, saved = Path(lora.path) / WEIGHTS_FILE, saved_weights(lora)
     with safe_open(path, framework="pt") as file:
         for name, parameter in model.named_parameters():
-            if not is_adapter(name):
+            if not is_adapter(name) and name not in saved:
                 continue
-            stored = peft_name(name, lora, layers=layers)
+            stored = saved_name(name) if name in saved else peft_name(name, lora, layers=layers)
             values = file.get_tensor(stored)
             if not values.isfinite().all():
                 raise ConfigError(
                     f"{path}: got values that are NaN or infinite in {stored}: nothing "
                     "can be computed with them; the adapters as they were trained"
                 )
+            other = saved_name(HEAD)
+            if name == EMBEDDING and HEAD not in saved and other in file.keys():  # noqa: SIM118
+                _refuse_untied(path, values, file.get_tensor(other))
             fill(parameter, of_peft_form(name, values, parameter.shape))
+
+
+def _refuse_untied(path: Path, embedding: Tensor, head: Tensor) -> None:
+    """Refuse an embedding and an output layer that PEFT has trained apart in a tied model."""
+    if not torch.equal(embedding, head):
+        raise ConfigError(
+            f"{path}: got an embedding and an output layer that differ: the model has one weight "
+            "for both; adapters that PEFT trained with ensure_weight_tying"
+        )
 
 
 def _load(

@@ -37,6 +37,7 @@ from ppojob_trainer.models.adapter_names import (
     peft_shape,
     weight_of,
 )
+from ppojob_trainer.models.architectures import saved_weights
 from ppojob_trainer.models.experts import (
     ExpertDispatch,
     Experts,
@@ -81,7 +82,7 @@ class LoraLinear(nn.Linear):
         """`W x + scale B (A x)`, and within `adapters_off` the first term alone.
 
         (..., in) -> (..., out), in the output dtype of the plain layer. In training the adapter's
-        input has dropout, drawn from torch's global generator.
+        input or output has dropout, drawn from torch's global generator.
         """
         output = super().forward(input)
         if not self.is_adapted:
@@ -89,13 +90,16 @@ class LoraLinear(nn.Linear):
         # Adapters are float32, also where weights and x are bfloat16; autocast casts by itself.
         is_cast = torch.is_autocast_enabled(input.device.type)
         x = input if is_cast else input.to(self.lora_a.dtype)
-        if self.lora.dropout > 0.0:
-            x = functional.dropout(x, self.lora.dropout, self.training)
+        dropout = self.lora.dropout if self.training else 0.0
+        is_pre = self.lora.dropout_position == "pre"
+        if dropout and is_pre:
+            x = functional.dropout(x, dropout)
         change = functional.linear(functional.linear(x, self.lora_a), self.lora_b)
+        if dropout and not is_pre:
+            change = functional.dropout(change, dropout)
         if not self.lora.weight_decomposed:
             return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
-        is_dropped = self.lora.dropout > 0.0 and self.training
-        seen = super().forward(x.to(input.dtype)) if is_dropped else output
+        seen = super().forward(x.to(input.dtype)) if dropout and is_pre else output
         return output + self._decomposed(seen, change).to(output.dtype)
 
     def _decomposed(self, seen: Tensor, change: Tensor) -> Tensor:
@@ -158,7 +162,8 @@ class LoraStacks(StackedExperts):
         return torch.add(said, change.to(said.dtype), alpha=self.lora.scale)
 
 
-_ADAPTED: Final[Mapping[type[nn.Module], type[LoraLinear | LoraMatrix | LoraStacks]]] = {
+_Adapted = LoraLinear | LoraMatrix | LoraStacks
+_ADAPTED: Final[Mapping[type[nn.Module], type[_Adapted]]] = {
     Nf4Linear: LoraNf4Linear,
     TransposedLinear: LoraTransposedLinear,
     nn.Linear: LoraLinear,
@@ -220,10 +225,13 @@ def add_adapters(
 
     The model is an unsharded transformers model, on the meta device or with weights. Without
     targets all linear layers of the decoder layers get one: not the embedding, the head or routers;
-    experts only if asked for. A new value head is trained whole, in float32 as well. `device` is
-    where weights are quantized to NF4; default: the CPU.
+    experts only if asked for. A new value head is trained whole, in float32 as well, and so are the
+    layers of `modulesToSave`, in their own dtype. `device` is where weights are quantized to NF4;
+    default: the CPU.
     """
     model.requires_grad_(False)
+    for name in saved_weights(lora):
+        model.get_parameter(name).requires_grad_(True)
     head = getattr(model, VALUE_HEAD, None)
     if head is not None:
         head.float().requires_grad_(True)
@@ -254,7 +262,7 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
     if _is_transposed(layer):
         into, out = out, into
     layer.__class__ = next(own for plain, own in _ADAPTED.items() if isinstance(layer, plain))
-    assert isinstance(layer, LoraLinear | LoraMatrix | LoraStacks), "it was made one"
+    assert isinstance(layer, _Adapted), "it was made one"
     shapes = (*stack, lora.rank, into), (*stack, out, lora.rank)
     named = dict(zip(matrix_names(name), shapes, strict=True))
     if lora.weight_decomposed:
@@ -266,35 +274,49 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
 
 
 def draw_adapters(model: nn.Module, seed: int) -> None:
-    """Initialise adapters: A Kaiming-uniform with a = √5, as in PEFT, B zero.
+    """Initialise adapters: A as `init` says, B zero.
 
     Each A has its own random stream, so values do not depend on the number of ranks. Magnitudes are
     the norms of the weight's rows; each rank computes its own.
     """
-    for layer in model.modules():
+    for at, layer in model.named_modules():
+        if not isinstance(layer, _Adapted):
+            continue
         if isinstance(layer, LoraLinear) and layer.lora.weight_decomposed:
             local_part(layer.lora_m.detach()).copy_(layer.lengths(layer.matrix()))
-    for name, parameter in model.named_parameters():
-        if not is_adapter(name) or is_magnitude(name):
-            continue
-        values = torch.zeros(parameter.shape)
-        if name.endswith(A):
-            drawn(values.flatten(0, -2), seed, name)  # of a stack each matrix, by its own fan-in
-        fill(parameter, values)
+        for own, parameter in layer.named_parameters(at, recurse=False):
+            if is_adapter(own) and not is_magnitude(own):
+                fill(parameter, _drawn_adapter(own, parameter.shape, layer.lora, seed))
+
+
+def _drawn_adapter(name: str, shape: torch.Size, lora: LoraSpec, seed: int) -> Tensor:
+    """Return the initial A or B of this name; of a stack each A, by its own fan-in."""
+    values = torch.zeros(shape)
+    if not name.endswith(A):
+        return values
+    if lora.init == "kaiming":
+        drawn(values.flatten(0, -2), seed, name)
+        return values
+    normal = {"gaussian": 1.0 / lora.rank, "xavier": math.sqrt(2.0 / (shape[-1] + lora.rank))}
+    return values.normal_(std=normal[lora.init], generator=_stream(seed, name))
 
 
 def drawn(values: Tensor, seed: int, name: str) -> Tensor:
     """Initialise a matrix in place, Kaiming-uniform, a = √5, from a stream seeded by its name."""
+    return nn.init.kaiming_uniform_(values, a=math.sqrt(5.0), generator=_stream(seed, name))
+
+
+def _stream(seed: int, name: str) -> torch.Generator:
+    """Return a random stream seeded by a name."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    stream = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
-    return nn.init.kaiming_uniform_(values, a=math.sqrt(5.0), generator=stream)
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
 
 
 def adapters_of(model: nn.Module) -> dict[str, Adapter]:
     """Return a model's adapters by the names of the weights they adapt; empty without LoRA."""
     found: dict[str, Adapter] = {}
     for at, layer in model.named_modules():
-        if not isinstance(layer, LoraLinear | LoraMatrix | LoraStacks):
+        if not isinstance(layer, _Adapted):
             continue
         own = {f"{at}.{name}": detached(one) for name, one in layer.named_parameters(recurse=False)}
         weights = 2 if isinstance(layer, LoraLinear) else 3
@@ -362,8 +384,7 @@ def replaced(
 @contextmanager
 def adapters_off(model: nn.Module) -> Iterator[None]:
     """Compute with the frozen weights alone: the initial model."""
-    kinds = LoraLinear | LoraMatrix | LoraStacks
-    layers = [layer for layer in model.modules() if isinstance(layer, kinds)]
+    layers = [layer for layer in model.modules() if isinstance(layer, _Adapted)]
     for layer in layers:
         layer.is_adapted = False
     try:

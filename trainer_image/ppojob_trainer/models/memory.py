@@ -198,7 +198,7 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         name: count + (layout.tensor - 1) * _held_whole(name) if layout.tensor > 1 else count
         for name, count in parameters.items()
     }
-    actor, lora = spec.roles.actor_rollout, spec.model.lora
+    actor = spec.roles.actor_rollout
     found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:
         whole, moments = _kept(spec)
@@ -207,9 +207,8 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
         found["adapters"] = part(*_adapters(adapters, actor.offload), moments)
     if "actorRollout" in living:
         found |= engine
-    # With adapters the frozen policy is its own reference.
-    reference, is_base = spec.roles.reference, lora is not None and spec.reference is None
-    if "reference" in living and reference and not (is_base and "actorRollout" in living):
+    reference, is_own = spec.roles.reference, spec.is_own_reference and "actorRollout" in living
+    if "reference" in living and reference and not is_own:
         dtype, base = spec.model.dtype, spec.lora_of_reference
         counts = [_kept_as(base, parameters.get(p, 0), p, dtype) for p in spec.reference_paths]
         found["reference"] = _one_at_work(

@@ -165,8 +165,7 @@ def open_stages(
         if refresh is not None:
             assert policy is not None, "a reference that follows lives with the policy"
             following = FollowingReference(spec, world, refresh, policy.learner)
-        is_base = spec.reference is None and spec.model.lora is not None
-        if policy is not None and is_base:
+        if policy is not None and spec.is_own_reference:
             reference: Reference | Teachers = BaseReference(spec, world, policy.learner)
         elif len(spec.reference_paths) > 1:
             reference = Teachers(spec, world)

@@ -255,11 +255,42 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
             "spec.optimizer.betas": None,
             "spec.critic.optimizer.type": "muon",
             "spec.critic.optimizer.momentum": None,
+            "spec.critic.optimizer.muon.scaleMode": "shape_scaling",  # as PyTorch's
         },
     ),
     (
-        f"{OPTIM}.optimizer=Muon +{OPTIM}.override_optimizer_config.momentum=0.9",
-        {"spec.optimizer.type": "muon", "spec.optimizer.momentum": 0.9},
+        f"{OPTIM}.optimizer=Muon +{OPTIM}.override_optimizer_config.momentum=0.9"
+        f" +{OPTIM}.override_optimizer_config.adjust_lr_fn=match_rms_adamw"
+        f" +{OPTIM}.override_optimizer_config.nesterov=False"
+        f" +{OPTIM}.override_optimizer_config.betas=[0.9,0.95]"
+        f" +{OPTIM}.override_optimizer_config.eps=1e-6",
+        {
+            "spec.optimizer.type": "muon",
+            "spec.optimizer.momentum": 0.9,
+            "spec.optimizer.betas": [0.9, 0.95],
+            "spec.optimizer.epsilon": 1e-6,
+            "spec.optimizer.muon.scaleMode": None,
+            "spec.optimizer.muon.nesterov": False,
+        },
+    ),
+    (
+        f"model_engine=megatron {OPTIM}.optimizer=muon {OPTIM}.muon_num_ns_steps=6"
+        f" {OPTIM}.muon_match_adamw_update_rms=True {OPTIM}.muon_momentum=0.9",
+        {
+            "spec.optimizer.type": "muon",
+            "spec.optimizer.momentum": 0.9,
+            "spec.optimizer.muon.nesterov": False,
+            "spec.optimizer.muon.coefficients": "quintic",
+            "spec.optimizer.muon.nsSteps": 6,
+            "spec.optimizer.muon.extraScaleFactor": 0.229415734,
+        },
+    ),
+    (
+        f"{OPTIM}.optimizer=muon {OPTIM}.muon_scale_mode=unit_rms_norm",
+        {
+            "spec.optimizer.muon.scaleMode": "unit_rms_norm",
+            "spec.optimizer.muon.extraScaleFactor": 1.0,
+        },
     ),
     (f"{ACTOR}.ppo_mini_batch_size=64", {"spec.algorithm.miniBatchPrompts": None}),
     # A step is what lies between two synchronizations: 3 * 2 * 16 prompts.
@@ -754,8 +785,14 @@ BECOMES: list[tuple[str, dict[str, Any]]] = [
     ),
     (
         f"{MODEL}.lora.rank=8 {MODEL}.lora.type=canonical_lora"
-        f" {MODEL}.lora.target_modules={ALL_OF_MEGATRON} {MODEL}.lora.dropout=0.1",
-        {"spec.model.lora.targetModules": None, "spec.model.lora.dropout": 0.1},
+        f" {MODEL}.lora.target_modules={ALL_OF_MEGATRON} {MODEL}.lora.dropout=0.1"
+        f" {MODEL}.lora.dropout_position=post",
+        {
+            "spec.model.lora.targetModules": None,
+            "spec.model.lora.dropout": 0.1,
+            "spec.model.lora.dropoutPosition": "post",
+            "spec.model.lora.init": "xavier",
+        },
     ),
     (
         f"{MODEL}.lora.rank=8 {MODEL}.lora.type=dora {MODEL}.lora.target_modules=[linear_proj]"
