@@ -74,8 +74,8 @@ class TestPlain:
             view.refresh(pods)
         assert capsys.readouterr().out.splitlines() == [
             "training",
-            "gen: 9 of 2,048 rows drawn",
-            "gen: 1,900 of 2,048 rows drawn",
+            "gen: 9 of 2,048 responses",
+            "gen: 1,900 of 2,048 responses",
         ]
 
     def test_a_job_that_only_generates(self, run, capsys) -> None:
@@ -84,6 +84,8 @@ class TestPlain:
             view.refresh(pods)
         assert capsys.readouterr().out.splitlines() == ["generating"]
         assert view.what_is_finished.startswith("generating to the end")
+        assert plain(run).what_is_finished == "finishing the validation, then writing a checkpoint"
+        run.status(stage="gen")
         assert plain(run).what_is_finished == "finishing the step, then writing a checkpoint"
         run.status("Starting")
         assert plain(run).what_is_finished == "stopping before a step begins"
@@ -318,7 +320,7 @@ def test_a_frame_fits(name: str) -> None:
         ("starting", ["addition-reward-0      starting"]),
         ("recovering", ["reward: \\x1b[2Jlost", "restarts: 2"]),
         ("first validation", ["and 3 more"]),
-        ("drawing", ["step 3: gen, 1,900 of 2,048 rows drawn, 4.0 s"]),
+        ("drawing", ["step 3: gen, 1,900 of 2,048 responses, 4.0 s"]),
         (
             "training",
             [
