@@ -31,9 +31,9 @@ _POINTERS = ("latest", "best")
     help="Output folder.",
 )
 @click.option("--adapters", is_flag=True, help="Only the LoRA adapters, in PEFT's form.")
-@click.option("--critic", is_flag=True, help="The critic that the job has trained.")
+@click.option("--critic", is_flag=True, help="The critic that the job has trained, not the policy.")
 def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: bool) -> None:
-    """Write the policy of a checkpoint, or its critic, as a Hugging Face folder.
+    """Write the policy of a checkpoint in Hugging Face form.
 
     RUN is the run folder. It gathers the weights, however many ranks wrote them. Needs no
     GPU and no running job.

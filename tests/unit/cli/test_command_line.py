@@ -45,6 +45,14 @@ def test_help_parts_what_runs_here_from_what_asks_a_cluster() -> None:
     assert "\n  metrics " not in here
 
 
+@pytest.mark.parametrize("group", [[], ["data"]])
+def test_no_command_is_told_in_part_on_a_terminal_of_80_columns(group: list[str]) -> None:
+    said = CliRunner().invoke(main.main, [*group, "--help"], terminal_width=80).output
+    usage, *lines = said.splitlines()
+    assert "COMMAND" in usage
+    assert [line for line in lines if line.endswith("...")] == []
+
+
 def test_an_unknown_command_is_told_those_that_there_are() -> None:
     said = CliRunner().invoke(main.main, ["plam"]).output
     assert (
