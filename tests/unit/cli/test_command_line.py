@@ -95,7 +95,7 @@ def test_yaml_of_verl_is_read_without_them() -> None:
         ("model owner/name --output model", "huggingface_hub"),
         ("index corpus.jsonl --output index", "msgspec"),
         ("retrieve index", "msgspec"),
-        ("export run --output export", "torch"),
+        ("export run --output export", "msgspec"),
         (f"from-verl {VERL}/grpo.sh", "tree_sitter"),
     ],
 )
@@ -104,6 +104,15 @@ def test_what_to_install(command: str, package: str) -> None:
     name = command.split()[0]
     line = f"{package}: got nothing: the command {name} needs it; {TRAINER}\n"
     assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
+
+
+@pytest.mark.processes
+def test_a_run_without_checkpoints_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    program = PROGRAM.replace(repr(OF_OTHERS), "['torch']")
+    command = [sys.executable, "-c", program, "export", str(tmp_path), "--output", "export"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"RUN: got {tmp_path}: it holds no checkpoint; ")
 
 
 @pytest.mark.processes
