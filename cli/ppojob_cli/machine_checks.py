@@ -171,11 +171,12 @@ def threads_warning(config: RunConfig) -> Iterator[Problem]:
         each = role.threads_per_rank
         threads = role.world_size * each
         if threads > cores:
+            fewer = cores // role.world_size
             yield Problem(
                 f"spec.roles.{role.role}.threadsPerRank",
                 shown(each),
                 f"{role.world_size} x {each} = {threads} threads share {cores} cores",
-                f"quickest is {max(1, cores // role.world_size)}",
+                f"quickest is {fewer}" if fewer else "quickest are fewer ranks",
                 ReasonCode.OUT_OF_RANGE,
             )
 
