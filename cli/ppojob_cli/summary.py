@@ -1,7 +1,7 @@
 """Summary of a run's end, for programs and for people."""
 
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -112,11 +112,11 @@ def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[s
             return ["interrupted while roles were starting; the same command goes on"]
         return []
     traceback = "Traceback (most recent call last)"
-    told = takewhile(lambda line: not line.startswith(traceback), reason.splitlines())
+    told = list(takewhile(lambda line: not line.startswith(traceback), reason.splitlines()))
     lines = [printable(line) for line in told]
     if ending.exit_code == contract.EXIT_FAILED and lines:
         lines[0] = f"failed: {lines[0]}"
-    return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod))]
+    return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod, told))]
 
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
@@ -171,8 +171,8 @@ def _answered(folder: Path) -> str:
     return f"{path}, responses to {counted(pq.read_metadata(path).num_rows, 'prompt')}"
 
 
-def log_lines(folder: Path, pod: str) -> list[str]:
-    """The last lines of a pod's log, under its path."""
+def log_lines(folder: Path, pod: str, told: Sequence[str] = ()) -> list[str]:
+    """The last lines of a pod's log, under its path, without those that are told already."""
     path = folder / run_layout.LOGS_FOLDER / f"{pod}.log"
     try:
         with path.open("rb") as file:
@@ -183,5 +183,7 @@ def log_lines(folder: Path, pod: str) -> list[str]:
         return [f"{path}: {error.strerror}"]
     if not any(tail):
         return [f"{path}: empty"]
+    endings = tuple(line for line in told if line.strip())
+    tail = [line for line in tail if not line.endswith(endings)]
     lines = (line.expandtabs()[:_LOG_LINE_CHARACTERS] for line in tail[-_LOG_LINES:])
     return [f"{path}, its last lines:", *(f"  {printable(line)}" for line in lines)]

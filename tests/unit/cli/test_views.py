@@ -150,7 +150,8 @@ class TestPlain:
         run.status(
             "Failed", message="reward rank 0: it raised\nTraceback (most recent call last):\n x"
         )
-        run.log("addition-reward-0", "".join(f"line {number}\n" for number in range(100)))
+        lines = "".join(f"line {number}\n" for number in range(100))
+        run.log("addition-reward-0", f"{lines}12:00 ERROR reward rank 0: it raised\n")
         view = plain(run)
         view.refresh(pods)
         reason = "rank 0 ended by exit status 3: it raised"
