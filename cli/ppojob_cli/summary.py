@@ -1,5 +1,6 @@
 """Summary of a run's end, for programs and for people."""
 
+import os
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from ppojob_api.problem import counted, printable
 from ppojob_api.run_config import RunConfig
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import short_name
+from ppojob_trainer.checkpoint.store import LATEST_NAME
 from ppojob_trainer.controller.progress import TrainingStatus
 from ppojob_trainer.controller.row_tape import batches_on_disk
 from ppojob_trainer.models.fingerprint import fingerprint
@@ -114,9 +116,17 @@ def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[s
     traceback = "Traceback (most recent call last)"
     told = list(takewhile(lambda line: not line.startswith(traceback), reason.splitlines()))
     lines = [printable(line) for line in told]
-    if ending.exit_code == contract.EXIT_FAILED and lines:
-        lines[0] = f"failed: {lines[0]}"
-    return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod, told))]
+    lines += [line for pod in ending.pods for line in log_lines(folder, pod, told)]
+    if ending.exit_code == contract.EXIT_FAILED and told:
+        return [f"failed: {lines[0]}", *lines[1:], what_stands(folder)]
+    return lines
+
+
+def what_stands(folder: Path) -> str:
+    """What the same command does next, where a run has not come to its end."""
+    if os.path.lexists(folder / run_layout.CHECKPOINTS_FOLDER / LATEST_NAME):
+        return "the last checkpoint stands, and the same command goes on from there"
+    return "there is no checkpoint, and the same command begins anew"
 
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:

@@ -161,8 +161,9 @@ class TestPlain:
         lines = err.splitlines()
         log = run.folder / "logs" / "addition-reward-0.log"
         assert lines[:2] == ["failed: reward rank 0: it raised", f"{log}, its last lines:"]
-        assert lines[2:-1] == [f"  line {number}" for number in range(88, 100)]
-        assert lines[-1].endswith("addition-none-0.log: No such file or directory")
+        assert lines[2:-2] == [f"  line {number}" for number in range(88, 100)]
+        assert lines[-2].endswith("addition-none-0.log: No such file or directory")
+        assert lines[-1] == "there is no checkpoint, and the same command begins anew"
 
     def test_wrong_input_is_told_as_it_is(self, run, capsys) -> None:
         run.status("Failed", message="a.jsonl:1:2: got 1: bad; good\nb.jsonl: got 2: bad; good")
