@@ -194,6 +194,6 @@ def log_lines(folder: Path, pod: str, told: Sequence[str] = ()) -> list[str]:
     if not any(tail):
         return [f"{path}: empty"]
     endings = tuple(line for line in told if line.strip())
-    tail = [line for line in tail if not line.endswith(endings)]
+    tail = [line for line in tail if line.strip() and not line.endswith(endings)]
     lines = (line.expandtabs()[:_LOG_LINE_CHARACTERS] for line in tail[-_LOG_LINES:])
     return [f"{path}, its last lines:", *(f"  {printable(line)}" for line in lines)]
