@@ -136,8 +136,10 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     if summary.phase == "Succeeded":
         alone = _answered(folder) or "validated, nothing was trained"
         lines = [f"done: {effort if summary.steps else alone}"]
-    else:
+    elif summary.steps:
         lines = [f"interrupted: {effort}; the same command goes on from there"]
+    else:
+        lines = ["interrupted before the first step; the same command begins there"]
     for name, last in summary.validation.get("last", {}).items():
         first = summary.validation.get("first", {}).get(name)
         if last is not None and not name.endswith("/std"):

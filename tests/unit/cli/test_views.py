@@ -189,6 +189,11 @@ class TestPlain:
             ["interrupted: 1 step in 5 min 35 s, 480 tokens; the same command goes on from there"],
         ),
         (
+            {"phase": "Interrupted", "steps": 0, "tokens": 0, "validation": {}},
+            contract.EXIT_INTERRUPTED,
+            ["interrupted before the first step; the same command begins there"],
+        ),
+        (
             None,
             contract.EXIT_INTERRUPTED,
             ["interrupted while roles were starting; the same command goes on"],
