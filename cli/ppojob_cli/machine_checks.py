@@ -140,12 +140,13 @@ def _check_memory(config: RunConfig) -> Iterator[Problem]:
                 held[what] = held.get(what, 0) + size * role.world_size
     needed, there = sum(held.values()), machine_bytes()
     if there is not None and needed > there:
+        cache = "a smaller rollout.kvCacheGib, " if config.spec.rollout.kv_cache_gib else ""
         yield Problem(
             "spec.model.path",
             f"models of {needed / GIB:.2f} GiB in training",
             f"this machine has {there / GIB:.2f} GiB of memory, and the roles hold at least: "
             f"{in_gib(held)}",
-            f"{smaller_models(config.spec)}, or a machine with more memory",
+            f"{cache}{smaller_models(config.spec)}, or a machine with more memory",
             ReasonCode.OUT_OF_RANGE,
         )
 
