@@ -274,7 +274,7 @@ def aime(output: Path, source: Path, data_source: str) -> None:
     help="Which files of the repository: data/train-*.",
 )
 def hf(source: str, output: Path | None, pattern: str) -> None:
-    """Fetch a data set of the Hugging Face hub, or list its columns.
+    """Fetch a data set of the hub, and list its columns.
 
     Nothing is converted: spec.data reads the files, with promptKey, answerKey and dataSource.
     """

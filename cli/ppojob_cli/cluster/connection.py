@@ -203,7 +203,7 @@ def connect(
         raise InputError(
             f"kubeconfig: got {file}: {why}; "
             "a file with which kubectl works, by --kubeconfig or KUBECONFIG; "
-            "what `ppojob run` does on this machine is told in its run folder"
+            "`ppojob run` keeps logs and status in its run folder"
         ) from problem
     default = chosen["context"].get("namespace") or "default"
     return ClusterConnection(client.ApiClient(configuration), namespace or default)
