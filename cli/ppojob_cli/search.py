@@ -93,9 +93,10 @@ def index(
     help="Folder of a dense index's encoder, if it was moved.",
 )
 def retrieve(folder: Path, port: int, address: str, topk: int, encoder: Path | None) -> None:
-    """Serve an index as Search-R1 does: POST to /retrieve, until Ctrl-C.
+    """Serve an index over HTTP, as Search-R1 does.
 
-    DIR is a folder that `ppojob index` has written.
+    DIR is a folder that `ppojob index` has written. A query is a POST to /retrieve. Ctrl-C ends
+    the service.
     """
     from ppojob_trainer.retrieval.http_server import retrieve_server
     from ppojob_trainer.retrieval.index import open_index

@@ -1,7 +1,8 @@
 """Summary of a run's end, for programs and for people."""
 
+import os
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -14,6 +15,7 @@ from ppojob_api.problem import counted, printable
 from ppojob_api.run_config import RunConfig
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import short_name
+from ppojob_trainer.checkpoint.store import LATEST_NAME
 from ppojob_trainer.controller.progress import TrainingStatus
 from ppojob_trainer.controller.row_tape import batches_on_disk
 from ppojob_trainer.models.fingerprint import fingerprint
@@ -112,11 +114,19 @@ def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[s
             return ["interrupted while roles were starting; the same command goes on"]
         return []
     traceback = "Traceback (most recent call last)"
-    told = takewhile(lambda line: not line.startswith(traceback), reason.splitlines())
+    told = list(takewhile(lambda line: not line.startswith(traceback), reason.splitlines()))
     lines = [printable(line) for line in told]
-    if ending.exit_code == contract.EXIT_FAILED and lines:
-        lines[0] = f"failed: {lines[0]}"
-    return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod))]
+    lines += [line for pod in ending.pods for line in log_lines(folder, pod, told)]
+    if ending.exit_code == contract.EXIT_FAILED and told:
+        return [f"failed: {lines[0]}", *lines[1:], what_stands(folder)]
+    return lines
+
+
+def what_stands(folder: Path) -> str:
+    """What the same command does next, where a run has not come to its end."""
+    if os.path.lexists(folder / run_layout.CHECKPOINTS_FOLDER / LATEST_NAME):
+        return "the last checkpoint stands, and the same command goes on from there"
+    return "there is no checkpoint, and the same command begins anew"
 
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
@@ -126,8 +136,10 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     if summary.phase == "Succeeded":
         alone = _answered(folder) or "validated, nothing was trained"
         lines = [f"done: {effort if summary.steps else alone}"]
-    else:
+    elif summary.steps:
         lines = [f"interrupted: {effort}; the same command goes on from there"]
+    else:
+        lines = ["interrupted before the first step; the same command begins there"]
     for name, last in summary.validation.get("last", {}).items():
         first = summary.validation.get("first", {}).get(name)
         if last is not None and not name.endswith("/std"):
@@ -171,8 +183,8 @@ def _answered(folder: Path) -> str:
     return f"{path}, responses to {counted(pq.read_metadata(path).num_rows, 'prompt')}"
 
 
-def log_lines(folder: Path, pod: str) -> list[str]:
-    """The last lines of a pod's log, under its path."""
+def log_lines(folder: Path, pod: str, told: Sequence[str] = ()) -> list[str]:
+    """The last lines of a pod's log, under its path, without those that are told already."""
     path = folder / run_layout.LOGS_FOLDER / f"{pod}.log"
     try:
         with path.open("rb") as file:
@@ -183,5 +195,7 @@ def log_lines(folder: Path, pod: str) -> list[str]:
         return [f"{path}: {error.strerror}"]
     if not any(tail):
         return [f"{path}: empty"]
+    endings = tuple(line for line in told if line.strip())
+    tail = [line for line in tail if line.strip() and not line.endswith(endings)]
     lines = (line.expandtabs()[:_LOG_LINE_CHARACTERS] for line in tail[-_LOG_LINES:])
     return [f"{path}, its last lines:", *(f"  {printable(line)}" for line in lines)]

@@ -28,11 +28,12 @@ if TYPE_CHECKING:
     "--key-variable", metavar="NAME", help="Environment variable with the key of that server."
 )
 def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None) -> None:
-    """Print spec.agent from verl's YAML of tools or interactions, Python or an MCP server.
+    """Print spec.agent of tools in Python, YAML or an MCP server.
 
-    Of a Python file the tools are all public functions, or those that verl's @function_tool marks.
-    Descriptions come from signatures and docstrings; the file itself is not copied. Of an MCP
-    server it prints all tools, with what a job needs to call them.
+    The YAML is verl's, of tools or of interactions. Of a Python file the tools are all public
+    functions, or those that verl's @function_tool marks. Descriptions come from signatures and
+    docstrings; the file itself is not copied. Of an MCP server it prints all tools, with what a job
+    needs to call them.
     """
     if (file is None) == (mcp is None):
         got = "both" if file else "neither"

@@ -28,13 +28,13 @@ def _same_job(job: PPOJob, other: str) -> Problem:
     "--offline", is_flag=True, help="Check only the manifests; read no file that they name."
 )
 def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: bool) -> None:
-    """Check PPOJob manifests and the files that they name; - is stdin.
+    """Check PPOJob manifests and the files that they name.
 
-    Reads model folders, tokenizer, chat template and every row, and loads the reward functions
-    once, as `ppojob run` does before it starts anything. Prints every problem of every FILE as one
-    line, `where: got: why; what is allowed`, and ends with status 2 if there is any. Warnings are
-    lines too, and do not change the status. Only `ppojob run` checks whether this machine can run
-    the job.
+    FILE is - for standard input. Reads model folders, tokenizer, chat template and every row, and
+    loads the reward functions once, as `ppojob run` does before it starts anything. Prints every
+    problem of every FILE as one line, `where: got: why; what is allowed`, and ends with status 2 if
+    there is any. Warnings are lines too, and do not change the status. Only `ppojob run` checks
+    whether this machine can run the job.
     """
     is_good = True
     first: dict[tuple[str, str], str] = {}

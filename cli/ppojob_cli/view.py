@@ -25,6 +25,7 @@ from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.controller.progress import TrainingStatus
 
 _ROWS_EVERY_SECONDS = 30.0
+_VALIDATING = "testing"  # verl's name of the stage, as in timing_s/testing
 AskPods = Callable[[], Mapping[str, str]]
 """Asks the pods for their phases, by name; called while they start."""
 
@@ -96,7 +97,8 @@ class View(Closeable):
         if self.state.is_waiting:
             return "stopping before a step begins"
         if self._work == "Training":
-            return "finishing the step, then writing a checkpoint"
+            stage = "validation" if self.state.status.stage == _VALIDATING else "step"
+            return f"finishing the {stage}, then writing a checkpoint"
         return f"{self._work.lower()} to the end, for there is no checkpoint on the way"
 
     def show_new(self) -> None:
@@ -154,7 +156,7 @@ class PlainView(View):
     """Writes lines; notes and errors go to standard error."""
 
     _turn = ""
-    _told_rows = 0.0  # when rows that are drawn were told last, or a stage began
+    _told_rows = 0.0  # when complete responses were told last, or a stage began
 
     def __enter__(self) -> Self:
         """Tell in one line what earlier runs of this folder have done."""
@@ -210,9 +212,9 @@ def turn_line(state: RunState, pods: Mapping[str, str]) -> str:
 
 
 def rows_line(status: TrainingStatus) -> str:
-    """How many rows of the stage under way have been drawn."""
+    """How many responses of the stage under way are complete."""
     ended, asked = status.rows
-    return f"{ended:,} of {asked:,} rows drawn"
+    return f"{ended:,} of {asked:,} responses"
 
 
 def step_line(record: StepRecord, total_steps: int, remaining: float | None) -> str:

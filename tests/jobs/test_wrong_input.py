@@ -234,9 +234,10 @@ def test_more_threads_than_cores_are_warned_of(wrong, monkeypatch) -> None:
 def test_models_that_this_machine_cannot_hold(wrong, monkeypatch) -> None:
     (wrong.folder / "meminfo").write_text("MemTotal: 1024 kB\n")
     monkeypatch.setattr(memory, "MEMORY_INFO", wrong.folder / "meminfo")
+    wrong.set("spec.rollout", {"engine": "vllm", "dtype": "float32", "kvCacheGib": 1})
     (line,) = wrong.refused()
-    assert line.startswith("spec.model.path: got models of 0.00 GiB in training: ")
-    assert ": policy 0.00, rollout engine 0.00; " in line
+    assert line.startswith("spec.model.path: got models of 1.00 GiB in training: ")
+    assert ": policy 0.00, rollout engine 1.00; a smaller rollout.kvCacheGib, " in line
 
 
 def test_absent_libraries(wrong: RefusedJob, monkeypatch: pytest.MonkeyPatch) -> None:

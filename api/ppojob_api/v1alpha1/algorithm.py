@@ -73,7 +73,8 @@ class KlSpec(Section):
     advantages. verl: use_kl_loss and use_kl_in_reward, both false."""
 
     estimator: KlEstimator | None = None
-    """k1 = a - b, k2 = (a - b)^2 / 2, k3 = e^(b-a) - (b-a) - 1, abs = |a - b|
+    """k1 = a - b, k2 = (a - b)^2 / 2, k3 = e^(b-a) - (b-a) - 1, abs = |a - b| of the
+    log-probabilities a of the policy and b of the reference
     (http://joschu.net/blog/kl-approx.html); with + the gradient is that of k2; absent: k1 with
     `in: reward`, k3 with `in: loss`; full: over the whole vocabulary, in the loss alone.
     verl: kl_penalty kl, which is k1; kl_loss_type low_var_kl, which is k3."""

@@ -202,7 +202,8 @@ def connect(
         why = (str(problem).splitlines() or [type(problem).__name__])[0].rstrip(".")
         raise InputError(
             f"kubeconfig: got {file}: {why}; "
-            "a file with which kubectl works, by --kubeconfig or KUBECONFIG"
+            "a file with which kubectl works, by --kubeconfig or KUBECONFIG; "
+            "`ppojob run` keeps logs and status in its run folder"
         ) from problem
     default = chosen["context"].get("namespace") or "default"
     return ClusterConnection(client.ApiClient(configuration), namespace or default)

@@ -48,9 +48,9 @@ def status(connection: ClusterConnection, name: str, *, watch: bool) -> None:
 @on_cluster
 @click.option("--wait", is_flag=True, help="Wait until its pods are gone.")
 def suspend(connection: ClusterConnection, name: str, *, wait: bool) -> None:
-    """Suspend a job after its step, with a checkpoint, and release its pods.
+    """Suspend a job after its step, and release its pods.
 
-    With --wait the exit status is 3 if the job ends instead.
+    It writes a checkpoint first. With --wait the exit status is 3 if the job ends instead.
     """
     _set(connection, name, is_suspended=True, wait=wait)
 

@@ -45,6 +45,14 @@ def test_help_parts_what_runs_here_from_what_asks_a_cluster() -> None:
     assert "\n  metrics " not in here
 
 
+@pytest.mark.parametrize("group", [[], ["data"]])
+def test_no_command_is_told_in_part_on_a_terminal_of_80_columns(group: list[str]) -> None:
+    said = CliRunner().invoke(main.main, [*group, "--help"], terminal_width=80).output
+    usage, *lines = said.splitlines()
+    assert "COMMAND" in usage
+    assert [line for line in lines if line.endswith("...")] == []
+
+
 def test_an_unknown_command_is_told_those_that_there_are() -> None:
     said = CliRunner().invoke(main.main, ["plam"]).output
     assert (
@@ -87,7 +95,7 @@ def test_yaml_of_verl_is_read_without_them() -> None:
         ("model owner/name --output model", "huggingface_hub"),
         ("index corpus.jsonl --output index", "msgspec"),
         ("retrieve index", "msgspec"),
-        ("export run --output export", "torch"),
+        ("export run --output export", "msgspec"),
         (f"from-verl {VERL}/grpo.sh", "tree_sitter"),
     ],
 )
@@ -96,6 +104,15 @@ def test_what_to_install(command: str, package: str) -> None:
     name = command.split()[0]
     line = f"{package}: got nothing: the command {name} needs it; {TRAINER}\n"
     assert (done.returncode, done.stderr, done.stdout) == (2, line, "")
+
+
+@pytest.mark.processes
+def test_a_run_without_checkpoints_is_told_before_torch_is_loaded(tmp_path: Path) -> None:
+    program = PROGRAM.replace(repr(OF_OTHERS), "['torch']")
+    command = [sys.executable, "-c", program, "export", str(tmp_path), "--output", "export"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith(f"RUN: got {tmp_path}: it holds no checkpoint; ")
 
 
 @pytest.mark.processes

@@ -16,7 +16,13 @@ from ppojob_api.topology import Device
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli import gpus, machine_checks
 from ppojob_cli.local_pods import LocalPods
-from ppojob_cli.machine_checks import check_gpus, check_trackers, check_vllm, vllm_builds
+from ppojob_cli.machine_checks import (
+    check_gpus,
+    check_trackers,
+    check_vllm,
+    threads_warning,
+    vllm_builds,
+)
 from ppojob_operator.build.pods import pods
 from ppojob_trainer.trackers import libraries
 
@@ -111,6 +117,19 @@ def test_fewer_gpus_than_the_job_needs_are_let_through_to_it(
     monkeypatch.setenv(contract.ENV_VISIBLE_GPUS, "3")
     (problem,) = check_gpus(TWO_PODS)
     assert problem.why == '2 in all, and CUDA_VISIBLE_DEVICES="3" shows 1'
+
+
+@pytest.mark.parametrize(
+    ("ranks", "threads", "told"),
+    [(1, 2, []), (2, 2, ["quickest is 1"]), (4, 1, ["quickest are fewer ranks"])],
+)
+def test_more_threads_than_cores(
+    ranks: int, threads: int, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    actor = {"ranksPerReplica": ranks, "threadsPerRank": threads}
+    config = config_of(roles={"actorRollout": actor})
+    assert [problem.allowed for problem in threads_warning(config)] == told
 
 
 @pytest.mark.processes

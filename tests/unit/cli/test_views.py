@@ -74,8 +74,8 @@ class TestPlain:
             view.refresh(pods)
         assert capsys.readouterr().out.splitlines() == [
             "training",
-            "gen: 9 of 2,048 rows drawn",
-            "gen: 1,900 of 2,048 rows drawn",
+            "gen: 9 of 2,048 responses",
+            "gen: 1,900 of 2,048 responses",
         ]
 
     def test_a_job_that_only_generates(self, run, capsys) -> None:
@@ -84,6 +84,8 @@ class TestPlain:
             view.refresh(pods)
         assert capsys.readouterr().out.splitlines() == ["generating"]
         assert view.what_is_finished.startswith("generating to the end")
+        assert plain(run).what_is_finished == "finishing the validation, then writing a checkpoint"
+        run.status(stage="gen")
         assert plain(run).what_is_finished == "finishing the step, then writing a checkpoint"
         run.status("Starting")
         assert plain(run).what_is_finished == "stopping before a step begins"
@@ -148,7 +150,8 @@ class TestPlain:
         run.status(
             "Failed", message="reward rank 0: it raised\nTraceback (most recent call last):\n x"
         )
-        run.log("addition-reward-0", "".join(f"line {number}\n" for number in range(100)))
+        lines = "".join(f"line {number}\n" for number in range(100))
+        run.log("addition-reward-0", f"{lines}12:00 ERROR reward rank 0: it raised\n")
         view = plain(run)
         view.refresh(pods)
         reason = "rank 0 ended by exit status 3: it raised"
@@ -158,8 +161,9 @@ class TestPlain:
         lines = err.splitlines()
         log = run.folder / "logs" / "addition-reward-0.log"
         assert lines[:2] == ["failed: reward rank 0: it raised", f"{log}, its last lines:"]
-        assert lines[2:-1] == [f"  line {number}" for number in range(88, 100)]
-        assert lines[-1].endswith("addition-none-0.log: No such file or directory")
+        assert lines[2:-2] == [f"  line {number}" for number in range(88, 100)]
+        assert lines[-2].endswith("addition-none-0.log: No such file or directory")
+        assert lines[-1] == "there is no checkpoint, and the same command begins anew"
 
     def test_wrong_input_is_told_as_it_is(self, run, capsys) -> None:
         run.status("Failed", message="a.jsonl:1:2: got 1: bad; good\nb.jsonl: got 2: bad; good")
@@ -183,6 +187,11 @@ class TestPlain:
             {"phase": "Interrupted", "steps": 1, "tokens": 480, "validation": {}},
             contract.EXIT_INTERRUPTED,
             ["interrupted: 1 step in 5 min 35 s, 480 tokens; the same command goes on from there"],
+        ),
+        (
+            {"phase": "Interrupted", "steps": 0, "tokens": 0, "validation": {}},
+            contract.EXIT_INTERRUPTED,
+            ["interrupted before the first step; the same command begins there"],
         ),
         (
             None,
@@ -318,7 +327,7 @@ def test_a_frame_fits(name: str) -> None:
         ("starting", ["addition-reward-0      starting"]),
         ("recovering", ["reward: \\x1b[2Jlost", "restarts: 2"]),
         ("first validation", ["and 3 more"]),
-        ("drawing", ["step 3: gen, 1,900 of 2,048 rows drawn, 4.0 s"]),
+        ("drawing", ["step 3: gen, 1,900 of 2,048 responses, 4.0 s"]),
         (
             "training",
             [

@@ -15,6 +15,12 @@ def test_three_silent_steps_in_a_row_are_told_once() -> None:
     assert "score the same (here 0 to 1)" in (told[10] or "")
 
 
+def test_a_step_that_is_repeated_after_a_loss_counts_once() -> None:
+    warnings = StepWarnings()
+    told = [warnings.no_signal(step, 1.0, [0.0]) for step in (1, 2, 1, 2, 3)]
+    assert [text is not None for text in told] == [False, False, False, False, True]
+
+
 def test_what_is_learnt_in_the_place_of_scores_is_told_as_such() -> None:
     warnings = StepWarnings()
     told = [warnings.no_signal(step, 1.0, None) for step in range(3)]

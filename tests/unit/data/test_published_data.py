@@ -64,12 +64,12 @@ def write(path: Path, *rows: Row) -> Path:
 
 
 def converted(
-    folder: Path, command: str, *rows: Row, ending: str = "jsonl", options: tuple[str, ...] = ()
+    folder: Path, command: str, *rows: Row, ending: str = ".jsonl", options: tuple[str, ...] = ()
 ) -> tuple[int, str, list[Row]]:
     """Status, output and rows of a command that reads both splits, or one file."""
     source, output = folder / "in", folder / "out"
     for split in ("train", "test"):
-        path = write(source / f"{split}.{ending}", *rows)
+        path = write(source / f"{split}{ending}", *rows)
     given = path if command in ("dapo-math", "aime") else source
     status, told = run(command, "--input", given, "--output", output, *options)
     written = sorted(output.glob("*.parquet"))
@@ -137,7 +137,7 @@ FIRST_ROWS: dict[str, tuple[list[Row], Row, list[object]]] = {
 }
 
 
-@pytest.mark.parametrize("ending", ["parquet", "jsonl"])
+@pytest.mark.parametrize("ending", [".parquet", ".jsonl", "-00000-of-00001.parquet"])
 @pytest.mark.parametrize("command", FIRST_ROWS)
 def test_rows_have_verls_columns_and_words(command: str, ending: str, tmp_path: Path) -> None:
     rows, expected, truths = FIRST_ROWS[command]

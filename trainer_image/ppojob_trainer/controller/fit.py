@@ -330,8 +330,8 @@ class Loop:
             told = f"no checkpoint after step {done.step}: {problem}"
         else:
             told = (
-                f"step {done.step} is saved: mend the function, and `ppojob run` goes on from "
-                "there; of a job on a cluster `ppojob export` has the policy of that step"
+                f"step {done.step} is saved: mend the function; of a job on a cluster `ppojob "
+                "export` has the policy of that step"
             )
         what, *response = str(failure).split("\n")
         return JobFailed("\n".join([what, told, *response]))

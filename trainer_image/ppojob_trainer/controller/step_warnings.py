@@ -12,7 +12,7 @@ class StepWarnings:
     """Warnings, each logged when its cause first appears; they decide nothing."""
 
     def __init__(self) -> None:
-        self._silent = 0
+        self._last_signal: int | None = None  # the step before the silent ones
         self._told: set[str] = set()
 
     def no_signal(
@@ -23,8 +23,12 @@ class StepWarnings:
         `zero_signal_groups` is the share of its prompts whose rows have no advantage. Without
         `scores` the job learns something else.
         """
-        self._silent = self._silent + 1 if zero_signal_groups == 1.0 else 0
-        if self._silent != SILENT_STEPS:
+        if zero_signal_groups != 1.0:
+            self._last_signal = step
+        elif self._last_signal is None:
+            self._last_signal = step - 1
+        # By their numbers: a step that is repeated after a loss counts once.
+        if step - self._last_signal != SILENT_STEPS:
             return None
         why = "are alike in what is learnt in the place of scores"
         remedy = "more samples a prompt, or a higher rollout.temperature"
