@@ -14,6 +14,7 @@ from tiny_models import (
     SECTIONS,
 )
 from transformers import (
+    AfmoeForCausalLM,
     ApertusForCausalLM,
     ArceeForCausalLM,
     Cohere2ForCausalLM,
@@ -21,9 +22,11 @@ from transformers import (
     CwmForCausalLM,
     DeepseekV2ForCausalLM,
     DeepseekV3ForCausalLM,
+    Dots1ForCausalLM,
     Ernie4_5_MoeForCausalLM,
     Ernie4_5ForCausalLM,
     Exaone4ForCausalLM,
+    ExaoneMoeForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma4ForCausalLM,
@@ -32,6 +35,7 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeForCausalLM,
     Glm4MoeLiteForCausalLM,
+    GlmForCausalLM,
     GPT2LMHeadModel,
     GPTNeoXForCausalLM,
     GptOssForCausalLM,
@@ -41,13 +45,16 @@ from transformers import (
     GraniteMoeSharedForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    Jais2ForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
     LlamaForCausalLM,
+    MellumForCausalLM,
     MiniMaxM2ForCausalLM,
     Ministral3ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NemotronForCausalLM,
     NemotronHForCausalLM,
     Olmo2ForCausalLM,
     Olmo3ForCausalLM,
@@ -65,8 +72,10 @@ from transformers import (
     Qwen3NextForCausalLM,
     SeedOssForCausalLM,
     SmolLM3ForCausalLM,
+    SolarOpenForCausalLM,
     StableLmForCausalLM,
     Starcoder2ForCausalLM,
+    VaultGemmaForCausalLM,
     YoutuForCausalLM,
 )
 
@@ -168,6 +177,7 @@ NEMOTRON = {
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 16,
     "moe_shared_expert_intermediate_size": 24,
+    "moe_latent_size": 24,
     "routed_scaling_factor": 1.7,
     "time_step_min": 1e-9,  # a limit of transformers, which others have not
 }
@@ -178,10 +188,28 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {"head_dim": 8, "sliding_window": WINDOW, "rope_parameters": STRETCHED},
     ),
     "arcee": (ArceeForCausalLM, {"attention_bias": True, "mlp_bias": True}),
+    "afmoe": (
+        AfmoeForCausalLM,
+        {
+            **MIXTURE,
+            **{"head_dim": 8, "sliding_window": WINDOW, "global_attn_every_n_layers": 2},
+            **{"num_shared_experts": 2, "route_scale": 1.7, "mup_enabled": True},
+        },
+    ),
+    "jais2": (Jais2ForCausalLM, {"head_dim": 8}),
+    "nemotron": (NemotronForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {}),
     "mimo": (MiMoForCausalLM, {}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
+    "mellum": (
+        MellumForCausalLM,
+        {
+            **MIXTURE,
+            **{"head_dim": 8, "sliding_window": WINDOW, "num_hidden_layers": 3},
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        },
+    ),
     "qwen2_moe": (Qwen2MoeForCausalLM, {**MIXTURE, "shared_expert_intermediate_size": 24}),
     "mixtral": (MixtralForCausalLM, {"num_local_experts": 6, "num_experts_per_tok": 2}),
     "olmoe": (OlmoeForCausalLM, {"num_experts": 6, "num_experts_per_tok": 2, "pad_token_id": 0}),
@@ -196,6 +224,16 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {**LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
     ),
     "glm4_moe": (Glm4MoeForCausalLM, {**CORRECTED, "use_qk_norm": True, "attention_bias": True}),
+    "solar_open": (SolarOpenForCausalLM, {**CORRECTED, "head_dim": 8, "first_k_dense_replace": 0}),
+    "dots1": (Dots1ForCausalLM, CORRECTED),
+    "exaone_moe": (
+        ExaoneMoeForCausalLM,
+        {
+            **CORRECTED,
+            **{"num_experts": 6, "num_shared_experts": 2},
+            **{"sliding_window": WINDOW, "sliding_window_pattern": 2},
+        },
+    ),
     "minimax_m2": (
         MiniMaxM2ForCausalLM,
         {"head_dim": 8, "rotary_dim": 4, "num_local_experts": 6, "num_experts_per_tok": 2},
@@ -235,6 +273,11 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         Gemma4UnifiedForCausalLM,
         {**GEMMA4, **JOINT_KEYS, "num_attention_heads": 4},
     ),
+    "vaultgemma": (
+        VaultGemmaForCausalLM,
+        {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    ),
+    "glm": (GlmForCausalLM, {"head_dim": 8, "pad_token_id": 0}),
     "glm4": (Glm4ForCausalLM, {"head_dim": 8, "pad_token_id": 0}),
     "seed_oss": (
         SeedOssForCausalLM,

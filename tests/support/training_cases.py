@@ -252,7 +252,7 @@ CUT_AS_OTHERS = (
     *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo", "cwm", "arcee", "granitemoe", "cohere"),
     *("phi", "starcoder2"),
 )
-KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm")
+KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm", "jais2", "nemotron")
 """Families with biases of keys that have no gradient but for rounding."""
 FAMILIES = {
     family: Case((0, 1, 0, 1, 0), 80, family, optimizer=SGD if family in KEY_BIASES else ADAMW)

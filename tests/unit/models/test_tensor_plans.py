@@ -53,7 +53,7 @@ OF_LATENTS = {
 
 
 DENSE = [name for name, one in FAMILIES.items() if not one.mixture or name == "gemma4_text"]
-NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2")
+NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2", "nemotron")
 """Of transformers."""
 MIXTURES = [name for name, one in FAMILIES.items() if one.mixture and one.mixture.block]
 

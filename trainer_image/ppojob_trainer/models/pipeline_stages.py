@@ -132,6 +132,8 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
         base.embed_tokens = PassThrough()
     if not ranks.is_first and hasattr(base, "embedding_multiplier"):
         base.embedding_multiplier = 1.0  # Granite's multiplier, which the first stage has applied
+    if not ranks.is_first and hasattr(base.config, "mup_enabled"):
+        base.config.mup_enabled = False  # Trinity's, likewise
     if not ranks.is_last:
         base.norm = PassThrough()
     if not ranks.is_last:

@@ -85,11 +85,11 @@ def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Ten
         worth = logits.float().sigmoid().gather(-1, chosen)
         if getattr(router, "norm_topk_prob", True):  # MiniMax's always normalises
             worth = worth / (worth.sum(dim=-1, keepdim=True) + mixture.weight_epsilon)
-        return worth * float(getattr(router, "routed_scaling_factor", 1.0))
+        return worth * float(getattr(router, mixture.scale, 1.0))
     if mixture.topk_before_softmax or hasattr(router, "bias"):  # equal up to the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)
     worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
-    if (scale := getattr(router, "routed_scaling_factor", None)) is not None:  # DeepSeek-V2
+    if (scale := getattr(router, mixture.scale, None)) is not None:  # DeepSeek-V2
         return worth * float(scale)
     if getattr(router, "norm_topk_prob", True):  # Mixtral's always normalises
         worth = worth / worth.sum(dim=-1, keepdim=True)

@@ -16,6 +16,7 @@ from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
+from ppojob_trainer.models.mixtures import LATENT
 from ppojob_trainer.models.state_nets import layers_with_states
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeColwise,
@@ -142,6 +143,8 @@ def _attention(family: Family) -> dict[str, Style]:
     rows, columns = (
         (TRANSPOSED_COLWISE, TRANSPOSED_ROWWISE) if family.is_transposed else (COLWISE, ROWWISE)
     )
+    if family.attention_gate:
+        into = (*into, family.attention_gate)
     return {f"{at}.{name}": rows for name in into} | {f"{at}.{family.attention_out}": columns}
 
 
@@ -187,7 +190,9 @@ def _mixture(mixture: Mixture) -> dict[str, Style]:
         return _mixture_of_layers(mixture)
     block = f"model.layers.*.{mixture.block}"
     cuts = COLWISE, COLWISE, ROWWISE_PARTIAL
-    plan = {block: PARTIAL_SUMS, f"{block}.{mixture.router}": WEIGHS_PARTIAL_SUMS}
+    router = f"{mixture.router}.{mixture.router_weight}".rpartition(".")[0]
+    plan = {block: PARTIAL_SUMS, f"{block}.{router}": WEIGHS_PARTIAL_SUMS}
+    plan |= {f"{block}.{name}": WEIGHS_PARTIAL_SUMS for name in LATENT if mixture.latent}
     owner = mixture.selection_bias.rpartition(".")[0]
     if owner not in {"", mixture.router}:
         plan[f"{block}.{owner}"] = REPLICATED

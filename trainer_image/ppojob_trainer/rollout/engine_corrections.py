@@ -21,6 +21,8 @@ Two kernels read columns of a wider matrix as if these were contiguous; plain Py
 them.
 """
 _CLASS: Final = "architectures"
+_GLM: Final = ["Glm4MoeForCausalLM"]
+"""The class that computes dots.llm1 and Solar Open too."""
 
 
 def operations(config: PreTrainedConfig) -> list[str] | None:
@@ -49,6 +51,11 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
     if config.model_type == "cohere2" and config.sliding_window:
         # vLLM's windows are one token longer.
         config.sliding_window -= 1
+    if settings(config).get(_CLASS) == _GLM:  # which reads both, and else rotates half of a head
+        config.head_dim = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        config.rope_parameters = {"partial_rotary_factor": 1.0, **ropes}
     if config.model_type == "gpt_neox":  # of which transformers reads no such key
         config.num_key_value_heads = config.num_attention_heads
     if config.model_type == "lfm2":  # whose widths it has under keys of the hub alone
