@@ -46,7 +46,7 @@ def maker(model_class, **options):
 ERNIE = FAMILY_MODELS["ernie4_5_moe"]
 NO_DEFAULTS = (
     *("deepseek_v2", "dots1", "hunyuan_v1_dense", "granitemoehybrid", "granitemoeshared"),
-    "lfm2_moe",
+    *("hunyuan_v1_moe", "lfm2_moe", "ministral"),
 )
 """Families whose defaults are no model beside other sizes."""
 MODELS = {

@@ -289,7 +289,8 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
 
 
 def _norm(name: str, family: Family, width: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (width,)
+    if family.has_norm_weights:
+        yield f"{name}.weight", (width,)
     if family.has_norm_biases:
         yield f"{name}.bias", (width,)
 

@@ -172,6 +172,7 @@ class Family:
         centred_norms: whether norms multiply by 1 + weight.
         has_layer_norms: whether they are LayerNorms (arXiv:1607.06450), without a bias.
         has_norm_biases: whether such norms, the final one too, have a bias.
+        has_norm_weights: whether norms, the final one too, have a weight.
         has_head_bias: whether the output layer has one.
         qk_norm: QK-norm: over each head, over all heads, or none.
         qk_norm_names: the names of the QK-norm layers.
@@ -230,6 +231,7 @@ class Family:
     centred_norms: bool = False
     has_layer_norms: bool = False
     has_norm_biases: bool = False
+    has_norm_weights: bool = True
     has_head_bias: bool = False
     qk_norm: Literal["none", "each head", "all heads"] = "none"
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
@@ -522,6 +524,13 @@ _QWEN2: Final = Family(
     biases={},
     always_biased=_QUERIES,
 )
+_HUNYUAN: Final = Family(
+    "Hunyuan of 0.5B, 1.8B, 4B and 7B",
+    only={"use_qk_norm": (None, True), "use_cla": (None, False)},
+    ropes=(*_FIXED_ROPES, "dynamic"),
+    qk_norm="each head",
+    qk_norm_names=("query_layernorm", "key_layernorm"),
+)
 _UNGATED: Final = FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj")
 _UNGATED_BIASES: Final[_Biases] = {**_ATTENTION, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
 FAMILIES: Final[Mapping[str, Family]] = {
@@ -771,6 +780,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         biases={},
     ),
+    "ministral": Family(
+        "Ministral 8B of 2024",
+        defaults={"num_key_value_heads": 8},
+        has_windows=True,
+        biases={},
+    ),
     "ministral3": Family(
         "Ministral 3 (text)",
         defaults={"num_key_value_heads": 8, "head_dim": 128},
@@ -792,8 +807,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
         biases={**_ATTENTION, **_FEED_FORWARD},
     ),
+    "olmo": Family("OLMo", biases=_ATTENTION, has_layer_norms=True, has_norm_weights=False),
     "olmo2": _OLMO2,
     "olmo3": replace(_OLMO2, models="OLMo 3", has_windows=True, has_ropes_by_layer=True),
+    "flex_olmo": replace(
+        _OLMO2,
+        models="FlexOlmo",
+        only={"hidden_act": ("silu",)},
+        mixture=Mixture(inner="intermediate_size"),
+    ),
     "granite": Family(
         "Granite 3",
         biases={**_ATTENTION, **_FEED_FORWARD},
@@ -972,12 +994,18 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={"use_bias": (False,)},
         biases={},
     ),
-    "hunyuan_v1_dense": Family(
-        "Hunyuan of 0.5B, 1.8B, 4B and 7B",
-        only={"use_qk_norm": (None, True), "use_cla": (None, False)},
-        ropes=(*_FIXED_ROPES, "dynamic"),
-        qk_norm="each head",
-        qk_norm_names=("query_layernorm", "key_layernorm"),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": replace(
+        _HUNYUAN,
+        models="Hunyuan-A13B",
+        only={**_HUNYUAN.only, "hidden_act": ("silu",)},
+        biases=_ATTENTION,
+        mixture=Mixture(
+            inner="intermediate_size",
+            shared="shared_mlp",
+            shared_inner=("intermediate_size",),
+            router_weight="wg.weight",
+        ),
     ),
     "cohere": _COHERE,
     "cohere2": replace(

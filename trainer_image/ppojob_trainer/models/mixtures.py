@@ -54,7 +54,7 @@ def key_of_experts(config: Mapping[str, Json]) -> str:
 
 def key_of_chosen(config: Mapping[str, Json]) -> str:
     """Return the config.json key of the number of experts per token (top-k)."""
-    names = ("moe_k", "top_k_experts")
+    names = ("moe_k", "top_k_experts", "moe_topk")
     return next((name for name in names if name in config), "num_experts_per_tok")
 
 

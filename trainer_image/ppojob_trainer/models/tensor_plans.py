@@ -27,6 +27,7 @@ from ppojob_trainer.parallel.tensor_styles import (
     Rowwise,
     Stacks,
     StatesToColwise,
+    StatesToPartialSums,
     Style,
     TensorLayer,
     Vocabulary,
@@ -57,6 +58,7 @@ _EVEN: Final = (1, 1)
 ROWWISE_PARTIAL: Final = Style(TensorLayer, _ROWWISE)
 """Row-parallel matrices whose partial sums an enclosing module reduces."""
 PARTIAL_SUMS: Final = Style(PartialSums)
+STATES_TO_PARTIAL_SUMS: Final = Style(StatesToPartialSums)
 WEIGHS_PARTIAL_SUMS: Final = Style(
     TensorLayer, dict.fromkeys(("weight", "bias", A, B, M), "partial")
 )
@@ -122,9 +124,8 @@ def plan_of(family: Family) -> dict[str, Style]:
         own: dict[str, Cut] = {"sinks": "rows"} if family.has_sinks else {}
         plan[f"model.layers.*.{family.attention}"] = Style(TensorLayer, own, counts=family.counts)
     if not family.norms:
-        plan |= {
-            f"model.layers.*.{block}": STATES_TO_COLWISE for block in (family.attention, "mlp")
-        }
+        plan[f"model.layers.*.{family.attention}"] = STATES_TO_COLWISE
+        plan["model.layers.*.mlp"] = STATES_TO_PARTIAL_SUMS if mixture else STATES_TO_COLWISE
     if family.qk_norm != "none":
         style = OVER_ALL_HEADS if family.qk_norm == "all heads" else IN_EACH_HEAD
         plan |= {f"model.layers.*.self_attn.{norm}": style for norm in family.qk_norm_names}
