@@ -314,7 +314,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     ),
     "hunyuan_v1_moe": (
         HunYuanMoEV1ForCausalLM,
-        {"head_dim": 8, "rope_parameters": DYNAMIC, "num_experts": 6, "moe_topk": 2},
+        {"head_dim": 8, "rope_parameters": DYNAMIC, "num_experts": 6, "moe_topk": [2] * 3},
     ),
     "cohere": (CohereForCausalLM, {"logit_scale": 0.3}),
     "cohere2": (

@@ -250,9 +250,10 @@ ABOVE = ("llama", "qwen2", "qwen3", "qwen3_moe")
 CUT_AS_OTHERS = (
     *("gemma", "glm4", "seed_oss", "exaone4", "ernie4_5", "ministral3"),
     *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo", "cwm", "arcee", "granitemoe", "cohere"),
-    *("phi", "starcoder2"),
+    *("phi", "starcoder2", "glm", "jais2", "nemotron", "vaultgemma", "ministral", "olmo"),
+    *("mellum", "solar_open", "dots1", "exaone_moe", "hunyuan_v1_moe"),
 )
-KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm", "jais2", "nemotron")
+KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm")
 """Families with biases of keys that have no gradient but for rounding."""
 FAMILIES = {
     family: Case((0, 1, 0, 1, 0), 80, family, optimizer=SGD if family in KEY_BIASES else ADAMW)

@@ -133,7 +133,7 @@ OPTIONS = {
     },
     "glm4": {"head_dim": 2 * HALF},
     "glm": {"head_dim": 2 * HALF},
-    "hunyuan_v1_moe": {"head_dim": 2 * HALF},
+    "hunyuan_v1_moe": {"head_dim": 2 * HALF, "moe_intermediate_size": [64] * 2},
     "ministral": {"head_dim": 2 * HALF},
     "afmoe": {"head_dim": 2 * HALF},
     "jais2": {"head_dim": 2 * HALF},

@@ -724,7 +724,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "exaone_moe": Family(
         "K-EXAONE",
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 1},
-        only={"hidden_act": ("silu",)},
+        only={"hidden_act": ("silu",), "sliding_windows": (None,)},
         has_windows=True,
         biases={},
         qk_norm="each head",

@@ -58,6 +58,12 @@ def key_of_chosen(config: Mapping[str, Json]) -> str:
     return next((name for name in names if name in config), "num_experts_per_tok")
 
 
+def chosen_count(config: Mapping[str, Json]) -> Json:
+    """Return the number of experts per token, which Hunyuan's folders list for each layer."""
+    value = config.get(key_of_chosen(config))
+    return value[0] if isinstance(value, list) and value == value[:1] * len(value) else value
+
+
 def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
     """Return the family's MoE description, None for a dense model of the same family."""
     family = FAMILIES[str(config["model_type"])]
@@ -151,7 +157,7 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
         return Problem(f"{path}:{key}", got, why, allowed, reason)
 
     key = key_of_chosen(config)
-    experts, chosen = config.get(key_of_experts(config)), config.get(key)
+    experts, chosen = config.get(key_of_experts(config)), chosen_count(config)
     if isinstance(experts, int) and not (isinstance(chosen, int) and 0 < chosen <= experts):
         why, allowed = (
             "it is the number of experts for each token",
@@ -162,6 +168,15 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
     if isinstance(layers, int) and last not in (-1, layers - 1):
         why, allowed = "layers behind it would have no experts", f"{layers - 1}, the last layer"
         yield problem("moe_layer_end_index", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
+    dense = {**FAMILIES[str(config["model_type"])].defaults, **config}.get(mixture.dense_first, 0)
+    kinds = config.get("mlp_layer_types")
+    if (
+        isinstance(kinds, list)
+        and isinstance(dense, int)
+        and ("sparse" in kinds[:dense] or "dense" in kinds[dense:])
+    ):
+        why, allowed = "only the first layers may be dense", f"{dense} times dense, then sparse"
+        yield problem("mlp_layer_types", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
     for key in ("hidden_size", mixture.inner, mixture.latent):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
             why, allowed = (
