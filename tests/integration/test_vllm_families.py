@@ -37,11 +37,12 @@ def found(
     asked = {item.callspec.params["family"] for item in items}
 
     def make(folder: Path) -> None:
-        ranks = [[*DEALT, "--rank", str(n), "--store", str(folder / "store")] for n in range(2)]
+        dealt = [name for name in DEALT if name in asked]
+        ranks = [[*dealt, "--rank", str(n), "--store", str(folder / "store")] for n in range(2)]
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VLLM_CACHE_ROOT", str(folder / "cache"))
             families = [name for name in NEW if name in asked]
-            found = run_together(SCRIPT, folder, folder, [families, *ranks])
+            found = run_together(SCRIPT, folder, folder, [families, *ranks[: 2 * bool(dealt)]])
         # What vLLM keeps of a class that it has another process look at.
         assert not (folder / "cache" / "modelinfos").exists()
         (folder / "found.json").write_text(json.dumps(found))

@@ -729,9 +729,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={},
         qk_norm="each head",
         file_names={f".mlp.{CORRECTION}": f".mlp.gate.{CORRECTION}"},
-        mixture=replace(
-            _CORRECTED, shared_inner=("moe_intermediate_size", "num_shared_experts")
-        ),
+        mixture=replace(_CORRECTED, shared_inner=("moe_intermediate_size", "num_shared_experts")),
     ),
     "minimax_m2": Family(
         "MiniMax-M2",
