@@ -19,8 +19,10 @@ NEW = [name for name in FAMILIES if name not in OLD]
 NEW += [*WHOLES, "ernie4_5_moe of 300B", "gemma4_text of 26B"]
 DEALT = ("deepseek_v3", "gpt_oss", "granitemoehybrid")
 """Mixtures whose experts vLLM reads or computes otherwise than Qwen3's."""
-AS_OTHERS = ("glm", "jais2", "ministral", "nemotron", "olmo", "vaultgemma", "mellum", "flex_olmo")
-AS_OTHERS += ("solar_open",)
+AS_OTHERS = (
+    *("glm", "jais2", "nemotron", "olmo", "vaultgemma"),
+    *("mellum", "flex_olmo", "solar_open"),
+)
 """Families that vLLM computes by the same code as others here: with `-m long` alone."""
 Differences = dict[str, float | str]
 

@@ -783,6 +783,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 8},
         has_windows=True,
         biases={},
+        told_vllm={"architectures": ["TransformersForCausalLM"]},
     ),
     "ministral3": Family(
         "Ministral 3 (text)",
