@@ -193,6 +193,7 @@ CASES = {
     "experts_beside_blocks": Case(
         (0, 0, 0, 0, 1), 40, "experts_beside", recompute=True, routers=ROUTERS
     ),
+    "experts_behind_no_norm": Case((0, 1, 0, 1, 0), 80, "flex_olmo"),
     "a_biased_head": Case((0, 1, 0, 1, 0), 40, "phi", optimizer=SGD),
     "adapters_of_biased_layers": Case((0, 1, 0, 1, 0), model="biased", lora=LoraSpec(rank=2)),
     "adapters_recomputed": Case(
@@ -256,7 +257,8 @@ ABOVE = ("llama", "qwen2", "qwen3", "qwen3_moe")
 CUT_AS_OTHERS = (
     *("gemma", "glm4", "seed_oss", "exaone4", "ernie4_5", "ministral3"),
     *("glm4_moe_lite", "deepseek_v2", "youtu", "mimo", "cwm", "arcee", "granitemoe", "cohere"),
-    *("phi", "starcoder2"),
+    *("phi", "starcoder2", "glm", "jais2", "nemotron", "vaultgemma", "ministral", "olmo"),
+    *("mellum", "solar_open", "dots1", "exaone_moe", "hunyuan_v1_moe", "flex_olmo"),
 )
 KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm")
 """Families with biases of keys that have no gradient but for rounding."""
@@ -295,7 +297,7 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "gemma2": (Gemma2ForCausalLM, {**FAMILY_MODELS["gemma2"][1], "tie_word_embeddings": True}),
     "tied": (LlamaForCausalLM, {"tie_word_embeddings": True, "pad_token_id": 60}),
     "untied": (LlamaForCausalLM, {}),
-    "phi": FAMILY_MODELS["phi"],
+    **{family: FAMILY_MODELS[family] for family in ("phi", "flex_olmo")},
     "experts_beside": MIXTURE_MODELS["gemma4_text"],
     "biased": (LlamaForCausalLM, {"attention_bias": True, "mlp_bias": True}),
     "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),

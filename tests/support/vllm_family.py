@@ -136,6 +136,14 @@ OPTIONS = {
         "ssm_state_size": HALF,
     },
     "glm4": {"head_dim": 2 * HALF},
+    "glm": {"head_dim": 2 * HALF},
+    "hunyuan_v1_moe": {"head_dim": 2 * HALF, "moe_intermediate_size": [64] * 2},
+    "ministral": {"head_dim": 2 * HALF},
+    "afmoe": {"head_dim": 2 * HALF},
+    "jais2": {"head_dim": 2 * HALF},
+    "mellum": {"head_dim": 2 * HALF},
+    "solar_open": {"head_dim": 2 * HALF},
+    "vaultgemma": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "glm4_moe": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "olmoe": {"tie_word_embeddings": True},
     "glm4v": {"rope_parameters": HALF_ROTATED},
@@ -162,8 +170,9 @@ ADAPTED = ("phi3", "glm4", "glm4v", "opt", "gpt_neox", "phi")
 layers that transformers has another name for."""
 
 OF_TRANSFORMERS = (
-    *("arcee", "cwm", "gpt_neox", "hunyuan_v1_dense", "olmo2", "olmo3", "phi", "seed_oss"),
-    *("smollm3", "starcoder2", "youtu"),
+    *("arcee", "cwm", "flex_olmo", "glm", "gpt_neox", "hunyuan_v1_dense", "hunyuan_v1_moe"),
+    *("jais2", "mellum", "ministral", "olmo", "olmo2", "olmo3", "phi", "seed_oss", "smollm3"),
+    *("starcoder2", "vaultgemma", "youtu"),
 )
 """Families that vLLM makes of transformers' classes, by which a trainer computes beside it."""
 

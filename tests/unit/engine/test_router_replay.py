@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 
 import pytest
@@ -81,13 +82,13 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
     """What the routers of transformers choose, layer by layer; or are made to, as GSPO has it."""
     found: list[Tensor] = []
 
-    topk_before_softmax = FAMILIES[model.config.model_type].mixture.topk_before_softmax
+    mixture = FAMILIES[model.config.model_type].mixture
 
     def route(router, _args, told):
-        logits, weights, chosen = told[::-1] if topk_before_softmax else told
+        logits, weights, chosen = told[::-1] if mixture.topk_before_softmax else told
         if forced is not None:
             chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
-            is_sigmoid = FAMILIES[model.config.model_type].mixture.scoring == "sigmoid"
+            is_sigmoid = mixture.scoring == "sigmoid"
             scores = logits.sigmoid() if is_sigmoid else logits.softmax(dim=-1)
             if (scales := getattr(router, "per_expert_scale", None)) is not None:  # Gemma 4's
                 scores = logits  # are probabilities
@@ -95,11 +96,11 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
             # Mixtral's says nothing, and does; nor does DeepSeek-V2's, and does not.
             if getattr(router, "norm_topk_prob", model.config.model_type != "deepseek_v2"):
                 weights = weights / weights.sum(dim=-1, keepdim=True)
-            weights = weights * getattr(router, "routed_scaling_factor", 1.0)
+            weights = weights * getattr(router, mixture.scale, 1.0)
             weights = weights if scales is None else weights * scales[chosen]
         found.append(chosen)
         told = logits, weights, chosen
-        return told[::-1] if topk_before_softmax else told
+        return told[::-1] if mixture.topk_before_softmax else told
 
     routers = routers_of(model)
     first = len(model.model.layers) - len(routers)
@@ -114,9 +115,10 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
 def perturb(model: PreTrainedModel) -> None:
     """Move the routers so far that many tokens go elsewhere."""
     generator = torch.Generator().manual_seed(7)
+    mixture = FAMILIES[model.config.model_type].mixture
     with torch.no_grad():
         for router in routers_of(model):
-            gate = router.proj.weight if hasattr(router, "proj") else router.weight
+            gate = attrgetter(mixture.router_weight)(router)
             gate.add_(0.2 * torch.randn(gate.shape, generator=generator))
 
 

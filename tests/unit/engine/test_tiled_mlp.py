@@ -11,7 +11,8 @@ from ppojob_trainer.models.experts import split_experts
 UNTILED = {
     *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe", "minimax_m2"),
     *("opt", "qwen3_5_moe_text", "qwen3_5_moe", "qwen3_next", "qwen3_vl_moe"),
-    "qwen3_omni_moe_thinker",
+    *("qwen3_omni_moe_thinker", "mellum", "solar_open"),
+    *("flex_olmo", "hunyuan_v1_moe"),
 }
 """Families without a layer that has a plain block by itself."""
 

@@ -28,12 +28,14 @@ from ppojob_trainer.models.tensor_plans import (
     PARTIAL_SUMS,
     ROWWISE,
     STACKS,
+    STATES_TO_COLWISE,
+    STATES_TO_PARTIAL_SUMS,
     TRANSPOSED_STACKS,
     UNTRANSPOSED_STACKS,
     plan_of,
     styles_of,
 )
-from ppojob_trainer.parallel.tensor_styles import StatesToColwise
+from ppojob_trainer.parallel.tensor_styles import BeforeColwise, StatesToColwise
 
 EXPERTS = {"model_type": "qwen3_moe", **MIXTURE}
 THEIRS = {
@@ -53,7 +55,7 @@ OF_LATENTS = {
 
 
 DENSE = [name for name, one in FAMILIES.items() if not one.mixture or name == "gemma4_text"]
-NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2")
+NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2", "nemotron")
 """Of transformers."""
 MIXTURES = [name for name, one in FAMILIES.items() if one.mixture and one.mixture.block]
 
@@ -91,8 +93,11 @@ def test_every_weight_has_a_style(model_class, options) -> None:
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     styles = styles_of(model)
     assert owners <= styles.keys()
-    others = [styles[name] for name in styles.keys() - owners]
-    assert all(style.counts or style.layer is StatesToColwise for style in others)
+    others = [(name, styles[name]) for name in styles.keys() - owners]
+    without = (StatesToColwise, BeforeColwise)  # such norms are OLMo's
+    assert all(
+        style.counts or style.layer in without or name == "model.norm" for name, style in others
+    )
 
 
 @pytest.mark.parametrize("family", MIXTURES)
@@ -103,7 +108,9 @@ def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     styles, mixture = styles_of(model), FAMILIES[family].mixture
     assert owners <= styles.keys()
-    assert all(styles[name] == PARTIAL_SUMS for name in styles.keys() - owners)
+    fitting = [STATES_TO_COLWISE, STATES_TO_PARTIAL_SUMS]  # where no norm is before a block
+    fitting = fitting if not FAMILIES[family].norms else [PARTIAL_SUMS]
+    assert all(styles[name] in fitting for name in styles.keys() - owners)
     stacks = [style for name, style in styles.items() if name.endswith(".experts")]
     gate = mixture.matrices[0]
     gates = [style for name, style in styles.items() if name.endswith(f".experts.5.{gate}")]

@@ -20,6 +20,8 @@ from ppojob_trainer.models.mixtures import (
     WIDTHS,
     expert_tensors,
     key_of_experts,
+    latent_layers,
+    latent_width,
     mixture_in,
     required_sizes,
     shared_layers,
@@ -87,6 +89,7 @@ class Sizes:
         biased: linear layers of a block that have a bias.
         experts: experts of each MoE layer; 0 of dense models, of the same family too.
         shared: intermediate width of the shared expert; 0 where there is none.
+        latent: width that experts compute in, if it is not `hidden`; else 0.
         dense_layers: dense layers of an MoE model, the first ones.
         plain: intermediate width of dense blocks in an MoE model; 0 where there are none.
         has_qk_norm: whether there is a QK-norm.
@@ -109,6 +112,7 @@ class Sizes:
     biased: frozenset[str]
     experts: int = 0
     shared: int = 0
+    latent: int = 0
     dense_layers: int = 0
     plain: int = 0
     has_qk_norm: bool = False
@@ -217,6 +221,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         biased=_biased(config, family),
         experts=required[key_of_experts(config)] if mixture else 0,
         shared=prod(required[key] for key in keys) if keys else 0,
+        latent=latent_width(mixture, config),
         dense_layers=dense_layers,
         plain=required[plain] if mixture and has_dense else 0,
         has_qk_norm=family.qk_norm != "none"
@@ -286,7 +291,8 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
 
 
 def _norm(name: str, family: Family, width: int) -> Iterator[tuple[str, Shape]]:
-    yield f"{name}.weight", (width,)
+    if family.has_norm_weights:
+        yield f"{name}.weight", (width,)
     if family.has_norm_biases:
         yield f"{name}.bias", (width,)
 
@@ -304,6 +310,7 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
         found = sizes.states.linear_layers(sizes.hidden, is_fused=is_fused)
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         found |= shared_layers(mixture, sizes.hidden, sizes.shared)
+        found |= latent_layers(mixture, sizes.hidden, sizes.latent)
     if sizes.per_layer:
         found |= sizes.per_layer.linear_layers(sizes.hidden)
     if sizes.has_dense(layer):
@@ -325,6 +332,8 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
         found[f"{at}.v_proj"] = (key, hidden)
     if "qkv_proj" in family.fused:
         found = {f"{at}.{family.attention_in}": (query + 2 * key, hidden)}
+    if family.attention_gate:
+        found[f"{at}.{family.attention_gate}"] = (query, hidden)
     return found | {f"{at}.{family.attention_out}": (hidden, query)}
 
 
@@ -342,12 +351,17 @@ def _feed_forward(sizes: Sizes, layer: int) -> dict[str, Shape]:
     return found | {"mlp.down_proj": (hidden, inner)}
 
 
+def _expert_tensors(mixture: Mixture, sizes: Sizes) -> Iterator[tuple[str, Shape]]:
+    widths = {"hidden": sizes.hidden, "inner": sizes.inner, "latent": sizes.latent}
+    return expert_tensors(mixture, sizes.experts, **widths)
+
+
 def expert_weights(sizes: Sizes) -> dict[str, Shape]:
     """Return the expert weights of a decoder layer by name in it, as (out, in) or stacks."""
     mixture = sizes.mixture
     if mixture is None:
         return {}
-    tensors = expert_tensors(mixture, sizes.experts, hidden=sizes.hidden, inner=sizes.inner)
+    tensors = _expert_tensors(mixture, sizes)
     if not mixture.is_stacked:
         return {name: shape for name, shape in tensors if ".experts." in name}
     found = {name: shape for name, shape in tensors if name.endswith(STACKS)}
@@ -380,8 +394,7 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield "self_attn.sinks", (sizes.heads,)
     yield from ((name, (1,)) for name in (*family.trained_scalars, *family.frozen_scalars))
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
-        widths = {"hidden": sizes.hidden, "inner": sizes.inner}
-        yield from expert_tensors(mixture, sizes.experts, **widths)
+        yield from _expert_tensors(mixture, sizes)
     if sizes.states and sizes.has_state(layer):
         yield from sizes.states.tensors()
 

@@ -296,6 +296,8 @@ class _Exact(nn.Module):
 
     def forward(self, states: Tensor, *args: Any) -> Any:
         """Return the router's output."""
+        weight = next(self.parameters())
+        states = states.to(torch.promote_types(states.dtype, weight.dtype))  # not all do it
         with torch.autocast(states.device.type, enabled=False):
             return super().forward(states, *args)
 

@@ -70,6 +70,7 @@ class Mixture:
         shared_gate: the name of the layer that gates the shared expert, if there is one.
         dense_first: key of the number of first layers that are dense, of width `intermediate_size`.
         router: the router's name in a block.
+        router_weight: the name in it of its matrix.
         is_stacked: whether files stack all experts in `gate_up_proj` (e, h, 2 i) and `down_proj`
             (e, i, h).
         is_out_first: whether those are (e, 2 i, h) and (e, h, i), as in transformers.
@@ -81,7 +82,10 @@ class Mixture:
             experts before weights and logits.
         selection_bias: the name in a block of the bias that is added to scores for top-k only
             and gets no gradient, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
-        weight_epsilon: epsilon of the sum by which routers normalize the weights of chosen experts.
+        scale: the router's attribute that holds the factor of the weights of chosen experts.
+        weight_epsilon: epsilon of the sum by which routers normalize these weights.
+        latent: key of the width that the input of experts is projected to, and their output from
+            (Nemotron 3 Super); empty, or absent in config.json: none.
         enabled_by: key that says whether layers have experts; empty: they do.
         norms: norms that only layers with experts have.
         has_scales: whether routers normalize and scale their input, and each expert has an output
@@ -98,13 +102,16 @@ class Mixture:
     shared_gate: str = ""
     dense_first: str = ""
     router: str = "gate"
+    router_weight: str = "weight"
     is_stacked: bool = False
     is_out_first: bool = False
     is_clamped: bool = False
     scoring: Literal["softmax", "sigmoid"] = "softmax"
     topk_before_softmax: bool = False
     selection_bias: str = ""
+    scale: str = "routed_scaling_factor"
     weight_epsilon: float = 1e-20
+    latent: str = ""
     enabled_by: str = ""
     norms: tuple[str, ...] = ()
     has_scales: bool = False
@@ -175,6 +182,7 @@ class Family:
         centred_norms: whether norms multiply by 1 + weight.
         has_layer_norms: whether they are LayerNorms (arXiv:1607.06450), without a bias.
         has_norm_biases: whether such norms, the final one too, have a bias.
+        has_norm_weights: whether norms, the final one too, have a weight.
         has_head_bias: whether the output layer has one.
         qk_norm: QK-norm: over each head, over all heads, or none.
         qk_norm_names: the names of the QK-norm layers.
@@ -190,6 +198,7 @@ class Family:
             feed-forward.
         has_attention_gates: whether attention outputs are gated; q_proj projects the gates too
             (arXiv:2505.06708).
+        attention_gate: the name in attention of the layer that projects them by itself, if it does.
         recurrence: of hybrids, their recurrent layers.
         feed_forward: of models whose dense blocks are not Llama's.
         trained_scalars: trained scalars of a layer, each a tensor of one element.
@@ -234,6 +243,7 @@ class Family:
     centred_norms: bool = False
     has_layer_norms: bool = False
     has_norm_biases: bool = False
+    has_norm_weights: bool = True
     has_head_bias: bool = False
     qk_norm: Literal["none", "each head", "all heads"] = "none"
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
@@ -247,6 +257,7 @@ class Family:
     drops_attention_kwargs: bool = False
     has_one_block: bool = False
     has_attention_gates: bool = False
+    attention_gate: str = ""
     recurrence: Recurrence | None = None
     feed_forward: FeedForward | None = None
     trained_scalars: tuple[str, ...] = ()
@@ -381,6 +392,7 @@ _GEMMA4: Final = Family(
     mixture=Mixture(
         block="",
         router="router",
+        router_weight="proj.weight",
         is_stacked=True,
         is_out_first=True,
         enabled_by="enable_moe_block",
@@ -534,6 +546,15 @@ _QWEN2: Final = Family(
     biases={},
     always_biased=_QUERIES,
 )
+_HUNYUAN: Final = Family(
+    "Hunyuan of 0.5B, 1.8B, 4B and 7B",
+    only={"use_qk_norm": (None, True), "use_cla": (None, False)},
+    ropes=(*_FIXED_ROPES, "dynamic"),
+    qk_norm="each head",
+    qk_norm_names=("query_layernorm", "key_layernorm"),
+)
+_UNGATED: Final = FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj")
+_UNGATED_BIASES: Final[_Biases] = {**_ATTENTION, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**_ATTENTION, **_FEED_FORWARD}),
     "cwm": Family(
@@ -545,8 +566,61 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "arcee": Family(
         "AFM-4.5B",
         only={"hidden_act": ("relu2",)},
-        biases={**_ATTENTION, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")},
-        feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
+        biases=_UNGATED_BIASES,
+        feed_forward=_UNGATED,
+    ),
+    "afmoe": Family(
+        "Trinity Nano, Mini and Large",
+        defaults={"head_dim": 128, "num_dense_layers": 1},
+        only={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "score_func": (None, "sigmoid"),
+            "route_norm": (None, True),
+            "n_group": (None, 1),
+        },
+        has_windows=True,
+        biases={},
+        norms=("input_layernorm", "pre_mlp_layernorm"),
+        post_norms=("post_attention_layernorm", "post_mlp_layernorm"),
+        qk_norm="each head",
+        attention_gate="gate_proj",
+        told_vllm={
+            **{"score_func": "sigmoid", "route_norm": True},
+            **{"n_group": 1, "topk_group": 1},
+        },
+        mixture=Mixture(
+            shared="shared_experts",
+            shared_inner=("moe_intermediate_size", "num_shared_experts"),
+            dense_first="num_dense_layers",
+            router="router",
+            router_weight="gate.weight",
+            scoring="sigmoid",
+            selection_bias=EXPERT_BIAS,
+            scale="route_scale",
+            overridable=_TOP_K,
+        ),
+    ),
+    "jais2": Family(
+        "Jais 2",
+        defaults={"attention_bias": True, "mlp_bias": True},
+        only={"hidden_act": ("relu2",)},
+        biases=_UNGATED_BIASES,
+        has_layer_norms=True,
+        has_norm_biases=True,
+        feed_forward=_UNGATED,
+        overridable=_LAYER_NORM,
+    ),
+    "nemotron": Family(
+        "Minitron, Nemotron-Mini, Nemotron-4",
+        only={"hidden_act": ("relu2",)},
+        biases=_UNGATED_BIASES,
+        centred_norms=True,
+        has_layer_norms=True,
+        has_norm_biases=True,
+        drops_attention_kwargs=True,
+        feed_forward=_UNGATED,
+        overridable=("norm_eps", "rope_theta"),
     ),
     "qwen2": _QWEN2,
     "mimo": replace(
@@ -565,6 +639,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only=_EXPERTS_EVERYWHERE,
         qk_norm="each head",
         mixture=Mixture(),
+    ),
+    "mellum": Family(
+        "Mellum 2",
+        defaults={"head_dim": 128, "num_key_value_heads": 4},
+        only={"hidden_act": ("silu",)},
+        has_windows=True,
+        has_ropes_by_layer=True,
+        qk_norm="each head",
+        mixture=Mixture(),
+        overridable=("rms_norm_eps",),
     ),
     "qwen2_moe": Family(
         "Qwen1.5-MoE, Qwen2 MoE",
@@ -646,6 +730,43 @@ FAMILIES: Final[Mapping[str, Family]] = {
         overridable=_RMS_NORM,
     ),
     "glm4_moe": _GLM4_MOE,
+    "solar_open": replace(
+        _GLM4_MOE,
+        models="Solar Open",
+        defaults={"head_dim": 128, "num_key_value_heads": 8},
+        only={
+            "hidden_act": ("silu",),
+            "use_qk_norm": (None, False),
+            "first_k_dense_replace": (None, 0),
+        },
+        qk_norm="none",
+        qk_norm_key="",
+        told_vllm={
+            "architectures": ["Glm4MoeForCausalLM"],
+            "use_qk_norm": False,
+            "first_k_dense_replace": 0,
+        },
+        mixture=replace(_CORRECTED, dense_first=""),
+    ),
+    "dots1": replace(
+        _GLM4_MOE,
+        models="dots.llm1",
+        defaults={"num_key_value_heads": 32, "first_k_dense_replace": 0},
+        only={"hidden_act": ("silu",), "attention_bias": (False,)},
+        biases={},
+        qk_norm_key="",
+        told_vllm={"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": True},
+    ),
+    "exaone_moe": Family(
+        "K-EXAONE",
+        defaults={"num_key_value_heads": 32, "first_k_dense_replace": 1},
+        only={"hidden_act": ("silu",), "sliding_windows": (None,)},
+        has_windows=True,
+        biases={},
+        qk_norm="each head",
+        file_names={f".mlp.{CORRECTION}": f".mlp.gate.{CORRECTION}"},
+        mixture=replace(_CORRECTED, shared_inner=("moe_intermediate_size", "num_shared_experts")),
+    ),
     "minimax_m2": Family(
         "MiniMax-M2",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
@@ -699,6 +820,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         biases={},
     ),
+    "ministral": Family(
+        "Ministral 8B of 2024",
+        defaults={"num_key_value_heads": 8},
+        has_windows=True,
+        biases={},
+        told_vllm={"architectures": ["TransformersForCausalLM"]},
+    ),
     "ministral3": Family(
         "Ministral 3 (text)",
         defaults={"num_key_value_heads": 8, "head_dim": 128},
@@ -720,6 +848,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
         biases={**_ATTENTION, **_FEED_FORWARD},
     ),
+    "olmo": Family(
+        "OLMo",
+        biases=_ATTENTION,
+        has_layer_norms=True,
+        has_norm_weights=False,
+        overridable=("rope_theta",),
+    ),
     "olmo2": _OLMO2,
     "olmo3": replace(
         _OLMO2,
@@ -727,6 +862,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         has_ropes_by_layer=True,
         overridable=("rms_norm_eps",),
+    ),
+    "flex_olmo": replace(
+        _OLMO2,
+        models="FlexOlmo",
+        only={"hidden_act": ("silu",)},
+        mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
     ),
     "granite": Family(
         "Granite 3",
@@ -778,7 +919,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         overridable=_MULTIPLIERS,
     ),
     "nemotron_h": Family(
-        "Nemotron-H, Nemotron Nano 2 and 3",
+        "Nemotron-H, Nemotron Nano 2 and 3, Nemotron 3 Super",
         defaults={
             "num_attention_heads": 32,
             "num_key_value_heads": 8,
@@ -805,7 +946,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "residual_in_fp32": (False,),
             "tie_word_embeddings": (False,),
             "n_shared_experts": (1,),
-            "moe_latent_size": (None,),
         },
         biases={},
         norms=("norm",),
@@ -833,6 +973,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             shared_inner=("moe_shared_expert_intermediate_size",),
             scoring="sigmoid",
             selection_bias=f"gate.{CORRECTION}",
+            latent="moe_latent_size",
             overridable=_SCALED_TOP_K,
         ),
         overridable=("layer_norm_epsilon",),
@@ -856,6 +997,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
         mixture=None,
         told_vllm={"architectures": ["Gemma4ForCausalLM"]},
     ),
+    "vaultgemma": replace(_GEMMA2, models="VaultGemma", only={}, post_norms=()),
+    "glm": replace(_GLM4, models="GLM-4-9B (`-hf`), GLM-Edge", post_norms=()),
     "glm4": _GLM4,
     "seed_oss": Family(
         "Seed-OSS",
@@ -881,7 +1024,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={"hidden_act": ("xielu",)},
         norms=("attention_layernorm", "feedforward_layernorm"),
         qk_norm="each head",
-        feed_forward=FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj"),
+        feed_forward=_UNGATED,
         trained_scalars=("mlp.act_fn.alpha_p", "mlp.act_fn.alpha_n"),  # xIELU: arXiv:2411.13010
         frozen_scalars=("mlp.act_fn.beta", "mlp.act_fn.eps"),
         zero_dim_scalars=("mlp.act_fn.beta", "mlp.act_fn.eps"),
@@ -911,12 +1054,19 @@ FAMILIES: Final[Mapping[str, Family]] = {
         only={"use_bias": (False,)},
         biases={},
     ),
-    "hunyuan_v1_dense": Family(
-        "Hunyuan of 0.5B, 1.8B, 4B and 7B",
-        only={"use_qk_norm": (None, True), "use_cla": (None, False)},
-        ropes=(*_FIXED_ROPES, "dynamic"),
-        qk_norm="each head",
-        qk_norm_names=("query_layernorm", "key_layernorm"),
+    "hunyuan_v1_dense": _HUNYUAN,
+    "hunyuan_v1_moe": replace(
+        _HUNYUAN,
+        models="Hunyuan-A13B",
+        only={**_HUNYUAN.only, "hidden_act": ("silu",)},
+        biases=_ATTENTION,
+        mixture=Mixture(
+            inner="intermediate_size",
+            shared="shared_mlp",
+            shared_inner=("intermediate_size",),
+            router_weight="wg.weight",
+            overridable=(),
+        ),
     ),
     "cohere": _COHERE,
     "cohere2": replace(

@@ -49,8 +49,8 @@ PLAIN_IN_VLLM: Final = frozenset({"gpt2", "stablelm", "youtu"})
 
 OWN_HEADS: Final = frozenset(
     {
-        *("deepseek_v2", "deepseek_v3", "glm4_moe", "glm4_moe_lite", "glm4v_moe"),
-        *("gpt_oss", "minimax_m2", "olmoe", "qwen3_next"),
+        *("afmoe", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite"),
+        *("glm4v_moe", "solar_open", "gpt_oss", "minimax_m2", "olmoe", "qwen3_next"),
     }
 )
 """Model types to which vLLM gives a separate output layer even if it is tied.

@@ -16,6 +16,8 @@ from ppojob_trainer.models.problems import ModelReason
 
 STACKS: Final = ("gate_up_proj", "down_proj")
 """Names of stacked expert tensors of a layer."""
+LATENT: Final = ("fc1_latent_proj", "fc2_latent_proj")
+"""Names in a block of the projections to the width that experts compute in, and from it."""
 ALIGNED: Final = 8
 """Divisor of widths: PyTorch's grouped products need rows of whole 16 bytes."""
 
@@ -52,8 +54,14 @@ def key_of_experts(config: Mapping[str, Json]) -> str:
 
 def key_of_chosen(config: Mapping[str, Json]) -> str:
     """Return the config.json key of the number of experts per token (top-k)."""
-    names = ("moe_k", "top_k_experts")
+    names = ("moe_k", "top_k_experts", "moe_topk")
     return next((name for name in names if name in config), "num_experts_per_tok")
+
+
+def chosen_count(config: Mapping[str, Json]) -> Json:
+    """Return the number of experts per token, which Hunyuan's folders list for each layer."""
+    value = config.get(key_of_chosen(config))
+    return value[0] if isinstance(value, list) and value == value[:1] * len(value) else value
 
 
 def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
@@ -82,11 +90,14 @@ def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
 
 
 def expert_tensors(
-    mixture: Mixture, experts: int, *, hidden: int, inner: int
+    mixture: Mixture, experts: int, *, hidden: int, inner: int, latent: int = 0
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Return names in a layer, and shapes, of an MoE block's tensors: router and experts."""
+    """Return names in a layer, and shapes, of an MoE block's tensors: router and experts.
+
+    `latent` is the width of what experts read and write, if it is not `hidden`.
+    """
     router = mixture.within(mixture.router)
-    yield f"{router}.proj.weight" if mixture.has_scales else f"{router}.weight", (experts, hidden)
+    yield f"{router}.{mixture.router_weight}", (experts, hidden)
     if mixture.has_scales:
         yield f"{router}.scale", (hidden,)
         yield f"{router}.per_expert_scale", (experts,)
@@ -106,11 +117,24 @@ def expert_tensors(
     if mixture.selection_bias:
         shape = (1, experts) if mixture.selection_bias.startswith(BIAS_MODULE) else (experts,)
         yield f"{mixture.block}.{mixture.selection_bias}", shape
+    width = latent or hidden
     for expert in range(experts):
         back = mixture.matrices[-1]
         for matrix in mixture.matrices:
-            shape = (hidden, inner) if matrix == back else (inner, hidden)
+            shape = (width, inner) if matrix == back else (inner, width)
             yield f"{mixture.block}.experts.{expert}.{matrix}.weight", shape
+
+
+def latent_width(mixture: Mixture | None, config: Mapping[str, Json]) -> int:
+    """Return the width of what experts read and write, if it is not that of hidden states, or 0."""
+    width = config.get(mixture.latent) if mixture and mixture.latent else None
+    return width if isinstance(width, int) else 0
+
+
+def latent_layers(mixture: Mixture, hidden: int, latent: int) -> dict[str, tuple[int, int]]:
+    """Return the projections before and behind experts that compute in a latent, if they do."""
+    into, out = (f"{mixture.block}.{name}" for name in LATENT)
+    return {into: (latent, hidden), out: (hidden, latent)} if latent else {}
 
 
 def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[int, int]]:
@@ -133,7 +157,7 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
         return Problem(f"{path}:{key}", got, why, allowed, reason)
 
     key = key_of_chosen(config)
-    experts, chosen = config.get(key_of_experts(config)), config.get(key)
+    experts, chosen = config.get(key_of_experts(config)), chosen_count(config)
     if isinstance(experts, int) and not (isinstance(chosen, int) and 0 < chosen <= experts):
         why, allowed = (
             "it is the number of experts for each token",
@@ -144,7 +168,16 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
     if isinstance(layers, int) and last not in (-1, layers - 1):
         why, allowed = "layers behind it would have no experts", f"{layers - 1}, the last layer"
         yield problem("moe_layer_end_index", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
-    for key in ("hidden_size", mixture.inner):
+    dense = {**FAMILIES[str(config["model_type"])].defaults, **config}.get(mixture.dense_first, 0)
+    kinds = config.get("mlp_layer_types")
+    if (
+        isinstance(kinds, list)
+        and isinstance(dense, int)
+        and ("sparse" in kinds[:dense] or "dense" in kinds[dense:])
+    ):
+        why, allowed = "only the first layers may be dense", f"{dense} times dense, then sparse"
+        yield problem("mlp_layer_types", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
+    for key in ("hidden_size", mixture.inner, mixture.latent):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
             why, allowed = (
                 "grouped matrix products of experts need it aligned",

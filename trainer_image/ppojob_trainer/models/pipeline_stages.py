@@ -121,6 +121,15 @@ def keep_stage(model: nn.Module, ranks: PipelineRanks, expert_ranks: ExpertRanks
     setattr(model, _STAGE, stage)
 
 
+def _leave_states(base: Any) -> None:
+    """Have a later stage take states as they are: the first has applied all that embeddings get."""
+    for name, nothing in _OF_EMBEDDINGS.items():
+        if hasattr(base, name):
+            setattr(base, name, nothing)
+    if hasattr(base.config, "mup_enabled"):  # Trinity's multiplier
+        base.config.mup_enabled = False
+
+
 def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
     """Remove the other stages' modules, and return whether both ends hold the tied embedding."""
     base: Any = model.base_model
@@ -137,9 +146,8 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
             base.layers[layer] = PassThrough()
     if not ranks.is_first and not (tied and ranks.is_last):
         base.embed_tokens = PassThrough()
-    for name, nothing in _OF_EMBEDDINGS.items():
-        if not ranks.is_first and hasattr(base, name):
-            setattr(base, name, nothing)
+    if not ranks.is_first:
+        _leave_states(base)
     if not ranks.is_last:
         base.norm = PassThrough()
     if not ranks.is_last:

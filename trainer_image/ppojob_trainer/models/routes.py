@@ -6,14 +6,14 @@ Ma et al. 2025, arXiv:2510.11370, section 4).
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from ppojob_trainer.models.families import Mixture
-from ppojob_trainer.models.mixtures import key_of_chosen
+from ppojob_trainer.models.mixtures import chosen_count
 
 EXPERT_DTYPE = torch.int16
 """Dtype of stored expert indices."""
@@ -85,11 +85,11 @@ def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Ten
         worth = logits.float().sigmoid().gather(-1, chosen)
         if getattr(router, "norm_topk_prob", True):  # MiniMax's always normalises
             worth = worth / (worth.sum(dim=-1, keepdim=True) + mixture.weight_epsilon)
-        return worth * float(getattr(router, "routed_scaling_factor", 1.0))
+        return worth * float(getattr(router, mixture.scale, 1.0))
     if mixture.topk_before_softmax or hasattr(router, "bias"):  # equal up to the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)
     worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
-    if (scale := getattr(router, "routed_scaling_factor", None)) is not None:  # DeepSeek-V2
+    if (scale := getattr(router, mixture.scale, None)) is not None:  # DeepSeek-V2
         return worth * float(scale)
     if getattr(router, "norm_topk_prob", True):  # Mixtral's always normalises
         worth = worth / worth.sum(dim=-1, keepdim=True)
@@ -98,7 +98,7 @@ def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Ten
 
 def chosen_by_a_token(config: Any) -> int:
     """Return the number of experts per token (top-k), by a configuration."""
-    return int(getattr(config, key_of_chosen(config.to_dict())))
+    return cast("int", chosen_count(config.to_dict()))
 
 
 def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:

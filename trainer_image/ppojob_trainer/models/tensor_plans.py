@@ -16,6 +16,7 @@ from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES, Family, Mixture
 from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
+from ppojob_trainer.models.mixtures import LATENT
 from ppojob_trainer.models.state_nets import layers_with_states
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeColwise,
@@ -26,6 +27,7 @@ from ppojob_trainer.parallel.tensor_styles import (
     Rowwise,
     Stacks,
     StatesToColwise,
+    StatesToPartialSums,
     Style,
     TensorLayer,
     Vocabulary,
@@ -56,6 +58,7 @@ _EVEN: Final = (1, 1)
 ROWWISE_PARTIAL: Final = Style(TensorLayer, _ROWWISE)
 """Row-parallel matrices whose partial sums an enclosing module reduces."""
 PARTIAL_SUMS: Final = Style(PartialSums)
+STATES_TO_PARTIAL_SUMS: Final = Style(StatesToPartialSums)
 WEIGHS_PARTIAL_SUMS: Final = Style(
     TensorLayer, dict.fromkeys(("weight", "bias", A, B, M), "partial")
 )
@@ -121,9 +124,8 @@ def plan_of(family: Family) -> dict[str, Style]:
         own: dict[str, Cut] = {"sinks": "rows"} if family.has_sinks else {}
         plan[f"model.layers.*.{family.attention}"] = Style(TensorLayer, own, counts=family.counts)
     if not family.norms:
-        plan |= {
-            f"model.layers.*.{block}": STATES_TO_COLWISE for block in (family.attention, "mlp")
-        }
+        plan[f"model.layers.*.{family.attention}"] = STATES_TO_COLWISE
+        plan["model.layers.*.mlp"] = STATES_TO_PARTIAL_SUMS if mixture else STATES_TO_COLWISE
     if family.qk_norm != "none":
         style = OVER_ALL_HEADS if family.qk_norm == "all heads" else IN_EACH_HEAD
         plan |= {f"model.layers.*.self_attn.{norm}": style for norm in family.qk_norm_names}
@@ -142,6 +144,8 @@ def _attention(family: Family) -> dict[str, Style]:
     rows, columns = (
         (TRANSPOSED_COLWISE, TRANSPOSED_ROWWISE) if family.is_transposed else (COLWISE, ROWWISE)
     )
+    if family.attention_gate:
+        into = (*into, family.attention_gate)
     return {f"{at}.{name}": rows for name in into} | {f"{at}.{family.attention_out}": columns}
 
 
@@ -187,7 +191,9 @@ def _mixture(mixture: Mixture) -> dict[str, Style]:
         return _mixture_of_layers(mixture)
     block = f"model.layers.*.{mixture.block}"
     cuts = COLWISE, COLWISE, ROWWISE_PARTIAL
-    plan = {block: PARTIAL_SUMS, f"{block}.{mixture.router}": WEIGHS_PARTIAL_SUMS}
+    router = f"{mixture.router}.{mixture.router_weight}".rpartition(".")[0]
+    plan = {block: PARTIAL_SUMS, f"{block}.{router}": WEIGHS_PARTIAL_SUMS}
+    plan |= {f"{block}.{name}": WEIGHS_PARTIAL_SUMS for name in LATENT if mixture.latent}
     owner = mixture.selection_bias.rpartition(".")[0]
     if owner not in {"", mixture.router}:
         plan[f"{block}.{owner}"] = REPLICATED

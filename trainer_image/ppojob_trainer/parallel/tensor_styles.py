@@ -145,10 +145,22 @@ class PartialSums(TensorLayer):
 
     def forward(self, *inputs: Any, **options: Any) -> Any:
         """Inputs are replicated; outputs other than the first are too."""
-        said = self._compute(*inputs, **options)
-        partial, *others = said if isinstance(said, tuple) else (said,)
-        output = _Sum.apply(partial, self.ranks)  # type: ignore[no-untyped-call]
-        return (output, *others) if others else output
+        return _with_sum(self._compute(*inputs, **options), self.ranks)
+
+
+class StatesToPartialSums(StatesToColwise):
+    """Such a module whose column-parallel matrices read hidden states without a norm between."""
+
+    def forward(self, *inputs: Any, **options: Any) -> Any:
+        """As `StatesToColwise`, and then as `PartialSums`."""
+        return _with_sum(super().forward(*inputs, **options), self.ranks)
+
+
+def _with_sum(said: Any, ranks: DeviceMesh) -> Any:
+    """All-reduce an output, or the first of several."""
+    partial, *others = said if isinstance(said, tuple) else (said,)
+    output = _Sum.apply(partial, ranks)  # type: ignore[no-untyped-call]
+    return (output, *others) if others else output
 
 
 class OfPartialSums(TensorLayer):

@@ -13,6 +13,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import TEXT_SECTION
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.mixtures import chosen_count
 
 _OPERATIONS: Final = ("all", "-rms_norm", "-rotary_embedding")
 """Kernels that models of latent attention and of short convolutions use on the CPU.
@@ -21,6 +22,8 @@ Two kernels read columns of a wider matrix as if these were contiguous; plain Py
 them.
 """
 _CLASS: Final = "architectures"
+_GLM: Final = ["Glm4MoeForCausalLM"]
+"""The class that computes dots.llm1 and Solar Open too."""
 
 
 def operations(config: PreTrainedConfig) -> list[str] | None:
@@ -59,8 +62,16 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
     if config.model_type == "cohere2" and config.sliding_window:
         # vLLM's windows are one token longer.
         config.sliding_window -= 1
+    if settings(config).get(_CLASS) == _GLM:  # which reads both, and else rotates half of a head
+        config.head_dim = getattr(config, "head_dim", None) or (
+            config.hidden_size // config.num_attention_heads
+        )
+        config.rope_parameters = {"partial_rotary_factor": 1.0, **ropes}
     if config.model_type == "gpt_neox":  # of which transformers reads no such key
         config.num_key_value_heads = config.num_attention_heads
+    if config.model_type == "hunyuan_v1_moe":  # whose folders list both for each layer
+        config.moe_topk = chosen_count(config.to_dict())
+        config.moe_intermediate_size = config.intermediate_size
     if config.model_type == "lfm2":  # whose widths it has under keys of the hub alone
         config.block_dim = config.conv_dim = config.hidden_size
     return config
