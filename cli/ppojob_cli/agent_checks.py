@@ -8,7 +8,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_readers import seen_by_all
+from ppojob_trainer.data.media.picture_readers import all_take_pictures
 from ppojob_trainer.data.turn_check import check_template, shows_pictures, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.tools.built_in import TOOLS
@@ -24,7 +24,7 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
     for number, own in enumerate(spec.agent.agents):
         places[f"spec.agent.agents[{number}]"] = named[own.name]
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
-    sees = seen_by_all(spec)
+    sees = all_take_pictures(spec)
     errors, warnings = dict[str, None](), dict[str, None]()  # agents share what is wrong with them
     for place, agent in places.items():
         wrong, worth_knowing = _check(f"{place}.format", agent, template, sees)

@@ -31,7 +31,7 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.controller.row_tape import read_recording
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
-from ppojob_trainer.data.media.picture_readers import why_blind
+from ppojob_trainer.data.media.picture_readers import why_no_pictures
 from ppojob_trainer.data.prompt_store import PromptStore
 from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate
@@ -198,8 +198,13 @@ def _check_data(
         return None
     try:
         tools = tool_schemas(spec.agent)
-        template, blind = spec.model.chat_template, why_blind(spec)
-        chat = ChatTokenizer(spec.model.path, folder, template, tools=tools, blind=blind)
+        chat = ChatTokenizer(
+            spec.model.path,
+            folder,
+            spec.model.chat_template,
+            tools=tools,
+            why_no_pictures=why_no_pictures(spec),
+        )
     except ConfigError as problem:
         found.add([*problem.problems, *unusable_files(spec.prompts, given=given)])
         return None

@@ -202,7 +202,7 @@ WRONG = [
     (
         "searchr1",
         {"question": "a", "golden_answers": []},
-        ":golden_answers: got []: nothing to compare an answer with; a list of texts",
+        ":golden_answers: got []: no known answers; a list of texts",
     ),
     (
         "searchr1",
@@ -214,7 +214,7 @@ WRONG = [
     (
         "gsm8k",
         {"question": "a", "answer": "5"},
-        ":answer: got '5': no solution at its end; an answer that ends in \"#### 72\"",
+        ":answer: got '5': no solution at the end; an answer that ends in \"#### 72\"",
     ),
     (
         "gsm8k",

@@ -99,7 +99,7 @@ def test_a_step_tells_of_its_rows() -> None:
         ([0, 1, -1], "got row -1: there are 4"),
         ([0, 1, 1], "got row 1 2 times: its responses"),
         ([0, 1.0, 2], "no list of numbers of rows"),
-        (None, "got NoneType None: it is no list of numbers of rows"),
+        (None, "got NoneType None: it is not a list of row numbers"),
     ],
 )
 def test_another_answer_than_so_many_rows_is_refused(answer: object, told: str) -> None:
@@ -125,7 +125,7 @@ async def later(step, seed, count, rows):
 @pytest.mark.parametrize(
     ("function", "arguments", "told"),
     [
-        (Sampler, {}, "class f: an object would keep what no checkpoint has"),
+        (Sampler, {}, "class f: its objects could have state that no checkpoint has"),
         (later, {}, "async def f"),
         (lambda step, seed: [], {}, "cannot be called with step, seed, count, rows: too many"),
         (uncertain, {"share": 1}, "unexpected keyword argument 'share'"),

@@ -108,7 +108,7 @@ class Episode:
         if (form := self._form.pictures) is None:
             return None
         files = [file for file in unpacked(self._pictures) if clip_of(file) is None]
-        return [SeenPicture(file, *form.sides(file)) for file in files]
+        return [SeenPicture(file, *form.size_of(file)) for file in files]
 
     @property
     def _shown(self) -> tuple[int, list[LaterPicture]]:

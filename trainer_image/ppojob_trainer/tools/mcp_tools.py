@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem
-from ppojob_trainer.json_value import Json
+from ppojob_trainer.json_value import Json, without_nulls
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.custom import Tool
@@ -162,13 +162,6 @@ def mcp_tool(
         return await server.call(name, arguments)
 
     return call
-
-
-def without_nulls(value: Json) -> Json:
-    """A schema without what is null: a manifest holds none."""
-    if isinstance(value, dict):
-        return {key: without_nulls(one) for key, one in value.items() if one is not None}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | None:

@@ -19,7 +19,7 @@ from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.media.picture_readers import seen_by_all, why_blind
+from ppojob_trainer.data.media.picture_readers import all_take_pictures, why_no_pictures
 from ppojob_trainer.data.media.pictures import opened, packed, unpacked, with_parts
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 from ppojob_trainer.models.layout_checks import check_layouts
@@ -145,7 +145,7 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
     [
         (
             {"images": [{"bytes": b"\x89PNG"}]},
-            "images: got bytes that are no picture: no picture of a known format; ",
+            "images: got bytes that are not a picture: unknown picture format; ",
         ),
         ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": no picture of a known'),
         ({"images": [{"path": "a\0.png"}]}, 'images: got "a\\u0000.png": it cannot be read; '),
@@ -155,9 +155,9 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
         ),
         ({"images": ["iVBORw0" * 99]}, 'images: got "iVBORw0iVBORw0'),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
-        ({"images": [7]}, "images: got int: it is no picture"),
+        ({"images": [7]}, "images: got int: it is not a picture"),
         *(
-            ({"images": [greys_of_32_bits(mode)]}, "images: got bytes that are no picture: greys")
+            ({"images": [greys_of_32_bits(mode)]}, "images: got bytes that are not a picture: greys")
             for mode in "IF"
         ),
         ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),
@@ -217,7 +217,7 @@ def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> N
             "images": [{"bytes": RED}] * 2,
         }
         (line,) = files.errors(files.table("c.parquet", later), given=kind)
-        assert line.startswith("c.parquet:0:prompt: got <image> behind an answer: ")
+        assert line.startswith("c.parquet:0:prompt: got <image> after an answer: ")
 
 
 @pytest.mark.parametrize("kind", [None, "seeing_squares"])
@@ -312,7 +312,7 @@ def test_a_row_has_no_more_than_tools_are_given(folder: Path) -> None:
         draw = ("promptsPerStep", 1)
         report = check_files(files.spec(table), chat, rewards=None, agents=agents, draw=draw)
     (line,) = report.errors
-    assert "bytes of pictures: tools are given them; at most 33554432 bytes a row" in line
+    assert "bytes of pictures: tools get them; at most 33554432 bytes a row" in line
 
 
 SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
@@ -331,8 +331,8 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes, told) -> None:
     manifest = tiny_jobs.write_manifest(tmp_path, folder, **changes)
     spec = resolve(load_job(manifest)).spec
-    why = why_blind(spec)("tiny")
-    assert (told is None) == (why == "") == seen_by_all(spec)
+    why = why_no_pictures(spec)("tiny")
+    assert (told is None) == (why == "") == all_take_pictures(spec)
     assert told is None or told in why
 
 
@@ -369,9 +369,11 @@ def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
     changes["roles"] = {"actorRollout": {"gpusPerReplica": gpus}}
     changes["model"] = {"path": str(folder / "model"), "freezeVisionTower": False}
     spec = resolve(load_job(tiny_jobs.write_manifest(folder / "job", folder, **changes))).spec
-    why = why_blind(spec)("tiny")
+    why = why_no_pictures(spec)("tiny")
     is_refused = engine == "vllm" and not given and gpus > 0 and kind != "seeing_told"
-    assert is_refused == ("spec.rollout.engine: huggingface" in why) == (not seen_by_all(spec))
+    assert (
+        is_refused == ("spec.rollout.engine: huggingface" in why) == (not all_take_pictures(spec))
+    )
     assert is_refused or why == ""
     where = "spec.model.freezeVisionTower"
     found = [one.where for one in check_layouts(spec)]
@@ -397,7 +399,7 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
         steps={"total": 1},
         reference={"path": str(seeing), "teachers": teachers},
     )
-    why = why_blind(resolve(load_job(manifest)).spec)
+    why = why_no_pictures(resolve(load_job(manifest)).spec)
     assert why("another") == ""
     assert why("finer").startswith(f"{finer} of spec.reference ")
     assert why("blind").startswith(f"{blind} of spec.reference ")
@@ -406,7 +408,7 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
 def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(tmp_path, folder: Path) -> None:
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"teacherPromptKey": "hint"}
     manifest = tiny_jobs.write_manifest(tmp_path, folder, **tiny_jobs.PPO, data=data)
-    assert "prompts of its own" in why_blind(resolve(load_job(manifest)).spec)("tiny")
+    assert "prompts of its own" in why_no_pictures(resolve(load_job(manifest)).spec)("tiny")
 
 
 def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:
