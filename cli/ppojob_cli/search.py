@@ -59,7 +59,7 @@ def index(
     with told():
         settings = _encoder_settings(kind, encoder, of_encoder)
         try:
-            made = build_index(corpus, output, encoder=settings, tell=_progress())
+            made = build_index(corpus, output, encoder=settings, on_progress=_progress())
         except KeyboardInterrupt:
             click.echo(f"{output}: interrupted; the same command goes on", err=True)
             raise

@@ -190,7 +190,11 @@ def test_what_a_call_does_wrong_is_told(mine: Path, dataset, function: str, told
     [
         (MINE, "other", "got other: the file has no such function; it has by_level, ends_once,"),
         (MINE, "CALLS", "got CALLS = int: not callable; a function"),
-        (MINE, "Stateful", "got class Stateful: its objects could have state that no checkpoint has"),
+        (
+            MINE,
+            "Stateful",
+            "got class Stateful: its objects could have state that no checkpoint has",
+        ),
         ("def one(step, seed, count): pass", "one", "it cannot be called with step, seed, count,"),
         ("import nowhere", "one", "it imports nowhere, which is not installed"),
         ("def one(:", "one", "not Python"),

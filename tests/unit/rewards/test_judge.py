@@ -85,12 +85,12 @@ def test_a_row_without_what_the_prompt_names_is_not_judged(serve, name: str) -> 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (said("It is right."), "the judge gave no number, where 0 to 10 was asked for"),
+        (said("It is right."), "the judge gave no number instead of 0 to 10"),
         (said("Score: 11"), "the judge gave the number 11, where"),
         (said("Score: -1"), "the judge gave the number -1, where"),
         ((200, "<html>"), "answered no JSON: <html>"),
         ((200, "{}"), "answered no chat completion: {}"),
-        ((200, b"\xff\xfe"), "answered no JSON: "),
+        ((200, b"\xff\xfe"), "answered not JSON: "),
         ((401, "no key"), "answered 401: no key"),
         ((404, ""), "answered 404"),
         ((302, "", {"Location": "http://127.0.0.1:1/stolen"}), "answered 302"),

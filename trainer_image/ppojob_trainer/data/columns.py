@@ -206,7 +206,7 @@ def difficulty_of(row: Row, info: Mapping[str, Json], name: str) -> float:
 
 
 def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
-    """Return the remaining columns as JSON, without cells that are no JSON."""
+    """Return the remaining columns as JSON, without cells that are not JSON."""
     found = {}
     for name, cell in row.items():
         if name in names:

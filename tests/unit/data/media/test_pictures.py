@@ -157,7 +157,10 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
         ({"images": [7]}, "images: got int: it is not a picture"),
         *(
-            ({"images": [greys_of_32_bits(mode)]}, "images: got bytes that are not a picture: greys")
+            (
+                {"images": [greys_of_32_bits(mode)]},
+                "images: got bytes that are not a picture: greys",
+            )
             for mode in "IF"
         ),
         ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),

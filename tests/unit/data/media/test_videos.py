@@ -27,7 +27,7 @@ from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.picture_grids import Grid
 from ppojob_trainer.data.media.pictures import opened, packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
-from ppojob_trainer.data.media.video_files import decoded
+from ppojob_trainer.data.media.video_files import decode
 from ppojob_trainer.data.media.video_forms import Joined
 from ppojob_trainer.data.media.videos import clip_of
 
@@ -246,7 +246,7 @@ def test_parts_that_a_file_does_not_have_are_refused(
 ) -> None:
     file = str(written_file(tmp_path / "a.mp4"))
     with pytest.raises(BadPicture, match=refused):
-        decoded(file, told, as_it_is)
+        decode(file, told, as_it_is)
 
 
 def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
@@ -255,9 +255,9 @@ def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
     length = b"\x44\x89\x88"
     assert content.count(length + struct.pack(">d", 2000.0)) == 1
     longer = content.replace(length + struct.pack(">d", 2000.0), length + struct.pack(">d", 2200.0))
-    assert decoded(longer, {}, as_it_is) == decoded(content, {}, as_it_is)
+    assert decode(longer, {}, as_it_is) == decode(content, {}, as_it_is)
     with pytest.raises(BadPicture, match=r"it is truncated: \d+ of 20 frames can be read"):
-        decoded(content[: len(content) // 2], {}, as_it_is)
+        decode(content[: len(content) // 2], {}, as_it_is)
 
 
 @pytest.mark.parametrize(
