@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppojob_api.problem import counted
-from ppojob_cli.input_error import InputError, told
+from ppojob_cli.input_error import InputError, input_errors
 
 if TYPE_CHECKING:
     from ppojob_trainer.data.generate import Task
@@ -163,7 +163,7 @@ def facts(output: Path, **options: Any) -> None:
     """A corpus of made-up facts to search in, corpus.jsonl, and questions about them."""
     from ppojob_trainer.data.facts import facts, write_corpus
 
-    with told():
+    with input_errors():
         corpus, questions = facts(**options)
         path = write_corpus(output, corpus)
     click.echo(f"{path}: {len(corpus)} documents")
@@ -286,7 +286,7 @@ def _convert(
 
 
 def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) -> None:
-    with told():
+    with input_errors():
         made = task(**options)
     _write(output, train=made.train, test=made.held_out)
 
@@ -294,7 +294,7 @@ def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) ->
 def _write(output: Path, **splits: "Iterable[TaskRow]") -> None:
     from ppojob_trainer.data.prompt_files import write_splits
 
-    with told():
+    with input_errors():
         written = write_splits(output, splits)
     for path, count in written.items():
         click.echo(f"{path}: {counted(count, 'row')}")

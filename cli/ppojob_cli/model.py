@@ -10,7 +10,7 @@ import click
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.well_known import WEIGHTS_AGAIN
-from ppojob_cli.input_error import InputError, told
+from ppojob_cli.input_error import InputError, input_errors
 
 DEMO: Final = "smollm2"
 HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
@@ -59,7 +59,7 @@ def _make_demo(output: Path) -> None:
     try:
         from ppojob_trainer.models.smollm2 import build_demo_model
 
-        with told():
+        with input_errors():
             build_demo_model(output)
     except ModuleNotFoundError as error:
         raise InputError(

@@ -14,7 +14,7 @@ from ppojob_api.topology import RoleTopology, world_size
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
-from ppojob_cli.input_error import told
+from ppojob_cli.input_error import input_errors
 from ppojob_cli.job_file import load_job
 from ppojob_cli.overrides import set_option
 from ppojob_operator.build.gang import GANGS
@@ -358,7 +358,7 @@ def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     FILE is - for standard input. It starts nothing, contacts no cluster, and of models reads only
     the sizes of their weights.
     """
-    with told():
+    with input_errors():
         job = load_job(file, overrides)
     for problem in validation.warnings(job):
         click.echo(f"warning: {problem}", err=True)

@@ -1,4 +1,4 @@
-"""Summary of a run's end, for programs and for people."""
+"""Summary of a run, for programs and for people."""
 
 import shlex
 from collections.abc import Iterator
@@ -30,9 +30,9 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     Attributes:
         phase: `Succeeded` or `Interrupted`.
-        seconds: Time of those steps.
-        tokens: Prompt and response tokens of those steps.
-        validation: The `last` of the run, and the `first` where it had several.
+        seconds: Time of the steps.
+        tokens: Prompt and response tokens of the steps.
+        validation: The `last` one, and the `first` if there are several.
     """
 
     phase: str
@@ -45,11 +45,11 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the job left the runner.
+    """How the job ended.
 
     Attributes:
-        reason: One line; empty where the job ended as it should.
-        pods: Pods whose logs say more.
+        reason: One line; empty for success or an orderly interruption.
+        pods: Pods whose logs have details.
     """
 
     exit_code: int
@@ -58,7 +58,7 @@ class Ending:
 
 
 def read_summary(folder: Path) -> RunSummary | None:
-    """The summary in a run folder; None where there is none that can be read."""
+    """Read the summary in a run folder; None if there is no readable one."""
     try:
         return msgspec.json.decode((folder / run_layout.SUMMARY_FILE).read_bytes(), type=RunSummary)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -66,7 +66,7 @@ def read_summary(folder: Path) -> RunSummary | None:
 
 
 def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
-    """The summary of a run of this very configuration that succeeded; else None."""
+    """Return the summary if the run of this configuration has succeeded; else None."""
     summary = read_summary(folder)
     if summary is None or summary.config_sha256 != config.digest():
         return None
@@ -76,13 +76,13 @@ def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
 
 
 def keep_model(folder: Path, config: RunConfig) -> None:
-    """Keep what tells the model from others, of a job that only asks it."""
+    """Write the model's fingerprint, for a job that does not train."""
     if not config.spec.steps.trains and (found := _model_at(config)):
         (folder / _MODEL_FILE).write_text(found)
 
 
 def is_of_another_model(folder: Path, config: RunConfig) -> bool:
-    """Whether a job that does not train has answers of another model than lies at its path now."""
+    """Return whether a job that does not train has answers of another model than now."""
     kept = folder / _MODEL_FILE
     if not kept.is_file() or config.spec.steps.trains or not batches_on_disk(folder):
         return False
@@ -91,7 +91,7 @@ def is_of_another_model(folder: Path, config: RunConfig) -> bool:
 
 
 def _model_at(config: RunConfig) -> str | None:
-    """The fingerprint of the model; None where it cannot be read."""
+    """Return the fingerprint of the model; None if it cannot be read."""
     try:
         return fingerprint(Path(config.spec.model.path))
     except (OSError, BadHeader):
@@ -99,9 +99,9 @@ def _model_at(config: RunConfig) -> str | None:
 
 
 def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[str]:
-    """What a person is told at the end of a run, failed or not."""
+    """Format the end of a run for people."""
     reason = ending.reason
-    # Why a controller failed is told best by itself.
+    # The controller's own message is best.
     if status.phase == "Failed" and status.message:
         reason = status.message
     if not ending.reason:
@@ -112,15 +112,15 @@ def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[s
             return ["interrupted while roles were starting; the same command goes on"]
         return []
     traceback = "Traceback (most recent call last)"
-    told = takewhile(lambda line: not line.startswith(traceback), reason.splitlines())
-    lines = [printable(line) for line in told]
+    kept = takewhile(lambda line: not line.startswith(traceback), reason.splitlines())
+    lines = [printable(line) for line in kept]
     if ending.exit_code == contract.EXIT_FAILED and lines:
         lines[0] = f"failed: {lines[0]}"
     return [*lines, *(line for pod in ending.pods for line in log_lines(folder, pod))]
 
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
-    """The result of a run, and where the rest of it lies."""
+    """Format the result of a run, and the places of its files."""
     steps = counted(summary.steps, "step")
     effort = f"{steps} in {duration(summary.seconds)}, {summary.tokens:,} tokens"
     if summary.phase == "Succeeded":
@@ -131,13 +131,13 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
     for name, last in summary.validation.get("last", {}).items():
         first = summary.validation.get("first", {}).get(name)
         if last is not None and not name.endswith("/std"):
-            told = number(last) if first is None else f"{number(first)} -> {number(last)}"
-            lines.append(f"  validation  {short_name(name)}: {told}")
-    return [printable(line) for line in (*lines, *_what_lies_there(folder))]
+            values = number(last) if first is None else f"{number(first)} -> {number(last)}"
+            lines.append(f"  validation  {short_name(name)}: {values}")
+    return [printable(line) for line in (*lines, *_files(folder))]
 
 
-def _what_lies_there(folder: Path) -> Iterator[str]:
-    """Where the model is, and how what else a run has left is looked at."""
+def _files(folder: Path) -> Iterator[str]:
+    """Yield the places of the model and other files, or the commands to view them."""
     if (folder / run_layout.EXPORT_FOLDER / "config.json").is_file():
         yield f"  model       {folder / run_layout.EXPORT_FOLDER}"
     if (folder / run_layout.PROFILE_FOLDER).is_dir():
@@ -161,7 +161,7 @@ def _what_lies_there(folder: Path) -> Iterator[str]:
 
 
 def _answered(folder: Path) -> str:
-    """Where the responses of a job are that only generates, and to how many prompts."""
+    """Describe the file of responses of a job that only generates; empty without one."""
     path = folder / run_layout.RESPONSES_FILE
     if not path.is_file():
         return ""
@@ -172,7 +172,7 @@ def _answered(folder: Path) -> str:
 
 
 def log_lines(folder: Path, pod: str) -> list[str]:
-    """The last lines of a pod's log, under its path."""
+    """Return the path of a pod's log, and its last lines."""
     path = folder / run_layout.LOGS_FOLDER / f"{pod}.log"
     try:
         with path.open("rb") as file:

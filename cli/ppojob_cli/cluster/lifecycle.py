@@ -82,16 +82,16 @@ def _set(connection: ClusterConnection, name: str, *, is_suspended: bool, wait: 
 
 
 def _wait(connection: ClusterConnection, job: Job, *, is_suspended: bool) -> None:
-    """Tell each turn that the job takes until it is where it is to be, or over."""
-    told, wanted = "", "Suspended" if is_suspended else "Running"
+    """Print the job's changes until it reaches the requested phase, or ends."""
+    printed, wanted = "", "Suspended" if is_suspended else "Running"
     generation = job.generation
     for now in poll_job(connection, job, _POLL_SECONDS):
         status = now.status
         if (status.observed_generation or 0) >= generation:
             line = printable(": ".join(filter(None, (status.phase, status.reason, status.message))))
-            if line != told:
+            if line != printed:
                 click.echo(f"{job.name}: {line}")
-            told = line
+            printed = line
             if status.phase == wanted:
                 return
         if has_ended(status):
