@@ -1,4 +1,4 @@
-"""`ppojob data`: prompts in verl's columns, made or converted on this machine."""
+"""`ppojob data`: generates or converts prompts in verl's columns."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -51,7 +51,7 @@ def _validation_rows(default: int) -> Option:
 
 
 def _prompt_form(forms: list[str], text: str) -> Option:
-    """The option that chooses between forms of prompts, the first of them by default."""
+    """Make the option that chooses between forms of prompts; the first is the default."""
     kind = click.Choice(forms)
     return click.option(
         "--prompt-form", "form", default=forms[0], show_default=True, type=kind, help=text
@@ -271,7 +271,7 @@ def hf(source: str, output: Path | None, pattern: str) -> None:
 def _convert(
     output: Path, source: Path, data_set: str, rows_of: "Callable[[Path], Iterator[TaskRow]]"
 ) -> None:
-    """Convert both splits of a data set: ``train.jsonl``, ``test.parquet`` and the like."""
+    """Convert both splits of a data set, such as ``train.jsonl`` and ``test.parquet``."""
     found = {}
     for split in ("train", "test"):
         files = (source / f"{split}{ending}" for ending in (".jsonl", ".parquet", ".json"))

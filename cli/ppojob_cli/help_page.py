@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import click
 
-from ppojob_cli.main import COMMANDS, asks_cluster, main
+from ppojob_cli.main import COMMANDS, main, uses_cluster
 
 WIDTH = 98
 
@@ -62,7 +62,7 @@ def _sections(command: click.Command, name: str) -> Iterator[str]:
 
 def _program(name: str, word: str) -> str:
     """Return the program of a command: kubectl for those about a cluster."""
-    return "kubectl ppojob" if word in COMMANDS and asks_cluster(word) else name
+    return "kubectl ppojob" if word in COMMANDS and uses_cluster(word) else name
 
 
 if __name__ == "__main__":

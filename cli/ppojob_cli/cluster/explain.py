@@ -61,7 +61,9 @@ def explain(
 
     pods = allowed("pods", lambda: tuple(pods_of(connection, job)), None)
     nodes = allowed("nodes", lambda: _nodes(connection, pods or ()), dict[str, Node]())
-    warnings = allowed("events", lambda: tuple(_warnings(connection, job)), ())
+    warnings = allowed(
+        "events", lambda: tuple(_warnings(connection, job)), tuple[WarningEvent, ...]()
+    )
     lease_path = LEASE.path(operator_namespace, operator_name)
     lease = allowed("the operator's Lease", lambda: _lease(connection, lease_path), None)
     reports: dict[str, ControllerReport] = {}
