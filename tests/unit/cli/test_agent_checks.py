@@ -68,7 +68,7 @@ def test_what_cannot_work_is_refused(tmp_path: Path, format_: str, template: str
     ("template", "is_seeing", "said"),
     [
         (tiny_models.SEEING_TEMPLATE, True, None),
-        (tiny_models.SEEING_TEMPLATE, False, "the model sees no pictures"),
+        (tiny_models.SEEING_TEMPLATE, False, "the model takes no pictures"),
         (tiny_models.TEMPLATE, True, "the chat template omits pictures of tools"),
     ],
 )

@@ -56,7 +56,7 @@ def test_nobody_answers(server: FakeApiServer, tmp_path: Path) -> None:
         (refusal(401, 'user "me"'), "got 401: the API server does not know you; log in again"),
         (refusal(403, 'user "me" cannot'), 'got 403: user "me" cannot; ask for that right'),
         (refusal(500, 'user "me" cannot'), 'got 500: user "me" cannot; try again'),
-        (Answer(parts=["<html>"]), "what answers is no API server"),
+        (Answer(parts=["<html>"]), "it is not an API server"),
         (None, "got no resource ppojobs: PPOJob is not installed;"),
         (Answer(value=job({"phase": "Levitating"})), "it is of another version of PPOJob"),
     ],

@@ -173,7 +173,7 @@ def test_a_column_that_no_row_has_is_refused(mine: Path, dataset) -> None:
     [
         ("ends", "got no rows: its process"),
         ("killed", "was killed by signal 9"),
-        ("holds", "got state: JSON cannot hold it: Object of type set"),
+        ("holds", "got state: not JSON: Object of type set"),
         ("raises", "got KeyError: 'hardness': it raised at {file}:35 raises; a function that"),
     ],
 )

@@ -110,7 +110,7 @@ def test_another_answer_than_so_many_rows_is_refused(answer: object, told: str) 
 def test_arrays_of_rows_and_a_state_are_answers() -> None:
     assert read_answer(np.array([3, 0]), 2, 4, has_state=False) == ([3, 0], None)
     assert read_answer((np.arange(2), {"at": 2}), 2, 4, has_state=True) == ([0, 1], {"at": 2})
-    with pytest.raises(Wrong, match="a function with state answers its rows and the next"):
+    with pytest.raises(Wrong, match="a function with state returns rows and the next"):
         read_answer([0, 1], 2, 4, has_state=True)
 
 
@@ -129,7 +129,7 @@ async def later(step, seed, count, rows):
         (later, {}, "async def f"),
         (lambda step, seed: [], {}, "cannot be called with step, seed, count, rows: too many"),
         (uncertain, {"share": 1}, "unexpected keyword argument 'share'"),
-        (lambda *_, state: [], {"state": 1}, "it has it already"),
+        (lambda *_, state: [], {"state": 1}, "the function has this argument"),
     ],
 )
 def test_what_cannot_be_called_is_refused(function, arguments, told: str) -> None:

@@ -168,7 +168,7 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int
     [
         (
             {"audios": [{"bytes": tone_file(440, 3.2)}]},
-            "audios: got a sound of 3.2 seconds: the model hears 3 of them, and no more; ",
+            "audios: got a sound of 3.2 seconds: the model takes at most 3 seconds; ",
         ),
         ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
         (

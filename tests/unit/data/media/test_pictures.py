@@ -166,7 +166,7 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
         ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),
         (
             {"images": [{"bytes": RED, "resized_width": 4001, "resized_height": 20}]},
-            "images: got 4001 by 20 pixels: no model takes it",
+            "images: got 4001 by 20 pixels: no model takes such a shape",
         ),
         (
             {"images": [{"bytes": RED, "max_pixels": 50, "min_pixels": 60}]},

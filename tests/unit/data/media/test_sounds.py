@@ -168,11 +168,17 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
         ({"audios": [7]}, "audios: got int: it is not a sound"),
         (
             {"audios": [{"bytes": LONG}]},
-            "audios: got a sound of 1.2 seconds: the model hears 1 of them, and no more; "
-            "one of 1 at most",
+            "audios: got a sound of 1.2 seconds: the model takes at most 1 seconds; "
+            "a shorter sound",
         ),
-        ({"audios": [{"bytes": tone_file(440, 0.01)}]}, "audios: got a sound of 0.01 seconds: no "),
-        ({"audios": [{"array": [0.1] * 900}]}, "audios: got null: sampling_rate says how fast"),
+        (
+            {"audios": [{"bytes": tone_file(440, 0.01)}]},
+            "audios: got a sound of 0.01 seconds: too short ",
+        ),
+        (
+            {"audios": [{"array": [0.1] * 900}]},
+            "audios: got null: the sampling_rate of the array is required",
+        ),
         ({"audios": [{"array": [[[0.1]]], "sampling_rate": RATE}]}, "audios: got an array: it is"),
         (
             {"audios": [{"array": [float("nan")] * 900, "sampling_rate": RATE}]},

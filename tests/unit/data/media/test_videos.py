@@ -238,7 +238,7 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(
         ({"video_start": 1.5, "video_end": 1.0}, "0 frames are between video_start and video_end"),
         ({"video_start": 0, "video_end": 0}, "video_end says which frames"),
         ({"nframes": 4, "fps": 2.0}, "each says how many"),
-        ({"nframes": 40}, "40 frames are asked for, and it has 20"),
+        ({"nframes": 40}, "40 frames are requested, and it has 20"),
     ],
 )
 def test_parts_that_a_file_does_not_have_are_refused(

@@ -114,7 +114,7 @@ def _resampled(samples: Samples, rate: int, form: SoundForm) -> Samples:
 
 
 def _too_long(seconds: float, form: SoundForm) -> BadPicture:
-    why, allowed = f"the model takes at most {form.seconds}", f"at most {form.seconds}"
+    why, allowed = f"the model takes at most {form.seconds} seconds", "a shorter sound"
     return BadPicture(f"a sound of {seconds:.6g} seconds", why, allowed)
 
 
