@@ -232,7 +232,7 @@ def aime(output: Path, source: Path, data_source: str) -> None:
 
     if not data_source.startswith(AIME_SOURCE):
         raise InputError(
-            f"--data-source: got {data_source}: its reward is known by its beginning; a name that "
+            f"--data-source: got {data_source}: its scorer is chosen by its prefix; a name that "
             f"begins with {AIME_SOURCE}"
         )
     _write(output, test=problem_rows(source, data_source))

@@ -128,14 +128,14 @@ def main(**of_cluster: str | None) -> None:
     """Reinforcement-learning post-training of language models, on Kubernetes or on this machine.
 
     --namespace, --context and --kubeconfig are for the commands about a job on a cluster, and may
-    also stand after them.
+    also follow them.
     """
     context = click.get_current_context()
     given = {name: value for name, value in of_cluster.items() if value is not None}
     command = context.invoked_subcommand or ""
     if given and not uses_cluster(command):
         option, value = next(iter(given.items()))
-        why = f"{command} asks no cluster"
+        why = f"{command} uses no cluster"
         raise click.UsageError(f"--{option}: got {shown(value)}: {why}; {command} without it")
     context.default_map = {command: given}
 

@@ -72,7 +72,7 @@ def volatile_warning(folder: Path) -> Iterator[Problem]:
         yield Problem(
             _WHERE,
             str(folder),
-            "it lies in memory: a restart of the machine loses the run",
+            "it is in memory: a restart of the machine loses the run",
             "a folder on a disk",
             ReasonCode.OUT_OF_RANGE,
         )
@@ -177,7 +177,7 @@ def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
             "spec.checkpoint.resume",
             shown("never"),
             f"{folder} holds the checkpoints of a run",
-            "auto to go on with it, or another folder to begin anew",
+            "auto to resume it, or another folder to start from the beginning",
             ReasonCode.CONFLICT,
         )
         return [str(problem)]

@@ -98,7 +98,7 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
     if algorithm.given:
         twice = ", each prompt also with the answer to another" if algorithm.has_mismatched else ""
-        yield f"{counted(responses, unit(spec))} with answers, which are learnt from{twice}"
+        yield f"{counted(responses, unit(spec))} with answers, which are trained on{twice}"
     else:
         yield (
             f"{counted(algorithm.prompts_per_step, 'prompt')} x "
@@ -247,7 +247,7 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     validation = ", ".join(time for time in times if time) if spec.data.validation else ""
     yield f"validation: {validation or 'never'}"
     every = spec.checkpoint.every
-    written = ", written beside the steps" if spec.checkpoint.background else ""
+    written = ", written asynchronously" if spec.checkpoint.background else ""
     on_the_way = f"every {counted(every, 'step')}{written}, " if every else ""
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""

@@ -347,7 +347,7 @@ def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
     setting = "a template of its own"
     with found.refusals(), ChatTokenizer(spec.path, spec.path, None, setting=setting) as chat:
         if not chat.has_template:
-            why, allowed = "it has no chat template, and is asked by chat", "a model that has one"
+            why, allowed = "it has no chat template, which a judge requires", "a model that has one"
             where, code = kinds.JUDGE.where, ReasonCode.REQUIRED
             found.add([Problem(where, shown(spec.path), why, allowed, code)])
 

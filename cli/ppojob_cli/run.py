@@ -175,9 +175,9 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
 def stopped_at_once(folder: Path) -> Ending:
     """Return the ending of a run that was interrupted twice."""
     if os.path.lexists(folder / CHECKPOINTS_FOLDER / LATEST_NAME):
-        then = "the last checkpoint stands, and the same command goes on from there"
+        then = "the same command resumes from the last checkpoint"
     else:
-        then = "there is no checkpoint, and the same command begins anew"
+        then = "there is no checkpoint, so the same command starts from the beginning"
     return Ending(contract.EXIT_INTERRUPTED, f"stopped at once: {then}")
 
 

@@ -63,7 +63,7 @@ def index(
         try:
             made = build_index(corpus, output, encoder=settings, on_progress=on_progress)
         except KeyboardInterrupt:
-            click.echo(f"{output}: interrupted; the same command goes on", err=True)
+            click.echo(f"{output}: interrupted; the same command resumes", err=True)
             raise
     click.echo(
         f"{output}: {made.plan.documents:,} documents, {kind}, {made.memory_bytes / 1e6:,.1f} MB"

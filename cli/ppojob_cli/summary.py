@@ -109,7 +109,7 @@ def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[s
         if summary is not None:
             return summary_lines(summary, folder)
         if ending.exit_code == contract.EXIT_INTERRUPTED:
-            return ["interrupted while roles were starting; the same command goes on"]
+            return ["interrupted while roles were starting; the same command resumes"]
         return []
     traceback = "Traceback (most recent call last)"
     kept = takewhile(lambda line: not line.startswith(traceback), reason.splitlines())
@@ -127,7 +127,7 @@ def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
         alone = _answered(folder) or "validated, nothing was trained"
         lines = [f"done: {effort if summary.steps else alone}"]
     else:
-        lines = [f"interrupted: {effort}; the same command goes on from there"]
+        lines = [f"interrupted: {effort}; the same command resumes"]
     for name, last in summary.validation.get("last", {}).items():
         first = summary.validation.get("first", {}).get(name)
         if last is not None and not name.endswith("/std"):

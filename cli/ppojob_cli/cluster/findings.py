@@ -132,7 +132,7 @@ def _summary(snapshot: Snapshot, number: int) -> str:
     if status.phase == "Succeeded":
         return f"{where}: done"
     if not number:
-        return f"{where}: nothing that can be seen holds it up"
+        return f"{where}: no reason for a delay was found"
     return f"{where}: {counted(number, 'thing')} to know"
 
 

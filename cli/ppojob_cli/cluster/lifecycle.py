@@ -70,13 +70,13 @@ def _set(connection: ClusterConnection, name: str, *, is_suspended: bool, wait: 
     job = find_job(connection, name)
     if has_ended(job.status):
         phase = job.status.phase
-        raise InputError(f'NAME: got "{name}": it has ended, {phase}; one that goes on')
+        raise InputError(f'NAME: got "{name}": it has ended, {phase}; an active job')
     if job.lifecycle.suspend == is_suspended:
         click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")
     else:
         change = {"spec": {"lifecycle": {"suspend": is_suspended}}}
         job = as_job(connection.patch(JOB.path(connection.namespace, name), change))
-        click.echo(f"{name}: is to be {'suspended' if is_suspended else 'resumed'}")
+        click.echo(f"{name}: will be {'suspended' if is_suspended else 'resumed'}")
     if wait:
         _wait(connection, job, is_suspended=is_suspended)
 

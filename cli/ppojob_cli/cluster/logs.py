@@ -112,7 +112,7 @@ def _role(text: str | None) -> RoleName | None:
 def _seconds(text: str | None) -> int | None:
     seconds = None if text is None else seconds_of(text)
     if text is not None and not seconds:
-        raise InputError(f'--since: got "{text}": it is no time; 45s, 5m or 1h30m')
+        raise InputError(f'--since: got "{text}": not a duration; 45s, 5m or 1h30m')
     return seconds
 
 

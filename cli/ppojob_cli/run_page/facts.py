@@ -175,12 +175,12 @@ def _time_lines(state: RunState, events: Iterable[journal.Event]) -> Iterator[st
         yield f"began {date(began)}"
     last = max([state.status.since, *(record.time for record in state.records[-1:])])
     if last:
-        yield f"last heard of {date(last)}"
+        yield f"last update {date(last)}"
     trained = [record.values for record in state.steps]
     if trained:
         seconds = sum(values.get("timing_s/step", 0.0) for values in trained)
         tokens = sum(values.get("perf/total_num_tokens", 0.0) for values in trained)
-        yield f"{duration(seconds)} in steps that stand, {tokens:,.0f} tokens"
+        yield f"{duration(seconds)} in valid steps, {tokens:,.0f} tokens"
 
 
 def date(unix_seconds: float) -> str:

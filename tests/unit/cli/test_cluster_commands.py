@@ -104,7 +104,7 @@ def test_where_the_cluster_is_may_stand_before_the_command(
 
 
 def test_a_command_of_this_machine_takes_no_cluster() -> None:
-    assert '--context: got "here": plan asks no cluster' in call(
+    assert '--context: got "here": plan uses no cluster' in call(
         "--context", "here", "plan", "job.yaml", code=2
     )
 

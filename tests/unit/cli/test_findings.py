@@ -246,7 +246,7 @@ def test_one_reason_with_its_words(what: Snapshot, reason: str, words: str, head
 def test_a_job_that_runs_has_nothing_to_say() -> None:
     lease = OperatorLease("one", before(seconds=2), 8)
     said = list(explanation(seen(status(training={"step": 3, "total_steps": 8}), lease=lease)))
-    assert said == ["sum: Running at step 3 of 8: nothing that can be seen holds it up"]
+    assert said == ["sum: Running at step 3 of 8: no reason for a delay was found"]
     done = seen(status(DONE, phase="Succeeded"), pods=())
     assert list(explanation(done)) == ["sum: Succeeded: done"]
 

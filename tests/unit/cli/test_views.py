@@ -182,12 +182,12 @@ class TestPlain:
         (
             {"phase": "Interrupted", "steps": 1, "tokens": 480, "validation": {}},
             contract.EXIT_INTERRUPTED,
-            ["interrupted: 1 step in 5 min 35 s, 480 tokens; the same command goes on from there"],
+            ["interrupted: 1 step in 5 min 35 s, 480 tokens; the same command resumes"],
         ),
         (
             None,
             contract.EXIT_INTERRUPTED,
-            ["interrupted while roles were starting; the same command goes on"],
+            ["interrupted while roles were starting; the same command resumes"],
         ),
     ],
 )

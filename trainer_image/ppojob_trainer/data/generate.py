@@ -60,7 +60,7 @@ def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
         test += orders[kinds.pop(0)]
     if len(test) < held_out:
         raise ConfigError(
-            f"--validation-rows: got {held_out}: there are {len(test)} sums beside the example's; "
+            f"--validation-rows: got {held_out}: there are {len(test)} sums except the example's; "
             f"at most {len(test)}"
         )
     train = [digits for kind in kinds for digits in orders[kind]]

@@ -89,7 +89,7 @@ def read_labelled(row: Row, spec: DataSpec) -> GivenRow:
     _check_turns(answer, key, prompt)
     label = cell_of(row, spec.label_key, spec)
     if label not in (False, True):
-        why, allowed = "it says whether the answer is good", "true or false, or 1 or 0"
+        why, allowed = "it labels the answer as good or bad", "true or false, or 1 or 0"
         raise BadCell(spec.label_key, shown(label), why, allowed)
     return given_row(row, prompt, spec, [answer], bool(label))
 

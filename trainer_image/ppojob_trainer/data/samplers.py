@@ -62,7 +62,7 @@ def nearest(
     Ties are broken at random. The random share detects rows that are no longer too hard or easy.
     """
     if column not in rows:
-        raise Wrong(f"column {column}", "no such column is known", ", ".join(rows))
+        raise Wrong(f"column {column}", "there is no such column", ", ".join(rows))
     numbers = np.asarray(rows[column], dtype=np.float64)
     order = epoch_order(len(numbers), seed, step)
     near = order[np.argsort(np.abs(numbers - target)[order], kind="stable")]

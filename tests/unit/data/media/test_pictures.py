@@ -279,7 +279,7 @@ def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> 
         report = files.report(
             files.table("a.parquet", given_rows("sft", "a <image>b")), given="sft"
         )
-    assert any("(the processor of pictures of " in line for line in report.warnings)
+    assert any("(the image processor of " in line for line in report.warnings)
 
 
 def test_a_mark_without_a_picture_is_told(folder: Path) -> None:

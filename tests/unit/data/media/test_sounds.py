@@ -162,7 +162,7 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
         ({"audios": [{"path": "nowhere.wav"}]}, 'audios: got "nowhere.wav": No such file'),
         (
             {"audios": [{"bytes": bytes(PIPED)}]},
-            "audios: got bytes that are not a sound: it does not say how long it is",
+            "audios: got bytes that are not a sound: its header has no number of samples",
         ),
         ({"audios": ["a\0.wav"]}, 'audios: got "a\\u0000.wav": it cannot be read; '),
         ({"audios": [7]}, "audios: got int: it is not a sound"),

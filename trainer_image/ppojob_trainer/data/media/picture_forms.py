@@ -87,15 +87,15 @@ def why_no_media(folder: Path) -> str:
     if not (name or hears or "vision_config" in config) or read_form(folder) is not None:
         return ""
     if hears and read_sound_form(config, folder) is None:
-        return f"{folder} has no {PROCESSOR} with settings of a WhisperFeatureExtractor as is known"
+        return f"{folder} has no {PROCESSOR} with supported settings of a WhisperFeatureExtractor"
     if not name:
-        return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with a processor of pictures"
+        return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with an image processor"
     if known is None:
         return (
-            f"the processor of pictures of {folder} is a {printable(name)}, and those are known "
-            f"whose names begin with {', '.join(_KINDS)}"
+            f"the image processor of {folder} is a {printable(name)}, and the supported ones begin "
+            f"with {', '.join(_KINDS)}"
         )
     return (
-        f"{folder} has a {printable(name)}, which is known, with settings, a vision_feature_layer "
-        "or tokens around pictures that are not"
+        f"{folder} has a {printable(name)} whose settings, vision_feature_layer or tokens around "
+        "pictures are not supported"
     )
