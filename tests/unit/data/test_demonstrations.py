@@ -426,6 +426,6 @@ def test_a_template_that_rewrites_turns_is_refused(
         files = PromptFiles(tmp_path, chat)
         path = files.lines("a.jsonl", {"messages": TALK})
         (error,) = files.errors(path, given="sft", promptKey="messages")
-        assert "what the chat template writes of a turn depends on other turns" in error
+        assert "so the rendering of a turn depends on other turns" in error
         alone = files.lines("b.jsonl", {"messages": TALK[1:3]})
         assert files.errors(alone, given="sft", promptKey="messages") == []

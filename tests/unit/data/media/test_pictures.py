@@ -147,7 +147,7 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
             {"images": [{"bytes": b"\x89PNG"}]},
             "images: got bytes that are not a picture: unknown picture format; ",
         ),
-        ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": no picture of a known'),
+        ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": unknown picture format'),
         ({"images": [{"path": "a\0.png"}]}, 'images: got "a\\u0000.png": it cannot be read; '),
         (
             {"images": ["data:image/png,iVBORw0"]},
@@ -159,11 +159,11 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
         *(
             (
                 {"images": [greys_of_32_bits(mode)]},
-                "images: got bytes that are not a picture: greys",
+                "images: got bytes that are not a picture: the white of 32-bit grey",
             )
             for mode in "IF"
         ),
-        ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),
+        ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels sets the size"),
         (
             {"images": [{"bytes": RED, "resized_width": 4001, "resized_height": 20}]},
             "images: got 4001 by 20 pixels: no model takes such a shape",
@@ -411,12 +411,12 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
 def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(tmp_path, folder: Path) -> None:
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"teacherPromptKey": "hint"}
     manifest = tiny_jobs.write_manifest(tmp_path, folder, **tiny_jobs.PPO, data=data)
-    assert "prompts of its own" in why_no_pictures(resolve(load_job(manifest)).spec)("tiny")
+    assert "has its own prompts" in why_no_pictures(resolve(load_job(manifest)).spec)("tiny")
 
 
 def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:
     seen = good_row("<image>?", images=[{"bytes": RED}])
-    with ChatTokenizer(folder / "model", blind=lambda _: "no pictures with vLLM") as chat:
+    with ChatTokenizer(folder / "model", why_no_pictures=lambda _: "no pictures with vLLM") as chat:
         files = PromptFiles(folder, chat)
         (line,) = files.errors(files.table("a.parquet", seen, good_row(images=[])))
     assert line.startswith("a.parquet:0:images: got pictures: no pictures with vLLM; ")
