@@ -98,7 +98,7 @@ def test_a_step_tells_of_its_rows() -> None:
         ([0, 1, 4], "got row 4: there are 4; 0 to 3"),
         ([0, 1, -1], "got row -1: there are 4"),
         ([0, 1, 1], "got row 1 2 times: its responses"),
-        ([0, 1.0, 2], "no list of numbers of rows"),
+        ([0, 1.0, 2], "not a list of row numbers"),
         (None, "got NoneType None: it is not a list of row numbers"),
     ],
 )

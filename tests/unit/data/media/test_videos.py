@@ -263,12 +263,12 @@ def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"videos": [cell([])]}, "videos: got 0 frames: no video; "),
+        ({"videos": [cell([])]}, "videos: got 0 frames: not a video; "),
         ({"videos": [{"fps": 2.0}]}, "videos: got a struct without video: "),
-        ({"videos": [cell(SMALL, fps=1e-300)]}, "videos: got 1e-300: fps says which frames"),
+        ({"videos": [cell(SMALL, fps=1e-300)]}, "videos: got 1e-300: fps sets which frames"),
         ({"videos": [cell([*SMALL, RED])]}, "videos: got 16 by 16 and 24 by 16: frames of a video"),
         ({"videos": [cell([b"\x89PNG"] * 2)]}, "videos: got bytes that are not a picture: "),
-        ({"videos": [cell(SMALL, fps=0)]}, "videos: got 0: fps says which frames"),
+        ({"videos": [cell(SMALL, fps=0)]}, "videos: got 0: fps sets which frames"),
         (
             {"videos": [cell(SMALL, video_start=2.0)]},
             "videos: got video_start: not in",
