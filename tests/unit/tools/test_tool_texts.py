@@ -44,10 +44,10 @@ def call(created: dict[str, object] | None = None, **arguments: object) -> Call:
         ('{"query": "a", "either": "b"}', "either: not of type number or null"),
         ('{"query": "a", "list": [{"a": 1}, {}]}', "list[1].a: missing"),
         ('{"query": "a"', "not JSON"),
-        ('{"query": NaN}', "no JSON"),
-        ('{"query": "\\ud800"}', "no JSON"),
-        ("[" * 100_000, "no JSON"),
-        ("\ud800", "no JSON"),
+        ('{"query": NaN}', "not JSON"),
+        ('{"query": "\\ud800"}', "not JSON"),
+        ("[" * 100_000, "not JSON"),
+        ("\ud800", "not JSON"),
     ],
 )
 def test_arguments(text: str, wrong: str) -> None:

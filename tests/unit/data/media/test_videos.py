@@ -236,8 +236,8 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(
     ("told", "refused"),
     [
         ({"video_start": 1.5, "video_end": 1.0}, "0 frames are between video_start and video_end"),
-        ({"video_start": 0, "video_end": 0}, "video_end says which frames"),
-        ({"nframes": 4, "fps": 2.0}, "each says how many"),
+        ({"video_start": 0, "video_end": 0}, "video_end sets which frames"),
+        ({"nframes": 4, "fps": 2.0}, "both set the number"),
         ({"nframes": 40}, "40 frames are requested, and it has 20"),
     ],
 )
