@@ -114,7 +114,7 @@ def open_row_file(
         reason = " ".join(str(error).split())[:200]
         allowed = "a complete parquet file, not encrypted"
         allowed += ", or format: jsonl" if file else f", or one in {', '.join(_JSON_ENDINGS)}"
-        return DataProblem(path, "not a readable parquet file", reason, allowed)
+        return DataProblem(path, "no readable parquet file", reason, allowed)
     found = opened.schema_arrow.names
     columns = tuple(found) if read is None else read
     missing = next((name for name in required if name not in found), None)
