@@ -70,7 +70,7 @@ def test_a_service_that_says_nothing(serve) -> None:
     ("answer", "why"),
     [
         ((200, b"x" * (16 * 1024**2 + 1), TEXT), "answered more than 16777216 bytes"),
-        ((200, '{"a": ', JSON), "answered not JSON: "),
+        ((200, '{"a": ', JSON), "answered no JSON: "),
     ],
 )
 def test_what_a_service_may_not_say(serve, answer, why: str) -> None:

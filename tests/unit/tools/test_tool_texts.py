@@ -43,11 +43,11 @@ def call(created: dict[str, object] | None = None, **arguments: object) -> Call:
         ('{"query": "a", "top_k": true}', "top_k: not of type integer"),
         ('{"query": "a", "either": "b"}', "either: not of type number or null"),
         ('{"query": "a", "list": [{"a": 1}, {}]}', "list[1].a: missing"),
-        ('{"query": "a"', "not JSON"),
-        ('{"query": NaN}', "not JSON"),
-        ('{"query": "\\ud800"}', "not JSON"),
-        ("[" * 100_000, "not JSON"),
-        ("\ud800", "not JSON"),
+        ('{"query": "a"', "no JSON"),
+        ('{"query": NaN}', "no JSON"),
+        ('{"query": "\\ud800"}', "no JSON"),
+        ("[" * 100_000, "no JSON"),
+        ("\ud800", "no JSON"),
     ],
 )
 def test_arguments(text: str, wrong: str) -> None:
@@ -123,12 +123,12 @@ def test_what_it_may_not(value: object) -> None:
         ("10.5 ** 1000.5", "Error: a number that is too large"),
         ("(10 ** 1000) * (10 ** 1000)", "Error: a number that is too large"),
         ("(-1) ** 0.5", "Error: a root of a negative number"),
-        ("3 +", "Error: not an arithmetic expression"),
-        ("(" * 400 + ")" * 400, "Error: not an arithmetic expression"),
+        ("3 +", "Error: no arithmetic expression"),
+        ("(" * 400 + ")" * 400, "Error: no arithmetic expression"),
         ("1" + "+1" * 499, "Error: too deeply nested"),
         ("9" * 1_001, "Error: more than 1000 characters"),
         *(
-            (odd, "Error: only numbers, + - * / // % ** and brackets are supported")
+            (odd, "Error: numbers, + - * / // % ** and brackets are known, and nothing else")
             for odd in ("__import__('os')", "True", "'a' * 9", "1 < 2", "[1][0]", "1j", "1 @ 2")
         ),
     ],

@@ -37,7 +37,7 @@ def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
     try:
         value = msgspec.json.decode(text)
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise WrongArguments(f"not JSON: {printable(str(error), _SHOWN_CHARACTERS)}") from None
+        raise WrongArguments(f"no JSON: {printable(str(error), _SHOWN_CHARACTERS)}") from None
     problem = next(_problems(value, {**schema, "type": "object"}, ""), None)
     if problem is not None:
         raise WrongArguments(problem)

@@ -44,7 +44,7 @@ def _read(text: str) -> ast.expr:
     try:
         return ast.parse(text.strip().translate(_SIGNS), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        raise _Wrong("not an arithmetic expression") from None
+        raise _Wrong("no arithmetic expression") from None
 
 
 def _value(node: ast.expr, depth: int) -> Fraction:
@@ -63,7 +63,7 @@ def _value(node: ast.expr, depth: int) -> Fraction:
         case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
             result = _OPERATORS[type(op)](_value(left, depth + 1), _value(right, depth + 1))
             return _bounded(Fraction(result))
-    raise _Wrong("only numbers, + - * / // % ** and brackets are supported")
+    raise _Wrong("numbers, + - * / // % ** and brackets are known, and nothing else")
 
 
 def _power(base: Fraction, exponent: Fraction) -> Fraction:
