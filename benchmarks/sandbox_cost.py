@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 
 from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
-from ppojob_trainer.sandbox.levels import Level, walls_here
+from ppojob_trainer.sandbox.levels import Level, supported_isolation
 from ppojob_trainer.sandbox.process import Program
 
 EMPTY = "pass"
@@ -30,11 +30,11 @@ def bare() -> object:
 def ways() -> dict[str, Callable[[], object]]:
     """What is measured."""
     found: dict[str, Callable[[], object]] = {"bare": bare}
-    walls = walls_here()
+    isolation = supported_isolation()
     for level in (Level.RESTRICTED, Level.NAMESPACES):
-        given = walls.without_namespaces("") if level == Level.RESTRICTED else walls
+        given = isolation.without_namespaces("") if level == Level.RESTRICTED else isolation
         try:
-            sandbox = Sandbox(least=level, walls=given)
+            sandbox = Sandbox(least=level, isolation=given)
         except SandboxRefused as refused:
             sys.stderr.write(f"{refused}\n")
             continue

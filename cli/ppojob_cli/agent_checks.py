@@ -8,7 +8,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_readers import seen_by_all
+from ppojob_trainer.data.media.picture_readers import all_take_pictures
 from ppojob_trainer.data.turn_check import check_template, shows_pictures, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.tools.built_in import TOOLS
@@ -16,7 +16,7 @@ from ppojob_trainer.tools.schemas import tool_schemas
 
 
 def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[str]]:
-    """Judge the conversations of a job; errors and warnings, a line each."""
+    """Check the conversations of a job; return errors and warnings, a line each."""
     if spec.agent is None:
         return [], []
     named = agents_of(spec.agent)
@@ -24,8 +24,8 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
     for number, own in enumerate(spec.agent.agents):
         places[f"spec.agent.agents[{number}]"] = named[own.name]
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
-    sees = seen_by_all(spec)
-    errors, warnings = dict[str, None](), dict[str, None]()  # agents share what is wrong with them
+    sees = all_take_pictures(spec)
+    errors, warnings = dict[str, None](), dict[str, None]()  # agents may share problems
     for place, agent in places.items():
         wrong, worth_knowing = _check(f"{place}.format", agent, template, sees)
         errors |= dict.fromkeys(map(str, wrong))
@@ -36,17 +36,17 @@ def check_agent(spec: PPOJobSpec, chat: ChatTokenizer) -> tuple[list[str], list[
 def _check(
     place: str, agent: AgentSpec, template: TurnTemplate, sees: bool
 ) -> tuple[list[Problem | str], list[Problem]]:
-    """Judge the conversations of one agent, whose format is said at a place."""
+    """Check the conversations of one agent; `place` is the field with its format."""
     form, chat = FORMATS[agent.format], template.chat
     errors: list[Problem | str] = [*_unknown_tokens(place, agent.format, chat)]
     has_users = bool(agent.interactions)
-    if form.answer is not None and not has_users:  # it says itself what stands between two turns
+    if form.answer is not None and not has_users:  # its own text separates the turns
         return errors, []
     if not chat.has_template:
         no_template = Problem(
             place,
             shown(agent.format),
-            "answers stand behind a turn as the chat template says, and the model has none",
+            "the chat template formats answers of tools, and the model has none",
             "spec.model.chatTemplate, or format search_r1",
             ReasonCode.REQUIRED,
         )
@@ -61,45 +61,45 @@ def _check(
     warning = Problem(
         chat.template[1],
         "a chat template that does not show tools",
-        "the model is not told of spec.agent.tools",
-        "fine where the prompts tell it",
+        "the model gets no description of spec.agent.tools",
+        "fine if the prompts describe them",
         ReasonCode.NO_EFFECT,
     )
     return errors, [warning]
 
 
 def _unseen(agent: AgentSpec, template: TurnTemplate, sees: bool) -> Iterator[Problem]:
-    """Built-in tools whose pictures nobody would see."""
+    """Yield a problem if a model would not see the pictures of built-in tools."""
     shows = {tool.name for tool in agent.tools if tool.source is None and TOOLS[tool.name].shows}
     if shows and not (sees and shows_pictures(template, tool_schemas(agent))):
-        why = "the chat template shows no picture of a tool"
+        why = "the chat template omits pictures of tools"
         if not sees:
-            why = "the model sees no pictures, or a critic or reference not as it does"
+            why = "the model takes no pictures, or a critic or reference not the same way"
         yield Problem(
             "spec.agent.tools",
             ", ".join(sorted(shows)),
             why,
-            "models that see alike, and a template (spec.model.chatTemplate) that takes parts of "
-            "messages of tools",
+            "models with the same pictures, and a template (spec.model.chatTemplate) for "
+            "messages of tools with parts",
             ReasonCode.CONFLICT,
         )
 
 
 def text_prompt_warning(spec: PPOJobSpec, place: str) -> Iterator[Problem]:
-    """Tell that prompts which are text show no tools; `place` is of one, or empty."""
+    """Warn that text prompts describe no tools; `place` is that of one, or empty."""
     agent = spec.agent
     if place and agent is not None and agent.tools and FORMATS[agent.format].answer is None:
         yield Problem(
             f"{place}:{spec.data.prompt_key}",
             "a prompt that is text",
-            "no chat template tells the model of spec.agent.tools",
-            "chat messages, spec.data.textPrompts: user_message, or fine where it tells itself",
+            "no chat template describes spec.agent.tools to the model",
+            "chat messages, spec.data.textPrompts: user_message, or fine if it describes them",
             ReasonCode.NO_EFFECT,
         )
 
 
 def _unknown_tokens(place: str, name: str, chat: ChatTokenizer) -> Iterator[Problem]:
-    """Tokens at which turns are to end, and which the model does not have."""
+    """Yield a problem for each stop token of a format that the tokenizer lacks."""
     known = {token.content for token in chat.added_tokens.values()}
     for token in FORMATS[name].stop_tokens:
         if token not in known:

@@ -1,4 +1,4 @@
-"""`ppojob data`: prompts in verl's columns, made or converted on this machine."""
+"""`ppojob data`: generates or converts prompts in verl's columns."""
 
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ppojob_api.problem import counted
-from ppojob_cli.input_error import InputError, told
+from ppojob_cli.input_error import InputError, input_errors
 
 if TYPE_CHECKING:
     from ppojob_trainer.data.generate import Task
@@ -52,7 +52,7 @@ def _validation_rows(default: int) -> Option:
 
 
 def _prompt_form(forms: list[str], text: str) -> Option:
-    """The option that chooses between forms of prompts, the first of them by default."""
+    """Make the option that chooses between forms of prompts; the first is the default."""
     kind = click.Choice(forms)
     return click.option(
         "--prompt-form", "form", default=forms[0], show_default=True, type=kind, help=text
@@ -172,7 +172,7 @@ def facts(output: Path, **options: Any) -> None:
     """
     from ppojob_trainer.data.facts import facts, write_corpus
 
-    with told():
+    with input_errors():
         corpus, questions = facts(**options)
         path = write_corpus(output, corpus)
     click.echo(f"{path}: {len(corpus)} documents")
@@ -251,7 +251,7 @@ def aime(output: Path, source: Path, data_source: str) -> None:
 
     if not data_source.startswith(AIME_SOURCE):
         raise InputError(
-            f"--data-source: got {data_source}: its reward is known by its beginning; a name that "
+            f"--data-source: got {data_source}: its scorer is chosen by its prefix; a name that "
             f"begins with {AIME_SOURCE}"
         )
     _write(output, test=problem_rows(source, data_source))
@@ -306,7 +306,7 @@ def _convert(
 
 
 def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) -> None:
-    with told():
+    with input_errors():
         made = task(**options)
     _write(output, train=made.train, test=made.held_out)
 
@@ -314,7 +314,7 @@ def _make(output: Path, task: "Callable[..., Task]", options: dict[str, Any]) ->
 def _write(output: Path, **splits: "Iterable[TaskRow]") -> None:
     from ppojob_trainer.data.prompt_files import write_splits
 
-    with told():
+    with input_errors():
         written = write_splits(output, splits)
     for path, count in written.items():
         click.echo(f"{path}: {counted(count, 'row')}")

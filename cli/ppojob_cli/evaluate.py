@@ -1,9 +1,8 @@
-"""`ppojob evaluate`: responses of a run, or of verl's main_generation, scored without any model."""
+"""`ppojob evaluate`: scores responses of a run, or of verl's main_generation, without a model."""
 
 import json
 import re
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -13,13 +12,13 @@ import click
 from ppojob_api.problem import counted, printable, shown
 from ppojob_api.run_layout import JOB_FILE
 from ppojob_api.v1alpha1.rollout import RewardSource, RewardSpec, SandboxSpec
-from ppojob_cli.input_error import InputError, told
+from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
     from ppojob_trainer.evaluation.answers import Answer
     from ppojob_trainer.rewards.records import RewardResult
 
-_SECONDS_BETWEEN_LINES: Final = 5.0
 _FUNCTION_FORM: Final = "FILE.py:NAME"
 _OF_FUNCTION: Final = re.compile(r"spec\.rewards\[0\](\.function|\.source\.path)?")
 _STATISTIC: Final = re.compile(r"(.+)/(([a-z]+)@([0-9]+)(?:/mean)?)")
@@ -28,22 +27,22 @@ _WORDS: Final = ("mean", "std", "best", "worst", "maj")
 
 @dataclass(frozen=True)
 class Rewards:
-    """What scores the rows.
+    """The reward functions to use.
 
     Attributes:
         specs: as in `spec.rewards`; empty for the scorer of each row's data source.
-        sandbox: where the code of responses runs; None for the default.
-        told: which they are, for people.
-        is_function: whether they are that of `--function`.
+        sandbox: settings for code of responses; None for the default.
+        description: for people.
+        is_function: whether they come from `--function`.
     """
 
     specs: tuple[RewardSpec, ...] = ()
     sandbox: SandboxSpec | None = None
-    told: str = "the built-in scorers of the data sources"
+    description: str = "the built-in scorers of the data sources"
     is_function: bool = False
 
     def named(self, problem: str) -> str:
-        """A message of the pool as whoever gave the rewards knows their place."""
+        """Replace the spec field in a message of the pool by the option, if there is one."""
         return _OF_FUNCTION.sub("--function", problem) if self.is_function else problem
 
 
@@ -98,7 +97,7 @@ def evaluate(
     if kept and (job is not None or function is not None):
         option = "--job" if function is None else "--function"
         raise InputError(f"--kept: got {option} too: both say what the scores are; one of them")
-    with told():
+    with input_errors():
         rewards = Rewards() if kept else _rewards(rows, job, function)
         steps = read_answers(rows)
     results = _kept(steps) if kept else _scored(steps, rewards, processes)
@@ -112,7 +111,7 @@ def evaluate(
             click.echo("\n".join(_table(step, answers, metrics)))
     if output is not None:
         both = [pair for step in steps for pair in zip(steps[step], results[step], strict=True)]
-        with told():
+        with input_errors():
             write_evaluation(output, lines, both)
         click.echo(f"{output}: {counted(len(both), 'scored row')}", err=True)
 
@@ -126,7 +125,7 @@ def _rewards(rows: Path, job: Path | None, function: str | None) -> Rewards:
             raise InputError(f"--function: got {shown(function)}: no function; {_FUNCTION_FORM}")
         source = RewardSource(path=file)
         own = RewardSpec(function=name, source=source)
-        return Rewards((own,), told=function, is_function=True)
+        return Rewards((own,), description=function, is_function=True)
     manifest = job or _job_of(rows)
     if manifest is None:
         return Rewards()
@@ -139,12 +138,12 @@ def _rewards(rows: Path, job: Path | None, function: str | None) -> Rewards:
                 f"{manifest}: got spec.{field} {shown(model.path)}: no model is loaded "
                 "here; --kept for the scores of the run, or --function"
             )
-    scorers = f"spec.rewards of {manifest}" if spec.rewards else Rewards.told
+    scorers = f"spec.rewards of {manifest}" if spec.rewards else Rewards.description
     return Rewards(spec.rewards, spec.sandbox, scorers)
 
 
 def _job_of(rows: Path) -> Path | None:
-    """The manifest of the run that rows lie in; a file that only lies beside one is not of it."""
+    """Return the manifest of the run whose row folders contain the rows, if there is one."""
     from ppojob_trainer.controller.row_tape import ROW_FOLDERS
 
     within = [one.parent for one in (rows, *rows.parents) if one.name in ROW_FOLDERS.values()]
@@ -157,7 +156,7 @@ def _job_of(rows: Path) -> Path | None:
 def _kept(steps: "Mapping[int | None, list[Answer]]") -> "dict[int | None, list[RewardResult]]":
     from ppojob_trainer.evaluation.scoring import kept
 
-    with told():
+    with input_errors():
         return {step: kept(answers) for step, answers in steps.items()}
 
 
@@ -172,18 +171,26 @@ def _scored(
 
     every = [answer for answers in steps.values() for answer in answers]
     checks = row_checks(rewards.specs)
-    if checks is not None:  # else a function may take whatever there is
-        with told():
+    if checks is not None:  # else a function may take any rows
+        with input_errors():
             check_answers(every, checks)
-    tell, variables = _progress(len(every)), variables_of_code("reward")
+    lines, done, variables = ProgressLines(err=True), 0, variables_of_code("reward")
+
+    def on_scored() -> None:
+        nonlocal done
+        done += 1
+        lines.show(f"{done:,} of {len(every):,} scored")
+
     found: dict[int | None, list[RewardResult]] = {}
     try:
         with ScoringPool(
             rewards.specs, sandbox=rewards.sandbox, processes=processes, variables=variables
         ) as pool:
-            click.echo(f"{counted(len(every), 'response')}, scored by {rewards.told}", err=True)
+            click.echo(
+                f"{counted(len(every), 'response')}, scored by {rewards.description}", err=True
+            )
             for step, answers in steps.items():
-                found[step] = scored(answers, pool, tell)
+                found[step] = scored(answers, pool, on_scored)
     except (ConfigError, RewardFailed) as problem:
         for line in rewards.named(str(problem)).splitlines():
             click.echo(printable(line), err=True)
@@ -191,24 +198,10 @@ def _scored(
     return found
 
 
-def _progress(total: int) -> Callable[[], None]:
-    """Tells a line every few seconds."""
-    done, due = 0, time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    def tell() -> None:
-        nonlocal done, due
-        done += 1
-        if (now := time.monotonic()) >= due:
-            due = now + _SECONDS_BETWEEN_LINES
-            click.echo(f"{done:,} of {total:,} scored", err=True)
-
-    return tell
-
-
 def _table(
     step: int | None, answers: "Sequence[Answer]", metrics: Mapping[str, float]
 ) -> Iterator[str]:
-    """The numbers of a step: a block a data source, a line a statistic, a column a variable."""
+    """Yield the metrics of a step: a block per data source, a line per statistic."""
     where = "" if step is None else f"step {step}, "
     for source in sorted({answer.data_source for answer in answers}):
         own = [answer for answer in answers if answer.data_source == source]
@@ -229,7 +222,7 @@ def _table(
 
 
 def _cells(source: str, metrics: Mapping[str, float]) -> dict[tuple[str, str], str]:
-    """Numbers as text by variable and statistic; `*` behind those of val-core."""
+    """Format metrics by variable and statistic, with `*` after those of val-core."""
     found = dict[tuple[str, str], tuple[tuple[int, int], str]]()
     for name, value in metrics.items():
         kind, _, behind = name.partition(f"/{source}/")

@@ -8,7 +8,7 @@ import click
 
 from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
-from ppojob_cli.input_error import InputError, told
+from ppojob_cli.input_error import InputError, input_errors
 
 _STEP = re.compile(r"[0-9]+")
 _POINTERS = ("latest", "best")
@@ -40,7 +40,7 @@ def export(run: Path, checkpoint: str, output: Path, *, adapters: bool, critic: 
     """
     from ppojob_trainer.models.adapter_files import CONFIG_FILE
 
-    with told():
+    with input_errors():
         folder = _checkpoint_folder(run, checkpoint)
         config = CONFIG_FILE if adapters else "config.json"
         _check_output(output, config)
@@ -76,7 +76,7 @@ def _checkpoint_folder(run: Path, checkpoint: str) -> Path:
 
 
 def _check_output(output: Path, config: str) -> None:
-    """See that it can be written, and replaces nothing but what has the config of an export."""
+    """Check that the folder is writable, and empty or an export of the same kind."""
     if output.exists() and any(output.iterdir()) and not (output / config).is_file():
         raise InputError(
             f"--output: got {output}: it is not empty, and has no {config}; a new folder, or an "

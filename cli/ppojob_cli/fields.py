@@ -1,4 +1,4 @@
-"""`ppojob fields`: the fields of a job on the terminal, without a cluster and without its page."""
+"""`ppojob fields`: prints the fields of a job."""
 
 import re
 import shutil
@@ -52,7 +52,7 @@ def _lines(path: str, member: Member) -> Iterator[str]:
 
 
 def _keys_of_others(section: str) -> Iterator[str]:
-    """What the keys below a section of verl's or OpenRLHF's are here."""
+    """Yield our fields for the keys of a section of verl or OpenRLHF."""
     from ppojob_cli.verl import keys
 
     rows = {key.name: key.row for key in keys.rows().values()}
@@ -63,24 +63,24 @@ def _keys_of_others(section: str) -> Iterator[str]:
             yield from _block(name, ", ".join(filter(None, (here, row.remark))))
 
 
-def _block(name: str, *told: str) -> Iterator[str]:
+def _block(name: str, *texts: str) -> Iterator[str]:
     yield click.style(name, bold=True)
     width = min(100, shutil.get_terminal_size().columns)
-    for text in filter(None, told):
+    for text in filter(None, texts):
         yield from textwrap.wrap(text, width, initial_indent=INDENT, subsequent_indent=INDENT)
 
 
 def _problem(given: str, keys: list[str]) -> Problem | None:
-    """What is wrong with a path, or None."""
+    """Return the problem of a path, or None."""
     path: PathKey = ()
     for key in keys:
         path = (*path, key)
         shape = shapes.at(path)
         if shape is None:
-            # The whole of it may be another framework's, whose sections are not ours.
+            # The full path may be a field of another framework.
             is_foreign = suggestions.foreign_field(keys) is not None
-            told = suggestions.of_field(tuple(keys) if is_foreign else path, None)
-            return told.as_problem("PATH", given)
+            suggestion = suggestions.of_field(tuple(keys) if is_foreign else path, None)
+            return suggestion.as_problem("PATH", given)
         if shape.kind == "list":
             path = (*path, 0)
     return None

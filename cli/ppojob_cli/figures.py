@@ -16,7 +16,7 @@ _WRITTEN: Final = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
 
 
 def number(value: float) -> str:
-    """A number by about three digits that count."""
+    """Format a number with about three significant digits."""
     size = abs(value)
     if size >= 1_000:
         return f"{value:,.0f}"
@@ -28,7 +28,7 @@ def number(value: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time by its two largest units."""
+    """Format a duration by its two largest units."""
     if seconds < 0.0995:
         return f"{max(0.0, seconds) * 1_000:.0f} ms"
     if seconds < 9.95:
@@ -43,7 +43,7 @@ def duration(seconds: float) -> str:
 
 
 def seconds_of(text: str) -> int | None:
-    """Seconds of a time as Kubernetes writes it (`1h30m`, `45s`); None where it is none."""
+    """Parse a duration of Kubernetes (`1h30m`, `45s`) to seconds; None if it is invalid."""
     match = _WRITTEN.fullmatch(text.replace(" ", ""))
     if match is None or not text:
         return None
@@ -52,9 +52,9 @@ def seconds_of(text: str) -> int | None:
 
 
 def sparkline(values: Sequence[float], width: int, blocks: Sequence[str] = BLOCKS) -> str:
-    """A curve in one line; where there are more values than fit, neighbours are averaged.
+    """Draw a curve in one line; neighbours are averaged if there are too many values.
 
-    `blocks` are characters from low to high: of the smallest value and of the largest.
+    `blocks` are characters from the smallest to the largest value.
     """
     if not values or width < 1:
         return ""

@@ -1,4 +1,4 @@
-"""`ppojob from-verl`: a PPOJob of a launch script, a configuration or a command line of verl's."""
+"""`ppojob from-verl`: converts a script, configuration or command line of verl to a PPOJob."""
 
 import os
 import re
@@ -102,7 +102,7 @@ def from_verl(
 
 
 def _read(arguments: list[str], variables: tuple[str, ...]) -> tuple[str, Settings, list[Problem]]:
-    """What the settings are from, the settings, and what is wrong with the place they are from."""
+    """Return the source of the settings, the settings, and problems of the source."""
     has_file = bool(arguments) and not _SETTING.fullmatch(arguments[0])
     path = arguments.pop(0) if has_file else ""
     own = of_overrides((text, "") for text in arguments)
@@ -148,7 +148,7 @@ def _environment(variables: tuple[str, ...]) -> dict[str, str]:
 
 
 def _of_script(text: str, path: str, environment: dict[str, str]) -> tuple[Settings, list[Problem]]:
-    """The settings of the first call of main_ppo, and what a reader of them has to know.
+    """Return the settings of the first call of a trainer, and notes on them.
 
     Raises:
         ValueError: There is no such call, or none of which it is clear that it is made.
@@ -187,7 +187,7 @@ def _of_script(text: str, path: str, environment: dict[str, str]) -> tuple[Setti
 
 
 def _lines(job: Draft, settings: Settings, *fates: Fate) -> Iterator[str]:
-    """What became of each key; without fates, those that count as errors."""
+    """Yield the outcome of each key; by default those that count as errors."""
     wanted = fates or tuple(one for one in Fate if one not in {*_QUIET, *_WARNED})
     for key, given in settings.given.items():
         outcome = job.outcomes[key]
@@ -199,7 +199,7 @@ def _lines(job: Draft, settings: Settings, *fates: Fate) -> Iterator[str]:
 
 
 def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
-    """What differs, a line each; and what no number depends on, a line for each reason."""
+    """Yield differences, a line each; and keys without effect on numbers, a line per reason."""
     yield from _lines(job, settings, Fate.NOTED)
     left_out: dict[str, list[str]] = {}
     for key, given in settings.given.items():
@@ -212,12 +212,12 @@ def _warnings(job: Draft, settings: Settings) -> Iterator[str]:
 
 
 def _shown(value: JsonValue) -> str:
-    """A value with the text of what was not read in it."""
+    """Format a value with the sources of its unknown parts."""
     return shown(unread.told_in(value))
 
 
 def _problem(job: Draft, problem: Problem) -> str:
-    """A line of validation, with the keys that the field is of."""
+    """Format a problem of validation, with the keys of its field."""
     origins = ", ".join(job.origins(problem.where))
     return f"{problem} (of {origins})" if origins else str(problem)
 
@@ -231,7 +231,7 @@ def _write(path: Path, text: str) -> None:
 
 
 def commented(tree: dict[str, Any], head: Iterable[str], comment: Comment) -> str:
-    """The YAML with a comment behind each field that `comment` has something to tell of."""
+    """Add comments to the YAML, at each field with a comment."""
     lines = [f"# {printable(line)}" for line in head]
     return "\n".join([*lines, *_written(tree, "", comment)]) + "\n"
 

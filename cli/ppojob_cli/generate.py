@@ -1,4 +1,4 @@
-"""`ppojob generate FILE`: responses to the held-out prompts of a job, by engines alone."""
+"""`ppojob generate FILE`: responses to the held-out prompts of a job, without training."""
 
 import sys
 from pathlib import Path
@@ -11,7 +11,7 @@ from ppojob_cli.overrides import Given, Override, set_option
 from ppojob_cli.run import run_job
 from ppojob_trainer.errors import PPOJobError
 
-_ALONE = (
+_GENERATE_ONLY = (
     Override("ppojob generate", ("spec", "steps", "generateOnly"), True),
     Override("ppojob generate", ("spec", "steps", "validateOnly"), False),
     Override("ppojob generate", ("spec", "loggers"), ["console"]),
@@ -57,14 +57,16 @@ def generate(
 
     Exit status: as of `ppojob run`.
     """
-    laid: list[Given] = [*_ALONE]
+    given: list[Given] = [*_GENERATE_ONLY]
     if data:
         files: list[JsonValue] = [{"path": path} for path in data]
-        laid.append(Override("--data", ("spec", "data", "validation"), files))
+        given.append(Override("--data", ("spec", "data", "validation"), files))
     if model is not None:
-        laid.append(Override("--model", ("spec", "model", "path"), str(model)))
+        given.append(Override("--model", ("spec", "model", "path"), str(model)))
     try:
-        status = run_job(file, output, (*laid, *overrides), plain=plain, folder_of_runs="generated")
+        status = run_job(
+            file, output, (*given, *overrides), plain=plain, folder_of_runs="generated"
+        )
     except PPOJobError as problem:
         click.echo(str(problem), err=True)
         status = problem.exit_status

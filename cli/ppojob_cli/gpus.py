@@ -1,4 +1,4 @@
-"""GPUs of this machine: which a job may use, and their assignment to its pods."""
+"""GPUs of this machine, and their assignment to the pods of a job."""
 
 from collections.abc import Iterable, Mapping
 from itertools import islice, takewhile
@@ -12,29 +12,29 @@ DEVICES: Final = Path("/dev")
 
 
 def visible_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that CUDA shows to a process of this environment, as the variable names them.
+    """Return the GPUs that CUDA makes visible in this environment, as named by the variable.
 
-    Read as CUDA reads it: the list ends at the first entry that is no GPU of this machine.
+    As for CUDA, the list ends at the first entry that is not a GPU of this machine.
     """
-    there = sum(path.name[6:].isdecimal() for path in DEVICES.glob("nvidia*"))
+    count = sum(path.name[6:].isdecimal() for path in DEVICES.glob("nvidia*"))
     listed = environment.get(contract.ENV_VISIBLE_GPUS)
-    if listed is None or there == 0:
-        return tuple(map(str, range(there)))
+    if listed is None or count == 0:
+        return tuple(map(str, range(count)))
     entries = dict.fromkeys(entry.strip() for entry in listed.split(","))
-    return tuple(takewhile(lambda entry: _is_there(entry, there), entries))
+    return tuple(takewhile(lambda entry: _exists(entry, count), entries))
 
 
-def _is_there(entry: str, there: int) -> bool:
+def _exists(entry: str, count: int) -> bool:
     if entry.isdecimal():
-        return int(entry) < there
+        return int(entry) < count
     return entry.startswith(("GPU-", "MIG-"))
 
 
 def devices(pods: Iterable[Pod], visible: Iterable[str]) -> dict[str, str]:
-    """The variable of each pod, by its name: no GPU in two pods, none in a pod that asks for none.
+    """Assign separate GPUs to pods; return the value of the variable by pod.
 
-    A pod keeps its GPUs for as long as it runs: the ranks of every attempt inherit them. Visible
-    are at least as many as they need.
+    A pod keeps its GPUs as long as it runs: the ranks of every attempt inherit them. `visible` must
+    have at least as many as the pods need.
     """
     free = iter(visible)
     return {pod.name: ",".join(islice(free, pod.gpus)) for pod in pods}

@@ -1,11 +1,11 @@
-"""docs/command-line.md, made of what `--help` says: `python -m ppojob_cli.help_page`."""
+"""docs/command-line.md, generated from `--help`: `python -m ppojob_cli.help_page`."""
 
 import sys
 from collections.abc import Iterator
 
 import click
 
-from ppojob_cli.main import COMMANDS, asks_cluster, main
+from ppojob_cli.main import COMMANDS, main, uses_cluster
 
 WIDTH = 98
 
@@ -45,7 +45,7 @@ in the operator's namespace.
 
 
 def page() -> str:
-    """The whole page."""
+    """Generate the page."""
     return "\n".join([_HEAD, *_sections(main, "ppojob")])
 
 
@@ -61,8 +61,8 @@ def _sections(command: click.Command, name: str) -> Iterator[str]:
 
 
 def _program(name: str, word: str) -> str:
-    """What a command is called behind: those about a cluster are kubectl's."""
-    return "kubectl ppojob" if word in COMMANDS and asks_cluster(word) else name
+    """Return the program of a command: kubectl for those about a cluster."""
+    return "kubectl ppojob" if word in COMMANDS and uses_cluster(word) else name
 
 
 if __name__ == "__main__":

@@ -17,10 +17,10 @@ ENDINGS: Final = (".parquet", ".jsonl", ".ndjson", ".json")
 
 
 def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
-    """Fetch the data files of the repository `<owner>/<name>` whose names there match a pattern.
+    """Download the data files of the repository `<owner>/<name>` that match a pattern.
 
-    Notes of the hub's library are taken away, unless the folder had a `.cache` before: it may be
-    somebody's home.
+    The cache of the hub's library is removed, unless the folder had a `.cache` before: it may be a
+    home folder.
 
     Raises:
         InputError: there is no such repository, or it cannot be reached.
@@ -34,20 +34,20 @@ def fetched(hub_id: str, output: Path | None, pattern: str) -> Path:
         raise InputError(f"--output: got nothing: {hub_id} is fetched to a folder; --output DIR")
     wanted = [f"{pattern}{ending}" for ending in ENDINGS]
     wanted += [pattern] if pattern.endswith(ENDINGS) else []
-    notes = output / ".cache"
-    had_notes = notes.exists()
+    cache = output / ".cache"
+    had_cache = cache.exists()
     remedy = (
         f"fetched where the hub can be reached: hf download --repo-type dataset {hub_id}"
         " --local-dir DIR"
     )
     download(hub_id, remedy, repo_type="dataset", local_dir=output, allow_patterns=wanted)
-    if not had_notes:
-        shutil.rmtree(notes, ignore_errors=True)
+    if not had_cache:
+        shutil.rmtree(cache, ignore_errors=True)
     return output
 
 
 def described(folder: Path) -> Iterator[str]:
-    """A line for each data file below a folder: its rows and columns.
+    """Describe each data file below a folder in a line, with its rows and columns.
 
     Raises:
         InputError: there are none.
@@ -65,7 +65,7 @@ def described(folder: Path) -> Iterator[str]:
 
 
 def _content(path: Path) -> str:
-    """Rows and columns, or what is wrong with the file."""
+    """Describe rows and columns, or the problem of the file."""
     opened = open_row_file(str(path))
     if isinstance(opened, DataProblem):
         return f"not read: {opened.got}: {opened.why}"

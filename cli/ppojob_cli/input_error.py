@@ -10,19 +10,19 @@ from ppojob_api.problem import printable
 
 
 class InputError(click.ClickException):
-    """Lines for the person, `where: got: why; what is allowed` each; nothing was changed."""
+    """Invalid input; its message has one line `where: got: why; what is allowed` per problem."""
 
     exit_code = contract.EXIT_INVALID
 
     def show(self, file: object = None) -> None:
-        """Write the lines, and nothing of click's own beside them."""
+        """Print only these lines, without click's usage text."""
         for line in self.message.splitlines():
             click.echo(printable(line), err=True)
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Tell what the trainer's own code finds wrong with the input."""
+def input_errors() -> Iterator[None]:
+    """Convert the trainer's errors to `InputError`."""
     from ppojob_trainer.errors import PPOJobError
 
     try:

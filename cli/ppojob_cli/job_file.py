@@ -11,10 +11,10 @@ from ppojob_trainer.errors import ConfigError
 
 
 def validate_file(path: str, overrides: Sequence[Given] = ()) -> list[Problem] | PPOJob:
-    """Read and judge one manifest, with fields given on the command line.
+    """Read and validate a manifest, with overrides from the command line.
 
     Returns:
-        The job, or all that is wrong with the file, the overrides and the job that they make.
+        The job, or all problems of the file, the overrides and the resulting job.
     """
     read = manifest.read_file(path)
     problems = list(read.problems)
@@ -30,10 +30,10 @@ def validate_file(path: str, overrides: Sequence[Given] = ()) -> list[Problem] |
 
 
 def load_job(path: str | Path, overrides: Sequence[Given] = ()) -> PPOJob:
-    """The job of a file, for commands that go on with it.
+    """Read a job from a file.
 
     Raises:
-        ConfigError: The file or the job in it is wrong; all problems at once.
+        ConfigError: the file or its job is invalid; all problems at once.
     """
     judged = validate_file(str(path), overrides)
     if isinstance(judged, PPOJob):

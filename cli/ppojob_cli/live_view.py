@@ -42,7 +42,7 @@ class LiveView(View):
         return self
 
     def close(self) -> None:
-        """Draw the last moment, and give the cursor back."""
+        """Draw the final state, and restore the cursor."""
         super().close()
         self._draw()
         with contextlib.suppress(OSError):
@@ -57,7 +57,7 @@ class LiveView(View):
 
     def write(self, lines: Iterable[str], kind: Kind = "") -> None:
         """See `View`."""
-        # A terminal that was closed takes the view with it, never the run.
+        # The terminal may be closed; the run continues.
         with contextlib.suppress(OSError):
             for line in lines:
                 self._console.print(Text(line, style=_STYLES.get(kind, "")), soft_wrap=True)
@@ -74,7 +74,7 @@ class LiveView(View):
 def frame(
     name: str, state: RunState, pods: Mapping[str, str], now: float, console: Console
 ) -> RenderableType:
-    """Everything about a run that moves, as one table; `now` is in Unix seconds."""
+    """Draw the changing state of a run as one table; `now` is in Unix seconds."""
     left = state.remaining_seconds(now)
     width = panel_width(console) - BORDER_WIDTH
     blocks = ASCII_BLOCKS if console.options.ascii_only else BLOCKS

@@ -1,7 +1,7 @@
 """Local pods: processes on this machine that run the containers of the operator.
 
-What a cluster would give a pod comes from folders: mounts are folders of the run, names are in an
-address book, the pod's address is one of 127.0.1.0/24.
+Mounts are folders of the run, an address book resolves names, and each pod has an address in
+127.0.1.0/24.
 """
 
 import contextlib
@@ -41,27 +41,27 @@ from ppojob_trainer.supervisor.forked_process import (
 )
 
 MOUNTS_FOLDER = ".pods"
-"""Keys, addresses and scratch of the pods that run now; made anew by each run."""
+"""Keys, addresses and scratch folders of the running pods; recreated by each run."""
 
 OF_SUPERVISORS = "supervisors"
-"""Folder of the server of supervisors, in that of the other."""
+"""Folder of the supervisors' fork server, within that of the ranks' fork server."""
 
 _LAST_ADDRESS = 254
 _FORK_SECONDS = 60.0
 _END_SECONDS = 10.0
 _HTTP_SECONDS = 2.0
 _DIRECTLY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-"""The pods are on this machine, whatever proxy its environment names."""
+"""Opener without proxies, because the pods are on this machine."""
 
 
 class Addresses:
-    """Takes addresses in 127.0.1.0/24 that no other runner of this machine has.
+    """Reserves addresses in 127.0.1.0/24, exclusively on this machine.
 
-    Each pod has its own, so that ports are the same; each rank listens on a port of its own.
+    Each pod has its own address, with the same ports; each rank listens on its own port.
 
-    An address is taken by a name in the kernel's list of sockets. That list belongs to the
-    network, as the addresses do: it is the same for all users of the machine, and another one in a
-    container. The kernel drops the name when the runner ends.
+    A name in the kernel's list of sockets reserves an address. That list, like the addresses,
+    belongs to the network namespace: all users of the machine share it, and a container has its
+    own. The kernel removes the name when the process ends.
     """
 
     def __init__(self, ranks_per_pod: int = 1) -> None:
@@ -77,7 +77,7 @@ class Addresses:
         self._next = 1
 
     def take(self) -> str:
-        """One more address; a `ConfigError` where all are taken."""
+        """Reserve one more address; a `ConfigError` if there is none."""
         busy_port = None
         while self._next <= _LAST_ADDRESS:
             address = f"127.0.1.{self._next}"
@@ -88,7 +88,7 @@ class Addresses:
             except OSError:
                 name.close()
                 continue
-            # No runner has it, yet some other program may listen there.
+            # It is not reserved, but another program may listen there.
             busy_port = self._busy_port(address)
             if busy_port is None:
                 self._taken.append(name)
@@ -105,13 +105,13 @@ class Addresses:
         )
 
     def close(self) -> None:
-        """Give all back."""
+        """Release all addresses."""
         for name in self._taken:
             name.close()
         self._taken.clear()
 
     def _busy_port(self, address: str) -> int | None:
-        """A port on which a pod could not listen."""
+        """Return a port on which a pod could not listen, or None."""
         for port in self._ports:
             try:
                 socket.create_server((address, port)).close()
@@ -130,7 +130,7 @@ class RunningPod:
     _last: PodStatus | None = None
 
     def status(self) -> PodStatus | None:
-        """What its supervisor says, or said last while it is too busy to answer in time.
+        """Return the status of its supervisor; the last one while it is too busy to answer in time.
 
         None while nobody listens there, or another program does.
         """
@@ -167,7 +167,7 @@ class LocalPods:
         return next(running for running in self.pods if running.pod.role == "controller")
 
     def start(self) -> None:
-        """Make all pods. Call from the main thread: pods end with the thread that started them."""
+        """Start all pods. Call from the main thread: they end with that thread."""
         shutil.rmtree(self._mounts, ignore_errors=True)
         self._mounts.mkdir(mode=0o700)
         planned = pods(self._config)
@@ -191,15 +191,15 @@ class LocalPods:
             self._start_pod(pod, addresses[pod.host], book, of_this_machine)
 
     def dead(self) -> list[RunningPod]:
-        """Pods whose supervisor has ended, which none does by itself."""
+        """Return the pods whose supervisor has ended, which is always a failure."""
         return [running for running in self.pods if running.process.poll() is not None]
 
     def ask_to_stop(self) -> None:
-        """Have the controller finish its step, write a checkpoint and leave."""
+        """Have the controller finish its step, write a checkpoint and end."""
         self.controller.process.send_signal(signal.SIGTERM)
 
     def end(self) -> None:
-        """End all pods, and kill those that take too long; leaves nothing behind."""
+        """Stop all pods, kill slow ones, and remove their folders."""
         for running in self.pods:
             if running.pod.role != "controller":
                 running.process.send_signal(stop_signal.END_OF_ROLE)
@@ -220,8 +220,8 @@ class LocalPods:
         shutil.rmtree(self._mounts, ignore_errors=True)
 
     def _find_fork_servers(self) -> Path:
-        """The folder of the servers for all that is forked; started where none are shared."""
-        if shared := _servers_of_others():
+        """Return the folder of the fork servers, which are started unless they are shared."""
+        if shared := _shared_fork_servers():
             return shared
         folder = self._mounts / "fork-server"
         log = self._run_folder / LOGS_FOLDER / "fork-server.log"
@@ -259,7 +259,7 @@ class LocalPods:
         self.pods.append(RunningPod(pod, address, process))
 
     def _forked(self, variables: dict[str, str], log: int, group: int) -> Process | None:
-        """A supervisor that was forked; None where that cannot be."""
+        """Fork a supervisor; None if that is impossible."""
         if self._forks is None:
             return None
         try:
@@ -279,14 +279,14 @@ class LocalPods:
             return None
 
     def _kill_group(self) -> None:
-        """Kill what a pod that was killed may have left in the group."""
+        """Kill processes that a killed pod may have left in the group."""
         if self._group is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._group, signal.SIGKILL)
 
 
 def _started(variables: dict[str, str], log: int, group: int) -> Process:
-    """A supervisor that is started by itself."""
+    """Start a supervisor without a fork server."""
     python, *arguments = contract.SUPERVISE_COMMAND
     assert python == "python"
     with stop_signal.held_back():
@@ -317,12 +317,12 @@ def _forked_roles(topology: Topology) -> frozenset[RoleName]:
 
 
 def _environment_of_ranks(inherited: Mapping[str, str]) -> dict[str, str]:
-    """What ranks of models on processors load their libraries with, in any job."""
+    """Return the environment in which CPU ranks of any job load their libraries."""
     return {**inherited, **rank_variables(threads=1), contract.ENV_VISIBLE_GPUS: ""}
 
 
-def _servers_of_others() -> Path | None:
-    """The folder of servers that the environment names, where they suit ranks of ours."""
+def _shared_fork_servers() -> Path | None:
+    """Return the folder of shared fork servers, if they have a suitable environment."""
     folder = os.environ.get(contract.ENV_FORK_SERVER)
     with contextlib.suppress(OSError):  # it may be gone
         if folder and suits(Path(folder), _environment_of_ranks(os.environ)):
@@ -335,14 +335,14 @@ def start_fork_servers(
 ) -> list[subprocess.Popen[bytes]]:
     """Start the servers that fork supervisors, and the processes of all pods on this machine.
 
-    They can be asked at once and answer once they have loaded. Call from the main thread: they end
-    with the thread that started them.
+    They accept requests at once, and answer after loading. Call it from the main thread: they end
+    with the thread that starts them.
 
     Args:
-        folder: made for their sockets.
-        log: what they have to say is added here.
-        inherited: environment that the jobs of their forks are started with.
-        vllm: whether ranks draw by vLLM, which then is loaded as well.
+        folder: created for their sockets.
+        log: file for their output.
+        inherited: environment of the jobs.
+        vllm: whether ranks generate with vLLM, which is then loaded as well.
     """
     of_ranks = "vllm-fork-server" if vllm else "fork-server"
     environment = _environment_of_ranks(inherited)

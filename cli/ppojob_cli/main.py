@@ -1,4 +1,4 @@
-"""`ppojob`, also the kubectl plugin `kubectl-ppojob`: one program, its heavy parts loaded late."""
+"""`ppojob`, also the kubectl plugin `kubectl-ppojob`: one program, whose commands load lazily."""
 
 import importlib
 from typing import Any, Final
@@ -37,56 +37,56 @@ SECTIONS: Final = (
     ("Commands that run on this machine", False),
     ("Commands about a job on a cluster, also as kubectl ppojob", True),
 )
-"""Headings of the help, and whether the commands below ask a cluster."""
+"""Headings of the help, and whether their commands use a cluster."""
 
 
-def asks_cluster(command: str) -> bool:
-    """Whether a command is about a job on a cluster."""
+def uses_cluster(command: str) -> bool:
+    """Return whether a command is about a job on a cluster."""
     return COMMANDS[command][0].startswith("ppojob_cli.cluster.")
 
 
-class LateGroup(click.Group):
+class LazyGroup(click.Group):
     """A group whose commands are imported when they are used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """All commands, in the order in which a newcomer needs them."""
+        """Return all commands, in the order in which new users need them."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Import one command, or have one that says what it lacks."""
+        """Import a command, or return one that reports its missing package."""
         if cmd_name not in COMMANDS:
             return None
         module, name = COMMANDS[cmd_name]
         try:
             command: click.Command = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as problem:
-            return _stand_in(cmd_name, problem)
+            return _placeholder(cmd_name, problem)
         return command
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Find the command, or name those that there are."""
+        """Find the command, or list all commands."""
         if args[0] not in COMMANDS:
             why, known = "there is no such command", ", ".join(COMMANDS)
             raise click.UsageError(f"COMMAND: got {shown(args[0])}: {why}; one of {known}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Part the commands that run here from those that ask a cluster."""
+        """List local commands and commands about a cluster in separate sections."""
         width = formatter.width - 6 - max(map(len, COMMANDS))
         for title, is_about_cluster in SECTIONS:
             commands = [
                 (word, command.get_short_help_str(width))
                 for word in self.list_commands(ctx)
-                if asks_cluster(word) == is_about_cluster
+                if uses_cluster(word) == is_about_cluster
                 and (command := self.get_command(ctx, word)) is not None
             ]
             with formatter.section(title):
                 formatter.write_dl(commands)
 
     def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; packages that it loads late may be missing too, and Ctrl-C ends it."""
+        """Run a command; report missing packages, and end quietly on Ctrl-C."""
         try:
             return super().invoke(ctx)
         except ModuleNotFoundError as problem:
@@ -95,7 +95,7 @@ class LateGroup(click.Group):
             raise SystemExit(contract.EXIT_INTERRUPTED) from None
 
 
-def _stand_in(name: str, problem: ModuleNotFoundError) -> click.Command:
+def _placeholder(name: str, problem: ModuleNotFoundError) -> click.Command:
     def refuse() -> None:
         raise _not_installed(name, problem)
 
@@ -109,11 +109,11 @@ def _stand_in(name: str, problem: ModuleNotFoundError) -> click.Command:
 
 
 def _not_installed(command: str, problem: ModuleNotFoundError) -> InputError:
-    """The line for a package of others; one of ours that is missing is a mistake of ours."""
+    """Make the error for a missing package, except for our own packages, which is a bug."""
     package = (problem.name or "").partition(".")[0]
     if not package or package.startswith("ppojob"):
         raise problem
-    remedy = "pip install '.[kubectl]'" if asks_cluster(command) else "make setup"
+    remedy = "pip install '.[kubectl]'" if uses_cluster(command) else "make setup"
     if command == "validate":
         remedy = f"--offline to judge the manifest alone, or {remedy}"
     return InputError(
@@ -121,25 +121,25 @@ def _not_installed(command: str, problem: ModuleNotFoundError) -> InputError:
     )
 
 
-@click.group(cls=LateGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="ppojob", prog_name="ppojob")
 @cluster_options
 def main(**of_cluster: str | None) -> None:
     """Reinforcement-learning post-training of language models, on Kubernetes or on this machine.
 
     --namespace, --context and --kubeconfig are for the commands about a job on a cluster, and may
-    also stand after them.
+    also follow them.
     """
     context = click.get_current_context()
     given = {name: value for name, value in of_cluster.items() if value is not None}
     command = context.invoked_subcommand or ""
-    if given and not asks_cluster(command):
+    if given and not uses_cluster(command):
         option, value = next(iter(given.items()))
-        why = f"{command} asks no cluster"
+        why = f"{command} uses no cluster"
         raise click.UsageError(f"--{option}: got {shown(value)}: {why}; {command} without it")
     context.default_map = {command: given}
 
 
 def plugin() -> None:
-    """The same program as kubectl calls it."""
+    """Run the program as a kubectl plugin."""
     main(prog_name="kubectl ppojob")

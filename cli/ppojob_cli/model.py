@@ -1,4 +1,4 @@
-"""`ppojob model`: a model folder in Hugging Face form, which is what `spec.model.path` names."""
+"""`ppojob model`: makes a Hugging Face model folder for `spec.model.path`."""
 
 import os
 import re
@@ -10,11 +10,11 @@ import click
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.well_known import WEIGHTS_AGAIN
-from ppojob_cli.input_error import InputError, told
+from ppojob_cli.input_error import InputError, input_errors
 
 DEMO: Final = "smollm2"
 HUB_FILES: Final = ("*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt")
-"""What training reads of a hub repository; weights in pickles are never fetched."""
+"""Files of a hub repository that training reads; pickled weights are never downloaded."""
 
 HUB_ID: Final = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 _NEEDED: Final = ("config.json", "tokenizer.json", "*.safetensors")
@@ -50,7 +50,7 @@ def model(source: str, output: Path) -> None:
 
 
 def missing_files(folder: Path) -> list[str]:
-    """What a folder lacks to be a model; empty for one that can be trained."""
+    """Return the missing files of a model folder; empty if it is complete."""
     return [pattern for pattern in _NEEDED if not any(folder.glob(pattern))]
 
 
@@ -59,7 +59,7 @@ def _make_demo(output: Path) -> None:
     try:
         from ppojob_trainer.models.smollm2 import build_demo_model
 
-        with told():
+        with input_errors():
             build_demo_model(output)
     except ModuleNotFoundError as error:
         raise InputError(
@@ -72,21 +72,21 @@ def _make_demo(output: Path) -> None:
 
 def _copy(source: Path, output: Path) -> None:
     _refuse_incomplete(source, str(source))
-    aside = _aside(output)
+    temporary = _temporary_folder(output)
     try:
-        shutil.rmtree(aside, ignore_errors=True)
-        shutil.copytree(source, aside)
-        os.rename(aside, output)
+        shutil.rmtree(temporary, ignore_errors=True)
+        shutil.copytree(source, temporary)
+        os.rename(temporary, output)
     except (OSError, shutil.Error) as error:
-        shutil.rmtree(aside, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
         raise _unwritable(output, error) from None
 
 
 def download(hub_id: str, remedy: str, **options: Any) -> None:
-    """Fetch files of a repository `<owner>/<name>` on the hub.
+    """Download files of a repository `<owner>/<name>` on the hub.
 
-    `remedy` is what to do where that fails, besides a folder on this machine; `options` are those
-    of the hub's library.
+    `remedy` is for the error message, after a folder on this machine; `options` are those of the
+    hub's library.
     """
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import HfHubHTTPError
@@ -103,15 +103,15 @@ def download(hub_id: str, remedy: str, **options: Any) -> None:
 
 
 def _fetch(hub_id: str, output: Path) -> None:
-    """Fetch from the hub; what came before an interruption is kept beside and used again."""
-    aside = _aside(output)
+    """Download from the hub; an interrupted download is resumed."""
+    temporary = _temporary_folder(output)
     remedy = f"or `ppojob model {DEMO}`"
     patterns = {"allow_patterns": list(HUB_FILES), "ignore_patterns": [f"{WEIGHTS_AGAIN}*"]}
-    download(hub_id, remedy, local_dir=aside, **patterns)
-    _refuse_incomplete(aside, hub_id)
-    shutil.rmtree(aside / ".cache", ignore_errors=True)
+    download(hub_id, remedy, local_dir=temporary, **patterns)
+    _refuse_incomplete(temporary, hub_id)
+    shutil.rmtree(temporary / ".cache", ignore_errors=True)
     try:
-        os.rename(aside, output)
+        os.rename(temporary, output)
     except OSError as error:
         raise _unwritable(output, error) from None
 
@@ -126,17 +126,15 @@ def _refuse_incomplete(folder: Path, name: str) -> None:
         )
 
 
-def _aside(output: Path) -> Path:
-    """Where a model is put together; `output` appears at once and whole."""
+def _temporary_folder(output: Path) -> Path:
+    """Return the temporary folder, which is renamed to `output` when it is complete."""
     try:
         is_taken = output.is_dir() and any(output.iterdir())
         output.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise _unwritable(output, error) from None
     if is_taken:
-        raise InputError(
-            f"--output: got {output}: something is there already; a folder that is empty or absent"
-        )
+        raise InputError(f"--output: got {output}: it is not empty; an empty or a new folder")
     return output.with_name(f".{output.name}.part")
 
 

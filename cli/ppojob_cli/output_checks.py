@@ -35,18 +35,18 @@ MOUNTS: Final = Path("/proc/self/mounts")
 
 _WRITTEN: Final = (JOB_FILE, METRICS_FILE, SUMMARY_FILE, RESPONSES_FILE, EXPORT_FOLDER)
 _CHECKPOINT_BYTES: Final = 12
-"""Of a trained weight in a checkpoint: float32, and the two moments of AdamW."""
+"""Size of a trained weight in a checkpoint: float32, and the two moments of AdamW."""
 _EXPORT_BYTES: Final = {"float32": 4, "bfloat16": 2}
 _GIB: Final = 2**30
-_BLOCK_BYTES: Final = 512  # of `st_blocks`, whatever the file system's own are
+_BLOCK_BYTES: Final = 512  # of `st_blocks`, on any file system
 _WHERE: Final = "--output"
 _WRITABLE: Final = "a folder that can be written"
 
 
 def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Iterator[Problem]:
-    """Why the run cannot be written to its folder, which need not exist and is not made.
+    """Yield the reasons why the run cannot use its folder, which is not created.
 
-    `parameters` are the weights of the model; None where they are not known.
+    `parameters` is the number of weights of the model; None if unknown.
     """
     if why := _written_over(config, folder):
         yield Problem(_WHERE, str(folder), why, "another folder", ReasonCode.CONFLICT)
@@ -66,20 +66,20 @@ def check_output(config: RunConfig, folder: Path, parameters: int | None) -> Ite
 
 
 def volatile_warning(folder: Path) -> Iterator[Problem]:
-    """A run folder in memory, which does not outlive the machine."""
+    """Warn of a run folder in memory, which a restart of the machine would lose."""
     ground = _nearest_existing(folder)
     if _file_system(ground) in {"tmpfs", "ramfs"}:
         yield Problem(
             _WHERE,
             str(folder),
-            "it lies in memory: a restart of the machine loses the run",
+            "it is in memory: a restart of the machine loses the run",
             "a folder on a disk",
             ReasonCode.OUT_OF_RANGE,
         )
 
 
 def _written_over(config: RunConfig, folder: Path) -> str | None:
-    """What the run would write over: the model that it begins from, or what no run has left."""
+    """Describe what the run would overwrite: its initial model, or files of no run."""
     target = os.path.realpath(folder)
     export = os.path.join(target, EXPORT_FOLDER)
     written = {target, export, os.path.join(export, ADAPTER_FOLDER)}
@@ -104,7 +104,7 @@ def _written_over(config: RunConfig, folder: Path) -> str | None:
 
 
 def _nearest_existing(folder: Path) -> Path:
-    """The folder itself, or the nearest above it that exists."""
+    """Return the folder, or its nearest existing parent."""
     path = Path(os.path.abspath(folder))
     while not os.path.exists(path) and path != path.parent:
         path = path.parent
@@ -131,7 +131,7 @@ def _space(config: RunConfig, folder: Path, ground: Path, parameters: int) -> It
 
 
 def _freed_at_start(root: Path) -> int:
-    """Bytes of the checkpoint in the middle of which a run in this folder ended."""
+    """Return the size of an incomplete checkpoint, which the run deletes at its start."""
     if not os.path.isdir(root):
         return 0
     size_bytes = 0
@@ -146,7 +146,7 @@ def _freed_at_start(root: Path) -> int:
 
 
 def _file_system(path: Path) -> str:
-    """Kind of the file system that holds a path; empty where it is not known."""
+    """Return the type of the file system of a path; empty if unknown."""
     try:
         mounts = MOUNTS.read_text(errors="replace").splitlines()
     except OSError:
@@ -161,11 +161,10 @@ def _file_system(path: Path) -> str:
 
 
 def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
-    """Why the run that lies in the folder cannot be gone on with.
+    """Return the reasons why the run in the folder cannot be resumed.
 
-    Looks at the newest checkpoint that can be read; whether its bytes are whole is for the
-    controller, which alone may use an older one. Where there is none, another job would begin anew,
-    and the steps that were done would be lost.
+    Checks the newest readable checkpoint; the controller checks its files, and may use an older
+    one. Without a checkpoint, another job would start from the beginning, and lose the steps.
     """
     root = folder / CHECKPOINTS_FOLDER
     if not os.path.isdir(root):
@@ -178,7 +177,7 @@ def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
             "spec.checkpoint.resume",
             shown("never"),
             f"{folder} holds the checkpoints of a run",
-            "auto to go on with it, or another folder to begin anew",
+            "auto to resume it, or another folder to start from the beginning",
             ReasonCode.CONFLICT,
         )
         return [str(problem)]
@@ -199,7 +198,7 @@ def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
 
 
 def unsaved_steps_warning(folder: Path) -> Iterator[Problem]:
-    """Steps behind the last checkpoint, from which the job goes on."""
+    """Warn of steps after the last checkpoint, which will be repeated."""
     events = _events(folder)
     lost = _steps_done(events) - (last_saved(events) or 0)
     if lost > 0:
@@ -225,7 +224,7 @@ def _beyond_end(config: RunConfig, folder: Path, step: int) -> Iterator[Problem]
 
 
 def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
-    """Steps without a checkpoint, of a job of another name or with other settings."""
+    """Yield problems of steps without a checkpoint, of another job or with other settings."""
     done = _steps_done(_events(folder))
     made = _made_by(folder) if done else None
     if made is None:
@@ -243,13 +242,13 @@ def _steps_of_another(config: RunConfig, folder: Path) -> Iterator[Problem]:
 
 
 def _made_by(folder: Path) -> RunConfig | None:
-    """The job whose run the folder holds, where it can be told."""
+    """Return the job of the run in the folder, if it can be read."""
     job = validate_file(str(folder / JOB_FILE))
     return resolve(job) if isinstance(job, PPOJob) else None
 
 
 def _events(folder: Path) -> list[Event]:
-    """The journal; empty where it cannot be read, of which the controller tells."""
+    """Read the journal; empty if it is damaged, which the controller reports."""
     try:
         return Journal(folder / CHECKPOINTS_FOLDER / JOURNAL_NAME).read()
     except (DamagedCheckpoint, OSError):

@@ -1,7 +1,7 @@
 """`--set spec.seed=1`: a field of a manifest given on the command line.
 
-An override is laid into the plain values of the file before anything is judged, so it meets the
-very checks that the file meets; what is wrong with it is told under its own name.
+Overrides change the values of the file before validation, so they are checked like the file;
+problems name the override.
 """
 
 import copy
@@ -36,10 +36,9 @@ class Override:
     """One field given on the command line.
 
     Attributes:
-        where: How messages call it, `--set spec.seed=1`, or the option that stands for it.
-        problems: What is wrong with the value as YAML; to judge it once more as a field would name
-            one mistake twice.
-        origin: The first place on its path that is not the file's.
+        where: Name for messages, `--set spec.seed=1`, or the option that sets it.
+        problems: Problems of the value as YAML; they are not reported again for the field.
+        origin: The first part of its path that the file does not have.
     """
 
     where: str
@@ -49,7 +48,7 @@ class Override:
     origin: PathKey = ()
 
     def name(self, problem: Problem) -> Problem | None:
-        """The problem under the name of this override, or None where it is not about it."""
+        """Rename a problem to this override; None if it is not about it."""
         whole, where = dotted(self.path), problem.where
         if within(where, whole) and where != whole:
             return replace(problem, where=f"{self.where}: {where}")
@@ -59,11 +58,11 @@ class Override:
 
 
 Given = str | Override
-"""`PATH=VALUE`, as `--set` has it, or a field that another option or command sets."""
+"""`PATH=VALUE` of `--set`, or a field that another option or command sets."""
 
 
 def set_option(command: Command) -> Command:
-    """The option `--set` of a command that reads manifests."""
+    """Add the option `--set` to a command that reads manifests."""
     return click.option(
         "--set",
         "overrides",
@@ -74,40 +73,40 @@ def set_option(command: Command) -> Command:
 
 
 class Overrides:
-    """Overrides laid into a copy of a manifest's values in their order.
+    """Applies overrides, in order, to a copy of a manifest's values.
 
     Attributes:
         value: The manifest's values with the overrides.
-        problems: What is wrong with the overrides by themselves.
+        problems: Problems of the overrides themselves.
     """
 
     def __init__(self, value: JsonValue, given: Sequence[Given]) -> None:
         self.value = copy.deepcopy(value)
         self.problems: list[Problem] = []
-        self._laid: list[Override] = []
+        self._applied: list[Override] = []
         for one in given:
-            laid = parse_override(one) if isinstance(one, str) else one
-            if isinstance(laid, Override):
-                self.problems += laid.problems
-                laid = _lay(self.value, laid)
-            if isinstance(laid, Problem):
-                self.problems.append(laid)
+            applied = parse_override(one) if isinstance(one, str) else one
+            if isinstance(applied, Override):
+                self.problems += applied.problems
+                applied = _apply(self.value, applied)
+            if isinstance(applied, Problem):
+                self.problems.append(applied)
             else:
-                self._laid.append(laid)
+                self._applied.append(applied)
 
     @property
     def doubtful(self) -> list[PathKey]:
-        """Paths of values that `problems` speaks of."""
-        return [one.path for one in self._laid if one.problems]
+        """Paths of values with an entry in `problems`."""
+        return [one.path for one in self._applied if one.problems]
 
     def named(self, problem: Problem) -> Problem:
-        """A problem as the author of the overrides knows its place; the last override wins."""
-        names = (one.name(problem) for one in reversed(self._laid))
+        """Rename a problem to the last override that it is about, if there is one."""
+        names = (one.name(problem) for one in reversed(self._applied))
         return next((found for found in names if found is not None), problem)
 
 
 def parse_override(text: str) -> Override | Problem:
-    """Read `PATH=VALUE`, the value as strictly as a manifest is read."""
+    """Parse `PATH=VALUE`, with a value as strict as in a manifest."""
     path_text, equals, value_text = text.partition("=")
     where = f"--set {printable(text, SHOWN_CHARACTERS)}"
     if not equals:
@@ -134,8 +133,8 @@ def _path(text: str) -> PathKey | None:
     return tuple(keys) if keys and isinstance(keys[0], str) else None
 
 
-def _lay(tree: JsonValue, given: Override) -> Override | Problem:
-    """Put the value in its place, and make what is missing on the way there."""
+def _apply(tree: JsonValue, given: Override) -> Override | Problem:
+    """Set the value at its path, and create missing parts of the path."""
     origin: PathKey = ()
     place: Any = tree
     key: Any
@@ -158,7 +157,7 @@ def _lay(tree: JsonValue, given: Override) -> Override | Problem:
 
 
 def _unfit(place: JsonValue, key: str | int, given: Override, name: str) -> Problem | None:
-    """Why a key cannot be followed there."""
+    """Return why a value has no such key, or None."""
     got, code = shown(given.value), ReasonCode.WRONG_TYPE
     if isinstance(key, str) and not isinstance(place, dict):
         why, allowed = f"{name} is {_kind(place)} and has no fields", "a field of an object"

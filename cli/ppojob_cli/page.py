@@ -55,20 +55,20 @@ def page(runs: tuple[Path, ...], output: Path, steps: tuple[int, ...], samples: 
     if len(steps) > _MOST_STEPS:
         raise InputError(f"--step: got {len(steps)}: the page would be long; {_MOST_STEPS} at most")
     found = read_runs(runs)
-    there = steps_with_responses(found) if steps else []
-    if absent := sorted(set(steps) - set(there)):
-        got = ", ".join(map(str, absent))
-        allowed = f"steps from {there[0]} to {there[-1]}" if there else "no --step"
+    available = steps_with_responses(found) if steps else []
+    if missing := sorted(set(steps) - set(available)):
+        got = ", ".join(map(str, missing))
+        allowed = f"steps from {available[0]} to {available[-1]}" if available else "no --step"
         raise InputError(f"--step: got {got}: no run has kept responses of it; {allowed}")
     text = draw_page(found, frozenset(steps), samples)
-    aside = output.with_name(f".{output.name}.aside")
+    temporary = output.with_name(f".{output.name}.aside")
     try:
-        aside.write_text(text, "utf-8")
-        aside.replace(output)
+        temporary.write_text(text, "utf-8")
+        temporary.replace(output)
     except OSError as problem:
         why = f"{problem.strerror}; a file that can be written"
         raise InputError(f"--output: got {output}: {why}") from None
     finally:
-        aside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
     size = f"{len(text.encode()) / 1_000:,.0f} kB"
     click.echo(f"{output}: {counted(len(runs), 'run')}, {size}; it holds prompts and responses")

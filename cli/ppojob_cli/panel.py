@@ -1,4 +1,4 @@
-"""Frame of the job view, on this machine and on a cluster."""
+"""Panel of the job view, for local jobs and jobs on a cluster."""
 
 from collections.abc import Sequence
 from typing import Final
@@ -33,14 +33,14 @@ _COLOURS: Final = {
 
 
 def panel_width(console: Console) -> int:
-    """Columns with the border; short lines are easier to read than a wide terminal."""
+    """Return the width with the border, limited for short lines."""
     return max(MIN_WIDTH, min(console.width, MAX_WIDTH))
 
 
 def titled(
     name: str, phase: str, sections: Sequence[RenderableType], console: Console
 ) -> RenderableType:
-    """Sections below each other, in a border with the job's name and the colour of its phase."""
+    """Stack sections in a border with the job's name, in the colour of its phase."""
     colour = _COLOURS.get(phase, "white")
     return Panel(
         Group(*sections),
@@ -52,7 +52,7 @@ def titled(
 
 
 def progress(done: int, total: int, left: str) -> RenderableType:
-    """How far a job is, as a bar; `total` is 0 while not known, `left` how long the rest takes."""
+    """Draw a progress bar; `total` is 0 if unknown, `left` the remaining time."""
     line = Table.grid(padding=(0, 2, 0, 0), expand=True)
     line.add_column(no_wrap=True)
     line.add_column(ratio=1)
@@ -64,13 +64,13 @@ def progress(done: int, total: int, left: str) -> RenderableType:
 
 
 def progress_words(done: int, total: int, left: str) -> list[str]:
-    """`step 3 of 8`, `37 %`, `1h30m left`, as far as they are known."""
+    """Return `step 3 of 8`, `37 %` and `1h30m left`, as far as they are known."""
     steps = [f"step {done} of {total}", f"{100 * done // total} %"] if total else [f"step {done}"]
     return [*steps, f"{left} left"] if left else steps
 
 
 def labelled(label: str, content: RenderableType) -> RenderableType:
-    """Something with a word before it."""
+    """Put a label before content."""
     table = Table.grid(padding=(0, 1, 0, 0))
     table.add_column(width=LABEL_WIDTH, style="dim", no_wrap=True)
     table.add_column(overflow="fold")

@@ -14,7 +14,7 @@ from ppojob_api.topology import RoleTopology, world_size
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.status import PPOJobStatus
 from ppojob_api.well_known import KIND, RoleName
-from ppojob_cli.input_error import told
+from ppojob_cli.input_error import input_errors
 from ppojob_cli.job_file import load_job
 from ppojob_cli.overrides import set_option
 from ppojob_operator.build.gang import GANGS
@@ -35,7 +35,7 @@ from ppojob_trainer.processor import has_native_bfloat16
 
 
 def plan_lines(config: RunConfig) -> Iterator[str]:
-    """The plan of a run as lines of text."""
+    """Format the plan of a run as lines."""
     types = "Types of numbers that are auto: the processors of the pods decide; on this machine"
     resolved = manifest.to_yaml(config.spec.model_dump(mode="json"))
     yield f"PPOJob {config.namespace}/{config.name}, configuration {config.digest()[:12]}"
@@ -48,17 +48,17 @@ def plan_lines(config: RunConfig) -> Iterator[str]:
         ("On a cluster", cluster_lines(config)),
         ("Resolved spec", resolved.splitlines()),
     ):
-        told = [f"  {line}" for line in lines]
-        if told or title != types:
-            yield from ("", title, *told)
+        indented = [f"  {line}" for line in lines]
+        if indented or title != types:
+            yield from ("", title, *indented)
 
 
 def role_lines(config: RunConfig) -> Iterator[str]:
-    """The roles of a run: pods, ranks, threads or GPUs, and how ranks share a model."""
+    """Describe the roles of a run: pods, ranks, threads or GPUs, and parallelism."""
     settings = config.spec.roles.model_dump(mode="json")
     for role in config.topology.roles:
         layout = (settings.get(role.role) or {}).get("parallelism", {})
-        told = [
+        words = [
             f"{word} {layout[word]}"
             for word in ("pipeline", "tensor", "sequence", "expert")
             if layout.get(word, 1) > 1
@@ -66,8 +66,8 @@ def role_lines(config: RunConfig) -> Iterator[str]:
         is_generating = role == config.topology.generating and config.spec.rollout.replay is None
         if is_generating and config.spec.rollout.max_staleness:
             drawn = "round" if config.spec.algorithm.dynamic_sampling else "step"
-            told.append(f"at most {counted(config.spec.rollout.max_staleness, drawn)} ahead")
-        yield _role_line(role, told)
+            words.append(f"at most {counted(config.spec.rollout.max_staleness, drawn)} ahead")
+        yield _role_line(role, words)
     if config.topology.total_gpus:
         yield f"{counted(config.topology.total_gpus, 'GPU')} in all"
     engines, ranks = config.spec.rollout.parallelism.data, config.spec.rollout.parallelism.tensor
@@ -98,7 +98,7 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
     responses = algorithm.prompts_per_step * algorithm.samples_per_prompt
     if algorithm.given:
         twice = ", each prompt also with the answer to another" if algorithm.has_mismatched else ""
-        yield f"{counted(responses, unit(spec))} with answers, which are learnt from{twice}"
+        yield f"{counted(responses, unit(spec))} with answers, which are trained on{twice}"
     else:
         yield (
             f"{counted(algorithm.prompts_per_step, 'prompt')} x "
@@ -142,22 +142,24 @@ def _step_lines(spec: PPOJobSpec) -> Iterator[str]:
 
 
 def _supervised(spec: PPOJobSpec) -> Iterator[str]:
-    """Answers that are learnt beside the policy's loss, and how much they count in which steps."""
+    """Describe demonstrations, and the weight of their loss over the steps."""
     if (own := spec.supervised) is None:
         return
     rows = counted(own.rows_per_step or 0, "demonstration")
     yield f"{rows} parted over the optimizer steps of the policy"
-    told = f"their loss counts {own.coefficient:g} times"
+    weight = f"their loss counts {own.coefficient:g} times"
     if own.warmup_steps:
-        told += f", from 0 on over {counted(own.warmup_steps, 'step')}"
+        weight += f", from 0 on over {counted(own.warmup_steps, 'step')}"
     if own.schedule != "constant":
-        told += f", and falls ({own.schedule}) to {own.min_coefficient:g} by step {own.decay_steps}"
+        weight += (
+            f", and falls ({own.schedule}) to {own.min_coefficient:g} by step {own.decay_steps}"
+        )
     policy = "; that of the policy by what is left to 1" if own.interpolate else ""
-    yield f"{told}{policy}"
+    yield f"{weight}{policy}"
 
 
 def _teacher_prompts(spec: PPOJobSpec) -> Iterator[str]:
-    """What the reference reads in the place of prompts."""
+    """Describe the reference's own prompts."""
     data, shown = spec.data, spec.algorithm.reprompt
     if data.max_teacher_prompt_tokens is None:
         return
@@ -173,7 +175,7 @@ def _teacher_prompts(spec: PPOJobSpec) -> Iterator[str]:
 
 
 def _whole_groups(spec: PPOJobSpec) -> Iterator[str]:
-    """Groups whose rows are computed together, where that may take more than a micro-batch."""
+    """Warn of groups in one micro-batch that may exceed its tokens."""
     algorithm, data, training = spec.algorithm, spec.data, spec.training
     if not algorithm.whole_groups:
         return
@@ -189,7 +191,7 @@ def _whole_groups(spec: PPOJobSpec) -> Iterator[str]:
 
 
 def _waiting_stages(spec: PPOJobSpec) -> Iterator[str]:
-    """Stages of a pipeline that have nothing to do: all rows fit into one micro-batch."""
+    """Warn of idle pipeline stages, if all rows fit into one micro-batch."""
     algorithm, data, pods = spec.algorithm, spec.data, spec.roles.actor_rollout
     layout = pods.parallelism
     if layout.pipeline == 1:
@@ -206,7 +208,7 @@ def _waiting_stages(spec: PPOJobSpec) -> Iterator[str]:
 
 
 def unit(spec: PPOJobSpec) -> str:
-    """What a step counts: prompts, or rows of given answers, or pairs of them."""
+    """Return the unit of a step: prompt, row or pair."""
     if not spec.algorithm.given:
         return "prompt"
     return "pair" if spec.algorithm.answers_per_row == 2 else "row"
@@ -222,9 +224,9 @@ def _updates(part: str, mini_batches: int, epochs: int) -> str:
 def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     steps, algorithm = spec.steps, spec.algorithm
     if not steps.trains:
-        told = "responses to the held-out prompts, and nothing is scored or trained"
+        work = "responses to the held-out prompts, and nothing is scored or trained"
         idle = "" if spec.data.sampler is None else ": data.sampler chooses no rows"
-        yield f"{told if steps.generate_only else 'one validation, and nothing is trained'}{idle}"
+        yield f"{work if steps.generate_only else 'one validation, and nothing is trained'}{idle}"
         return
     if steps.total is not None:
         prompts = steps.total * algorithm.prompts_per_step
@@ -245,7 +247,7 @@ def _run_lines(spec: PPOJobSpec) -> Iterator[str]:
     validation = ", ".join(time for time in times if time) if spec.data.validation else ""
     yield f"validation: {validation or 'never'}"
     every = spec.checkpoint.every
-    written = ", written beside the steps" if spec.checkpoint.background else ""
+    written = ", written asynchronously" if spec.checkpoint.background else ""
     on_the_way = f"every {counted(every, 'step')}{written}, " if every else ""
     best = spec.checkpoint.best
     kept = f", and the one of {best.mode} {best.metric}" if best is not None else ""
@@ -328,7 +330,7 @@ def _pods_line(role: RoleName, rendered: dict[str, Any]) -> str:
 
 
 def memory_lines(config: RunConfig) -> Iterator[str]:
-    """What a rank of each role cannot do without, as far as the models lie on this machine."""
+    """Describe the minimum memory of a rank of each role, if its models are on this machine."""
     parameters = count_parameters(config)
     for folder, number in sorted(parameters.items()):
         if not number:
@@ -358,7 +360,7 @@ def plan(file: str, overrides: tuple[str, ...], *, as_json: bool) -> None:
     FILE is - for standard input. It starts nothing, contacts no cluster, and of models reads only
     the sizes of their weights.
     """
-    with told():
+    with input_errors():
         job = load_job(file, overrides)
     for problem in validation.warnings(job):
         click.echo(f"warning: {problem}", err=True)

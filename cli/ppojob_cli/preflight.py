@@ -31,7 +31,7 @@ from ppojob_trainer.checkpoint.journal import JOURNAL_NAME
 from ppojob_trainer.controller.row_tape import read_recording
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files, unusable_files
-from ppojob_trainer.data.media.picture_readers import why_blind
+from ppojob_trainer.data.media.picture_readers import why_no_pictures
 from ppojob_trainer.data.prompt_store import PromptStore
 from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.template_renderer import BadChatTemplate
@@ -68,12 +68,12 @@ _CONVERSATION = ({"role": "user", "content": "1+1"}, {"role": "assistant", "cont
 
 @dataclass(slots=True)
 class Preflight:
-    """What was found, a line each.
+    """Results of the checks, a line each.
 
     Attributes:
-        errors: what must be mended; nothing is started while there are any.
-        parameters: weights of the policy; None where they are not known.
-        rows: of the training data; None where they were not counted.
+        errors: problems because of which nothing is started.
+        parameters: number of the policy's weights; None if unknown.
+        rows: number of training rows; None if not counted.
     """
 
     errors: list[str] = field(default_factory=list)
@@ -82,13 +82,13 @@ class Preflight:
     rows: int | None = None
 
     def add(self, errors: Iterable[object], warnings: Iterable[object] = ()) -> None:
-        """Take more lines in."""
+        """Add lines."""
         self.errors += map(str, errors)
         self.warnings += map(str, warnings)
 
     @contextmanager
     def refusals(self) -> Iterator[None]:
-        """Take in what the block raises of the job and its code; what follows the block is done."""
+        """Add errors of the job or its code that the block raises, and continue after the block."""
         try:
             yield
         except (ConfigError, JobFailed, RewardFailed) as problem:
@@ -96,7 +96,7 @@ class Preflight:
 
 
 def check_run(config: RunConfig, output: Path) -> Preflight:
-    """Judge all that a run needs: its inputs, this machine, its folder; nothing is left there."""
+    """Check everything that a run needs: inputs, machine and run folder; leaves no files."""
     found = check_inputs(config)
     found.add([*machine_problems(config), *check_output(config, output, found.parameters)])
     begun = branches.problems(config, output, found.rows)
@@ -107,9 +107,9 @@ def check_run(config: RunConfig, output: Path) -> Preflight:
 
 
 def check_inputs(config: RunConfig) -> Preflight:
-    """Judge everything that a job names, as its pods will read it.
+    """Check all inputs of a job as its pods will read them.
 
-    No check waits for another to be content, but where it would have nothing to look at.
+    All checks run, also after errors, as far as their inputs can be read.
     """
     spec, found = config.spec, Preflight()
     found.add([], validation.warnings(config.job()))
@@ -136,7 +136,7 @@ def check_inputs(config: RunConfig) -> Preflight:
             _check_reward_model(spec.reward_model, found)
         if spec.judge is not None:
             _check_judge(spec.judge, spec.roles.judge.gpus_per_replica, found)
-            found.add(list(_answers_without_room(spec.judge, spec.rewards)))
+            found.add(list(_too_long_answers(spec.judge, spec.rewards)))
         _check_rewards(spec, found)
         _check_sampler(spec, found)
         found.add(_custom_functions(spec))
@@ -147,7 +147,7 @@ def check_inputs(config: RunConfig) -> Preflight:
 
 
 def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
-    """Rows that may get longer than the model was made for."""
+    """Check that the longest rows fit the context of the model."""
     prompt, response = spec.data.max_prompt_tokens, spec.data.max_response_tokens
     where, longest = "spec.rollout.maxModelTokens", spec.rollout.max_model_tokens
     if spec.algorithm.given:
@@ -171,7 +171,7 @@ def _context(spec: PPOJobSpec, model: ModelReport) -> Iterator[Problem]:
 
 
 def _teacher_context(spec: PPOJobSpec, where: str, reference: ModelReport) -> Iterator[Problem]:
-    """Rows behind prompts of the reference's own that may get longer than it was made for."""
+    """Check that the longest rows with the reference's own prompts fit its context."""
     prompt, response = spec.data.max_teacher_prompt_tokens, spec.data.max_response_tokens
     limit = reference.context_tokens
     if prompt is None or limit is None or prompt + response <= limit:
@@ -189,19 +189,24 @@ def _teacher_context(spec: PPOJobSpec, where: str, reference: ModelReport) -> It
 def _check_data(
     config: RunConfig, model: ModelReport, found: Preflight
 ) -> Mapping[str, int] | None:
-    """Tokenizer, chat template and rows; answers the ids of tokens where they can be read."""
+    """Check tokenizer, chat template and rows; return the vocabulary if it can be read."""
     spec, given = config.spec, config.spec.algorithm.given
     folder = spec.model.tokenizer_path or spec.model.path
     is_missing = any(one.reason_code == ModelReason.MODEL_MISSING for one in model.errors)
     has_tokenizer = os.path.isfile(os.path.join(folder, "tokenizer.json"))
     if folder == spec.model.path and is_missing and not has_tokenizer:
-        # That there is no model has been said.
+        # The missing model has been reported.
         found.add(unusable_files(spec.prompts, given=given))
         return None
     try:
         tools = tool_schemas(spec.agent)
-        template, blind = spec.model.chat_template, why_blind(spec)
-        chat = ChatTokenizer(spec.model.path, folder, template, tools=tools, blind=blind)
+        chat = ChatTokenizer(
+            spec.model.path,
+            folder,
+            spec.model.chat_template,
+            tools=tools,
+            why_no_pictures=why_no_pictures(spec),
+        )
     except ConfigError as problem:
         found.add([*problem.problems, *unusable_files(spec.prompts, given=given)])
         return None
@@ -231,9 +236,9 @@ def _check_data(
 
 
 def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found: Preflight) -> None:
-    """Judge a value model's folder; the policy's, which will do, is judged by itself.
+    """Check a value model's folder, unless it is the policy's.
 
-    It reads the policy's rows: the same tokens, and as many.
+    It reads the policy's rows, with the same token ids.
     """
     critic = spec.critic
     if critic is None or critic.path is None or spec.algorithm.estimator.critic != "value":
@@ -257,9 +262,9 @@ def _check_critic(spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, found:
 def _check_references(
     spec: PPOJobSpec, vocabulary: Mapping[str, int] | None, policy: ModelReport, found: Preflight
 ) -> None:
-    """Judge the folders of other models that say how likely the policy's tokens are.
+    """Check the folders of models that compute logprobs of the policy's tokens.
 
-    Those are references, process reward models, and what the latter are compared with.
+    These are references, process reward models, and the references of the latter.
     """
     tensor = spec.roles.actor_rollout.parallelism.tensor
     is_cut = spec.algorithm.compares_vocabularies and tensor > 1
@@ -289,7 +294,7 @@ def _check_references(
 def _check_reader(
     spec: PPOJobSpec, folder: Path, kind: kinds.ModelKind, found: Preflight
 ) -> ModelReport:
-    """Judge the folder of a model that reads the policy's rows, and so as many tokens."""
+    """Check the folder of a model that reads the policy's rows, and its context."""
     report = check_model_folder(folder, kind, config_changes(folder, spec.model))
     found.add(report.errors, report.warnings)
     longest, limit = spec.rollout.max_model_tokens, report.context_tokens
@@ -306,12 +311,12 @@ def _check_reader(
 
 
 def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
-    """Judge the reward model's folder and its tokenizer."""
+    """Check the reward model's folder and tokenizer."""
     report = check_model_folder(Path(spec.path), kinds.REWARD)
     found.add(report.errors, report.warnings)
     folder = Path(spec.tokenizer_path or spec.path)
     if not folder.is_dir() and folder == Path(spec.path):
-        return  # that the folder is missing has been said
+        return  # the missing folder has been reported
     setting = "spec.rewardModel.chatTemplate"
     with (
         found.refusals(),
@@ -327,7 +332,7 @@ def _check_reward_model(spec: RewardModelSpec, found: Preflight) -> None:
 
 
 def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
-    """Judge the folder of the judge, and what it is asked by."""
+    """Check the judge's folder, memory and chat template."""
     report = check_model_folder(Path(spec.path), kinds.JUDGE)
     found.add(report.errors, report.warnings)
     limit, longest = report.context_tokens, spec.max_tokens
@@ -341,26 +346,26 @@ def _check_judge(spec: JudgeSpec, gpus: int, found: Preflight) -> None:
         where, allowed = "spec.judge.kvCacheGib", "that or more, or a smaller spec.judge.maxTokens"
         found.add([Problem(where, shown(cache), why, allowed, ReasonCode.OUT_OF_RANGE)])
     if not Path(spec.path).is_dir():
-        return  # that the folder is missing has been said
+        return  # the missing folder has been reported
     setting = "a template of its own"
     with found.refusals(), ChatTokenizer(spec.path, spec.path, None, setting=setting) as chat:
         if not chat.has_template:
-            why, allowed = "it has no chat template, and is asked by chat", "a model that has one"
+            why, allowed = "it has no chat template, which a judge requires", "a model that has one"
             where, code = kinds.JUDGE.where, ReasonCode.REQUIRED
             found.add([Problem(where, shown(spec.path), why, allowed, code)])
 
 
-def _answers_without_room(judge: JudgeSpec, rewards: Sequence[RewardSpec]) -> Iterator[Problem]:
-    """Answers of the judge that are as long as all that it may read and say."""
+def _too_long_answers(judge: JudgeSpec, rewards: Sequence[RewardSpec]) -> Iterator[Problem]:
+    """Yield answers of the judge that take all of its tokens, without any for the prompt."""
     for number, reward in enumerate(rewards):
-        asked = reward.arguments.get("max_tokens", ANSWER_TOKENS)
-        is_asked = reward.function == "judge" and not reward.arguments.get("url")
-        if not is_asked or judge.max_tokens is None or not isinstance(asked, int | float):
+        answer_tokens = reward.arguments.get("max_tokens", ANSWER_TOKENS)
+        is_judged = reward.function == "judge" and not reward.arguments.get("url")
+        if not is_judged or judge.max_tokens is None or not isinstance(answer_tokens, int | float):
             continue
-        if asked >= judge.max_tokens:
+        if answer_tokens >= judge.max_tokens:
             yield Problem(
                 f"spec.rewards[{number}].arguments.max_tokens",
-                shown(asked),
+                shown(answer_tokens),
                 f"with the prompt it is more than spec.judge.maxTokens {judge.max_tokens}",
                 "less, or a judge of more",
                 ReasonCode.OUT_OF_RANGE,
@@ -368,9 +373,9 @@ def _answers_without_room(judge: JudgeSpec, rewards: Sequence[RewardSpec]) -> It
 
 
 def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:
-    """What the template says of the plainest conversation, where there is a template.
+    """Return the template's errors on a simple conversation.
 
-    Without one the model can still score prompts that are text.
+    Without a template, the model can still score text prompts.
     """
     if not chat.has_template:
         return ()
@@ -382,7 +387,7 @@ def _template_refusals(chat: ChatTokenizer) -> tuple[str, ...]:
 
 
 def _check_recording(spec: PPOJobSpec, found: Preflight) -> None:
-    """The run whose rows are trained on again."""
+    """Check the run to replay."""
     replay = spec.rollout.replay
     if replay is None:
         return
@@ -398,7 +403,7 @@ def _check_recording(spec: PPOJobSpec, found: Preflight) -> None:
 def _check_rewards(spec: PPOJobSpec, found: Preflight) -> None:
     """Load the reward functions once, in a process like those that will call them."""
     if not spec.rewards:
-        return  # scorers that are built in
+        return  # built-in scorers
     judge = None if spec.judge is None else Judge("http://127.0.0.1/v1", spec.judge.path, 0.0)
     with found.refusals():
         variables = variables_of_code("reward")
@@ -406,7 +411,7 @@ def _check_rewards(spec: PPOJobSpec, found: Preflight) -> None:
 
 
 def _check_sampler(spec: PPOJobSpec, found: Preflight) -> None:
-    """Load the function that chooses rows once, in a process like the one that will call it."""
+    """Load the sampling function once, in a process like the one that will call it."""
     if (sampler := spec.prompts.sampler) is None or not spec.steps.trains:
         return
     with found.refusals(), PromptStore() as nothing, RowSampler(sampler, nothing) as child:
@@ -414,16 +419,16 @@ def _check_sampler(spec: PPOJobSpec, found: Preflight) -> None:
 
 
 def _custom_functions(spec: PPOJobSpec) -> list[str]:
-    """Load estimator and policy loss of one's own once, in a process with PyTorch."""
+    """Load custom estimators and policy losses once, in a process with PyTorch."""
     wheres = [where for where, role, _ in spec.code_sources if role == "actorRollout"]
     if not wheres or not spec.steps.trains:
         return []
-    # -P: the folder that this process was started in must not shadow modules of the child.
+    # -P: files in the working folder must not shadow modules of the child.
     command = [sys.executable, "-P", "-m", "ppojob_trainer.engine.custom_functions"]
-    told, allowed = spec.algorithm.model_dump_json().encode(), "a file that can be imported"
+    request, allowed = spec.algorithm.model_dump_json().encode(), "a file that can be imported"
     try:
         done = subprocess.run(
-            command, input=told, capture_output=True, check=False, timeout=_IMPORT_SECONDS
+            command, input=request, capture_output=True, check=False, timeout=_IMPORT_SECONDS
         )
         found: list[str] = json.loads((done.stdout.splitlines() or [b""])[-1])
     except subprocess.TimeoutExpired:
@@ -435,7 +440,7 @@ def _custom_functions(spec: PPOJobSpec) -> list[str]:
 
 
 def _check_tools(spec: PPOJobSpec, found: Preflight) -> None:
-    """Load tools and users once, in the same way."""
+    """Load tools and user simulators once, in the same way."""
     if spec.agent is None or not calls_tools(spec):
         return
     elsewhere = [tool.name for tool in retrieved_tools(spec)]
@@ -445,7 +450,7 @@ def _check_tools(spec: PPOJobSpec, found: Preflight) -> None:
 
 
 def _retriever(spec: PPOJobSpec) -> Iterator[str]:
-    """What the index says of itself; its files are held against that where it is opened."""
+    """Check the manifest of the index; its files are checked when it is opened."""
     for tool in retrieved_tools(spec):
         assert spec.agent is not None
         assert spec.agent.retriever is not None

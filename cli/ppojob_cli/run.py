@@ -1,4 +1,4 @@
-"""`ppojob run FILE`: a job on this machine, by the very containers that a cluster would run."""
+"""`ppojob run FILE`: a job on this machine, by the same containers as on a cluster."""
 
 import json
 import signal
@@ -20,7 +20,7 @@ from ppojob_cli.overrides import Given, set_option
 from ppojob_cli.preflight import check_run
 from ppojob_cli.run_folder import locked, refuse_owned, usable, write_job
 from ppojob_cli.run_state import work_of
-from ppojob_cli.summary import Ending, finished_summary, keep_model, what_stands
+from ppojob_cli.summary import Ending, finished_summary, keep_model, what_is_next
 from ppojob_cli.view import PlainView, View
 from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.copies import restore
@@ -31,10 +31,10 @@ _POLL_SECONDS = 0.25
 
 
 class Interrupts:
-    """Counts Ctrl-C: the first asks, the second insists.
+    """Counts Ctrl-C: the first requests a stop, the second stops at once.
 
-    SIGTERM and SIGHUP ask and never insist: a terminal that closes may hang up twice, by its shell
-    and by the kernel. Under `nohup` a hang-up stays ignored.
+    SIGTERM and SIGHUP only request it: a closing terminal may send SIGHUP twice, by its shell and
+    by the kernel. Under `nohup`, SIGHUP stays ignored.
     """
 
     def __init__(self) -> None:
@@ -95,18 +95,18 @@ def run_job(
     plain: bool,
     folder_of_runs: str = "runs",
 ) -> int:
-    """Check everything, then run; answers the exit status.
+    """Check everything, then run the job and return its exit status.
 
-    Without `output` the run folder lies in `folder_of_runs`.
+    The default run folder is in `folder_of_runs`.
 
     Raises:
         ConfigError: the input is wrong; all problems at once, and nothing was started.
-        PPOJobError: the input could not be read to its end, through no fault of its own.
+        PPOJobError: the input could not be read completely, and may be right.
     """
     config = resolve(load_job(file, overrides), facts=engine_facts())
     folder = output or Path(folder_of_runs) / config.name
     if finished_summary(folder, config) is None:
-        refuse_owned(folder)  # before it is looked at, for it changes meanwhile
+        refuse_owned(folder)  # first, because a running job changes it
         restore(config, folder, _tell)
         config = locate(config, folder, _tell)
         found = check_run(config, folder)
@@ -122,7 +122,7 @@ def run_job(
                 branches.begin(config, folder, _tell)
                 write_job(folder, config)
                 keep_model(folder, config)
-        view = _open_view(config, folder, plain=plain)  # what a branch took over is not new
+        view = _open_view(config, folder, plain=plain)  # a branch's earlier steps are not new
         if summary is not None:
             view.already_done(summary)
             return contract.EXIT_DONE
@@ -148,16 +148,16 @@ def _run_pods(config: RunConfig, folder: Path, view: View, interrupts: Interrupt
 
 def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -> Ending:
     """Watch the job until its controller has ended."""
-    asked = False
+    is_stopping = False
     while True:
         if interrupts.count > 1:
             return stopped_at_once(folder)
-        if interrupts.count == 1 and not asked:
-            asked = True
+        if interrupts.count == 1 and not is_stopping:
+            is_stopping = True
             view.note(f"{view.what_is_finished}; Ctrl-C again stops at once")
             pods.ask_to_stop()
         ended = pods.controller.process.poll()
-        if ended is not None and asked:
+        if ended is not None and is_stopping:
             return _controller_ending(pods, ended, f"it ended with status {ended}")
         dead = tuple(running.pod.name for running in pods.dead())
         if dead:
@@ -170,12 +170,12 @@ def _follow(pods: LocalPods, folder: Path, view: View, interrupts: Interrupts) -
 
 
 def stopped_at_once(folder: Path) -> Ending:
-    """How a run ends that was interrupted twice."""
-    return Ending(contract.EXIT_INTERRUPTED, f"stopped at once: {what_stands(folder)}")
+    """Return the ending of a run that was interrupted twice."""
+    return Ending(contract.EXIT_INTERRUPTED, f"stopped at once: {what_is_next(folder)}")
 
 
 def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> Ending:
-    """How the job ended, by how its controller did."""
+    """Return how the job ended, from the exit status of its controller."""
     if exit_code in {contract.EXIT_DONE, contract.EXIT_INTERRUPTED}:
         return Ending(exit_code)
     if exit_code == contract.EXIT_INVALID:
@@ -185,16 +185,16 @@ def _controller_ending(pods: LocalPods, exit_code: int | None, reason: str) -> E
 
 
 def _pod_phases(pods: LocalPods) -> dict[str, str]:
-    """What their supervisors say, by pod: `idle`, `starting`, `ready`, `lost`, `done`."""
+    """Return the phase of each pod: `idle`, `starting`, `ready`, `lost`, `done` or `not up`."""
     statuses = {running.pod.name: running.status() for running in pods.pods}
     return {name: status.phase if status else "not up" for name, status in statuses.items()}
 
 
 def _open_view(config: RunConfig, folder: Path, *, plain: bool) -> View:
-    """The view for where the output goes; open it before the pods are started."""
+    """Open the view for this terminal or pipe, before the pods are started."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            # A model writes any character; one that the terminal lacks must not end the run.
+            # Characters that the terminal does not support must not end the run.
             stream.reconfigure(errors="backslashreplace")
     samples, now, work = config.spec.num_examine, time.time(), work_of(config)
     if not plain and sys.stdout.isatty():

@@ -13,19 +13,19 @@ from ppojob_api.run_layout import JOB_FILE
 from ppojob_trainer.errors import ConfigError
 
 LOCK_FILE: Final = ".lock"
-"""Locked by the `ppojob run` that owns the folder."""
+"""Lock of the `ppojob run` that uses the folder."""
 
 
 def write_job(folder: Path, config: RunConfig) -> None:
-    """Write the manifest as resolved, for people and for the record; as a whole or not at all."""
-    aside = folder / f".{JOB_FILE}.aside"
-    aside.write_text(manifest.dump(config.job()))
-    aside.replace(folder / JOB_FILE)
+    """Write the resolved manifest atomically."""
+    temporary = folder / f".{JOB_FILE}.aside"
+    temporary.write_text(manifest.dump(config.job()))
+    temporary.replace(folder / JOB_FILE)
 
 
 @contextlib.contextmanager
 def usable(folder: Path) -> Iterator[None]:
-    """Do something with a run folder; what the system refuses is a `ConfigError`."""
+    """Convert system errors with a run folder to `ConfigError`."""
     try:
         yield
     except OSError as problem:
@@ -37,12 +37,12 @@ def usable(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """Own a run folder while the block runs; it is made where it is absent.
+    """Create a run folder if needed, and lock it during the block.
 
-    The kernel drops the lock when the process ends, however it ends.
+    The kernel releases the lock when the process ends.
 
     Raises:
-        ConfigError: another process owns it, or it cannot be made, written or locked.
+        ConfigError: another process has locked it, or it cannot be created, written or locked.
     """
     with usable(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -58,17 +58,17 @@ def locked(folder: Path) -> Iterator[None]:
 
 
 def refuse_owned(folder: Path) -> None:
-    """Refuse a run folder that another process owns; nothing is made or written.
+    """Check that no process has locked a run folder, without changing anything.
 
     Raises:
-        ConfigError: a process owns it.
+        ConfigError: a process has locked it.
     """
     with contextlib.suppress(OSError), (folder / LOCK_FILE).open() as file:
         _take(folder, file.fileno(), fcntl.LOCK_SH)
 
 
 def is_left(folder: Path) -> bool:
-    """Whether `ppojob run` had a folder, and no process has it now."""
+    """Return whether `ppojob run` has used a folder, and no process has locked it now."""
     try:
         refuse_owned(folder)
     except ConfigError:

@@ -41,11 +41,11 @@ _OF_GIVEN: Final = {
     "val/rewards/accuracies": "accuracy",
     "val/rewards/margins": "margin",
 }
-"""What a validation measures of answers that are given."""
+"""Short names of the metrics of validations on given answers."""
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
 _OVER_PHASES: Final = frozenset({"Finishing", "Succeeded", "Failed", "Interrupted"})
-_NOTHING_SAID: Final = TrainingStatus("Starting")
+_NO_STATUS: Final = TrainingStatus("Starting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class StepRecord:
 
     @property
     def figures(self) -> dict[str, float]:
-        """What one watches of a training step, by a short name; `tokens/s` is of the whole job."""
+        """Main metrics of a training step, by a short name; `tokens/s` is that of the whole job."""
         found = {name: self.values[key] for name, key in _FIGURES if key in self.values}
         tokens, seconds = self.values.get(_TOKENS), self.values.get(STEP_SECONDS)
         if tokens is not None and seconds:
@@ -73,7 +73,7 @@ class StepRecord:
 
     @property
     def validation(self) -> dict[str, float]:
-        """Means of the validation by a short name, `gsm8k mean@1`; empty where there was none."""
+        """Means of the validation by a short name, `gsm8k mean@1`; empty for none."""
         return {
             short_name(name): value
             for name, value in self.values.items()
@@ -94,14 +94,14 @@ class StepRecord:
 
 @dataclass(frozen=True, slots=True)
 class RunState:
-    """A moment of a run.
+    """The state of a run at one time.
 
     Attributes:
-        status: What the controller says; its `since` is 0 before it says anything.
-        records: All steps that stand, in ascending order.
+        status: The controller's status; its `since` is 0 before the first.
+        records: All valid steps, in ascending order.
     """
 
-    status: TrainingStatus = _NOTHING_SAID
+    status: TrainingStatus = _NO_STATUS
     records: tuple[StepRecord, ...] = ()
 
     @property
@@ -111,7 +111,7 @@ class RunState:
 
     @property
     def is_over(self) -> bool:
-        """Whether no step will come."""
+        """Whether there will be no further steps."""
         return self.status.phase in _OVER_PHASES
 
     @property
@@ -130,17 +130,17 @@ class RunState:
         return self.records[-1].step if self.records else 0
 
     def figure_series(self) -> dict[str, list[float]]:
-        """Each figure of the training steps, in their order."""
+        """Return the values of each main metric, in the order of the training steps."""
         return _series(record.figures for record in self.steps)
 
     def validation_series(self) -> dict[str, list[float]]:
-        """Each number of the validations, in the order of the steps."""
+        """Return the values of each validation metric, in the order of the steps."""
         return _series(record.validation for record in self.validations)
 
     def remaining_seconds(self, now: float) -> float | None:
-        """How long the rest takes, by the time in Unix seconds; None while nobody can know.
+        """Estimate the remaining time, at a time in Unix seconds; None if it is unknown.
 
-        The step under way counts as far as it has come.
+        The elapsed time of the current step is subtracted.
         """
         pace = Pace()
         for record in self.steps:
@@ -152,11 +152,11 @@ class RunState:
 
 
 class RunReader:
-    """Looks at a run folder again and again, and reads only what is new.
+    """Reads a run folder incrementally.
 
     Args:
-        folder: The run folder; it and all in it may be missing.
-        since: Unix seconds; a status that is older was left by an earlier run.
+        folder: The run folder; it and all its files may be missing.
+        since: Unix seconds; an older status, of an earlier run, is ignored.
     """
 
     def __init__(self, folder: Path, *, since: float = 0.0) -> None:
@@ -166,7 +166,7 @@ class RunReader:
         self._records: tuple[StepRecord, ...] = ()
 
     def read(self) -> RunState:
-        """The run as it stands now."""
+        """Read the current state."""
         lines = self._lines.read()
         kept = () if self._lines.is_anew else self._records
         new = (record for line in lines if (record := step_record(line)) is not None)
@@ -178,12 +178,12 @@ class RunReader:
             data = (self._folder / STATUS_FILE).read_bytes()
             status = msgspec.json.decode(data, type=TrainingStatus)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
-            return _NOTHING_SAID
-        return status if status.since >= self._since else _NOTHING_SAID
+            return _NO_STATUS
+        return status if status.since >= self._since else _NO_STATUS
 
 
 def step_record(line: bytes) -> StepRecord | None:
-    """A line of `metrics.jsonl`, without what is null; None where it is no such line."""
+    """Parse a line of `metrics.jsonl`, without null values; None if it is invalid."""
     try:
         values = msgspec.json.decode(line, type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError):
@@ -208,7 +208,7 @@ def _series(rows: Iterable[Mapping[str, float]]) -> dict[str, list[float]]:
 
 
 def short_name(name: str) -> str:
-    """`val-core/gsm8k/acc/mean@1` as people say it: `gsm8k mean@1`; `val/loss` is `loss`."""
+    """Shorten `val-core/gsm8k/acc/mean@1` to `gsm8k mean@1`, and `val/loss` to `loss`."""
     if name in _OF_GIVEN:
         return _OF_GIVEN[name]
     source, found, moment = name.removeprefix(_VALIDATION_PREFIX).partition("/acc/")
@@ -216,6 +216,6 @@ def short_name(name: str) -> str:
 
 
 def work_of(config: RunConfig) -> str:
-    """What a job does in the phase `Training`, as one word."""
+    """Return what a job does in the phase `Training`, as one word."""
     steps = config.spec.steps
     return "Training" if steps.trains else "Generating" if steps.generate_only else "Validating"

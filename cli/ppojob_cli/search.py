@@ -2,20 +2,17 @@
 
 import sys
 import threading
-import time
-from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 import click
 
-from ppojob_cli.input_error import InputError, told
+from ppojob_cli.input_error import InputError, input_errors
+from ppojob_cli.progress_lines import ProgressLines
 
 if TYPE_CHECKING:
     from ppojob_trainer.retrieval.manifest import EncoderSettings
-
-_SECONDS_BETWEEN_LINES: Final = 5.0
 
 _folder = click.Path(path_type=Path, file_okay=False)
 
@@ -56,12 +53,17 @@ def index(
     """
     from ppojob_trainer.retrieval.build import build_index
 
-    with told():
+    lines = ProgressLines()
+
+    def on_progress(stage: str, count: int) -> None:
+        lines.show(f"{count:,} documents {stage}")
+
+    with input_errors():
         settings = _encoder_settings(kind, encoder, of_encoder)
         try:
-            made = build_index(corpus, output, encoder=settings, tell=_progress())
+            made = build_index(corpus, output, encoder=settings, on_progress=on_progress)
         except KeyboardInterrupt:
-            click.echo(f"{output}: interrupted; the same command goes on", err=True)
+            click.echo(f"{output}: interrupted; the same command resumes", err=True)
             raise
     click.echo(
         f"{output}: {made.plan.documents:,} documents, {kind}, {made.memory_bytes / 1e6:,.1f} MB"
@@ -101,7 +103,7 @@ def retrieve(folder: Path, port: int, address: str, topk: int, encoder: Path | N
     from ppojob_trainer.retrieval.http_server import retrieve_server
     from ppojob_trainer.retrieval.index import open_index
 
-    with told():
+    with input_errors():
         retriever = open_index(folder, encoder)
     with retriever:
         try:
@@ -128,23 +130,9 @@ def _encoder_settings(
             )
         from ppojob_trainer.retrieval.encoder import encoder_settings
 
-        return encoder_settings(encoder, **options)  # type: ignore[arg-type]  # click has judged
+        return encoder_settings(encoder, **options)  # type: ignore[arg-type]  # click checks it
     unused = [*(["encoder"] if encoder is not None else []), *options]
     if unused:
         name = unused[0].replace("_", "-")
         raise InputError(f"--{name}: got --kind {kind}: it has no vectors; --kind dense, or none")
     return None
-
-
-def _progress() -> Callable[[str, int], None]:
-    """Tells a line every few seconds."""
-    due = time.monotonic() + _SECONDS_BETWEEN_LINES
-
-    def tell(what: str, count: int) -> None:
-        nonlocal due
-        now = time.monotonic()
-        if now >= due:
-            due = now + _SECONDS_BETWEEN_LINES
-            click.echo(f"{count:,} documents {what}")
-
-    return tell

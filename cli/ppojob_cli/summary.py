@@ -1,4 +1,4 @@
-"""Summary of a run's end, for programs and for people."""
+"""Summary of a run, for programs and for people."""
 
 import os
 import shlex
@@ -32,9 +32,9 @@ class RunSummary(msgspec.Struct, frozen=True):
 
     Attributes:
         phase: `Succeeded` or `Interrupted`.
-        seconds: Time of those steps.
-        tokens: Prompt and response tokens of those steps.
-        validation: The `last` of the run, and the `first` where it had several.
+        seconds: Time of the steps.
+        tokens: Prompt and response tokens of the steps.
+        validation: The `last` one, and the `first` if there are several.
     """
 
     phase: str
@@ -47,11 +47,11 @@ class RunSummary(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How the job left the runner.
+    """How the job ended.
 
     Attributes:
-        reason: One line; empty where the job ended as it should.
-        pods: Pods whose logs say more.
+        reason: One line; empty for success or an orderly interruption.
+        pods: Pods whose logs have details.
     """
 
     exit_code: int
@@ -60,7 +60,7 @@ class Ending:
 
 
 def read_summary(folder: Path) -> RunSummary | None:
-    """The summary in a run folder; None where there is none that can be read."""
+    """Read the summary in a run folder; None if there is no readable one."""
     try:
         return msgspec.json.decode((folder / run_layout.SUMMARY_FILE).read_bytes(), type=RunSummary)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -68,7 +68,7 @@ def read_summary(folder: Path) -> RunSummary | None:
 
 
 def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
-    """The summary of a run of this very configuration that succeeded; else None."""
+    """Return the summary if the run of this configuration has succeeded; else None."""
     summary = read_summary(folder)
     if summary is None or summary.config_sha256 != config.digest():
         return None
@@ -78,13 +78,13 @@ def finished_summary(folder: Path, config: RunConfig) -> RunSummary | None:
 
 
 def keep_model(folder: Path, config: RunConfig) -> None:
-    """Keep what tells the model from others, of a job that only asks it."""
+    """Write the model's fingerprint, for a job that does not train."""
     if not config.spec.steps.trains and (found := _model_at(config)):
         (folder / _MODEL_FILE).write_text(found)
 
 
 def is_of_another_model(folder: Path, config: RunConfig) -> bool:
-    """Whether a job that does not train has answers of another model than lies at its path now."""
+    """Return whether a job that does not train has answers of another model than now."""
     kept = folder / _MODEL_FILE
     if not kept.is_file() or config.spec.steps.trains or not batches_on_disk(folder):
         return False
@@ -93,7 +93,7 @@ def is_of_another_model(folder: Path, config: RunConfig) -> bool:
 
 
 def _model_at(config: RunConfig) -> str | None:
-    """The fingerprint of the model; None where it cannot be read."""
+    """Return the fingerprint of the model; None if it cannot be read."""
     try:
         return fingerprint(Path(config.spec.model.path))
     except (OSError, BadHeader):
@@ -101,9 +101,9 @@ def _model_at(config: RunConfig) -> str | None:
 
 
 def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[str]:
-    """What a person is told at the end of a run, failed or not."""
+    """Format the end of a run for people."""
     reason = ending.reason
-    # Why a controller failed is told best by itself.
+    # The controller's own message is best.
     if status.phase == "Failed" and status.message:
         reason = status.message
     if not ending.reason:
@@ -111,45 +111,45 @@ def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[s
         if summary is not None:
             return summary_lines(summary, folder)
         if ending.exit_code == contract.EXIT_INTERRUPTED:
-            return ["interrupted while roles were starting; the same command goes on"]
+            return ["interrupted while roles were starting; the same command resumes"]
         return []
     traceback = "Traceback (most recent call last)"
-    told = list(takewhile(lambda line: not line.startswith(traceback), reason.splitlines()))
-    lines = [printable(line) for line in told]
-    lines += [line for pod in ending.pods for line in log_lines(folder, pod, told)]
-    if ending.exit_code == contract.EXIT_FAILED and told:
-        return [f"failed: {lines[0]}", *lines[1:], what_stands(folder)]
+    kept = list(takewhile(lambda line: not line.startswith(traceback), reason.splitlines()))
+    lines = [printable(line) for line in kept]
+    lines += [line for pod in ending.pods for line in log_lines(folder, pod, kept)]
+    if ending.exit_code == contract.EXIT_FAILED and kept:
+        return [f"failed: {lines[0]}", *lines[1:], what_is_next(folder)]
     return lines
 
 
-def what_stands(folder: Path) -> str:
-    """What the same command does next, where a run has not come to its end."""
+def what_is_next(folder: Path) -> str:
+    """Say where the same command continues a run that has not ended."""
     if os.path.lexists(folder / run_layout.CHECKPOINTS_FOLDER / LATEST_NAME):
-        return "the last checkpoint stands, and the same command goes on from there"
-    return "there is no checkpoint, and the same command begins anew"
+        return "the same command resumes from the last checkpoint"
+    return "there is no checkpoint, so the same command starts from the beginning"
 
 
 def summary_lines(summary: RunSummary, folder: Path) -> list[str]:
-    """The result of a run, and where the rest of it lies."""
+    """Format the result of a run, and the places of its files."""
     steps = counted(summary.steps, "step")
     effort = f"{steps} in {duration(summary.seconds)}, {summary.tokens:,} tokens"
     if summary.phase == "Succeeded":
         alone = _answered(folder) or "validated, nothing was trained"
         lines = [f"done: {effort if summary.steps else alone}"]
     elif summary.steps:
-        lines = [f"interrupted: {effort}; the same command goes on from there"]
+        lines = [f"interrupted: {effort}; the same command resumes"]
     else:
-        lines = ["interrupted before the first step; the same command begins there"]
+        lines = ["interrupted before the first step; the same command starts there"]
     for name, last in summary.validation.get("last", {}).items():
         first = summary.validation.get("first", {}).get(name)
         if last is not None and not name.endswith("/std"):
-            told = number(last) if first is None else f"{number(first)} -> {number(last)}"
-            lines.append(f"  validation  {short_name(name)}: {told}")
-    return [printable(line) for line in (*lines, *_what_lies_there(folder))]
+            values = number(last) if first is None else f"{number(first)} -> {number(last)}"
+            lines.append(f"  validation  {short_name(name)}: {values}")
+    return [printable(line) for line in (*lines, *_files(folder))]
 
 
-def _what_lies_there(folder: Path) -> Iterator[str]:
-    """Where the model is, and how what else a run has left is looked at."""
+def _files(folder: Path) -> Iterator[str]:
+    """Yield the places of the model and other files, or the commands to view them."""
     if (folder / run_layout.EXPORT_FOLDER / "config.json").is_file():
         yield f"  model       {folder / run_layout.EXPORT_FOLDER}"
     if (folder / run_layout.PROFILE_FOLDER).is_dir():
@@ -173,7 +173,7 @@ def _what_lies_there(folder: Path) -> Iterator[str]:
 
 
 def _answered(folder: Path) -> str:
-    """Where the responses of a job are that only generates, and to how many prompts."""
+    """Describe the file of responses of a job that only generates; empty without one."""
     path = folder / run_layout.RESPONSES_FILE
     if not path.is_file():
         return ""
@@ -183,8 +183,8 @@ def _answered(folder: Path) -> str:
     return f"{path}, responses to {counted(pq.read_metadata(path).num_rows, 'prompt')}"
 
 
-def log_lines(folder: Path, pod: str, told: Sequence[str] = ()) -> list[str]:
-    """The last lines of a pod's log, under its path, without those that are told already."""
+def log_lines(folder: Path, pod: str, shown: Sequence[str] = ()) -> list[str]:
+    """Return the path of a pod's log, and its last lines, without those that are shown already."""
     path = folder / run_layout.LOGS_FOLDER / f"{pod}.log"
     try:
         with path.open("rb") as file:
@@ -195,7 +195,7 @@ def log_lines(folder: Path, pod: str, told: Sequence[str] = ()) -> list[str]:
         return [f"{path}: {error.strerror}"]
     if not any(tail):
         return [f"{path}: empty"]
-    endings = tuple(line for line in told if line.strip())
+    endings = tuple(line for line in shown if line.strip())
     tail = [line for line in tail if line.strip() and not line.endswith(endings)]
     lines = (line.expandtabs()[:_LOG_LINE_CHARACTERS] for line in tail[-_LOG_LINES:])
     return [f"{path}, its last lines:", *(f"  {printable(line)}" for line in lines)]

@@ -1,4 +1,4 @@
-"""`ppojob tools`: what `spec.agent` is to say of tools and users that are there already."""
+"""`ppojob tools`: writes `spec.agent` for existing tools and user simulators."""
 
 import re
 import shlex
@@ -11,7 +11,7 @@ import click
 from ppojob_api.checks.tools import port_of
 from ppojob_api.manifest import to_yaml
 from ppojob_api.problem import shown
-from ppojob_cli.input_error import InputError, told
+from ppojob_cli.input_error import InputError, input_errors
 from ppojob_cli.verl_tools import read_verl_agent, wrong_agent
 
 if TYPE_CHECKING:
@@ -54,17 +54,17 @@ def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None
 
 
 def _of_functions(file: str) -> list[dict[str, Any]]:
-    """Of each function of a file what a model has to know."""
+    """Describe each function of a Python file."""
     from ppojob_trainer.tools.describe import read_tools
 
-    with told():
+    with input_errors():
         described = read_tools(file)
     path = str(Path(file))
     return list(_tools(described, lambda one: {"path": path, "function": one.function}))
 
 
 def _of_server(place: str, name: str, key_variable: str | None) -> dict[str, Any]:
-    """Of each tool of a server the same, with the server and the port that it is asked at."""
+    """Describe an MCP server, its port and each of its tools."""
     from ppojob_trainer.tools.describe import read_server
     from ppojob_trainer.tools.wire import ServerCode
 
@@ -76,7 +76,7 @@ def _of_server(place: str, name: str, key_variable: str | None) -> dict[str, Any
     if key_variable:
         server["keyVariable"] = key_variable
     code = ServerCode(name, place if is_url else None, command, key_variable)
-    with told():
+    with input_errors():
         described = read_server(code)
     port = port_of(place) if is_url else None
     return {
@@ -106,5 +106,5 @@ def _tools(
 
 
 def _tool_name(name: str) -> str:
-    """A name that chat models can write; servers allow more signs."""
+    """Replace characters that servers allow in names, but chat models do not."""
     return re.sub(r"[^a-zA-Z0-9_-]", "_", name)[:64]

@@ -1,4 +1,4 @@
-"""`ppojob validate`: every problem of a job and of what it names, before anything is started."""
+"""`ppojob validate`: every problem of a job and its inputs, before anything is started."""
 
 import os
 from collections.abc import Iterator, Sequence
@@ -59,19 +59,19 @@ def validate(files: tuple[str, ...], overrides: tuple[str, ...], *, offline: boo
 
 
 def _named(line: str, file: str | None) -> str:
-    """A line behind its file, where a reader could take one file's problems for another's."""
+    """Put the name of the file before a line, if there are several files."""
     return line if file is None or line.startswith(f"{file}:") else f"{file}: {line}"
 
 
 def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[str], Sequence[str]]:
-    """Errors and warnings of one file, and of what it names."""
+    """Return errors and warnings of one file and its inputs."""
     if isinstance(judged, list):
         return list(map(str, judged)), []
     elsewhere = [] if offline else [*_not_mounted(judged), *_behind_urls(judged)]
     if offline or elsewhere:
         missing = [] if offline else _missing(judged)
         return missing, [*map(str, validation.warnings(judged)), *map(str, elsewhere)]
-    # A second to load, and not in every installation.
+    # Slow to load, and not in every installation.
     from ppojob_cli.preflight import check_inputs
     from ppojob_trainer.checkpoint import branches
 
@@ -85,7 +85,7 @@ def _found(judged: list[Problem] | PPOJob, *, offline: bool) -> tuple[Sequence[s
 
 
 def _not_mounted(job: PPOJob) -> Iterator[Problem]:
-    """Volumes of the job's pods, and code in ConfigMaps, that are not on this machine."""
+    """Yield volumes of the job's pods, and code in ConfigMaps, that are not on this machine."""
     paths = list(_texts(job.spec.model_dump(mode="json", exclude={"pods"})))
     for where, settings in all_settings(job):
         for index, volume in enumerate(settings.volumes):
@@ -109,14 +109,14 @@ def _not_mounted(job: PPOJob) -> Iterator[Problem]:
 
 
 def _behind_urls(job: PPOJob) -> Iterator[Problem]:
-    """What is fetched when the job runs, and not before."""
+    """Yield files that are downloaded only when the job runs."""
     for url, where in remote_files.urls(job.spec).items():
         why = "its files are fetched when the job runs, so that only the manifest was judged"
         yield Problem(where, shown(url), why, "fine", ReasonCode.UNREADABLE)
 
 
 def _missing(job: PPOJob) -> list[str]:
-    """URLs behind which there is nothing to read."""
+    """Return unreadable URLs."""
     if not remote_files.urls(job.spec):
         return []
     from ppojob_trainer.remote_files import unreadable  # fsspec, not in every installation
@@ -125,7 +125,7 @@ def _missing(job: PPOJob) -> list[str]:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All texts within a value."""
+    """Yield all texts within a value."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):

@@ -1,4 +1,4 @@
-"""verl's YAML files of tools and interactions, as `spec.agent` has them."""
+"""Conversion of verl's YAML files of tools and interactions to `spec.agent`."""
 
 import os
 import sys
@@ -15,27 +15,27 @@ _BUILT_IN: Final = {
     "verl.tools.geo3k_tool.Geo3kTool": "calc_geo3k_reward",
     "verl.tools.image_zoom_in_tool.ImageZoomInTool": "image_zoom_in_tool",
 }
-"""verl's own classes that are tools here; it had them until May 2026."""
+"""Built-in tools by verl's classes, which it had until May 2026."""
 _USERS: Final = {"verl.interactions.gsm8k_interaction.Gsm8kInteraction": "gsm8k"}
-"""The same of interactions; it had them until April 2026."""
+"""Built-in interactions by verl's classes, which it had until April 2026."""
 _SEARCH: Final = "verl.tools.search_tool.SearchTool"
 _INSTEAD: Final = {
     _SEARCH: "the built-in tool search, by this name",
     "verl.tools.sandbox_fusion_tools.SandboxFusionTool": "the built-in tool python",
 }
-"""What does here what classes of verl's do that cannot be taken over."""
+"""Replacements of classes that cannot be converted."""
 _FORM: Final = {
     "tools": "a list of {class_name, config, tool_schema}",
     "interaction": "a list of {name, class_name, config}",
 }
 _NAMES: Final = {"tools": "tools", "interaction": "interactions"}
-"""What verl's lists are called here."""
+"""Names of verl's lists in `spec.agent`."""
 _PROPERTY: Final = ("type", "description", "enum")
-"""What verl tells a model of an argument, whatever else the YAML says of it."""
+"""Keys of an argument that verl passes to the model."""
 
 
 def read_verl_agent(path: str) -> dict[str, list[dict[str, Any]]]:
-    """The tools and interactions of a file, as parts of `spec.agent`."""
+    """Convert the tools and interactions of a file to parts of `spec.agent`."""
     read = manifest.read_file(path)
     problems = list(read.problems)
     value = read.value if isinstance(read.value, dict) else {}
@@ -66,22 +66,22 @@ class _Item:
         self.problems: list[Problem] = []
 
     def tool(self) -> dict[str, Any]:
-        """The same as an item of `spec.agent.tools`, as far as nothing is wrong."""
+        """Convert to an item of `spec.agent.tools`; incomplete if there are problems."""
         config = self._item.get("config") or {}
         kind = config.get("type", "native") if isinstance(config, dict) else "native"
         if kind != "native":
-            why = "what the model is told of it is the server's to say"
+            why = "the server describes the tool"
             self._wrong("config.type", kind, why, "native, or ppojob tools --mcp URL")
         schema = self._item.get("tool_schema")
         function = schema.get("function") if isinstance(schema, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-            why = "the model is told of the tool by it"
+            why = "the model gets it as the tool's description"
             self._wrong("tool_schema", schema, why, "{type: function, function: {name, ...}}")
             function = {}
-        told = {key: function[key] for key in ("description", "parameters") if key in function}
-        if "parameters" in told:
-            told["parameters"] = _told(told["parameters"])
-        tool = {"name": function.get("name", ""), **told}
+        tool = {"name": function.get("name", "")}
+        tool |= {key: function[key] for key in ("description", "parameters") if key in function}
+        if "parameters" in tool:
+            tool["parameters"] = _parameters(tool["parameters"])
         name = str(self._item.get("class_name", ""))
         if _BUILT_IN.get(name) == tool["name"]:
             return tool
@@ -93,7 +93,7 @@ class _Item:
         return {**tool, "source": source, **({"config": config} if config else {})}
 
     def interaction(self) -> dict[str, Any]:
-        """The same as an item of `spec.agent.interactions`; a name is made as verl makes one."""
+        """Convert to an item of `spec.agent.interactions`; the default name is verl's."""
         kind = str(self._item.get("class_name", ""))
         own = kind.rpartition(":")[2].rpartition(".")[2]
         name = self._item.get("name") or own.removesuffix("Interaction").lower()
@@ -111,7 +111,7 @@ class _Item:
         }
 
     def _source(self, name: str) -> dict[str, str]:
-        """Where a class is: `package.module.Class`, or `FILE.py:Class`."""
+        """Find the file of a class, `package.module.Class` or `FILE.py:Class`."""
         if ".py:" in name:
             file, _, kind = name.rpartition(":")
             places = [Path(file), self._folder / file]
@@ -124,7 +124,7 @@ class _Item:
             self._wrong(
                 "class_name",
                 name or None,
-                "no such file is beside this one, here, or among the installed packages",
+                "no such file in the folder of this one, here, or in an installed package",
                 _INSTEAD.get(name, "package.module.Class, or FILE.py:Class"),
             )
             return {}
@@ -138,8 +138,8 @@ class _Item:
         self.problems.append(Problem(where, got, why, allowed, ReasonCode.BAD_FORM))
 
 
-def _told(parameters: Any) -> Any:
-    """The parameters of a function as verl's own model of such a schema keeps them."""
+def _parameters(parameters: Any) -> Any:
+    """Reduce the parameters of a function to the keys that verl's schema model keeps."""
     properties = parameters.get("properties") if isinstance(parameters, dict) else None
     if not isinstance(properties, dict):
         return parameters
@@ -151,7 +151,7 @@ def _told(parameters: Any) -> Any:
 
 
 def wrong_agent(agent: Mapping[str, Any]) -> Iterator[Problem]:
-    """What a job with such a `spec.agent` would be told of it."""
+    """Yield the problems of a job with this `spec.agent`."""
     from ppojob_api import validation
 
     judged = validation.validate({**_JOB, "spec": {**_SPEC, "agent": agent}})

@@ -1,7 +1,7 @@
 """View of a running job: a live table on a terminal, plain lines elsewhere.
 
-A view reads the run folder and nothing else, so it shows a run of any machine alike. It never
-stops a run: a terminal that goes away takes only the view with it.
+A view reads only the run folder, so it can also show a run of another machine. It never stops a
+run: if the terminal closes, only the view ends.
 """
 
 import contextlib
@@ -27,19 +27,19 @@ from ppojob_trainer.controller.progress import TrainingStatus
 _ROWS_EVERY_SECONDS = 30.0
 _VALIDATING = "testing"  # verl's name of the stage, as in timing_s/testing
 AskPods = Callable[[], Mapping[str, str]]
-"""Asks the pods for their phases, by name; called while they start."""
+"""Returns the phases of pods by name; called while they start."""
 
 Kind = Literal["", "note", "error", "sample"]
-"""What lines are, by which a view chooses where and how they stand."""
+"""Kind of lines, which determines their stream and style."""
 
 
 class View(Closeable):
     """Shows a run; use in a `with` block.
 
     Args:
-        num_samples: Samples shown of each step and validation.
-        since: Unix seconds; what an earlier run said of its state is not shown.
-        work: What a job does that is told as the phase `Training`.
+        num_samples: Samples to show of each step and validation.
+        since: Unix seconds; an earlier status is ignored.
+        work: Name to show for the phase `Training`.
         clock: Unix seconds.
     """
 
@@ -65,21 +65,21 @@ class View(Closeable):
         self._notices: set[str] = set()
 
     def close(self) -> None:
-        """Show what is new, and stop showing what moves."""
+        """Show what is new, and end live output."""
         self.look()
         self.show_new()
 
     @abstractmethod
     def refresh(self, ask_pods: AskPods) -> None:
-        """Look at the run folder and show what is new."""
+        """Read the run folder and show what is new."""
 
     @abstractmethod
     def write(self, lines: Iterable[str], kind: Kind = "") -> None:
-        """Write lines that stay; nobody may be there to read them."""
+        """Write permanent lines; a closed output is ignored."""
 
     @abstractmethod
     def show_record(self, record: StepRecord, *, again: bool) -> None:
-        """Show a step or a validation, perhaps one that was shown before a rewind."""
+        """Show a step or a validation; `again` if it is repeated after a rewind."""
 
     def look(self) -> None:
         """Read the folder."""
@@ -93,7 +93,7 @@ class View(Closeable):
 
     @property
     def what_is_finished(self) -> str:
-        """What a job still does that was asked to end."""
+        """What a job still does after a request to stop."""
         if self.state.is_waiting:
             return "stopping before a step begins"
         if self._work == "Training":
@@ -102,7 +102,7 @@ class View(Closeable):
         return f"{self._work.lower()} to the end, for there is no checkpoint on the way"
 
     def show_new(self) -> None:
-        """Show what was read and not shown yet; nothing that was there before this run is new."""
+        """Show new notices, steps and validations, without those of earlier runs."""
         for line in self.state.status.notices:
             if line not in self._notices:
                 self._notices.add(line)
@@ -124,11 +124,11 @@ class View(Closeable):
                     self.write(self._sample_lines(record), "sample")
 
     def note(self, text: str) -> None:
-        """Show a line that is about the run as a whole."""
+        """Show a line about the run."""
         self.write([printable(text)], "note")
 
     def ended(self, ending: Ending) -> None:
-        """Show how it ended, with what is left behind."""
+        """Show how the run ended, and its results."""
         self.look()
         self.show_new()
         is_error = ending.exit_code not in {contract.EXIT_DONE, contract.EXIT_INTERRUPTED}
@@ -136,13 +136,13 @@ class View(Closeable):
         self.write(lines, "error" if is_error else "")
 
     def already_done(self, summary: RunSummary) -> None:
-        """Say that there is nothing left to do."""
+        """Show that the run was finished before."""
         self.write(["done already; --output DIR runs it once more elsewhere"])
         self.write(summary_lines(summary, self._folder))
 
     def _sample_lines(self, record: StepRecord) -> Iterable[str]:
-        """The samples of a step and of the validation behind it, as lines."""
-        # Parquet takes half a second to load, and pods are waiting to be started before.
+        """Format the samples of a step and of the validation after it."""
+        # Parquet takes half a second to load, which would delay the start of the pods.
         from ppojob_trainer.controller.samples import read_samples, sample_lines
 
         purposes = ["train"] if record.step > 0 else []
@@ -155,11 +155,11 @@ class View(Closeable):
 class PlainView(View):
     """Writes lines; notes and errors go to standard error."""
 
-    _turn = ""
-    _told_rows = 0.0  # when complete responses were told last, or a stage began
+    _status_line = ""
+    _rows_shown = 0.0  # when the number of complete responses was last shown, or a stage began
 
     def __enter__(self) -> Self:
-        """Tell in one line what earlier runs of this folder have done."""
+        """Summarise earlier runs of this folder in one line."""
         if self.state.records:
             self.write(history_line(self.state))
         return self
@@ -167,26 +167,26 @@ class PlainView(View):
     def refresh(self, ask_pods: AskPods) -> None:
         """See `View`."""
         self.look()
-        turn = turn_line(self.state, ask_pods() if self.state.is_waiting else {})
-        # The last steps and the end may be seen at one look.
+        line = status_line(self.state, ask_pods() if self.state.is_waiting else {})
+        # The last steps come before the end, also if both are new.
         if self.state.is_over:
             self.show_new()
-        if turn != self._turn:
-            self._turn = turn
-            self.write([turn])
+        if line != self._status_line:
+            self._status_line = line
+            self.write([line])
         self.show_new()
         self._show_rows()
 
     def _show_rows(self) -> None:
-        """Say now and then how far a long generation has come."""
+        """Regularly show the progress of a long generation."""
         status, now = self.state.status, self.clock()
-        if status.rows[1] and now - max(self._told_rows, status.since) >= _ROWS_EVERY_SECONDS:
-            self._told_rows = now
+        if status.rows[1] and now - max(self._rows_shown, status.since) >= _ROWS_EVERY_SECONDS:
+            self._rows_shown = now
             self.write([f"{printable(status.stage)}: {rows_line(status)}"])
 
     def write(self, lines: Iterable[str], kind: Kind = "") -> None:
         """See `View`."""
-        # Whoever read may be gone (a closed pipe or terminal); the run goes on.
+        # The pipe or terminal may be closed; the run continues.
         with contextlib.suppress(OSError):
             for line in lines:
                 click.echo(line, err=kind in {"note", "error"})
@@ -201,24 +201,24 @@ class PlainView(View):
             self.write([validation_line(record) + behind])
 
 
-def turn_line(state: RunState, pods: Mapping[str, str]) -> str:
-    """Where the run stands, in words that change only when it takes a turn."""
+def status_line(state: RunState, pods: Mapping[str, str]) -> str:
+    """Format phase, message and awaited pods; constant during a phase."""
     phase = state.status.phase
-    # The whole reason of a failure follows at the end, on standard error.
+    # The full reason of a failure follows at the end, on standard error.
     message = "" if phase == "Failed" else state.status.message.partition("\n")[0]
     waited_for = ", ".join(f"{pod} {pod_phase}" for pod, pod_phase in pods.items())
-    told = "; ".join(part for part in (message, waited_for) if part)
-    return printable(f"{phase.lower()}: {told}" if told else phase.lower())
+    details = "; ".join(part for part in (message, waited_for) if part)
+    return printable(f"{phase.lower()}: {details}" if details else phase.lower())
 
 
 def rows_line(status: TrainingStatus) -> str:
-    """How many responses of the stage under way are complete."""
+    """Format the number of complete responses of the current stage."""
     ended, asked = status.rows
     return f"{ended:,} of {asked:,} responses"
 
 
 def step_line(record: StepRecord, total_steps: int, remaining: float | None) -> str:
-    """One line about one step."""
+    """Format a step as one line."""
     parts = [f"step {record.step}/{total_steps or '?'}"]
     parts += [f"{name} {number(value)}" for name, value in record.figures.items()]
     if run_state.STEP_SECONDS in record.values:
@@ -229,13 +229,13 @@ def step_line(record: StepRecord, total_steps: int, remaining: float | None) -> 
 
 
 def validation_line(record: StepRecord) -> str:
-    """One line about one validation."""
+    """Format a validation as one line."""
     values = (f"{name} {number(value)}" for name, value in record.validation.items())
     return printable(f"validation after step {record.step}: {'  '.join(values)}")
 
 
 def history_line(state: RunState) -> list[str]:
-    """One line about the steps that were there before this run."""
+    """Summarise the steps of earlier runs."""
     rewards = state.figure_series().get("reward")
     curve = f", reward {number(rewards[0])} -> {number(rewards[-1])}" if rewards else ""
     lines = [f"the run folder has {state.done_steps} steps{curve}"] if state.done_steps else []

@@ -109,13 +109,13 @@ class TestWithAnOperator:
         pods = ("get", "pods", "--selector=ppojob.dev/job=paused", "--output=name")
         eventually(lambda: bool(cluster.kubectl(*pods)), 600.0)
         said = ppojob(cluster, "suspend", "paused", "--wait")
-        assert said.startswith("paused: is to be suspended\n")
+        assert said.startswith("paused: will be suspended\n")
         assert said.endswith("paused: Suspended: JobSuspended: spec.lifecycle.suspend is true\n")
         assert not cluster.kubectl(*pods)
         assert ppojob(cluster, "suspend", "paused") == "paused: suspended already\n"
         said = self.explained(cluster, "paused", lambda text: "JobSuspended" in text)
         assert "set `spec.lifecycle.suspend` to false" in said
-        assert ppojob(cluster, "resume", "paused") == "paused: is to be resumed\n"
+        assert ppojob(cluster, "resume", "paused") == "paused: will be resumed\n"
         eventually(lambda: bool(cluster.kubectl(*pods)), 600.0)
         assert ppojob(cluster, "resume", "paused") == "paused: not suspended already\n"
         cluster.kubectl("delete", "ppojob", "paused")

@@ -1,4 +1,4 @@
-"""Checkpoints that are written beside the steps: whatever is killed, no bit is another."""
+"""Checkpoints that are written asynchronously: whatever is killed, no bit is another."""
 
 import json
 from pathlib import Path

@@ -89,7 +89,7 @@ def test_ctrl_c_keeps_what_is_done(inputs, undisturbed, tmp_path: Path) -> None:
             time.sleep(0.01)
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=120)
-    assert (process.returncode, told) == (130, f"{folder}: interrupted; the same command goes on\n")
+    assert (process.returncode, told) == (130, f"{folder}: interrupted; the same command resumes\n")
     assert make(inputs, folder).returncode == 0
     assert tree(folder) == tree(undisturbed)
 

@@ -219,7 +219,7 @@ def test_a_run_folder_in_memory_is_warned_of(wrong, monkeypatch) -> None:
     NO_FUNCTION(wrong)
     wrong.refused()
     (warning,) = wrong.warnings
-    assert warning.startswith("warning: --output: got run: it lies in memory: ")
+    assert warning.startswith("warning: --output: got run: it is in memory: ")
 
 
 def test_more_threads_than_cores_are_warned_of(wrong, monkeypatch) -> None:

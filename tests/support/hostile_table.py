@@ -18,7 +18,7 @@ from pathlib import Path
 
 from ppojob_trainer.rewards import unit_tests
 from ppojob_trainer.sandbox.executor import Sandbox
-from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
+from ppojob_trainer.sandbox.levels import Isolation, Level, supported_isolation
 from ppojob_trainer.sandbox.process import Limits, Outcome, Program
 
 SECONDS = 1.5
@@ -108,9 +108,9 @@ class Watched(Sandbox):
         patient: the same for honest programs, however busy this machine is.
     """
 
-    def __init__(self, limits: Limits, *, least: Level, walls: Walls) -> None:
-        super().__init__(limits, least=least, walls=walls)
-        self.patient = Sandbox(Limits(seconds=60.0), least=least, walls=walls)
+    def __init__(self, limits: Limits, *, least: Level, isolation: Isolation) -> None:
+        super().__init__(limits, least=least, isolation=isolation)
+        self.patient = Sandbox(Limits(seconds=60.0), least=least, isolation=isolation)
         self.last: Outcome | None = None
 
     def run(self, program: Program) -> Outcome:
@@ -189,13 +189,13 @@ def problems(hostile: Hostile, sandbox: Watched, around: Surroundings) -> list[s
 
 
 def open_sandbox(level: Level | None) -> Watched:
-    """With the walls of a level alone, which must hold here; or of the highest that is here."""
-    walls = walls_here()
+    """With the isolation of a level alone, which must hold here; or of the highest that is here."""
+    isolation = supported_isolation()
     if level is None:
-        return Watched(LIMITS, least=Level.RESTRICTED, walls=walls)
+        return Watched(LIMITS, least=Level.RESTRICTED, isolation=isolation)
     if level == Level.RESTRICTED:
-        walls = walls.without_namespaces("left out by the test")
-    return Watched(LIMITS, least=level, walls=walls)
+        isolation = isolation.without_namespaces("left out by the test")
+    return Watched(LIMITS, least=level, isolation=isolation)
 
 
 def main(level: str = "") -> int:

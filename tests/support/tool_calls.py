@@ -42,5 +42,5 @@ def index(tmp_path: Path) -> Path:
         for n, name in enumerate(names)
     ]
     corpus.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    build_index(corpus, tmp_path / "index", encoder=None, tell=lambda *_: None)
+    build_index(corpus, tmp_path / "index", encoder=None, on_progress=lambda *_: None)
     return tmp_path / "index"

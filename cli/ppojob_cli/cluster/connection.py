@@ -1,8 +1,8 @@
 """Client of the user's cluster, configured as kubectl; the only module that loads the library.
 
 The library reads kubeconfigs (contexts, certificates, log-in programs) and keeps the pool of
-connections. Objects stay the plain JSON that the operator's own readers understand. Loading it
-takes most of a second, so it waits for the first question.
+connections. Objects stay plain JSON, for the operator's own readers. Loading it takes most of a
+second, so it is loaded at the first request.
 """
 
 import datetime
@@ -30,14 +30,14 @@ _PAGE: Final = "500"
 
 
 class LineStream:
-    """The lines of an answer, whose body is not read yet, as they come."""
+    """The lines of a response, as they arrive."""
 
     def __init__(self, response: "BaseHTTPResponse", host: str) -> None:
         self._response = response
         self._host = host
 
     def __iter__(self) -> Iterator[str]:
-        """The lines, without their ends; an `UnavailableError` where the connection breaks."""
+        """Yield lines without their ends; an `UnavailableError` if the connection breaks."""
         with _broken_is_no_answer(self._host):
             try:
                 for line in self._response:
@@ -46,17 +46,17 @@ class LineStream:
                 self._response.close()
 
     def stop(self) -> None:
-        """End the lines from another thread; whoever reads them sees their end."""
-        # Where there is no socket any more, the lines have ended by themselves.
+        """End the lines from another thread."""
+        # Without a socket, they have already ended.
         with suppress(OSError, ValueError, RuntimeError):
             self._response.shutdown()
 
 
 class ClusterConnection:
-    """An API server, and the namespace that is meant.
+    """An API server and a namespace.
 
-    Every method raises a `ClusterError` where an object is not there, may not be seen, or nobody
-    answers.
+    Every method raises a `ClusterError` if an object does not exist, access is denied, or there is
+    no answer.
     """
 
     def __init__(self, api: "ApiClient", namespace: str) -> None:
@@ -67,24 +67,24 @@ class ClusterConnection:
 
     @property
     def now(self) -> Time:
-        """The API server's time, so that nobody's clock but the cluster's own decides an age."""
+        """The API server's time, so that ages do not depend on the local clock."""
         then, at = self._heard
         return then + datetime.timedelta(seconds=time.monotonic() - at)
 
     def get(self, path: str, **query: str) -> Manifest:
-        """One object."""
+        """Get one object."""
         return self._json(self._request("GET", path, query))
 
     def items(self, path: str, **query: str) -> Iterator[Manifest]:
-        """All objects of a list, page by page."""
-        asked = {"limit": _PAGE, **query}
+        """Yield all objects of a list, page by page."""
+        query = {"limit": _PAGE, **query}
         while True:
-            answer = self.get(path, **asked)
+            answer = self.get(path, **query)
             yield from answer.get("items") or ()
             token = answer["metadata"].get("continue")
             if not token:
                 return
-            asked["continue"] = token
+            query["continue"] = token
 
     def patch(self, path: str, change: Manifest) -> Manifest:
         """Merge a change into an object."""
@@ -92,11 +92,11 @@ class ClusterConnection:
         return self._json(self._request("PATCH", path, query, json.dumps(change).encode()))
 
     def text(self, path: str, *, seconds: float = _READ_SECONDS) -> str:
-        """A text, such as what a pod serves."""
+        """Get a text, such as a page that a pod serves."""
         return self._text(self._request("GET", path, {}, read_seconds=seconds))
 
     def lines(self, path: str, *, endless: bool = False, **query: str) -> LineStream:
-        """A text line by line; an endless one may be silent for any time."""
+        """Get a text line by line; an endless one has no time limit."""
         seconds = None if endless else _READ_SECONDS
         return LineStream(self._request("GET", path, query, read_seconds=seconds), self._host)
 
@@ -141,7 +141,7 @@ class ClusterConnection:
         try:
             read: dict[str, Any] = json.loads(self._text(answer))
         except ValueError as problem:
-            raise _no_answer(self._host, "what answers is no API server") from problem
+            raise _no_answer(self._host, "it is not an API server") from problem
         return read
 
 
@@ -167,15 +167,15 @@ def _broken_is_no_answer(host: str) -> Iterator[None]:
 def connect(
     context: str | None, namespace: str | None, kubeconfig: str | None = None
 ) -> ClusterConnection:
-    """The cluster that a kubeconfig names.
+    """Connect to the cluster of a kubeconfig.
 
-    By default of its current context, with the namespace of that context, by the file that
-    `KUBECONFIG` names, or `~/.kube/config`.
+    Defaults: the current context, the namespace of the context, and the file of `KUBECONFIG`, or
+    `~/.kube/config`.
     """
     from kubernetes import client, config  # noqa: TID251
     from yaml import YAMLError  # type: ignore[import-untyped]
 
-    # The library reads the variable when it is loaded, and knows no empty one.
+    # The library reads the variable only when it is loaded, and does not ignore an empty one.
     file = kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
     configuration = client.Configuration()
     configuration.connection_pool_maxsize = _CONNECTIONS

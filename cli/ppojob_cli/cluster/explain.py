@@ -1,4 +1,4 @@
-"""`kubectl ppojob explain NAME`: collects what may explain why a job makes no progress."""
+"""`kubectl ppojob explain NAME`: collects reasons why a job makes no progress."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -9,7 +9,7 @@ import click
 
 from ppojob_api import contract
 from ppojob_cli.cluster.connection import ClusterConnection
-from ppojob_cli.cluster.findings import Seen, SeenLease, ToldWarning, explanation
+from ppojob_cli.cluster.findings import OperatorLease, Snapshot, WarningEvent, explanation
 from ppojob_cli.cluster.jobs import as_job, find_manifest, pods_of
 from ppojob_cli.cluster.options import on_cluster
 from ppojob_operator.conditions import event_time, from_rfc3339, has_ended, holds, inert, rfc3339
@@ -20,7 +20,7 @@ from ppojob_operator.state import ControllerReport, Job, Manifest, Node, Pod, Ti
 
 T = TypeVar("T")
 
-_ASKED_AT_ONCE: Final = 32
+_CONCURRENT: Final = 32
 _SUPERVISOR_SECONDS: Final = 5.0
 
 
@@ -52,7 +52,7 @@ def explain(
     job, hidden = as_job(manifest), list[str]()
 
     def allowed(what: str, look: Callable[[], T], otherwise: T) -> T:
-        """What is seen, unless it may not be: the rest is told without it."""
+        """Read something; if access is denied, note that and return the default."""
         try:
             return look()
         except RefusedError as problem:
@@ -61,14 +61,15 @@ def explain(
 
     pods = allowed("pods", lambda: tuple(pods_of(connection, job)), None)
     nodes = allowed("nodes", lambda: _nodes(connection, pods or ()), dict[str, Node]())
-    told = tuple[ToldWarning, ...]()
-    warnings = allowed("events", lambda: tuple(_warnings(connection, job)), told)
+    warnings = allowed(
+        "events", lambda: tuple(_warnings(connection, job)), tuple[WarningEvent, ...]()
+    )
     lease_path = LEASE.path(operator_namespace, operator_name)
     lease = allowed("the operator's Lease", lambda: _lease(connection, lease_path), None)
     reports: dict[str, ControllerReport] = {}
     if not has_ended(job.status) and not holds(job.status, "Rendezvoused"):
         reports = allowed("supervisors", lambda: _reports(connection, pods or ()), {})
-    seen = Seen(
+    snapshot = Snapshot(
         job=job,
         now=connection.now,
         pods=pods,
@@ -79,12 +80,12 @@ def explain(
         reports=reports,
         hidden=tuple(hidden),
     )
-    for line in explanation(seen):
+    for line in explanation(snapshot):
         click.echo(line)
 
 
 def _progressed(manifest: Manifest) -> Time | None:
-    """When the controller changed `status.training` last, as the API server has noted it."""
+    """Return when the controller last changed `status.training`, from the managed fields."""
     times = [
         from_rfc3339(entry["time"])
         for entry in manifest["metadata"].get("managedFields") or ()
@@ -94,7 +95,7 @@ def _progressed(manifest: Manifest) -> Time | None:
 
 
 def _nodes(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, Node]:
-    """The nodes of the pods that are not ready."""
+    """Get the nodes of the pods that are not ready."""
     nodes = {}
     for name in sorted({pod.node for pod in pods if pod.node and not pod.is_ready}):
         try:
@@ -104,10 +105,10 @@ def _nodes(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, No
     return nodes
 
 
-def _warnings(connection: ClusterConnection, job: Job) -> Iterator[ToldWarning]:
-    """Warnings about the pods and StatefulSets of the job, the latest last.
+def _warnings(connection: ClusterConnection, job: Job) -> Iterator[WarningEvent]:
+    """Yield warnings about the pods and StatefulSets of the job, the latest last.
 
-    Names are those of an earlier job's too, whose warnings stay for an hour.
+    Those of an earlier job of the same name stay for an hour, and are skipped.
     """
     head, created = f"{job.name}-", rfc3339(job.created).rstrip("Z")
     found = [
@@ -117,7 +118,7 @@ def _warnings(connection: ClusterConnection, job: Job) -> Iterator[ToldWarning]:
     ]
     for event in sorted(found, key=event_time):
         about = event["involvedObject"]
-        yield ToldWarning(
+        yield WarningEvent(
             kind=about.get("kind", ""),
             name=about["name"],
             reason=event.get("reason", ""),
@@ -125,15 +126,14 @@ def _warnings(connection: ClusterConnection, job: Job) -> Iterator[ToldWarning]:
         )
 
 
-def _lease(connection: ClusterConnection, path: str) -> SeenLease | None:
+def _lease(connection: ClusterConnection, path: str) -> OperatorLease | None:
     try:
         spec = connection.get(path).get("spec") or {}
     except MissingError:
-        # It may be in another namespace or of another name; its status says whether an operator
-        # looks at the job.
+        # It may have another namespace or name; the job's status shows whether an operator works.
         return None
     renewed = spec.get("renewTime")
-    return SeenLease(
+    return OperatorLease(
         holder=spec.get("holderIdentity") or "",
         renewed=from_rfc3339(renewed) if renewed else None,
         seconds=int(spec.get("leaseDurationSeconds") or 1),
@@ -141,21 +141,21 @@ def _lease(connection: ClusterConnection, path: str) -> SeenLease | None:
 
 
 def _reports(connection: ClusterConnection, pods: tuple[Pod, ...]) -> dict[str, ControllerReport]:
-    """What the supervisors of the ready pods say, by the API server's way into pods."""
+    """Get the reports of the ready pods' supervisors, by the API server's pod proxy."""
     ready = [pod for pod in pods if pod.is_ready and not pod.is_deleting]
-    with ThreadPoolExecutor(_ASKED_AT_ONCE) as threads:
+    with ThreadPoolExecutor(_CONCURRENT) as threads:
         reports = list(threads.map(lambda pod: _report(connection, pod), ready))
     return {report.pod_uid: report for report in reports if report is not None}
 
 
 def _report(connection: ClusterConnection, pod: Pod) -> ControllerReport | None:
-    """What one supervisor says; None where it does not answer, its pod is judged by its state."""
+    """Get the report of one supervisor; None if it gives no answer."""
     path = f"{POD.path(pod.namespace, pod.name)}:{contract.PORT_HEALTH}/proxy/status"
     try:
-        said = json.loads(connection.text(path, seconds=_SUPERVISOR_SECONDS))
+        report = json.loads(connection.text(path, seconds=_SUPERVISOR_SECONDS))
     except (UnavailableError, MissingError, ValueError):
         return None
-    if not isinstance(said, dict):
+    if not isinstance(report, dict):
         return None
-    phase, reason = str(said.get("phase", "")), inert(str(said.get("reason", "")))
+    phase, reason = str(report.get("phase", "")), inert(str(report.get("reason", "")))
     return ControllerReport(pod.uid, phase, reason)

@@ -21,16 +21,16 @@ from ppojob_operator.state import ControllerReport, Job, Node, Observed, Pod, Ti
 
 UNKNOWN: Final = "reasons.md, of the version of the operator"
 _SILENT_LEASES: Final = 3
-"""A Lease that was not renewed for so many of its terms has no holder."""
+"""Number of terms without a renewal after which a Lease has no holder."""
 _BEHIND_SECONDS: Final = 30.0
-"""A job that no operator has looked at for so long waits for one."""
+"""Time after which a job that no operator has processed waits for one."""
 _RECENT_SECONDS: Final = 600.0
-"""A loss is news for so long."""
+"""Age up to which a failure is reported."""
 _STALE_SECONDS: Final = 300.0
-"""A step may take so long without a word, or three times what others took."""
+"""Time without progress after which a step is stale, if it is also three times the usual time."""
 _STALE_STEPS: Final = 3
 _DEADLINE_SECONDS: Final = 600.0
-"""A deadline is near from then on."""
+"""Time before a deadline from which it is near."""
 
 _WIDTH: Final = 100
 _HEADING: Final = re.compile(r"^## (?=(\w+))", re.MULTILINE)
@@ -50,8 +50,8 @@ _SEEN_IN_PODS: Final = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class ToldWarning:
-    """A warning that somebody has written as an Event about the object of this kind and name."""
+class WarningEvent:
+    """A warning Event about the object of this kind and name."""
 
     kind: str
     name: str
@@ -60,12 +60,12 @@ class ToldWarning:
 
 
 @dataclass(frozen=True, slots=True)
-class SeenLease:
+class OperatorLease:
     """The Lease of the operator.
 
     Attributes:
-        holder: replica that leads; empty: none.
-        renewed: when it said so last; None: never.
+        holder: leading replica; empty for none.
+        renewed: time of the last renewal; None for never.
     """
 
     holder: str
@@ -74,25 +74,25 @@ class SeenLease:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
-    """A job and its surroundings.
+class Snapshot:
+    """A job and the related objects of the cluster, at one time.
 
     Attributes:
-        pods: that are there; None: they may not be seen.
-        nodes: of the pods, as far as they may be seen.
+        pods: existing pods; None if access is denied.
+        nodes: of the pods, as far as access is allowed.
         warnings: about the job's objects, the latest last.
-        lease: of the operator; None: there is none, or it may not be seen.
-        progressed: when the controller last told of progress; None: never.
-        reports: what the supervisors of pods say, by uid of the pod.
-        hidden: what could not be looked at, and why, a line each.
+        lease: of the operator; None if there is none, or access is denied.
+        progressed: time of the controller's last report of progress; None for never.
+        reports: of the supervisors, by uid of the pod.
+        hidden: what could not be read, and why, a line each.
     """
 
     job: Job
     now: Time
     pods: tuple[Pod, ...] | None = ()
     nodes: Mapping[str, Node] = field(default_factory=dict)
-    warnings: tuple[ToldWarning, ...] = ()
-    lease: SeenLease | None = None
+    warnings: tuple[WarningEvent, ...] = ()
+    lease: OperatorLease | None = None
     progressed: Time | None = None
     reports: Mapping[str, ControllerReport] = field(default_factory=dict)
     hidden: tuple[str, ...] = ()
@@ -100,10 +100,10 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One reason why a job does not go on.
+    """A reason why a job makes no progress.
 
     Attributes:
-        reason: CamelCase word; reasons.md has a line for each.
+        reason: CamelCase word, with a line in reasons.md.
     """
 
     reason: str
@@ -111,34 +111,34 @@ class Finding:
     remedy: str
 
 
-def explanation(seen: Seen) -> Iterator[str]:
-    """What was found, as lines."""
-    found = findings(seen)
-    yield f"{seen.job.name}: {_summary(seen, len(found))}"
+def explanation(snapshot: Snapshot) -> Iterator[str]:
+    """Format the findings as lines."""
+    found = findings(snapshot)
+    yield f"{snapshot.job.name}: {_summary(snapshot, len(found))}"
     for number, one in enumerate(found, start=1):
         yield ""
         yield from _wrapped(f"{number}. {one.reason}: {one.what}", "", "   ")
         yield from _wrapped(one.remedy, "   -> ", "      ")
-    if seen.hidden:
+    if snapshot.hidden:
         yield ""
-    for line in seen.hidden:
+    for line in snapshot.hidden:
         yield from _wrapped(f"not looked at: {line}", "", "  ")
 
 
-def _summary(seen: Seen, number: int) -> str:
-    status = seen.job.status
+def _summary(snapshot: Snapshot, number: int) -> str:
+    status = snapshot.job.status
     training = status.training
     step = f" at step {training.step} of {training.total_steps or '?'}" if training else ""
     where = f"{status.phase}{step}"
     if status.phase == "Succeeded":
         return f"{where}: done"
     if not number:
-        return f"{where}: nothing that can be seen holds it up"
+        return f"{where}: no reason for a delay was found"
     return f"{where}: {counted(number, 'thing')} to know"
 
 
 def _wrapped(text: str, first: str, rest: str) -> list[str]:
-    # Words of a log or of a path are kept whole, so that they can be searched for.
+    # Words of logs and paths are not broken, so that they can be searched for.
     return textwrap.wrap(
         printable(text),
         _WIDTH,
@@ -151,7 +151,7 @@ def _wrapped(text: str, first: str, rest: str) -> list[str]:
 
 @cache
 def tables() -> dict[str, dict[str, str]]:
-    """What to do about each word, by the first word of the heading that it stands under."""
+    """Read the remedies of all reasons, by the first word of their section's heading."""
     page = resources.files("ppojob_cli.cluster").joinpath("reasons.md").read_text("utf-8")
     _, *parts = _HEADING.split(page)
     return {
@@ -165,37 +165,37 @@ def tables() -> dict[str, dict[str, str]]:
 
 
 def remedy(heading: str, reason: str) -> str:
-    """What to do about a reason; an operator may be newer than the page.
+    """Return what to do about a reason; `UNKNOWN` if the operator is newer than the page.
 
-    `heading` is a condition, `Found` for what is in none, or `Ended` for the class of a failure.
+    `heading` is a condition, `Found` for reasons without one, or `Ended` for the kind of a failure.
     """
-    # A job may fail by the reason of another condition: one that was never accepted.
+    # A job may fail for the reason of another condition, such as `Accepted`.
     places = (tables().get(heading, {}), *tables().values())
     return next((table[reason] for table in places if reason in table), UNKNOWN)
 
 
-def findings(seen: Seen) -> list[Finding]:
-    """Every reason why the job does not go on; none where it does, or is done."""
-    status = seen.job.status
+def findings(snapshot: Snapshot) -> list[Finding]:
+    """Return every reason why the job makes no progress; none if it does, or is done."""
+    status = snapshot.job.status
     if holds(status, "Complete"):
         return []
-    if seen.job.is_deleting:
+    if snapshot.job.is_deleting:
         return [_found("Deleting", "the job is being deleted")]
     if holds(status, "Failed"):
-        return [*_of_condition(seen, "Failed"), *_losses(seen, every=True)]
-    found = [*_operator(seen), *_accepted(seen)]
+        return [*_of_condition(snapshot, "Failed"), *_failures(snapshot, every=True)]
+    found = [*_operator(snapshot), *_accepted(snapshot)]
     suspended = condition(status, "Suspended")
     if suspended is not None and (suspended.status == "True" or suspended.reason == "Suspending"):
-        return [*found, *_of_condition(seen, "Suspended")]
+        return [*found, *_of_condition(snapshot, "Suspended")]
     return [
         *found,
-        *_admitted(seen),
-        *_pods(seen),
-        *_memory_limits(seen),
-        *_losses(seen),
-        *_rendezvous(seen),
-        *_stale_step(seen),
-        *_deadline(seen),
+        *_admitted(snapshot),
+        *_pods(snapshot),
+        *_memory_limits(snapshot),
+        *_failures(snapshot),
+        *_rendezvous(snapshot),
+        *_stale_step(snapshot),
+        *_deadline(snapshot),
     ]
 
 
@@ -203,28 +203,28 @@ def _found(reason: str, what: str, heading: str = "Found") -> Finding:
     return Finding(reason, what, remedy(heading, reason))
 
 
-def _of_condition(seen: Seen, name: ConditionType) -> Iterator[Finding]:
-    """What a condition says itself."""
-    said = condition(seen.job.status, name)
-    if said is not None:
-        yield _found(said.reason, said.message or said.reason, name)
+def _of_condition(snapshot: Snapshot, name: ConditionType) -> Iterator[Finding]:
+    """Yield the reason and message of a condition."""
+    found = condition(snapshot.job.status, name)
+    if found is not None:
+        yield _found(found.reason, found.message or found.reason, name)
 
 
 def _first(lines: Sequence[str]) -> str:
-    """The first of some lines, and how many there are beside it."""
+    """Return the first line, and the number of further lines."""
     return lines[0] + (f" (and {len(lines) - 1} more)" if len(lines) > 1 else "")
 
 
-def _operator(seen: Seen) -> Iterator[Finding]:
-    lease, job = seen.lease, seen.job
+def _operator(snapshot: Snapshot) -> Iterator[Finding]:
+    lease, job = snapshot.lease, snapshot.job
     if lease is not None:
-        silence = (seen.now - lease.renewed).total_seconds() if lease.renewed else None
+        silence = (snapshot.now - lease.renewed).total_seconds() if lease.renewed else None
         if silence is None or not lease.holder or silence > _SILENT_LEASES * lease.seconds:
             since = "never" if silence is None else f"{duration(silence)} ago"
             yield _found("OperatorSilent", f"no operator leads: its Lease was renewed last {since}")
             return
     looked = job.status.observed_generation
-    age = (seen.now - job.created).total_seconds()
+    age = (snapshot.now - job.created).total_seconds()
     if looked is None and age > _BEHIND_SECONDS:
         what = f"no operator has looked at the job in the {duration(age)} that it is there"
         yield _found("OperatorBehind", what)
@@ -233,101 +233,103 @@ def _operator(seen: Seen) -> Iterator[Finding]:
         yield _found("OperatorBehind", what)
 
 
-def _accepted(seen: Seen) -> Iterator[Finding]:
-    accepted, problems = condition(seen.job.status, "Accepted"), seen.job.problems
+def _accepted(snapshot: Snapshot) -> Iterator[Finding]:
+    accepted, problems = condition(snapshot.job.status, "Accepted"), snapshot.job.problems
     if accepted is not None and accepted.status != "True":
-        yield from _of_condition(seen, "Accepted")
+        yield from _of_condition(snapshot, "Accepted")
     elif problems:
-        said = acceptance(problems)
-        # What an operator has accepted is newer than this command line alone.
-        if accepted is None or said.reason != "NewerSpec":
-            yield _found(said.reason, said.message, "Accepted")
+        own = acceptance(problems)
+        # The operator may accept a newer spec than this command line.
+        if accepted is None or own.reason != "NewerSpec":
+            yield _found(own.reason, own.message, "Accepted")
 
 
-def _admitted(seen: Seen) -> Iterator[Finding]:
-    status = seen.job.status
+def _admitted(snapshot: Snapshot) -> Iterator[Finding]:
+    status = snapshot.job.status
     admitted, accepted = condition(status, "Admitted"), condition(status, "Accepted")
-    # A job without pods whose spec is refused says why twice.
-    is_told = admitted is not None and accepted is not None and accepted.reason == admitted.reason
-    if admitted is not None and admitted.status == "False" and not is_told:
-        yield from _of_condition(seen, "Admitted")
+    # A job without pods has the reason of a refused spec in both conditions.
+    is_repeated = (
+        admitted is not None and accepted is not None and accepted.reason == admitted.reason
+    )
+    if admitted is not None and admitted.status == "False" and not is_repeated:
+        yield from _of_condition(snapshot, "Admitted")
 
 
-def _pods(seen: Seen) -> Iterator[Finding]:
-    """From the pods themselves, which know more than one reason, and are newer than the status."""
-    ready, roles = condition(seen.job.status, "PodsReady"), _roles(seen.job)
-    known = _SEEN_IN_PODS if seen.pods is not None and roles else frozenset()
-    denials = _denials(seen, roles)
-    # Who may not read events has it from the operator alone.
-    is_told = ready is not None and ready.reason == "PodsDenied" and not denials
-    if is_told:
+def _pods(snapshot: Snapshot) -> Iterator[Finding]:
+    """Yield reasons from the pods, which may have several, and are newer than the status."""
+    ready, roles = condition(snapshot.job.status, "PodsReady"), _roles(snapshot.job)
+    known = _SEEN_IN_PODS if snapshot.pods is not None and roles else frozenset()
+    denials = _denials(snapshot, roles)
+    # Without access to events, only the operator reports it.
+    is_reported = ready is not None and ready.reason == "PodsDenied" and not denials
+    if is_reported:
         known -= {"PodsDenied"}
     if ready is not None and ready.status == "False" and ready.reason not in {*known, "Stopped"}:
-        yield from _of_condition(seen, "PodsReady")
-    # Before the operator has seen the job nobody is to have made any.
-    is_due = holds(seen.job.status, "Admitted")
-    if seen.pods is None or not roles or not (seen.pods or is_due):
+        yield from _of_condition(snapshot, "PodsReady")
+    # Pods are not expected before the operator has admitted the job.
+    is_due = holds(snapshot.job.status, "Admitted")
+    if snapshot.pods is None or not roles or not (snapshot.pods or is_due):
         return
-    observed = Observed(pods=seen.pods, nodes=seen.nodes, denials=denials)
+    observed = Observed(pods=snapshot.pods, nodes=snapshot.nodes, denials=denials)
     claim = startup.pods_ready(roles, observed, float("inf"))
     if claim.holds:
         return
     found = [
         _found(reason, _first(lines), "PodsReady")
         for reason, lines in startup.obstacles(roles, observed)
-        if lines and not (is_told and reason == "PodsMissing")
+        if lines and not (is_reported and reason == "PodsMissing")
     ]
-    if mounts := _mount_warnings(seen):
+    if mounts := _mount_warnings(snapshot):
         found.append(_found("ContainerWaiting", _first(mounts), "PodsReady"))
-    yield from found or ([] if is_told else [_found("Starting", claim.message, "PodsReady")])
+    yield from found or ([] if is_reported else [_found("Starting", claim.message, "PodsReady")])
 
 
-def _denials(seen: Seen, roles: startup.PodNames) -> dict[RoleName, str]:
-    """Why pods are not made, as whoever refused them has told the StatefulSet."""
-    sets = {workload_name(seen.job.name, role): role for role in roles}
+def _denials(snapshot: Snapshot, roles: startup.PodNames) -> dict[RoleName, str]:
+    """Return why pods are not created, from the events of the StatefulSets."""
+    sets = {workload_name(snapshot.job.name, role): role for role in roles}
     return {
         sets[one.name]: one.message
-        for one in seen.warnings
+        for one in snapshot.warnings
         if one.kind == "StatefulSet" and one.name in sets and one.reason == "FailedCreate"
     }
 
 
-def _mount_warnings(seen: Seen) -> list[str]:
-    """Pods that wait for a volume: a Secret, a ConfigMap or a claim that cannot be mounted."""
+def _mount_warnings(snapshot: Snapshot) -> list[str]:
+    """Describe pods that wait for a volume: a Secret, ConfigMap or claim that cannot be mounted."""
     waiting = {
-        pod.name: pod for pod in seen.pods or () if pod.waiting_reason == "ContainerCreating"
+        pod.name: pod for pod in snapshot.pods or () if pod.waiting_reason == "ContainerCreating"
     }
-    words = {
+    messages = {
         one.name: one.message
-        for one in seen.warnings
+        for one in snapshot.warnings
         if one.name in waiting and one.reason in {"FailedMount", "FailedAttachVolume"}
     }
-    return [f"{waiting[name].role}: pod {name}: {text}" for name, text in words.items()]
+    return [f"{waiting[name].role}: pod {name}: {text}" for name, text in messages.items()]
 
 
-def _memory_limits(seen: Seen) -> Iterator[Finding]:
-    """Memory limits that the job does not set: most often those of a LimitRange."""
-    if seen.job.manifest is None:
+def _memory_limits(snapshot: Snapshot) -> Iterator[Finding]:
+    """Yield memory limits that the job does not set: most often those of a LimitRange."""
+    if snapshot.job.manifest is None:
         return
-    settings = seen.job.manifest.spec.pods
+    settings = snapshot.job.manifest.spec.pods
     lines = [
         f"{pod.role}: pod {pod.name}: memory limit {pod.memory_limit}, which the job does not set"
-        for pod in seen.pods or ()
+        for pod in snapshot.pods or ()
         if pod.memory_limit and settings_of(settings, pod.role).memory is None
     ]
     if lines:
         yield _found("MemoryLimited", _first(lines))
 
 
-def _losses(seen: Seen, *, every: bool = False) -> Iterator[Finding]:
-    """What has ended of late, one finding a role and kind of end, the latest first."""
+def _failures(snapshot: Snapshot, *, every: bool = False) -> Iterator[Finding]:
+    """Yield recent failures, one finding per role and reason, the latest first."""
     groups: dict[tuple[str, str], list[FailureRecord]] = {}
-    for record in reversed(seen.job.status.failures):
-        if every or _age(record, seen) < _RECENT_SECONDS:
+    for record in reversed(snapshot.job.status.failures):
+        if every or _age(record, snapshot) < _RECENT_SECONDS:
             groups.setdefault((record.role, record.reason), []).append(record)
     for (role, reason), records in groups.items():
         last = records[0]
-        age = duration(_age(last, seen))
+        age = duration(_age(last, snapshot))
         times = f"{len(records)} times, last " if len(records) > 1 else ""
         message = f": {last.message}" if last.message else ""
         what = (
@@ -336,32 +338,36 @@ def _losses(seen: Seen, *, every: bool = False) -> Iterator[Finding]:
         yield Finding(reason, what, f"{last.kind}: {remedy('Ended', last.kind)}")
 
 
-def _age(record: FailureRecord, seen: Seen) -> float:
-    return (seen.now - from_rfc3339(record.time)).total_seconds()
+def _age(record: FailureRecord, snapshot: Snapshot) -> float:
+    return (snapshot.now - from_rfc3339(record.time)).total_seconds()
 
 
-def _rendezvous(seen: Seen) -> Iterator[Finding]:
-    met = condition(seen.job.status, "Rendezvoused")
+def _rendezvous(snapshot: Snapshot) -> Iterator[Finding]:
+    met = condition(snapshot.job.status, "Rendezvoused")
     if met is None or met.status == "True" or met.reason == "Stopped":
         return
     late = [
         f"{pod.role}: pod {pod.name}: its ranks are {report.phase}"
         + (f": {report.reason}" if report.reason else "")
-        for pod in seen.pods or ()
-        if (report := seen.reports.get(pod.uid)) and report.phase not in {"ready", "done"}
+        for pod in snapshot.pods or ()
+        if (report := snapshot.reports.get(pod.uid)) and report.phase not in {"ready", "done"}
     ]
     if late:
         yield _found("RanksMissing", _first(late))
-    elif holds(seen.job.status, "PodsReady"):
-        yield from _of_condition(seen, "Rendezvoused")
+    elif holds(snapshot.job.status, "PodsReady"):
+        yield from _of_condition(snapshot, "Rendezvoused")
 
 
-def _stale_step(seen: Seen) -> Iterator[Finding]:
-    training = seen.job.status.training
-    if training is None or seen.progressed is None or not holds(seen.job.status, "Training"):
+def _stale_step(snapshot: Snapshot) -> Iterator[Finding]:
+    training = snapshot.job.status.training
+    if (
+        training is None
+        or snapshot.progressed is None
+        or not holds(snapshot.job.status, "Training")
+    ):
         return
-    silence = (seen.now - seen.progressed).total_seconds()
-    missing, rest = (training.total_steps or 0) - training.step, _seconds_left(seen)
+    silence = (snapshot.now - snapshot.progressed).total_seconds()
+    missing, rest = (training.total_steps or 0) - training.step, _seconds_left(snapshot)
     each = rest / missing if rest is not None and missing > 0 else None
     if silence > max(_STALE_SECONDS, _STALE_STEPS * (each or 0.0)):
         usual = f"; a step took about {duration(each)}" if each else ""
@@ -369,8 +375,8 @@ def _stale_step(seen: Seen) -> Iterator[Finding]:
         yield _found("StepStale", f"{what} {training.step}{usual}")
 
 
-def _deadline(seen: Seen) -> Iterator[Finding]:
-    left, needed = deadline_in(seen.job, seen.now), _seconds_left(seen)
+def _deadline(snapshot: Snapshot) -> Iterator[Finding]:
+    left, needed = deadline_in(snapshot.job, snapshot.now), _seconds_left(snapshot)
     if left is None:
         return
     what = f"its deadline is in {duration(left)}"
@@ -380,9 +386,9 @@ def _deadline(seen: Seen) -> Iterator[Finding]:
         yield _found("DeadlineNear", what)
 
 
-def _seconds_left(seen: Seen) -> int | None:
-    """How long the rest of the job takes, as its controller reckons."""
-    training = seen.job.status.training
+def _seconds_left(snapshot: Snapshot) -> int | None:
+    """Return the controller's estimate of the remaining time."""
+    training = snapshot.job.status.training
     return seconds_of(training.eta) if training is not None and training.eta else None
 
 

@@ -18,11 +18,11 @@ _NAMES_SHOWN = 8
 
 
 def find_manifest(connection: ClusterConnection, name: str) -> Manifest:
-    """The object of a job.
+    """Get the object of a job.
 
     Raises:
         InputError: there is no such job, or no PPOJob at all on this cluster.
-        ClusterError: it cannot be asked for.
+        ClusterError: the request failed.
     """
     try:
         return connection.get(JOB.path(connection.namespace, name))
@@ -31,12 +31,12 @@ def find_manifest(connection: ClusterConnection, name: str) -> Manifest:
 
 
 def find_job(connection: ClusterConnection, name: str) -> Job:
-    """A job as it is now; raises what `find_manifest` and `as_job` raise."""
+    """Get the current state of a job; see `find_manifest` and `as_job` for errors."""
     return as_job(find_manifest(connection, name))
 
 
 def as_job(manifest: Manifest) -> Job:
-    """A job from its object.
+    """Parse the object of a job.
 
     Raises:
         InputError: its status is of another version.
@@ -52,11 +52,11 @@ def as_job(manifest: Manifest) -> Job:
 
 
 def poll_job(connection: ClusterConnection, job: Job, seconds: float) -> Iterator[Job]:
-    """The job as it is now, and then again and again, also across troubles of the API server.
+    """Yield the job, and then its new state after each interval; outages are ignored.
 
     Raises:
         InputError: it is gone.
-        ClusterError: it may not be seen any more.
+        ClusterError: access is no longer allowed.
     """
     while True:
         yield job
@@ -66,7 +66,7 @@ def poll_job(connection: ClusterConnection, job: Job, seconds: float) -> Iterato
 
 
 def pods_of(connection: ClusterConnection, job: Job) -> Iterator[Pod]:
-    """The pods that are there."""
+    """Yield the existing pods of a job."""
     selector = f"{LABEL_JOB_UID}={job.uid}"
     for manifest in connection.items(POD.path(job.namespace), labelSelector=selector):
         pod = read_pod(manifest)
@@ -75,7 +75,7 @@ def pods_of(connection: ClusterConnection, job: Job) -> Iterator[Pod]:
 
 
 def _no_such_job(connection: ClusterConnection, name: str) -> str:
-    """Why a name finds nothing, with the nearest of those that would."""
+    """Say why a name finds nothing, with the most similar names."""
     place = f"namespace {connection.namespace}"
     head = f'NAME: got "{name}"'
     try:

@@ -70,28 +70,28 @@ def _set(connection: ClusterConnection, name: str, *, is_suspended: bool, wait: 
     job = find_job(connection, name)
     if has_ended(job.status):
         phase = job.status.phase
-        raise InputError(f'NAME: got "{name}": it has ended, {phase}; one that goes on')
+        raise InputError(f'NAME: got "{name}": it has ended, {phase}; an active job')
     if job.lifecycle.suspend == is_suspended:
         click.echo(f"{name}: {'suspended' if is_suspended else 'not suspended'} already")
     else:
         change = {"spec": {"lifecycle": {"suspend": is_suspended}}}
         job = as_job(connection.patch(JOB.path(connection.namespace, name), change))
-        click.echo(f"{name}: is to be {'suspended' if is_suspended else 'resumed'}")
+        click.echo(f"{name}: will be {'suspended' if is_suspended else 'resumed'}")
     if wait:
         _wait(connection, job, is_suspended=is_suspended)
 
 
 def _wait(connection: ClusterConnection, job: Job, *, is_suspended: bool) -> None:
-    """Tell each turn that the job takes until it is where it is to be, or over."""
-    told, wanted = "", "Suspended" if is_suspended else "Running"
+    """Print the job's changes until it reaches the requested phase, or ends."""
+    printed, wanted = "", "Suspended" if is_suspended else "Running"
     generation = job.generation
     for now in poll_job(connection, job, _POLL_SECONDS):
         status = now.status
         if (status.observed_generation or 0) >= generation:
             line = printable(": ".join(filter(None, (status.phase, status.reason, status.message))))
-            if line != told:
+            if line != printed:
                 click.echo(f"{job.name}: {line}")
-            told = line
+            printed = line
             if status.phase == wanted:
                 return
         if has_ended(status):

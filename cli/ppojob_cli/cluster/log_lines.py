@@ -15,7 +15,7 @@ _EPOCH: Final = datetime.datetime.fromtimestamp(0, datetime.UTC)
 
 @dataclass(frozen=True, slots=True, order=True)
 class LogLine:
-    """A line of a pod's log; its text is without the time and the line end."""
+    """A line of a pod's log; its text excludes the time and the line end."""
 
     time: Time
     pod: str
@@ -23,7 +23,7 @@ class LogLine:
 
 
 def parse_stamp(line: str) -> tuple[Time, str] | None:
-    """The time before a line, to the microsecond, and the line; None where there is no time."""
+    """Split the time, to the microsecond, from a line; None for a line without a time."""
     stamp, _, text = line.partition(" ")
     try:
         time = datetime.datetime.fromisoformat(stamp)
@@ -33,10 +33,10 @@ def parse_stamp(line: str) -> tuple[Time, str] | None:
 
 
 def stamped(pod: str, lines: Iterable[str]) -> Iterator[LogLine]:
-    """The lines of a pod's log, with times that never fall.
+    """Parse a pod's log, with non-decreasing times.
 
-    The two outputs of a container share a file, so a line may be stamped a little before the one
-    above it; a line without a time belongs to the one above it.
+    The two outputs of a container share a file, so a line's time may be slightly before that of the
+    previous line. A line without a time belongs to the previous line.
     """
     time = _EPOCH
     for line in lines:
@@ -47,15 +47,15 @@ def stamped(pod: str, lines: Iterable[str]) -> Iterator[LogLine]:
 
 
 def merged(streams: Iterable[Iterable[LogLine]], tail: int | None) -> Iterable[LogLine]:
-    """The lines of all streams by time, or the last of them; each stream is in that order."""
+    """Merge sorted streams by time; with `tail`, only the last lines."""
     lines = heapq.merge(*streams)
     return lines if tail is None else deque(lines, maxlen=tail)
 
 
 class Position:
-    """How far a log was read, so that it can be read on from the second in which it stopped.
+    """Position in a log, to resume it within the second at which reading stopped.
 
-    Nothing from before `time` is wanted.
+    Lines before `time` are skipped.
     """
 
     def __init__(self, time: Time = _EPOCH) -> None:
@@ -64,18 +64,18 @@ class Position:
 
     @property
     def since(self) -> str:
-        """The second of the last line, as the API server wants it."""
+        """The second of the last line, in the format of the API server."""
         return rfc3339(self.time)
 
     def noted(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
-        """The same lines; each that is taken was read."""
+        """Yield the same lines, and record the position."""
         for line in lines:
             self._seen = self._seen + 1 if line.time == self.time else 1
             self.time = line.time
             yield line
 
     def rest(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
-        """Those of lines that begin in that second which were not read; notes them."""
+        """Yield the unread ones of lines from that second on, and record the position."""
         return self.noted(self._unread(lines))
 
     def _unread(self, lines: Iterable[LogLine]) -> Iterator[LogLine]:
@@ -88,7 +88,7 @@ class Position:
 
 
 class ReorderBuffer:
-    """Holds lines for a moment, in case an earlier one of another pod is still on its way."""
+    """Holds lines back for a while, in case earlier lines of other pods arrive late."""
 
     def __init__(self, seconds: float) -> None:
         self._seconds = seconds
@@ -96,11 +96,11 @@ class ReorderBuffer:
         self._count = 0
 
     def put(self, line: LogLine, now: float) -> None:
-        """A line has come; `now` is in seconds of a clock that never goes back."""
+        """Add a line; `now` is in seconds of a monotonic clock."""
         self._count += 1
         heapq.heappush(self._heap, (line.time, self._count, now, line))
 
     def take(self, now: float) -> Iterator[LogLine]:
-        """The lines that were held long enough at a moment, by time."""
+        """Remove and yield the lines that were held long enough, by time."""
         while self._heap and now - self._heap[0][2] >= self._seconds:
             yield heapq.heappop(self._heap)[3]

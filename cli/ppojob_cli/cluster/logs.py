@@ -28,7 +28,7 @@ from ppojob_operator.state import Job, Pod
 
 _COLOURS: Final = ("cyan", "green", "yellow", "blue", "magenta", "bright_cyan", "bright_green")
 _HOLD_SECONDS: Final = 0.5
-"""How long a line waits for an earlier one of another pod."""
+"""Time that a line is held back for earlier lines of other pods."""
 _LOOK_SECONDS: Final = 2.0
 _AGAIN_SECONDS: Final = 1.0
 _TICK_SECONDS: Final = 0.1
@@ -77,7 +77,7 @@ def logs(
             f'NAME: got "{name}": it is {job.status.phase} and has {what}; '
             f"kubectl ppojob explain {name} says why"
         )
-    # What a pod has not said until now is new, whatever of its past was asked for.
+    # Later lines are new, whichever past lines were requested.
     now = connection.now.replace(microsecond=0)
     positions = {pod.name: Position(now) for pod in pods}
     streams = []
@@ -85,10 +85,10 @@ def logs(
         try:
             lines = _open_log(connection, pod.namespace, pod.name, **query)
         except ClusterError as problem:
-            # One kubelet that does not answer is no reason to hide what other pods say.
+            # The logs of other pods are shown even if one kubelet gives no answer.
             if problem.status in {0, 401, 403}:
                 raise
-            if not follow:  # else that pod is waited for anyway
+            if not follow:  # else it is retried anyway
                 click.echo(printable(f"{pod.name}: no log: {problem}"), err=True)
             continue
         streams.append(positions[pod.name].noted(stamped(pod.name, lines)))
@@ -99,7 +99,7 @@ def logs(
 
 
 def _role(text: str | None) -> RoleName | None:
-    """A role by its name, or as it is called in names of pods."""
+    """Return a role by its name, or by its part of pod names."""
     for role, slug in ROLE_SLUGS.items():
         if text in {role, slug}:
             return role
@@ -112,25 +112,25 @@ def _role(text: str | None) -> RoleName | None:
 def _seconds(text: str | None) -> int | None:
     seconds = None if text is None else seconds_of(text)
     if text is not None and not seconds:
-        raise InputError(f'--since: got "{text}": it is no time; 45s, 5m or 1h30m')
+        raise InputError(f'--since: got "{text}": not a duration; 45s, 5m or 1h30m')
     return seconds
 
 
 def _pods(connection: ClusterConnection, job: Job, role: RoleName | None) -> list[Pod]:
-    """The pods of a role, or all, by name."""
+    """Return the pods of a role, or all, sorted by name."""
     pods = (pod for pod in pods_of(connection, job) if role in {None, pod.role})
     return sorted(pods, key=lambda pod: pod.name)
 
 
 def _open_log(connection: ClusterConnection, namespace: str, pod: str, **query: str) -> LineStream:
-    """The log of a pod's container; raises a `ClusterError` where it has not begun."""
+    """Open the log of a pod's container; a `ClusterError` if it has not started."""
     path = f"{POD.path(namespace, pod)}/log"
-    asked = {"container": CONTAINER, "timestamps": "true", **query}
-    return connection.lines(path, endless="follow" in query, **asked)
+    query = {"container": CONTAINER, "timestamps": "true", **query}
+    return connection.lines(path, endless="follow" in query, **query)
 
 
 def _width(job: Job) -> int:
-    """Of the longest name of a pod, so that lines stand below each other also as pods come."""
+    """Return the length of the longest pod name, including pods to come, to align lines."""
     if job.manifest is None:
         return 0
     roles = resolve(job.manifest).topology.with_own_pods
@@ -145,7 +145,7 @@ def _write(lines: Iterable[LogLine], width: int) -> None:
 
 
 class _Follower(threading.Thread):
-    """Reads the log of the pod of one name, across its containers and its replacements."""
+    """Follows the log of a pod name, across restarted containers and replacement pods."""
 
     def __init__(
         self,
@@ -165,10 +165,10 @@ class _Follower(threading.Thread):
         self._stream: LineStream | None = None
 
     def run(self) -> None:
-        """Read, and begin again where the stream has ended, until told to end."""
+        """Read until `end` is called, and reopen the stream when it ends."""
         while not self._end.is_set():
             query = {"follow": "true", "sinceTime": self._position.since}
-            # The container has not begun, or is gone, or the API server is away: it is asked again.
+            # Retried: the container has not started or is gone, or the API server gives no answer.
             with suppress(ClusterError):
                 self._stream = _open_log(self._connection, self._namespace, self._pod, **query)
                 for line in self._position.rest(stamped(self._pod, self._stream)):
@@ -176,7 +176,7 @@ class _Follower(threading.Thread):
             self._end.wait(_AGAIN_SECONDS)
 
     def end(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self._end.set()
         if self._stream is not None:
             self._stream.stop()
@@ -188,9 +188,9 @@ def _follow(
     role: RoleName | None,
     positions: Mapping[str, Position],
 ) -> Iterator[LogLine]:
-    """The lines that are still to come, of all pods that there are and will be, by time.
+    """Yield the new lines of all current and future pods, by time.
 
-    Ends when the job is over and its pods are gone.
+    Ends when the job has ended and its pods are gone.
     """
     lines: SimpleQueue[LogLine] = SimpleQueue()
     buffer, followers = ReorderBuffer(_HOLD_SECONDS), dict[str, _Follower]()
@@ -208,7 +208,7 @@ def _follow(
                             followers[name] = _Follower(*where, lines.put)
                             followers[name].start()
                 look_at = time.monotonic() + _LOOK_SECONDS
-            with suppress(Empty):  # wait a little for a line, and take all that are there
+            with suppress(Empty):  # wait briefly for a line, then take all available ones
                 buffer.put(lines.get(timeout=_TICK_SECONDS), time.monotonic())
                 while True:
                     buffer.put(lines.get_nowait(), time.monotonic())

@@ -46,7 +46,7 @@ def metrics(connection: ClusterConnection, name: str, *, watch: bool, raw: bool)
 
 
 def _table(text: str) -> Iterator[str]:
-    """The series of an exposition by name, as aligned columns: name, value, meaning."""
+    """Format the metrics as aligned columns, sorted by name: name, value, meaning."""
     from prometheus_client.parser import text_string_to_metric_families
 
     try:
@@ -66,7 +66,7 @@ def _table(text: str) -> Iterator[str]:
 
 
 def _scraped(connection: ClusterConnection, name: str) -> str:
-    """What the controller serves on its port."""
+    """Get the metrics page of the controller."""
     job, pod = find_job(connection, name), pod_name(name, "controller", 0)
     path = f"{POD.path(connection.namespace, pod)}:{contract.PORT_METRICS}/proxy/metrics"
     try:
@@ -81,5 +81,5 @@ def _scraped(connection: ClusterConnection, name: str) -> str:
 
 
 def _named(name: str, labels: dict[str, str]) -> str:
-    told = ",".join(f'{key}="{text}"' for key, text in labels.items() if key != _JOB_LABEL)
-    return f"{name}{{{told}}}" if told else name
+    text = ",".join(f'{key}="{value}"' for key, value in labels.items() if key != _JOB_LABEL)
+    return f"{name}{{{text}}}" if text else name

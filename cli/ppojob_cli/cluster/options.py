@@ -18,7 +18,7 @@ P = ParamSpec("P")
 
 
 def cluster_options(command: C) -> C:
-    """Give a command, or all of them, the options by which kubectl's own find a cluster."""
+    """Add kubectl's options for choosing a cluster to a command."""
     for *names, metavar, text in (
         ("--kubeconfig", "FILE", "Kubeconfig file; default: KUBECONFIG, ~/.kube/config."),
         ("--context", "CONTEXT", "Context of the kubeconfig; default: the current one."),
@@ -31,7 +31,7 @@ def cluster_options(command: C) -> C:
 def on_cluster(
     command: Callable[Concatenate[ClusterConnection, str, P], None],
 ) -> Callable[..., None]:
-    """Give a command its job's name and the cluster, and tell problems in one line."""
+    """Add the job's name and the cluster to a command, and report errors in one line."""
 
     @click.argument("name", metavar="NAME")
     @cluster_options
@@ -54,7 +54,7 @@ def on_cluster(
 
 
 def _check_names(name: str, namespace: str | None) -> None:
-    """Names become parts of paths, which another text would lead elsewhere."""
+    """Refuse invalid names, which would change the paths of requests."""
     if not re.fullmatch(JOB_NAME_PATTERN, name):
         allowed = "a letter, then letters, digits and hyphens, all lower case"
         raise InputError(f"NAME: got {shown(name)}: no job has such a name; {allowed}")
@@ -64,7 +64,7 @@ def _check_names(name: str, namespace: str | None) -> None:
 
 
 def _one_line(problem: ClusterError) -> str:
-    """What the API server refused, and what to do about it."""
+    """Describe what the API server refused, and what to do about it."""
     why = " ".join(str(problem).split())
     if problem.status == 0:
         return why

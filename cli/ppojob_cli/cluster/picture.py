@@ -1,4 +1,4 @@
-"""A job's status as labelled rows: one content for the terminal and for pipes. Pure."""
+"""A job's status as labelled rows, for terminals and for pipes. Pure."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -32,9 +32,9 @@ class Block:
     """Rows under one label.
 
     Attributes:
-        label: of at most ten letters.
-        rows: of words; all of a length.
-        heads: of the columns; empty: none.
+        label: at most ten letters.
+        rows: cells; all rows have the same length.
+        heads: column headings; empty for none.
     """
 
     label: str
@@ -43,19 +43,19 @@ class Block:
 
 
 def plain_lines(job: Job, now: Time) -> Iterator[str]:
-    """The status as lines."""
+    """Format the status as lines."""
     yield printable(f"{job.name}: {job.status.phase}")
     training = job.status.training
     if training is not None:
-        told = progress_words(training.step, training.total_steps or 0, training.eta or "")
-        yield f"  {'step':<{LABEL_WIDTH}}  {'  '.join(told)}"
+        words = progress_words(training.step, training.total_steps or 0, training.eta or "")
+        yield f"  {'step':<{LABEL_WIDTH}}  {'  '.join(words)}"
     for block in blocks(job, now):
         for index, line in enumerate(_aligned(block)):
             yield f"  {block.label if index == 0 else '':<{LABEL_WIDTH}}  {line}".rstrip()
 
 
 def drawing(job: Job, now: Time, console: Console) -> RenderableType:
-    """The status as a panel."""
+    """Draw the status as a panel."""
     sections: list[RenderableType] = []
     training = job.status.training
     if training is not None:
@@ -65,7 +65,7 @@ def drawing(job: Job, now: Time, console: Console) -> RenderableType:
 
 
 def blocks(job: Job, now: Time) -> Iterator[Block]:
-    """What there is to say, the most important first."""
+    """Yield the parts of the status, the most important first."""
     status = job.status
     if status.reason:
         yield Block("why", ((_words(status),),))
@@ -100,11 +100,11 @@ def _training(training: TrainingStatus) -> Iterator[Block]:
         "length": training.response_tokens,
         "tokens/s": training.tokens_per_second,
     }
-    told = [f"{name} {number(value)}" for name, value in figures.items() if value is not None]
+    cells = [f"{name} {number(value)}" for name, value in figures.items() if value is not None]
     if training.stage:
-        told.append(training.stage.lower())
-    if told:
-        yield Block("now", (("  ".join(told),),))
+        cells.append(training.stage.lower())
+    if cells:
+        yield Block("now", (("  ".join(cells),),))
     if training.validation is not None:
         yield Block("validation", ((number(training.validation),),))
     if training.last_checkpoint_step is not None:
@@ -115,8 +115,8 @@ def _ago(time: str, now: Time) -> str:
     return f"{duration((now - from_rfc3339(time)).total_seconds())} ago"
 
 
-def _words(said: PPOJobStatus | FailureRecord) -> str:
-    return f"{said.reason}: {said.message}" if said.message else said.reason
+def _words(status: PPOJobStatus | FailureRecord) -> str:
+    return f"{status.reason}: {status.message}" if status.message else status.reason
 
 
 def _cells(block: Block) -> list[Sequence[str]]:

@@ -43,7 +43,7 @@ HEADLINES: Final = (
     ("Throughput", "perf/throughput"),
     ("Time of a step", "timing_s/step"),
 )
-"""What comes first, by its row in docs/metrics.md."""
+"""Titles of the first charts, by row of docs/metrics.md."""
 
 _MOST_OF_A_TITLE: Final = 8
 _HEADLINE_POINTS: Final = 18_000
@@ -64,7 +64,7 @@ Point = tuple[int, float]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """Values from `low` to `high` to places of the picture; ticks are pairs of place and text."""
+    """Maps values from `low` to `high` to coordinates; ticks are pairs of coordinate and text."""
 
     low: float
     high: float
@@ -74,12 +74,12 @@ class Axis:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A line, or the upper edge of an area.
+    """A line, or an area.
 
     Attributes:
         style: number of its colour.
         path: `points` of an SVG polyline or polygon.
-        data: `step value` pairs for whoever points at it, in the order of the path.
+        data: `step value` pairs for tooltips, in the order of the path.
     """
 
     label: str
@@ -91,17 +91,17 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """A picture of one metric over the steps, with a curve of each run that has it.
+    """A chart of one metric over the steps, with a curve per run.
 
     Attributes:
-        told: its meaning.
-        marks: number of a run, and a path with a line wherever something happened to it.
-        run: number of the run whose stages are drawn, as areas; None for one of curves.
+        meaning: of the metric.
+        marks: number of a run, and a path with a line at each of its marks.
+        run: number of the run whose stages are drawn as areas; None for curves.
     """
 
     title: str
     name: str
-    told: str
+    meaning: str
     steps: Axis
     values: Axis
     curves: Sequence[Curve]
@@ -111,11 +111,11 @@ class Chart:
 
 @dataclass(frozen=True, slots=True)
 class Charts:
-    """All pictures of a page.
+    """All charts of a page.
 
     Attributes:
-        others: the rest by the part of their names before the first slash.
-        left_out: how many metrics are in no picture.
+        others: other metrics, grouped by the part of their names before the first slash.
+        left_out: number of metrics without a chart.
     """
 
     headlines: Sequence[Chart]
@@ -125,7 +125,7 @@ class Charts:
 
 
 def draw_charts(runs: Sequence[PageRun]) -> Charts:
-    """Every metric of some runs."""
+    """Draw the metrics of runs."""
     names = sorted({name for run in runs for record in run.state.records for name in record.values})
     titles = {name: title for title, name in _headlines(names)}
     others = [name for name in names if name not in titles]
@@ -165,9 +165,9 @@ def _points_each(budget: int, curves: int) -> int:
 
 
 def thinned(points: Sequence[Point], limit: int) -> list[Point]:
-    """At most `limit` + 1 points, which show every peak: of neighbours the least and the largest.
+    """Downsample to at most `limit` + 1 points: the extremes of neighbours, to keep every peak.
 
-    The last point, which tells where a run is, stays.
+    The last point stays.
     """
     if len(points) <= limit:
         return list(points)
@@ -190,7 +190,7 @@ def _chart(title: str, name: str, runs: Sequence[PageRun], steps: Axis, limit: i
     return Chart(
         title=title,
         name=name,
-        told="" if row is None else _told(row),
+        meaning="" if row is None else _meaning(row),
         steps=steps,
         values=values,
         curves=[
@@ -202,7 +202,7 @@ def _chart(title: str, name: str, runs: Sequence[PageRun], steps: Axis, limit: i
     )
 
 
-def _told(row: Metric) -> str:
+def _meaning(row: Metric) -> str:
     return row.meaning if row.unit in {"-", "1"} else f"{row.meaning}, in {row.unit}"
 
 
@@ -233,7 +233,7 @@ def _marks(runs: Sequence[PageRun], steps: Axis) -> list[tuple[int, str]]:
 
 
 def _stage_chart(index: int, runs: Sequence[PageRun], steps: Axis) -> Chart:
-    """The seconds of each stage on top of each other; neighbouring steps are averaged."""
+    """Draw the seconds of each stage as stacked areas; neighbouring steps are averaged."""
     records = runs[index].state.steps
     parts = min(_STAGE_BINS, len(records))
     bins = [
@@ -260,9 +260,9 @@ def _stage_chart(index: int, runs: Sequence[PageRun], steps: Axis) -> Chart:
         )
     ]
     of = f": {runs[index].label}" if len(runs) > 1 else ""
-    told = "seconds of each stage, the largest below"
+    meaning = "seconds of each stage, the largest at the bottom"
     name = "timing_s/<stage>"
-    return Chart(f"Time by stage{of}", name, told, steps, values, curves, [], index)
+    return Chart(f"Time by stage{of}", name, meaning, steps, values, curves, [], index)
 
 
 def _mean_seconds(records: Sequence[StepRecord], stages: Sequence[str]) -> float:
@@ -287,13 +287,13 @@ def _area(
 ) -> Curve:
     upper = [(steps.place(s), values.place(y)) for (s, _), y in zip(points, top, strict=True)]
     lower = [(steps.place(s), values.place(y)) for (s, _), y in zip(points, floor, strict=True)]
-    if len(upper) == 1:  # one step is no area: a column
+    if len(upper) == 1:  # one step: a column instead of an area
         upper, lower = [(LEFT, upper[0][1]), upper[0]], [(LEFT, lower[0][1]), lower[0]]
     return Curve(label, style, _path([*upper, *reversed(lower)]), _data(points), upper[-1])
 
 
 def axis(values: Sequence[float], low_end: int, high_end: int, *, whole: bool = False) -> Axis:
-    """An axis around some values, of any size; ticks are round numbers."""
+    """Make an axis for values of any magnitude; ticks are round numbers."""
     within = [min(max(value, -_LARGEST), _LARGEST) for value in values] or [0.0]
     low, high = min(within), max(within)
     size = max(abs(low), abs(high))
@@ -315,6 +315,6 @@ def axis(values: Sequence[float], low_end: int, high_end: int, *, whole: bool = 
 
 
 def _stride(rough: float) -> float:
-    """The next 1, 2 or 5 times a power of ten."""
+    """Round up to 1, 2 or 5 times a power of ten."""
     power = 10.0 ** math.floor(math.log10(rough))
     return next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough * 0.999)

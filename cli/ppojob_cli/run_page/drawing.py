@@ -1,4 +1,4 @@
-"""HTML of the run page: an escaping template, and a policy that runs our script alone."""
+"""HTML of the run page: an escaping template, with a policy that allows only our script."""
 
 import base64
 import hashlib
@@ -17,7 +17,7 @@ from ppojob_cli.figures import number
 from ppojob_cli.run_page import charts
 from ppojob_cli.run_page.charts import draw_charts
 from ppojob_cli.run_page.facts import PageRun, date
-from ppojob_cli.run_page.sampling import clipped, read_shown
+from ppojob_cli.run_page.sampling import clipped, read_samples
 
 _FOLDER: Final = Path(__file__).parent
 _CONFIG_BYTES: Final = 15_000
@@ -27,12 +27,12 @@ _VALIDATIONS: Final = 4
 
 
 def draw_page(runs: Sequence[PageRun], steps: Collection[int], each: int) -> str:
-    """The page of some runs.
+    """Draw the page of runs.
 
     Args:
-        runs: at least one, at most as many as there are colours.
-        steps: those of which responses are shown; empty for five of each run.
-        each: responses of each kind, a step.
+        runs: at least one, at most one per colour.
+        steps: those with responses; empty for five of each run.
+        each: responses of each kind per step.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(_FOLDER),
@@ -60,19 +60,19 @@ def draw_page(runs: Sequence[PageRun], steps: Collection[int], each: int) -> str
         charts=draw_charts(runs),
         size=charts,
         differences=list(islice(_differences(runs), _DIFFERENCES)),
-        batches=read_shown(runs, steps, each),
+        batches=read_samples(runs, steps, each),
     )
 
 
 def _visible(value: object) -> object:
-    """What is put into the template: texts keep their lines, and nothing in them is hidden."""
+    """Escape control characters of a value in the template, except ends of lines."""
     if not isinstance(value, str) or isinstance(value, Markup) or value.isprintable():
         return value
     return "\n".join(map(printable, value.split("\n")))
 
 
 def _own(name: str) -> Markup:
-    """A file of ours, which is no text of a run and needs no escape."""
+    """Read one of our files, which needs no escaping."""
     return Markup((_FOLDER / name).read_text("utf-8"))
 
 
@@ -82,7 +82,7 @@ def _hash(text: str) -> str:
 
 
 def _overview(runs: Sequence[PageRun]) -> Iterator[tuple[str, list[str]]]:
-    """Figures from the first to the last, a line each and a column a run."""
+    """Yield the first and last value of each metric, a line per metric and a column per run."""
     figures = [run.state.figure_series() for run in runs]
     validations = [run.state.validation_series() for run in runs]
     names = dict.fromkeys(name for own in validations for name in own)
@@ -100,7 +100,7 @@ def _from_to(values: Sequence[float]) -> str:
 
 
 def _differences(runs: Sequence[PageRun]) -> Iterator[tuple[str, list[str]]]:
-    """The fields that not all runs have alike, a cell a run; empty where one has no value."""
+    """Yield the fields that differ, with a cell per run, which is empty for no value."""
     if len(runs) < 2:
         return
     for path in sorted({path for run in runs for path in run.settings}):

@@ -1,6 +1,6 @@
 """Facts of a run from its folder: configuration, progress and events.
 
-Everything may be missing, being written, or of an earlier version: then the page says less.
+Anything may be missing, incomplete or of an earlier version: then the page shows less.
 """
 
 import datetime
@@ -32,7 +32,7 @@ _STARTED: Final = "the job was started again"
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """Something that happened to a run behind a step; `time` is in Unix seconds."""
+    """An event of a run after a step; `time` is in Unix seconds."""
 
     step: int
     time: float
@@ -44,11 +44,11 @@ class PageRun:
     """One run of a page.
 
     Attributes:
-        label: what tells it from the others of the page.
-        facts: what ran, as pairs of a word and its lines.
-        settings: the job's fields that are set, as text by their path.
-        config: the fields as YAML; empty where they cannot be read.
-        marks: the last restarts and rewinds, in their order.
+        label: unique on the page.
+        facts: properties of the run, as pairs of a name and its lines.
+        settings: fields of the job with a value, as text by path.
+        config: the fields as YAML; empty if they cannot be read.
+        marks: the last restarts and rewinds, in order.
     """
 
     label: str
@@ -61,10 +61,10 @@ class PageRun:
 
 
 def read_runs(folders: Sequence[Path]) -> list[PageRun]:
-    """The runs of some folders, in their order.
+    """Read the runs in folders, in the same order.
 
     Raises:
-        InputError: a folder is none of a run; all of them at once.
+        InputError: folders are not run folders; all of them at once.
     """
     wrong = [
         f"RUN: got {folder}: neither {JOB_FILE} nor {METRICS_FILE} is in it; a run folder"
@@ -116,7 +116,7 @@ def _line(text: str) -> str:
 
 
 def _config(folder: Path) -> tuple[RunConfig | None, str]:
-    """The configuration of a run, or a line that says why there is none."""
+    """Read the configuration of a run, or return the problem as a line."""
     try:
         return resolve(load_job(folder / JOB_FILE)), ""
     except PPOJobError as problem:
@@ -142,8 +142,8 @@ def _state_lines(state: RunState, config: RunConfig | None, folder: Path) -> Ite
     if not state.is_over and is_left(folder):
         phase = f"Stopped at once while {phase.lower()}"
     done, total = state.done_steps, status.total_steps
-    told = f"{done} of {counted(total, 'step')}" if total else counted(done, "step")
-    yield f"{phase}, {told} done"
+    steps = f"{done} of {counted(total, 'step')}" if total else counted(done, "step")
+    yield f"{phase}, {steps} done"
     if status.message:
         yield status.message.splitlines()[0]
     yield from status.notices
@@ -156,7 +156,7 @@ def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
     if not algorithm.given:
         shape += f" x {counted(algorithm.samples_per_prompt, 'sample')}"
     files = [str(file.path) for file in spec.data.train]
-    beside = [f"demonstrations: {file.path}" for file in spec.data.demonstrations]
+    demonstrations = [f"demonstrations: {file.path}" for file in spec.data.demonstrations]
     held_out = [f"held out: {file.path}" for file in spec.data.validation]
     return [
         ("Job", [f"{config.namespace}/{config.name}"]),
@@ -164,7 +164,7 @@ def _job_facts(config: RunConfig) -> list[tuple[str, list[str]]]:
         ("Algorithm", [f"{algorithm.type}, {shape} a step"]),
         ("Learning rate", [f"{spec.optimizer.learning_rate:g}, {spec.optimizer.schedule}"]),
         ("Seed", [str(spec.seed)]),
-        ("Data", [*files, *beside, *held_out]),
+        ("Data", [*files, *demonstrations, *held_out]),
         ("Hardware", list(role_lines(config))),
     ]
 
@@ -175,21 +175,21 @@ def _time_lines(state: RunState, events: Iterable[journal.Event]) -> Iterator[st
         yield f"began {date(began)}"
     last = max([state.status.since, *(record.time for record in state.records[-1:])])
     if last:
-        yield f"last heard of {date(last)}"
+        yield f"last update {date(last)}"
     trained = [record.values for record in state.steps]
     if trained:
         seconds = sum(values.get("timing_s/step", 0.0) for values in trained)
         tokens = sum(values.get("perf/total_num_tokens", 0.0) for values in trained)
-        yield f"{duration(seconds)} in steps that stand, {tokens:,.0f} tokens"
+        yield f"{duration(seconds)} in valid steps, {tokens:,.0f} tokens"
 
 
 def date(unix_seconds: float) -> str:
-    """A time in UTC, to the minute."""
+    """Format a time in UTC, to the minute."""
     return f"{datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC):%Y-%m-%d %H:%M} UTC"
 
 
 def _marks(events: Iterable[journal.Event]) -> Iterator[Mark]:
-    """Restarts, rewinds and damaged checkpoints; the first start is none."""
+    """Yield restarts, rewinds and damaged checkpoints."""
     done, started = 0, dict[str, float]()
     has_begun = False
     for event in events:
@@ -214,6 +214,6 @@ def _marks(events: Iterable[journal.Event]) -> Iterator[Mark]:
 
 
 def _restart(started: Mapping[str, float], step: int) -> Iterator[Mark]:
-    """What was started again behind a step, at the time of the first."""
+    """Yield the restarts after a step as one mark, at the time of the first."""
     if started:
         yield Mark(step, min(started.values()), f"started again: {', '.join(started)}")

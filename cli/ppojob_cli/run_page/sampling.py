@@ -1,4 +1,4 @@
-"""Sampled responses of a run page: of some steps the best, the worst and random ones."""
+"""Responses on a run page: the best, the worst and random ones of some steps."""
 
 import bisect
 import itertools
@@ -29,13 +29,13 @@ _KINDS: Final = ("best", "worst", "random")
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """A response as text that HTML may hold.
+class SampledResponse:
+    """A response as text for HTML.
 
     Attributes:
         kind: `best`, `worst` or `random`.
-        place: the number of its row, how many tokens it has, and whether the data gives it.
-        parts: what reward functions said beside the score, as pairs.
+        place: the number of its row, its number of tokens, and whether it is from the data.
+        parts: further values of the reward functions, as pairs.
     """
 
     kind: str
@@ -49,41 +49,41 @@ class Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class ShownBatch:
-    """The shown responses of a step, or of the validation behind it."""
+class SampledBatch:
+    """The responses of a step, or of the validation after it."""
 
     run: int
     title: str
-    samples: Sequence[Shown]
+    samples: Sequence[SampledResponse]
 
 
-def read_shown(runs: Sequence[PageRun], steps: Collection[int], each: int) -> list[ShownBatch]:
-    """The responses of a page, `each` of every kind, and fewer where there are very many batches.
+def read_samples(runs: Sequence[PageRun], steps: Collection[int], each: int) -> list[SampledBatch]:
+    """Read the responses of a page: `each` of every kind, or fewer for very many batches.
 
-    Without `steps` they are five of each run, the first and the last among them.
+    The default `steps` are five of each run, including the first and the last.
     """
     batches = [
         (index, key)
         for index, run in enumerate(runs)
         for purpose in ("train", "validation")
-        for key in _wanted(run.folder, purpose, steps)
+        for key in _chosen_batches(run.folder, purpose, steps)
     ]
     kinds = len(_KINDS)
     each = max(1, min(each, _MOST_SAMPLES // (kinds * max(1, len(batches)))))
     share = min(_RESPONSE_BYTES, _TEXT_BYTES // (kinds * each * max(1, len(batches))))
     found = [
-        ShownBatch(index, _title(key), list(_shown(runs[index].folder, key, each, share)))
+        SampledBatch(index, _title(key), list(_samples(runs[index].folder, key, each, share)))
         for index, key in batches
     ]
     return [batch for batch in found if batch.samples]
 
 
 def steps_with_responses(runs: Sequence[PageRun]) -> list[int]:
-    """The steps of which at least one run has kept some, ascending."""
+    """Return the steps with responses of at least one run, ascending."""
     return sorted({key.step for run in runs for key in batches_on_disk(run.folder)})
 
 
-def _wanted(folder: Path, purpose: str, steps: Collection[int]) -> list[BatchKey]:
+def _chosen_batches(folder: Path, purpose: str, steps: Collection[int]) -> list[BatchKey]:
     here = sorted(key for key in batches_on_disk(folder) if key.purpose == purpose)
     if steps:
         return [key for key in here if key.step in steps]
@@ -99,7 +99,7 @@ def _title(key: BatchKey) -> str:
     )
 
 
-def _shown(folder: Path, key: BatchKey, each: int, share: int) -> Iterator[Shown]:
+def _samples(folder: Path, key: BatchKey, each: int, share: int) -> Iterator[SampledResponse]:
     kinds: dict[int, str] = {}
 
     def choose(places: Sequence[Place]) -> Collection[int]:
@@ -112,7 +112,7 @@ def _shown(folder: Path, key: BatchKey, each: int, share: int) -> Iterator[Shown
 
 
 def chosen(places: Sequence[Place], each: int, seed: int) -> dict[int, str]:
-    """Rows with their kind. Where all scores are alike, or none is there, all are drawn by lot."""
+    """Choose rows and their kinds; all are random if there are no scores, or they are equal."""
     scores = {place.score for place in places if not math.isnan(place.score)}
     found: dict[int, str] = {}
     if len(scores) > 1:
@@ -127,10 +127,10 @@ def chosen(places: Sequence[Place], each: int, seed: int) -> dict[int, str]:
     return found | dict.fromkeys(drawn, "random")
 
 
-def _as_text(sample: Sample, kind: str, share: int) -> Shown:
+def _as_text(sample: Sample, kind: str, share: int) -> SampledResponse:
     tokens = "" if sample.response_tokens is None else f", {sample.response_tokens} tokens"
     given = ", given by the data" if sample.is_given else ""
-    return Shown(
+    return SampledResponse(
         kind=kind,
         place=f"row {sample.row}{tokens}{given}",
         score="not scored" if math.isnan(sample.score) else f"score {number(sample.score)}",
@@ -143,18 +143,18 @@ def _as_text(sample: Sample, kind: str, share: int) -> Shown:
 
 
 def _parts(values: str) -> Iterator[tuple[str, str]]:
-    told = msgspec.json.decode(values, type=dict[str, float | str])
-    for name, value in itertools.islice(told.items(), _PARTS):
+    parts = msgspec.json.decode(values, type=dict[str, float | str])
+    for name, value in itertools.islice(parts.items(), _PARTS):
         text = value if isinstance(value, str) else number(value)
         yield printable(name, _PART_CHARACTERS), printable(text, _PART_CHARACTERS)
 
 
 def clipped(text: str, limit: int, *, from_end: bool = False) -> str:
-    """Text of at most `limit` bytes as HTML, its control characters visible, its lines kept.
+    """Truncate a text to `limit` bytes as HTML, with visible control characters.
 
-    Of a prompt the end is what matters.
+    With `from_end`, keep its end, as for prompts.
     """
-    # No text grows shorter as HTML, so that more characters are of no use.
+    # HTML is never shorter than the text, so more characters never fit.
     near = text[-limit:] if from_end else text[:limit]
     safe = "\n".join(printable(line.expandtabs(4)) for line in near.split("\n"))
     characters = safe[::-1] if from_end else safe

@@ -1,1 +1,1 @@
-"""verl's command lines, scripts and YAML as a PPOJob; every key of verl's stands in keys.txt."""
+"""Conversion of verl's command lines, scripts and YAML to a PPOJob; keys.txt lists verl's keys."""

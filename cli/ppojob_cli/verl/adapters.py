@@ -1,4 +1,4 @@
-"""Conversions of adapters: those of FSDP, which are PEFT's, and of Megatron what is the same."""
+"""Conversion of LoRA settings of FSDP (PEFT), and of equivalent ones of Megatron."""
 
 import re
 from typing import Any, Final
@@ -38,7 +38,7 @@ _FUSED: Final = {"linear_qkv": "q, k and v", "linear_fc1": "gate and up"}
 
 
 def lora(verl: Verl, job: Draft) -> None:
-    """Adapters of the policy and of a critic; a rank of 0 is none."""
+    """Convert the adapters of the policy and of a critic; rank 0 means none."""
     for model in (_MODEL, "critic.model") if verl.has_critic else (_MODEL,):
         if verl[f"{model}.lora_rank"]:
             job.copy(f"{model}.lora_rank")
@@ -55,7 +55,7 @@ def lora(verl: Verl, job: Draft) -> None:
 
 
 def _of_engines(verl: Verl, job: Draft, key: str) -> None:
-    """How engines get the adapters; of what vLLM takes merged alone, merged in any case."""
+    """Convert how engines get the adapters; always merged if vLLM supports only that."""
     is_merged = bool(verl[key])
     has_own = job.fields.keys() & {f"spec.model.lora.{one}" for one in _OWN}
     if has_own or _MERGED_ALONE.search(str(verl[f"{_MODEL}.path"] or "")):
@@ -66,7 +66,7 @@ def _of_engines(verl: Verl, job: Draft, key: str) -> None:
 
 
 def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
-    """Write Megatron's adapters where they are ours; whether they are."""
+    """Convert Megatron's adapters if they are equivalent; return whether they are."""
     kind, targets = verl[f"{group}.type"], verl[f"{group}.target_modules"]
     names = _names(targets)
     unlike = next((name for name in names if name not in _OF_MEGATRON), None)
@@ -96,7 +96,7 @@ def _of_megatron(verl: Verl, job: Draft, group: str) -> bool:
 
 
 def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
-    """The targets, without those of `exclude_modules`: names, or a pattern that fits paths."""
+    """Return the targets without those of `exclude_modules`: names, or a pattern of paths."""
     key, other = f"{model}.target_modules", f"{model}.exclude_modules"
     excluded = verl[other] or []
     names = list(_LINEAR_LAYERS) if verl[key] == "all-linear" else _names(verl[key])
@@ -112,12 +112,12 @@ def _adapted_layers(verl: Verl, job: Draft, model: str) -> None:
 
 
 def _names(value: Any) -> list[str]:
-    """One name or several."""
+    """Return a name, or a list of names, as a list."""
     return list(map(str, listed(value)))
 
 
 def _stacks(verl: Verl, job: Draft, layers: list[str]) -> list[str]:
-    """The stacks of experts that get adapters, beside layers."""
+    """Return the stacked expert weights that get adapters in addition to layers."""
     key = f"{_MODEL}.target_parameters"
     if not verl.is_on(key):
         return []
@@ -134,7 +134,7 @@ def _stacks(verl: Verl, job: Draft, layers: list[str]) -> list[str]:
 
 
 def _is_excluded(layer: str, excluded: Any) -> bool:
-    """Whether all blocks do without a layer; ValueError where some do."""
+    """Return whether a layer is excluded in all blocks; a ValueError if only in some."""
     path = f"model.layers.{{}}.{_LINEAR_LAYERS.get(layer, '')}.{layer}"
     if not isinstance(excluded, str):
         return any(path.endswith(f".{name}") for name in _names(excluded))

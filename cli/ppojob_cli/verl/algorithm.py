@@ -57,7 +57,7 @@ _OF_ONE = {
 
 
 def estimator(verl: Verl, job: Draft) -> None:
-    """The estimator, and the settings that it reads."""
+    """Convert the estimator and its settings."""
     if _learns_from_teacher(verl):
         return
     if spo.is_on(verl):
@@ -67,7 +67,7 @@ def estimator(verl: Verl, job: Draft) -> None:
 
 
 def _of_choice(verl: Verl, job: Draft) -> None:
-    """That of adv_estimator, or of a trainer that has no such choice."""
+    """Return the estimator of adv_estimator, or that of a trainer without this choice."""
     if verl.trainer is SFT:
         job.set("spec.algorithm.type", "sft")
         return
@@ -98,7 +98,7 @@ def _of_choice(verl: Verl, job: Draft) -> None:
 
 
 def further_tokens(verl: Verl, job: Draft) -> None:
-    """A layer that predicts further tokens, and is trained or exported as it was."""
+    """Convert multi-token prediction layers, which are trained or exported unchanged."""
     enable, train, weight, detach = (
         f"actor_rollout_ref.model.mtp.{name}"
         for name in ("enable", "enable_train", "mtp_loss_scaling_factor", "detach_encoder")
@@ -113,7 +113,7 @@ def further_tokens(verl: Verl, job: Draft) -> None:
 
 
 def router_losses(verl: Verl, job: Draft) -> None:
-    """Routers of a mixture: losses, of which that of balance wants its type, and their bias."""
+    """Convert the router losses and bias of mixtures of experts."""
     megatron = f"{_ACTOR}.megatron.override_transformer_config"
     balance, z = f"{megatron}.moe_aux_loss_coeff", f"{megatron}.moe_z_loss_coeff"
     kind = f"{megatron}.moe_router_load_balancing_type"
@@ -142,7 +142,7 @@ def router_losses(verl: Verl, job: Draft) -> None:
 
 
 def policy_loss(verl: Verl, job: Draft) -> None:
-    """The loss of rewards; what is learnt from a teacher has one of its own."""
+    """Convert the policy loss; distillation has its own."""
     if _learns_from_teacher(verl):
         job.copy(f"{_ACTOR}.loss_agg_mode")
     else:
@@ -150,7 +150,7 @@ def policy_loss(verl: Verl, job: Draft) -> None:
 
 
 def _policy_loss(verl: Verl, job: Draft) -> None:
-    """The loss with its bounds, of which verl has one pair for all losses; its aggregation."""
+    """Convert the loss, its clip bounds and its aggregation."""
     mode, bypass = f"{_ACTOR}.policy_loss.loss_mode", "algorithm.rollout_correction.bypass_mode"
     if verl[bypass]:
         job.set(f"{_LOSS}.type", "bypass", bypass)
@@ -184,7 +184,7 @@ def _policy_loss(verl: Verl, job: Draft) -> None:
 
 
 def _one_bound(verl: Verl, job: Draft) -> None:
-    """One number for both sides, which the forks read alone and verl reads no more."""
+    """Convert a clip bound for both sides, which only forks of verl read."""
     both = (f"{_ACTOR}.clip_ratio_low", f"{_ACTOR}.clip_ratio_high")
     ratio = f"{_ACTOR}.clip_ratio"
     if verl.trainer in FORKS:
@@ -203,9 +203,9 @@ def _aggregation(verl: Verl, job: Draft, kind: str, mode: str) -> None:
 
 
 def _teachers(verl: Verl) -> list[str]:
-    """The keys with models of teachers; those of names of their own take the place of verl's.
+    """Return the keys with models of teachers; custom names replace verl's default one.
 
-    Of several each has a data source for its key, or there are none.
+    Several teachers each need a data source, else the result is empty.
     """
     found = [
         f"{_TEACHERS}.{path}" for path in verl.below(_TEACHERS) if path.endswith(".model_path")
@@ -215,18 +215,18 @@ def _teachers(verl: Verl) -> list[str]:
 
 
 def _source(teacher: str) -> str:
-    """The key with the data source of a teacher."""
+    """Return the key with the data source of a teacher."""
     return teacher.removesuffix("model_path") + "key"
 
 
 def _learns_from_teacher(verl: Verl) -> bool:
-    """Whether a teacher stands in the place of rewards."""
+    """Return whether a teacher replaces the rewards."""
     is_on = verl[f"{_TEACHING}.enabled"] and _teachers(verl)
     return bool(is_on and not verl[f"{_TEACHER_LOSS}.use_task_rewards"])
 
 
 def distillation(verl: Verl, job: Draft) -> None:
-    """A teacher in the place of rewards, or beside them as the reference of a KL in the loss."""
+    """Convert distillation: instead of rewards, or as the reference of a KL in the loss."""
     if not verl[f"{_TEACHING}.enabled"]:
         return
     on, mode = f"{_TEACHING}.enabled", f"{_TEACHER_LOSS}.loss_mode"
@@ -273,7 +273,7 @@ def distillation(verl: Verl, job: Draft) -> None:
 
 
 def _references(verl: Verl, job: Draft, teachers: list[str]) -> None:
-    """The models of the teachers, and of several their data sources."""
+    """Convert the models of the teachers, and the data sources of several ones."""
     column, sources = f"{_TEACHING}.teacher_key", [_source(teacher) for teacher in teachers]
     # No engine of theirs counts, nor of one teacher the data source: it is a reference.
     entries = tuple(teacher.removesuffix("model_path") for teacher in teachers)
@@ -296,7 +296,7 @@ def _references(verl: Verl, job: Draft, teachers: list[str]) -> None:
 
 
 def _token_limit(verl: Verl, job: Draft, *, has_rewards: bool) -> None:
-    """A bound of what one token costs."""
+    """Convert the limit of a token's loss."""
     limit = f"{_TEACHER_LOSS}.loss_max_clamp"
     if verl.is_given(limit) and verl[limit] is not None:
         if has_rewards:
@@ -306,7 +306,7 @@ def _token_limit(verl: Verl, job: Draft, *, has_rewards: bool) -> None:
 
 
 def _teacher_pods(verl: Verl, job: Draft) -> None:
-    """Pods of the teacher's own."""
+    """Convert separate pods for the teacher."""
     role, nodes = "spec.roles.reference", f"{_TEACHING}.nnodes"
     gpus = f"{_TEACHING}.n_gpus_per_node"
     if verl[nodes]:
@@ -316,7 +316,7 @@ def _teacher_pods(verl: Verl, job: Draft) -> None:
 
 
 def _single_responses(verl: Verl, job: Draft) -> None:
-    """An estimator of groups whose groups are of one."""
+    """Convert a group estimator with groups of one."""
     key = "algorithm.adv_estimator"
     alone, rollout = _OF_ONE.get(str(verl[key])), "actor_rollout_ref.rollout"
     has_peers = verl[f"{rollout}.n"] != 1 or (
@@ -328,7 +328,7 @@ def _single_responses(verl: Verl, job: Draft) -> None:
 
 
 def places_of_kl(verl: Verl) -> tuple[bool, bool]:
-    """Whether a KL is charged in the reward, and whether it is in the loss."""
+    """Return whether there is a KL penalty in the reward, and one in the loss."""
     in_reward = verl["algorithm.use_kl_in_reward"] and verl["algorithm.kl_ctrl.kl_coef"] != 0
     in_loss = verl[f"{_ACTOR}.use_kl_loss"] and verl[f"{_ACTOR}.kl_loss_coef"] != 0
     if verl.trainer in FORKS:
@@ -338,7 +338,7 @@ def places_of_kl(verl: Verl) -> tuple[bool, bool]:
 
 
 def kl(verl: Verl, job: Draft) -> None:
-    """Where a KL is charged: verl has a switch and a coefficient for each of two places."""
+    """Convert KL penalties: verl has a switch and a coefficient for reward and loss."""
     if verl[f"{_TEACHING}.enabled"] and _teachers(verl):
         return
     at, section = "algorithm.kl_ctrl", "spec.algorithm.kl"
@@ -377,7 +377,7 @@ def kl(verl: Verl, job: Draft) -> None:
 
 
 def _estimator(job: Draft, path: str, key: str, default: str) -> None:
-    """The estimator, which is another one by default in each of the two places."""
+    """Return the KL estimator, whose default differs between reward and loss."""
     if job.word(path, key) == default:
         job.keep(key)
     else:
@@ -385,7 +385,7 @@ def _estimator(job: Draft, path: str, key: str, default: str) -> None:
 
 
 def resampling(verl: Verl, job: Draft) -> None:
-    """Responses drawn by their scores."""
+    """Convert the resampling of responses by score."""
     if not verl["algorithm.use_pf_ppo"]:
         return
     job.set("spec.algorithm.resampling", {}, "algorithm.use_pf_ppo")
@@ -395,7 +395,7 @@ def resampling(verl: Verl, job: Draft) -> None:
 
 
 def filter_groups(verl: Verl, job: Draft) -> None:
-    """Dynamic sampling; in verl without an end, unless there is a largest number of rounds."""
+    """Convert dynamic sampling; verl has no limit of rounds by default."""
     at, section = "algorithm.filter_groups", "spec.algorithm.dynamicSampling"
     drawn = "data.gen_batch_size"
     # fully_async_main draws prompt by prompt.
@@ -424,7 +424,7 @@ def filter_groups(verl: Verl, job: Draft) -> None:
 
 
 def rollout_correction(verl: Verl, job: Draft) -> None:
-    """Weights and rejection by the distance of engine and trainer."""
+    """Convert importance weights and rejection by the mismatch of engine and trainer."""
     at, section = "algorithm.rollout_correction", "spec.algorithm.rolloutCorrection"
     weights, modes = verl[f"{at}.rollout_is"], verl[f"{at}.rollout_rs"]
     is_reinforce = verl[f"{at}.bypass_mode"] and verl[f"{at}.loss_type"] == "reinforce"
@@ -454,7 +454,7 @@ def rollout_correction(verl: Verl, job: Draft) -> None:
 
 
 def _inverse(ratio: Any) -> Any:
-    """The other ratio of two; what is none stays, and is refused where it is read."""
+    """Return the inverse of a ratio; invalid values are returned, and refused later."""
     try:
         return 1.0 / float(ratio)
     except (TypeError, ValueError, ZeroDivisionError):
@@ -466,7 +466,7 @@ FORMER_MODES: Final = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric
 
 
 def _former_rejection(mode: str, upper: Any, lower: Any) -> dict[str, Any]:
-    """One of `FORMER_MODES`, by the ratio of engine to trainer."""
+    """Convert one of `FORMER_MODES`, by the ratio of engine to trainer."""
     try:
         least, most = float(upper if lower is None else 1.0 / lower), float(upper)
         return {"mode": FORMER_MODES[mode], "low": 1.0 / most, "high": least}
@@ -475,7 +475,7 @@ def _former_rejection(mode: str, upper: Any, lower: Any) -> dict[str, Any]:
 
 
 def _rejections(modes: Any, thresholds: Any) -> list[dict[str, Any]]:
-    """Each mode with its bounds; one threshold is that of all."""
+    """Return each rejection mode with its bounds; a single threshold applies to all."""
     names = modes if isinstance(modes, list) else str(modes).split(",")
     limits = thresholds if isinstance(thresholds, list) else str(thresholds).split(",")
     limits = limits * len(names) if len(limits) == 1 else limits
@@ -488,7 +488,7 @@ def _rejections(modes: Any, thresholds: Any) -> list[dict[str, Any]]:
 
 
 def _bounds(text: Any) -> tuple[float | None, Any]:
-    """`2.0` or `0.5_3.0` as numbers, the lower one None where there is none; else as it is."""
+    """Parse `2.0` or `0.5_3.0` to numbers, the lower one may be None; else return it unchanged."""
     parts = str(text).strip().split("_")
     try:
         numbers = [float(part) for part in parts]
@@ -498,14 +498,14 @@ def _bounds(text: Any) -> tuple[float | None, Any]:
 
 
 def mini_batches(verl: Verl, job: Draft) -> None:
-    """Prompts of an optimizer step; all of a step are none here."""
+    """Convert the prompts per optimizer step; all of a step is our default."""
     key = f"{_ACTOR}.ppo_mini_batch_size"
     is_whole = verl[key] >= step_prompts(verl)
     job.set("spec.algorithm.miniBatchPrompts", None if is_whole else verl[key], key)
 
 
 def same_as_policy(verl: Verl, job: Draft) -> None:
-    """What verl has for the critic apart, and is one here."""
+    """Convert settings of the critic that must equal those of the policy here."""
     others = {"fsdp.model_dtype": "fsdp_config.model_dtype"}
     for name in ("shuffle", "loss_agg_mode", "loss_scale_factor", "fsdp.model_dtype"):
         value, other = verl[f"critic.{name}"], verl[f"{_ACTOR}.{others.get(name, name)}"]
@@ -514,7 +514,7 @@ def same_as_policy(verl: Verl, job: Draft) -> None:
 
 
 def critic(verl: Verl, job: Draft) -> None:
-    """The value model of PPO, the process reward model of PRIME."""
+    """Convert the value model of PPO, or the process reward model of PRIME."""
     if not verl.is_on("critic.enable"):
         return
     section = "spec.critic"

@@ -30,33 +30,33 @@ _IN_ORDER: Final = (
 
 
 def _fetch(verl: Verl) -> str:
-    """The key of the prompts of a step: some train on all they fetch; main_dapo may filter."""
+    """Return the key of the prompts per step: some trainers train on all, main_dapo may filter."""
     is_dapo = verl.trainer in (DAPO, ENTROPY)
     is_all = (is_dapo and not verl["algorithm.filter_groups.enable"]) or not may_filter(verl)
     return _FETCHED if is_all and verl.is_given(_FETCHED) else _PROMPTS
 
 
 def may_filter(verl: Verl) -> bool:
-    """Whether filter_groups is read; else a step trains on all prompts that it fetches."""
+    """Return whether the trainer reads filter_groups; else a step trains on all fetched prompts."""
     return verl.trainer not in _MAY_FETCH or bool(verl["trainer.use_v1"])
 
 
 def fetched_prompts(verl: Verl) -> int:
-    """Prompts of one of verl's training steps."""
+    """Return the prompts of one of verl's training steps."""
     if verl.trainer is not FULLY_ASYNC:
         return int(verl[_fetch(verl)])
     return int(verl[_PART] * verl[f"{_TRAINING}.require_batches"])
 
 
 def step_prompts(verl: Verl) -> int:
-    """Prompts of a step, behind which engines get new weights."""
+    """Return the prompts per step, after which engines get new weights."""
     if verl.trainer is not FULLY_ASYNC:
         return fetched_prompts(verl)
     return int(fetched_prompts(verl) * verl[f"{_TRAINING}.trigger_parameter_sync_step"])
 
 
 def prompts(verl: Verl, job: Draft) -> None:
-    """Prompts of a step: of fully_async_main those between two synchronizations of the weights."""
+    """Convert the prompts per step; of fully_async_main those between weight synchronizations."""
     if verl.trainer is not FULLY_ASYNC:
         job.set("spec.algorithm.promptsPerStep", fetched_prompts(verl), _fetch(verl))
         return
@@ -65,9 +65,9 @@ def prompts(verl: Verl, job: Draft) -> None:
 
 
 def staleness(verl: Verl, job: Draft) -> None:
-    """How many versions old rows may be, which fully_async_main counts in shares of a step.
+    """Convert the maximum staleness of rows, which is a fraction of a step for fully_async_main.
 
-    The recipe partial_rollout has the prompts of two steps under way, and no such bound.
+    The recipe partial_rollout generates the prompts of two steps, without such a limit.
     """
     field, share = "spec.rollout.maxStaleness", f"{_TRAINING}.staleness_threshold"
     partial = f"{_TRAINING}.partial_rollout"
@@ -91,7 +91,7 @@ def staleness(verl: Verl, job: Draft) -> None:
 
 
 def drawn_steps(verl: Verl) -> int | None:
-    """The length of fully_async_main, which says how many prompts are drawn in all."""
+    """Convert the length of fully_async_main, which is a total number of prompts."""
     if verl.trainer is not FULLY_ASYNC or not is_count(verl[DRAWN]):
         return None
     return int(max(1, verl[DRAWN] // max(1, step_prompts(verl))))

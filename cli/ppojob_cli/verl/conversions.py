@@ -53,7 +53,7 @@ _LEFT: Final = (Fate.LEFT_OUT, Fate.LOST)
 
 
 def convert(settings: Settings) -> Draft:
-    """Make a job of settings, and tell of each of them what became of it."""
+    """Convert settings to a job, with the outcome of each key."""
     trainer = trainers.of_keys(settings.given, settings.trainer)
     verl = Verl(resolved(settings, {**table.defaults(), **trainer.defaults}), trainer)
     job = Draft(verl)
@@ -72,7 +72,7 @@ def convert(settings: Settings) -> Draft:
 
 
 def _copy(verl: Verl, job: Draft, key: Key) -> None:
-    """Copy a value to its one field, where the row says so."""
+    """Copy a value to its field, if the table says so."""
     is_given = verl.is_given(key.name)
     if key.row.status or key.name.endswith(".*"):
         return
@@ -84,7 +84,7 @@ def _copy(verl: Verl, job: Draft, key: Key) -> None:
 
 
 def _settle(verl: Verl, job: Draft, typed: str) -> None:
-    """What became of a key of which no conversion has told, or whose value was not read."""
+    """Set the outcome of a key without one, or with an unknown value."""
     row = table.find(typed)
     if row is None:
         near = table.nearest(typed)
@@ -137,7 +137,7 @@ def _fate(verl: Verl, job: Draft, row: Key, typed: str) -> Outcome:
 
 
 def _switch_that_is_off(verl: Verl, typed: str) -> str | None:
-    """The key that was given to switch off one of the sections that a key stands in."""
+    """Return the given key that switches off one of the sections of a key."""
     words = typed.split(".")
     sections = (".".join(words[:length]) for length in range(1, len(words)))
     switches = (f"{section}.{word}" for section in sections for word in ("enable", "enabled"))
@@ -145,7 +145,7 @@ def _switch_that_is_off(verl: Verl, typed: str) -> str | None:
 
 
 def _is_default(row: Key, value: object) -> bool:
-    """Whether a value is verl's own, or says that there is nothing to be done."""
+    """Return whether a value is verl's default, or switches something off."""
     if row.default is not None and value is not None:
         return value == row.default
     # Of a size of some parallelism 1 is none.

@@ -28,7 +28,7 @@ _REPAIRS: Final = 20
 
 
 class Fate(Enum):
-    """What became of a key that was given, the worst last."""
+    """Outcomes of a given key, the worst last."""
 
     SAME = "as it is here by default"
     UNNEEDED = "not needed"
@@ -44,14 +44,14 @@ class Fate(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of a key, and why."""
+    """Outcome of a key, and its reason."""
 
     fate: Fate
     why: str = ""
 
 
 class Verl:
-    """verl's settings as conversions read them: what was given, or verl's default."""
+    """verl's settings for conversions: given values, else verl's defaults."""
 
     def __init__(
         self, given: Mapping[str, Given], trainer: trainers.Trainer = trainers.MAIN_PPO
@@ -73,7 +73,7 @@ class Verl:
         }
 
     def __getitem__(self, key: str) -> Any:
-        """The value; what was not read is as the script has it, or verl's default."""
+        """Return the value; an unknown one as in the script, or verl's default."""
         row = table.find(key)
         default = self._defaults.get(key, None if row is None else row.default)
         if isinstance(default, str) and (other := re.fullmatch(r"\$\{(.+)\}", default)):
@@ -86,7 +86,7 @@ class Verl:
         return unread.told_in(value) if takes_text(row) else default
 
     def is_unlike(self, key: str) -> bool:
-        """Whether verl has a number or a boolean where something else was given."""
+        """Return whether verl's default is a number or boolean, and the given value is not."""
         row, value = table.find(key), self.raw(key)
         if row is None or value is None or any(unread.marks(value)):
             return False
@@ -95,70 +95,70 @@ class Verl:
         return takes_numbers(row) and not _is_number(value)
 
     def main_name(self, key: str) -> str:
-        """The key that a key is another name of for this trainer, or itself."""
+        """Return the main name of a key for this trainer."""
         return self.trainer.names.get(key) or table.main_name(key)
 
     def raw(self, key: str) -> JsonValue:
-        """The value that was given, with the marks of what was not read; else None."""
+        """Return the given value, with marks of unknown parts; else None."""
         given = self._given.get(key) or self._as_typed.get(key)
         return None if given is None else given.value
 
     def is_given(self, key: str) -> bool:
-        """Whether it was, with another value than null, which one that is not read is too."""
+        """Return whether a key was given and is not null; unknown values count."""
         is_there = key in self._given and self._given[key].value is not None
         return is_there and self[key] is not None
 
     def below(self, key: str) -> dict[str, Any]:
-        """What was given below a key, without what is null."""
+        """Return the values below a key that were given and are not null."""
         prefix = f"{key}."
         found = (one for one in self._given if one.startswith(prefix) and self.is_given(one))
         return {one.removeprefix(prefix): self[one] for one in found}
 
     def is_on(self, key: str) -> bool:
-        """Whether a key is neither absent nor a word for none."""
+        """Return whether a key is set, and not to a word for none."""
         if key == "critic.enable" and self[key] is None:
             return bool(self["algorithm.adv_estimator"] == "gae")
         return self[key] not in OFF
 
     @property
     def has_critic(self) -> bool:
-        """Whether a model is trained beside the policy: of PPO, or of PRIME."""
+        """Return whether another model is trained, too: the critic of PPO, or PRIME's model."""
         has_one = self.trainer is trainers.PRIME or self["algorithm.adv_estimator"] == "gae"
         return has_one and self.trainer is not trainers.SFT and self.is_on("critic.enable")
 
     def same(self, key: str) -> list[str]:
-        """The keys as they were typed that stand for one."""
+        """Return the given keys, as typed, with this main name."""
         return [one for one in self.typed if self.main_name(one) == key and not self.is_hidden(one)]
 
     def as_called(self, key: str) -> str:
-        """The name that this trainer has for a key."""
+        """Return the trainer's name of a key."""
         return next((name for name, one in self.trainer.names.items() if one == key), key)
 
     def is_hidden(self, key: str) -> bool:
-        """Whether this trainer was given another key that it reads in the place of one."""
+        """Return whether a given key replaces this one for the trainer."""
         names = self.trainer.names
         return any(names.get(one) == key for one in self.typed)
 
 
 def is_count(value: object) -> bool:
-    """Whether a value is an integer above 0."""
+    """Return whether a value is an integer above 0."""
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
 def listed(value: Any) -> list[Any]:
-    """A list as it is; another value as the one item of a list."""
+    """Return a list unchanged; wrap another value in one."""
     return value if isinstance(value, list) else [value]
 
 
 def _is_number(value: object) -> bool:
-    """Whether it is one to compute with: infinity is none."""
+    """Return whether a value is a finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return False
     return math.isfinite(value)
 
 
 def _at_home(value: JsonValue) -> JsonValue:
-    """A path with the home folder in it, as verl reads ~, or paths."""
+    """Expand ~ in a path or paths, as verl does."""
     if isinstance(value, list):
         return [_at_home(one) for one in value]
     if isinstance(value, str) and value.startswith("~/"):
@@ -167,21 +167,21 @@ def _at_home(value: JsonValue) -> JsonValue:
 
 
 def takes_numbers(row: Key) -> bool:
-    """Whether a key is a number: by default, or where it has no default for the field."""
+    """Return whether a key takes numbers, by its default, else by its field."""
     if row.default is None:
         return _kind(row) in {"integer", "number"}
     return isinstance(row.default, int | float) and not isinstance(row.default, bool)
 
 
 def takes_text(row: Key | None) -> bool:
-    """Whether the field of a key could hold the text of what was not read."""
+    """Return whether the field of a key takes text, such as that of an unknown value."""
     if row is not None and isinstance(row.default, int | float):  # or a boolean
         return False
     return row is None or _kind(row) not in {"integer", "number", "boolean", "enum"}
 
 
 def _kind(row: Key) -> str:
-    """The kind of values of the field of a key; empty where it has none."""
+    """Return the type of the field of a key; empty if it has none."""
     field = row.row.here[0] if row.row.here else ""
     found = shape.at(tuple(field.replace("[]", ".0").split("."))) if field else None
     return "" if found is None else found.kind
@@ -189,7 +189,7 @@ def _kind(row: Key) -> str:
 
 @dataclass(slots=True)
 class Written:
-    """A field, and the keys that it comes from; none where they are verl's defaults."""
+    """A field, and the keys that set it; none for defaults of verl."""
 
     value: Any
     keys: list[str]
@@ -198,11 +198,11 @@ class Written:
 
 @dataclass(slots=True)
 class Draft:
-    """The fields of a job by their paths.
+    """The fields of a job by path.
 
     Attributes:
-        outcomes: By key as it was typed.
-        problems: What the job as it stands is refused for.
+        outcomes: By key as typed.
+        problems: Problems of the job in its current state.
     """
 
     verl: Verl
@@ -211,11 +211,11 @@ class Draft:
     problems: list[Problem] = field(default_factory=list)
 
     def word(self, path: str, key: str) -> Any:
-        """The value of a key in the words of a field."""
+        """Return the value of a key, translated for a field."""
         return _word(path, self.verl[key])
 
     def set(self, path: str, value: Any, *keys: str) -> None:
-        """Write a field, unless it has that value by default."""
+        """Set a field, unless the value is its default."""
         member = _member(path)
         word = _word(path, value)
         if isinstance(word, str) and word in {NOT_YET, NOT_NEEDED}:
@@ -237,23 +237,23 @@ class Draft:
                 self.outcomes[key] = Outcome(Fate.IDLE, f"{keys[0]} decides there")
 
     def copy(self, key: str, path: str | None = None) -> None:
-        """Write the field of a key with its value."""
+        """Set the field of a key to its value."""
         self.set(path or _field_of(key), self.verl[key], key)
 
     def write(self, value: Any, key: str, *others: str) -> None:
-        """Write the field of a key with another value, which others say with it."""
+        """Set the field of a key to another value, which further keys determine."""
         self.set(_field_of(key), value, key, *others)
 
     def keep(self, *keys: str) -> None:
-        """Tell that what keys say is so by default."""
+        """Report that keys have the value of our default."""
         self._tell(keys, Outcome(Fate.SAME))
 
     def note(self, why: str, *keys: str) -> None:
-        """Tell what differs, though the keys are carried over."""
+        """Report a difference of converted keys."""
         self._tell(keys, Outcome(Fate.NOTED, why))
 
     def leave_out(self, why: str, *keys: str, changes_numbers: bool = True) -> None:
-        """Tell that keys are not carried over."""
+        """Report that keys are not converted."""
         self._lose(keys, why, is_lost=changes_numbers)
 
     def _lose(self, keys: tuple[str, ...], why: str, *, is_lost: bool) -> None:
@@ -263,7 +263,7 @@ class Draft:
             self._tell((key,), Outcome(Fate.LOST if is_worse else Fate.LEFT_OUT, why))
 
     def _tell(self, keys: tuple[str, ...], outcome: Outcome) -> None:
-        """Note what became of keys, in the words that were typed; the worst counts."""
+        """Record an outcome of keys, as typed; the worst one counts."""
         order = list(Fate)
         for typed in (one for key in keys for one in self.verl.same(key)):
             before = self.outcomes.get(typed)
@@ -271,7 +271,7 @@ class Draft:
                 self.outcomes[typed] = outcome
 
     def tree(self) -> dict[str, Any]:
-        """The job as plain values, in the order of the models."""
+        """Return the job as plain values, in the order of the models."""
         tree: dict[str, Any] = {"apiVersion": API_VERSION, "kind": KIND}
         for path, _ in shape.fields():
             if path in self.fields:
@@ -284,7 +284,7 @@ class Draft:
         return tree
 
     def check(self) -> None:
-        """Judge the job; drop what has no effect here, and what is not there yet."""
+        """Validate the job; drop fields without effect, and unsupported ones."""
         for _ in range(_REPAIRS):
             judged = validation.validate(self.tree())
             self.problems = judged if isinstance(judged, list) else []
@@ -293,7 +293,7 @@ class Draft:
                 return
 
     def _dropped(self, problem: Problem) -> bool:
-        """Whether the field of a problem was one that can be dropped."""
+        """Drop the field of a problem; return whether that is possible."""
         written = self.fields.get(problem.where)
         code = problem.reason_code
         if written is None or code not in {ReasonCode.NO_EFFECT, ReasonCode.NOT_IN_THIS_VERSION}:
@@ -310,7 +310,7 @@ class Draft:
         return True
 
     def origins(self, path: str) -> Iterator[str]:
-        """What a field comes from, as a comment tells it."""
+        """Return the keys of a field, for a comment."""
         written = self.fields.get(path)
         if written is not None:
             yield from written.keys
@@ -329,7 +329,7 @@ def _member(path: str) -> shape.Member:
 
 
 def _word(path: str, value: Any) -> Any:
-    """A value in our words; NOT_YET or NOT_NEEDED where there is none."""
+    """Return our name of a value; NOT_YET or NOT_NEEDED if there is none."""
     found = shape.at(tuple(path.split(".")))
     if found is None or not found.choices or not isinstance(value, str | bool):
         return value

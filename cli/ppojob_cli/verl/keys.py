@@ -33,7 +33,7 @@ _PROSE: Final = "> "
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A row for one of its keys."""
+    """The row of one key."""
 
     name: str
     default: JsonValue
@@ -44,19 +44,19 @@ class Key:
 
     @property
     def changes_numbers(self) -> bool:
-        """Whether a job that does without it trains something else."""
+        """Whether the key affects the numbers of the training."""
         return self.how not in {"speed", "given speed", "nothing"}
 
     @property
     def other(self) -> str:
-        """The key that it is another name of, or means nothing without; else empty."""
+        """The key of which it is another name, or on which it depends; else empty."""
         word, _, key = self.how.partition(" ")
         return key if word in {"as", "with"} else ""
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """A row as it stands in the table."""
+    """A row of the table."""
 
     keys: tuple[str, ...]
     default: str
@@ -66,7 +66,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A heading with its rows and the text around them."""
+    """A heading with its rows and text."""
 
     title: str
     before: str
@@ -75,24 +75,24 @@ class Section:
 
     @property
     def prefix(self) -> str:
-        """What stands before the keys of its rows."""
+        """Prefix of the keys of its rows."""
         return f"{self.title}." if re.fullmatch(r"[\w.]+", self.title) else ""
 
 
 def head() -> str:
-    """What the page says before the first section."""
+    """Return the text before the first section."""
     return _parts()[0]
 
 
 @cache
 def sections() -> tuple[Section, ...]:
-    """The table as it is written."""
+    """Return the sections of the table."""
     return tuple(map(_section, _parts()[1:]))
 
 
 @cache
 def rows() -> dict[str, Key]:
-    """Every key by its full name."""
+    """Return all keys by full name."""
     return {key.name: key for key in _keys()}
 
 
@@ -107,12 +107,12 @@ _OF_SFT: Final = {
 
 
 def find(name: str) -> Key | None:
-    """The row of a key: its own, or that of all below a key."""
+    """Return the row of a key, or that of a pattern with the key."""
     return _find(HYDRA_GROUP if "@" in name or name in _OF_SFT else _in_full(name))
 
 
 def _in_full(name: str) -> str:
-    """A key of sft_trainer as the other trainers have it; others as they are."""
+    """Return the full name of a key of sft_trainer; others unchanged."""
     section, _, rest = name.partition(".")
     full = [f"{one}.{rest}" for one in _OF_SFT.get(section, ()) if rest]
     return next((one for one in full if _find(one) is not None), name)
@@ -128,7 +128,7 @@ def _find(name: str) -> Key | None:
 
 
 def nearest(name: str) -> str | None:
-    """The key that one that nobody knows is a slip for: of its section, or with its last word."""
+    """Return the known key that is most similar to an unknown one."""
     section, _, last = name.rpartition(".")
     here = {key.rpartition(".")[2]: key for key in rows() if key.rpartition(".")[0] == section}
     near = difflib.get_close_matches(last, here, n=1, cutoff=suggestions.NEAR)
@@ -139,7 +139,7 @@ def nearest(name: str) -> str | None:
 
 
 def main_name(name: str) -> str:
-    """The key that a key is another name of, or itself."""
+    """Return the main name of a key."""
     key, name = find(name), _in_full(name)
     if key is None or not key.how.startswith("as "):
         return name
@@ -148,7 +148,7 @@ def main_name(name: str) -> str:
 
 @cache
 def defaults() -> dict[str, JsonValue]:
-    """The defaults of verl, of the keys that have one."""
+    """Return verl's defaults."""
     return {name: key.default for name, key in rows().items() if key.default is not None}
 
 
@@ -176,7 +176,7 @@ def _line(text: str) -> Line:
 
 
 def _each(text: str) -> Iterator[str]:
-    """`a.{b,c}` as `a.b` and `a.c`."""
+    """Expand `a.{b,c}` to `a.b` and `a.c`."""
     above, _, rest = text.partition("{")
     inner, _, below = rest.partition("}")
     yield from (f"{above}{name}{below}" for name in inner.split(","))
@@ -191,7 +191,7 @@ def _keys() -> Iterator[Key]:
 
 
 def _row_of(name: str) -> Row:
-    """What `foreign_names` says of a key, or of the nearest key above."""
+    """Return the row of `foreign_names` for a key, or for its nearest parent."""
     words = name.removesuffix(".*").split(".")
     above = (suggestions.foreign_field(words[:length]) for length in range(len(words), 0, -1))
     row = next((row for row in above if row is not None), None)

@@ -17,7 +17,7 @@ _SWITCHES: Final = {
 
 
 def checkpointing(verl: Verl, job: Draft) -> None:
-    """Layers that are computed again, as FSDP and Megatron name them."""
+    """Convert activation checkpointing of FSDP and Megatron."""
     switch = f"{_MODEL}.enable_gradient_checkpointing"
     amount = f"{_ACTOR}.megatron.override_transformer_config.recompute_granularity"
     job.set("spec.training.activationCheckpointing", bool(verl[switch] or verl[amount]), switch)
@@ -26,7 +26,7 @@ def checkpointing(verl: Verl, job: Draft) -> None:
 
 
 def tiles(verl: Verl, job: Draft) -> None:
-    """Feed-forward blocks in tiles: verl has so many of a micro-batch, whatever its tokens."""
+    """Convert tiled feed-forward blocks; verl's number of tiles does not depend on the tokens."""
     switch, number = (f"{_MODEL}.tiled_mlp.{name}" for name in ("enabled", "num_shards"))
     if verl[switch]:
         most = f"{_ACTOR}.ppo_max_token_len_per_gpu"
@@ -35,7 +35,7 @@ def tiles(verl: Verl, job: Draft) -> None:
 
 
 def offload(verl: Verl, job: Draft) -> None:
-    """Weights, moments and activations of the policy, the critic and the reference."""
+    """Convert offloading of weights, moments and activations."""
     compares = verl.trainer is FLOWRL or any(places_of_kl(verl))
     for role, is_there, trainers, model in (
         ("actorRollout", True, (f"{_ACTOR}.fsdp_config", f"{_ACTOR}.megatron"), _MODEL),

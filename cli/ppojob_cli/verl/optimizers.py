@@ -20,7 +20,7 @@ _OF_MEGATRON: Final = {
 
 
 def warmup(verl: Verl, job: Draft) -> None:
-    """The warm-up, which verl counts in training steps, and the rate that it begins at."""
+    """Convert the warm-up, in training steps of verl, and its initial rate."""
     for model, section in _models(verl):
         at, updates = f"{model}.optim", _updates(verl, model)
         steps, ratio = f"{at}.lr_warmup_steps", f"{at}.lr_warmup_steps_ratio"
@@ -38,7 +38,7 @@ def warmup(verl: Verl, job: Draft) -> None:
 
 
 def least_rate(verl: Verl, job: Draft) -> None:
-    """The rate that a schedule of Megatron's or VeOmni's falls to."""
+    """Convert the final rate of a schedule of Megatron or VeOmni."""
     for model, section in _models(verl):
         names = ("min_lr", "lr_min")
         _as_shares(verl, job, f"{model}.optim", f"{section}.minLearningRateRatio", names)
@@ -54,7 +54,7 @@ def _as_shares(verl: Verl, job: Draft, at: str, path: str, names: tuple[str, ...
 
 
 def schedule(verl: Verl, job: Draft) -> None:
-    """How the rate goes on behind the warm-up, and where that ends; forks read no such key."""
+    """Convert the schedule after the warm-up, and its end; forks do not read this key."""
     for model, section in () if verl.trainer in FORKS else _models(verl):
         at = f"{model}.optim"
         kind, last, share = (
@@ -74,7 +74,7 @@ def schedule(verl: Verl, job: Draft) -> None:
 
 
 def _stable(verl: Verl, job: Draft, at: str, section: str) -> None:
-    """Megatron's WSD, of which the last steps fall."""
+    """Convert Megatron's WSD, which decays at the end."""
     kind, form, fall = (
         f"{at}.{one}" for one in ("lr_scheduler_type", "lr_wsd_decay_style", "lr_wsd_decay_steps")
     )
@@ -92,7 +92,7 @@ def _stable(verl: Verl, job: Draft, at: str, section: str) -> None:
 
 
 def _updates(verl: Verl, model: str) -> int:
-    """Optimizer steps of one training step."""
+    """Return the optimizer steps per training step."""
     if verl.trainer is PRIME and model == "critic":
         part = mini_batch_prompts(verl) or verl[f"{_ACTOR}.ppo_mini_batch_size"]
         return int(-(-verl["data.train_batch_size"] // part))
@@ -104,13 +104,13 @@ def _updates(verl: Verl, model: str) -> int:
 
 
 def _models(verl: Verl) -> list[tuple[str, str]]:
-    """Each model that is trained, with the section of its optimizer."""
+    """Yield each trained model, with the section of its optimizer."""
     critic = [("critic", "spec.critic.optimizer")] if verl.has_critic else []
     return [(_ACTOR, "spec.optimizer"), *critic]
 
 
 def gradient_clip(verl: Verl, job: Draft) -> None:
-    """The largest norm, under its two names."""
+    """Convert the gradient clip norm, under its two names."""
     for model, section in _models(verl):
         name = f"{model}.optim.clip_grad"
         if not verl.is_given(name) and verl.is_given(f"{model}.grad_clip"):
@@ -121,7 +121,7 @@ def gradient_clip(verl: Verl, job: Draft) -> None:
 
 
 def betas(verl: Verl, job: Draft) -> None:
-    """The decays of AdamW's moments, which come as text from a shell's quotes within quotes."""
+    """Convert AdamW's betas, which may be text because of nested quotes in shells."""
     key, path = f"{_ACTOR}.optim.betas", "spec.optimizer.betas"
     job.set(path, _betas(verl, _ACTOR), key)
     if verl.engine == "megatron" and path in job.fields:
@@ -134,7 +134,7 @@ def _betas(verl: Verl, model: str) -> Any:
 
 
 def weights_type(verl: Verl, job: Draft) -> None:
-    """The type of the weights, of which a fused optimizer may keep copies in float32."""
+    """Convert the data type of the weights, with possible float32 copies of a fused optimizer."""
     key = f"{_ACTOR}.fsdp_config.model_dtype"
     if verl[f"{_ACTOR}.optim.master_weights"]:
         job.note("in float32, as optim.master_weights keeps them", key)
@@ -143,7 +143,7 @@ def weights_type(verl: Verl, job: Draft) -> None:
 
 
 def moments_type(verl: Verl, job: Draft) -> None:
-    """The type of both moments, where it is one that is here."""
+    """Convert the data type of both moments, if it is supported."""
     for at, section in _models(verl):
         keys = [f"{at}.optim.{name}" for name in ("exp_avg_dtype", "exp_avg_sq_dtype")]
         types = {str(verl[key]).removeprefix("torch.").lower() for key in keys}
@@ -156,7 +156,7 @@ def moments_type(verl: Verl, job: Draft) -> None:
 
 
 def optimizer_kind(verl: Verl, job: Draft) -> None:
-    """The optimizer, under the names that verl's trainers have for it, and its momentum."""
+    """Convert the optimizer, by the names of verl's trainers, and its momentum."""
     for at, section in _models(verl):
         key, given = f"{at}.optim.optimizer", f"{at}.optim.override_optimizer_config"
         kind, momentum = str(verl[key]).lower(), f"{given}.momentum"

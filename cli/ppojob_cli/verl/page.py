@@ -1,4 +1,4 @@
-"""docs/from-verl.md, made of the table of verl's keys: `python -m ppojob_cli.verl.page`."""
+"""docs/from-verl.md, generated from the table of verl's keys: `python -m ppojob_cli.verl.page`."""
 
 import itertools
 import sys
@@ -9,7 +9,7 @@ from ppojob_cli.verl.keys import Line, Section, find, head, main_name, sections
 
 
 def page() -> str:
-    """The whole page."""
+    """Generate the page."""
     return "\n".join([head(), *(_section(section) for section in sections())])
 
 
@@ -21,7 +21,7 @@ def _section(section: Section) -> str:
 
 
 def _rows(section: Section, line: Line) -> Iterator[str]:
-    """The rows of a line: its keys, parted where they become other fields."""
+    """Return the rows of a line: its keys, grouped by field."""
     default = f"`{line.default}`" if line.default else ""
     if line.keys[0].startswith("("):
         yield _row(line.keys[0], "", f"`{line.how}`", line.remark)

@@ -1,4 +1,4 @@
-"""Conversions of the recipe PRIME: its process reward model, and its filter of prompts."""
+"""Conversion of the recipe PRIME: its process reward model and its filter of prompts."""
 
 from typing import Final
 
@@ -13,9 +13,9 @@ _ROLLOUTS: Final = "actor_rollout_ref.rollout.n"
 
 
 def mini_batch_prompts(verl: Verl) -> int | None:
-    """Prompts of one of its optimizer steps, which the recipe counts in responses.
+    """Convert the mini-batch size from responses to prompts.
 
-    None where that is no whole number, or cuts no step into equal parts.
+    None if it is not a whole number, or does not divide a step.
     """
     size, samples, prompts = verl[_SIZE], verl[_ROLLOUTS], verl[_PROMPTS]
     if size >= samples * prompts:
@@ -25,7 +25,7 @@ def mini_batch_prompts(verl: Verl) -> int | None:
 
 
 def process_rewards(verl: Verl, job: Draft) -> None:
-    """The rewards of tokens, and how the model that gives them learns."""
+    """Convert token rewards, and the training of their model."""
     if verl.trainer is not PRIME:
         return
     if not verl.is_on("critic.enable"):
@@ -61,7 +61,7 @@ def process_rewards(verl: Verl, job: Draft) -> None:
 
 
 def _order(verl: Verl, job: Draft) -> None:
-    """When the model learns the scores."""
+    """Convert when the model is updated."""
     update = f"{_MODEL}.update"
     if verl[update] not in ("before", "after"):
         job.leave_out("the model learns before or after it rewards", update)
@@ -72,7 +72,7 @@ def _order(verl: Verl, job: Draft) -> None:
 
 
 def accuracy_filter(verl: Verl, job: Draft) -> None:
-    """One round of more prompts than a step trains on, of which those pass that may teach."""
+    """Convert the filter by accuracy: one round with more prompts than a step trains on."""
     if verl.trainer is not PRIME:
         return
     is_on, whole, factor = (

@@ -1,4 +1,4 @@
-"""Search-R1's own settings, which its fork of verl has (Jin et al. 2025, arXiv:2503.09516)."""
+"""Conversion of settings of Search-R1's fork of verl (Jin et al. 2025, arXiv:2503.09516)."""
 
 from ppojob_cli.verl.draft import Draft, Verl, is_count
 from ppojob_cli.verl.trainers import OF_SEARCH_R1, SEARCH_R1_FORMAT
@@ -12,7 +12,7 @@ _MASKS = "actor_rollout_ref.actor.state_masking"
 
 
 def samples(verl: Verl, job: Draft) -> None:
-    """Responses to a prompt; a mini-batch counts responses there, of those that are drawn apart."""
+    """Convert responses per prompt, and the mini-batch size, which counts responses."""
     group, mini = f"{_ROLLOUT}.n_agent", "actor_rollout_ref.actor.ppo_mini_batch_size"
     each, prompts = verl[group], verl["data.train_batch_size"]
     if verl.trainer not in OF_SEARCH_R1 or each == 1:
@@ -32,7 +32,7 @@ def samples(verl: Verl, job: Draft) -> None:
 
 
 def searches(verl: Verl, job: Draft) -> None:
-    """Turns with a search: its limits count the turns with a call, and tokens of each part."""
+    """Convert searches: limits of turns with a call, and of tokens of each part."""
     if verl.trainer not in OF_SEARCH_R1 or not verl["do_search"]:
         return
     turns, longest = verl["max_turns"], verl["data.max_obs_length"]
@@ -67,7 +67,7 @@ def searches(verl: Verl, job: Draft) -> None:
 
 
 def format_scores(verl: Verl, job: Draft) -> None:
-    """Scores of the form of a response, which `main_ppo_format` gives."""
+    """Convert the format scores of `main_ppo_format`."""
     if verl.trainer != SEARCH_R1_FORMAT:
         return
     names = ("structure_format_score", "final_format_score", "retrieval_score")

@@ -38,7 +38,7 @@ _DEPTH: Final = 8
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value of verl's, and where it was given."""
+    """A given value, and its place."""
 
     value: JsonValue
     where: str
@@ -47,12 +47,12 @@ class Given:
 
 @dataclass(slots=True)
 class Settings:
-    """All that was given.
+    """All given settings.
 
     Attributes:
         given: By full key, in order.
-        problems: What cannot be read as a setting.
-        trainer: The one that reads them, where a script says so.
+        problems: Arguments that are not settings.
+        trainer: The trainer that a script calls, if known.
     """
 
     given: dict[str, Given]
@@ -60,7 +60,7 @@ class Settings:
     trainer: Trainer | None = None
 
     def add(self, others: "Settings") -> None:
-        """Lay further settings over these."""
+        """Add further settings, which override these."""
         for key, one in others.given.items():
             self.given.pop(key, None)
             self.given[key] = one
@@ -101,7 +101,7 @@ def of_overrides(arguments: Iterable[tuple[str, str]]) -> Settings:
 
 
 def _of_config(folder: str, name: str, where: str) -> Settings:
-    """The settings of a configuration of one's own; what it is laid over is verl's, as always."""
+    """Return the settings of a custom configuration, on top of verl's defaults."""
     path = unread.told(str(PurePosixPath(folder, name)))
     path = path if path.endswith((".yaml", ".yml")) else f"{path}.yaml"
     try:
@@ -147,7 +147,7 @@ def of_yaml(text: str, name: str) -> Settings:
 
 
 def resolved(settings: Settings, defaults: Mapping[str, JsonValue]) -> dict[str, Given]:
-    """The settings with the values that `${...}` stand for, or marks of what is unread."""
+    """Resolve `${...}` in the settings, with marks for unknown values."""
     return {
         key: replace(one, value=_resolved(key, one.value, settings.given, defaults, _DEPTH))
         for key, one in settings.given.items()
@@ -184,14 +184,14 @@ def _resolved(
 
 
 def _absolute(key: str, target: str) -> str:
-    """The full key of a reference; each dot at its beginning is a level up."""
+    """Return the full key of a reference; each leading dot is a level up."""
     levels = len(target) - len(target.lstrip("."))
     above = key.split(".")[:-levels] if levels else []
     return ".".join([*above, target.lstrip(".")])
 
 
 def value_of(text: str) -> JsonValue:
-    """A value as Hydra reads it: YAML in one line, or text where it is none."""
+    """Parse a value as Hydra does: YAML in one line, else text."""
     spaced = re.sub(r"([{,]\s*[\w.-]+):(?=[^\s/])", r"\1: ", text) if text.startswith("{") else text
     if re.match(r"[\w/~.-]*: ", text) or re.fullmatch(r"0\d+|\d+(_\d+)+", text):
         return text
@@ -206,7 +206,7 @@ def _yaml() -> YAML:
 
 
 def _plain(value: Any) -> JsonValue:
-    """Values as JSON knows them; dates and the like as text."""
+    """Convert values to JSON, such as dates to text."""
     if isinstance(value, dict):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list):
@@ -224,7 +224,7 @@ def _leaves(key: str, value: JsonValue) -> Iterator[tuple[str, JsonValue]]:
 
 
 def read_text(path: str) -> str:
-    """The text of a file.
+    """Read the text of a file.
 
     Raises:
         ValueError: It cannot be read.

@@ -35,7 +35,7 @@ class Argument:
 
 @dataclass(slots=True)
 class Launch:
-    """A call of main_ppo."""
+    """A call of a trainer."""
 
     module: str
     line: int
@@ -56,7 +56,7 @@ class Script:
 
 
 class _EndError(Exception):
-    """The script ends here."""
+    """The script exits."""
 
 
 def read_script(text: str, name: str, variables: Mapping[str, str]) -> Script:
@@ -69,7 +69,7 @@ def read_script(text: str, name: str, variables: Mapping[str, str]) -> Script:
 
 
 def _of_torchrun(words: list[Argument]) -> Iterator[Argument]:
-    """How many ranks there are, as settings."""
+    """Return the numbers of ranks as settings."""
     for word, behind in zip(words, [*words[1:], Argument("", 0)], strict=True):
         name, _, value = word.text.removeprefix("--").partition("=")
         key = _TORCHRUN.get(name.replace("-", "_"))
@@ -209,7 +209,7 @@ class _Reader:
                 return
 
     def _run_for_statement(self, node: Node) -> None:
-        """Loops are read once, with what they assign as not known."""
+        """Read a loop once, with the variables that it assigns unknown."""
         self._forget(node, node)
         self._all(node.named_children[-1].named_children)
 
@@ -223,7 +223,7 @@ class _Reader:
                 self.script.undecided.append((line_of(node), source_of(why or node)))
 
     def _forget(self, node: Node, why: Node) -> None:
-        """Mark each variable that a statement assigns somewhere as not known."""
+        """Mark all variables that a statement may assign as unknown."""
         unknown = unread.mark(line_of(why), re.split(r"\n|; *do\b", source_of(why))[0])
         variables = self._words.variables
         if node.type == "for_statement":
@@ -245,7 +245,7 @@ class _Branch:
 
 
 def _branches(node: Node) -> Iterator[_Branch]:
-    """if, elif and else of a statement."""
+    """Yield the if, elif and else branches of a statement."""
     inner = [part for part in node.named_children if part.type != "comment"]
     clauses = [part for part in inner if part.type in {"elif_clause", "else_clause"}]
     own = [part for part in inner if part not in clauses]

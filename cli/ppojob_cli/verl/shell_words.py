@@ -52,7 +52,7 @@ _OTHER_HARDWARE: Final = "torch_npu"
 
 
 def parsed(text: str) -> Node:
-    """The tree of a script.
+    """Parse a script to a tree.
 
     Arithmetic within `${x:-...}`, which the grammar takes for a command, is hidden in words. Of
     `$x/y-$z/w` it makes two words; with `${z}` it is one.
@@ -64,12 +64,12 @@ def parsed(text: str) -> Node:
 
 
 def line_of(node: Node) -> int:
-    """The line that a node begins in, from 1."""
+    """Return the first line of a node, from 1."""
     return int(node.start_point[0]) + 1
 
 
 def source_of(node: Node) -> str:
-    """The text of a node."""
+    """Return the source text of a node."""
     text = (node.text or b"").decode("utf-8", "replace")
     return _HIDDEN.sub(lambda found: f"$(({bytes.fromhex(found[1]).decode()}))", text)
 
@@ -85,11 +85,11 @@ class Words:
         self.variables = variables
 
     def text(self, node: Node) -> str:
-        """A word as an assignment takes it: not split."""
+        """Expand a word of an assignment, without splitting."""
         return " ".join(self.fields(node, split=False))
 
     def fields(self, node: Node, *, split: bool = True) -> list[str]:
-        """The arguments that a word becomes."""
+        """Expand a word to arguments."""
         if node.type == "comment":
             return []
         if node.type == "string":
@@ -118,14 +118,14 @@ class Words:
         return [text]
 
     def is_true(self, node: Node) -> bool | None:
-        """Whether a condition holds; None where only a run could say; `cd` changes nothing."""
+        """Evaluate a condition; None if it is unknown without a run; `cd` changes nothing."""
         folder = self.variables["PWD"]
         is_good, _ = self._answer(node)
         self.variables["PWD"] = folder
         return is_good
 
     def matches(self, text: str, pattern: Node) -> bool | None:
-        """Whether a text is one of a pattern's, as `case` and `==` compare."""
+        """Return whether a text matches a pattern, as for `case` and `==`."""
         wanted = self.text(pattern)
         if any(unread.marks([text, wanted])):
             return None
@@ -175,7 +175,7 @@ class Words:
         return self._operated(node, name, operator, inner[1:])
 
     def _operated(self, node: Node, name: str, operator: str, rest: list[Node]) -> list[str]:
-        """The value of `${name}`, `${name:-rest}` and so on."""
+        """Evaluate `${name}`, `${name:-rest}` and so on."""
         stem = re.sub(r"\[[^\]]*\]$", "", name)
         is_set = stem in self.variables
         if operator.startswith(":"):
@@ -221,7 +221,7 @@ class Words:
         return unread.mark(line_of(node), source_of(node))
 
     def _answer(self, node: Node) -> tuple[bool | None, str]:
-        """Whether a command succeeds, and what it writes; None where only a run could say."""
+        """Return whether a command succeeds, and its output; None if unknown without a run."""
         kind = node.type
         if kind == "command":
             return self._of_command(node)
@@ -270,7 +270,7 @@ class Words:
         return None, ""
 
     def _holds(self, node: Node) -> bool | None:
-        """Whether what stands in `[ ]`, `[[ ]]` or `(( ))` holds."""
+        """Evaluate the condition in `[ ]`, `[[ ]]` or `(( ))`."""
         if node.type == "parenthesized_expression":
             return self._holds(node.named_children[0])
         if node.type == "unary_expression":
@@ -299,7 +299,7 @@ class Words:
         return None if number is None else bool(number)
 
     def _number(self, node: Node) -> int | None:
-        """The value of an arithmetic expression, or None."""
+        """Evaluate an arithmetic expression; None if unknown."""
         if node.type == "parenthesized_expression":
             return self._number(node.named_children[0])
         if node.type == "variable_name":
@@ -322,7 +322,7 @@ class Words:
 
 
 def _is_number(node: Node) -> bool:
-    """Whether an expression stands in `(( ))`, where = compares numbers."""
+    """Return whether an expression is in `(( ))`, where = compares numbers."""
     above = node.parent
     while above is not None and above.type in {"binary_expression", "parenthesized_expression"}:
         above = above.parent
@@ -334,13 +334,13 @@ def _inner(node: Node) -> Node:
 
 
 def _unescaped(text: bytes) -> str:
-    """Text within double quotes without the signs that keep others from being special."""
+    """Remove escapes from a text in double quotes."""
     plain = text.decode("utf-8", "replace")
     return re.sub(r"\\([$`\"\\\n])", lambda one: one[1].strip("\n"), plain)
 
 
 def _edited(value: str, operator: str, arguments: list[str]) -> str | None:
-    """`${x,,}`, `${x##*/}`, `${x%.sh}`, `${x/a/b}`; None for what is not read."""
+    """Evaluate `${x,,}`, `${x##*/}`, `${x%.sh}` or `${x/a/b}`; None if unsupported."""
     argument = arguments[0] if arguments else ""
     if operator in {",,", "^^"}:
         return value.lower() if operator == ",," else value.upper()

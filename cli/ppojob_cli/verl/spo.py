@@ -1,4 +1,4 @@
-"""Conversions of the recipe SPO, whose values of prompts take the place of an estimator."""
+"""Conversion of the recipe SPO, whose values of prompts replace an estimator."""
 
 from typing import Final
 
@@ -8,12 +8,12 @@ _TRACKING: Final = "trainer.spo"
 
 
 def is_on(verl: Verl) -> bool:
-    """Whether the recipe does more than its trainer would without it."""
+    """Return whether the recipe's settings have an effect."""
     return bool(verl[f"{_TRACKING}.enable"])
 
 
 def tracked_values(verl: Verl, job: Draft) -> None:
-    """The estimator, how it forgets and where it begins; what differs is told."""
+    """Convert the estimator, its decay and initial value, and note differences."""
     job.set("spec.algorithm.type", "spo", f"{_TRACKING}.enable")
     kind, decay = f"{_TRACKING}.rho.type", f"{_TRACKING}.rho.value"
     if verl[kind] == "constant":
@@ -39,7 +39,7 @@ def tracked_values(verl: Verl, job: Draft) -> None:
 
 
 def _prompts(verl: Verl, job: Draft) -> None:
-    """A step chooses among all that it reads there, so passes over the data are longer."""
+    """Convert the prompts per step: SPO chooses among more, so an epoch has fewer steps."""
     fetched, kept = "data.gen_batch_size", "data.train_batch_size"
     if not verl.is_given(fetched) or verl[fetched] == verl[kept]:
         return

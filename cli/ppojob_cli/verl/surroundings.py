@@ -22,7 +22,7 @@ _MANAGERS = ("naive", "dapo", "batch", "prime", "rate_limited", "gdpo", "ttrl")
 
 
 def train_files(verl: Verl, job: Draft) -> None:
-    """The files to train on, which a job has that does not train, too."""
+    """Convert the training files, which a job needs even without training."""
     key = "data.val_files" if verl.trainer is trainers.GENERATION else "data.train_files"
     job.set("spec.data.train", _files(verl[key]), key)
     if verl.trainer is trainers.TINY_ZERO:  # which takes the text of the first message as it is
@@ -30,13 +30,13 @@ def train_files(verl: Verl, job: Draft) -> None:
 
 
 def validation_files(verl: Verl, job: Draft) -> None:
-    """The held-out files."""
+    """Convert the validation files."""
     files = _files(verl["data.val_files"])
     job.set("spec.data.validation", files or None, "data.val_files")
 
 
 def given_answers(verl: Verl, job: Draft) -> None:
-    """Rows that have their answers, which verl limits together with the prompt."""
+    """Convert rows with given answers; verl limits prompt and answer together."""
     longest = "data.max_length"
     if verl.is_given(longest):
         for part in ("Prompt", "Response"):
@@ -56,7 +56,7 @@ def _files(value: Any) -> list[dict[str, str]]:
 
 
 def own_code(verl: Verl, job: Draft) -> None:
-    """Classes of one's own that make or order rows."""
+    """Convert custom datasets and samplers."""
     if verl.is_given("data.custom_cls.path"):
         why = "a Python file makes rows as an item of spec.data.train"
         job.leave_out(why, "data.custom_cls.path")
@@ -70,7 +70,7 @@ _SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl|smolvlm|idefics3")
 
 
 def pictures(verl: Verl, job: Draft) -> None:
-    """The tower, and columns of media; a whole configuration names all three for text too."""
+    """Convert the vision tower and media columns; full configurations name them for text, too."""
     tower = "actor_rollout_ref.actor.freeze_vision_tower"
     keys = ("data.image_key", "data.video_key", "data.audio_key")
     given = [key for key in keys if verl.is_given(key)]
@@ -99,7 +99,7 @@ def pictures(verl: Verl, job: Draft) -> None:
 
 
 def overlong_prompts(verl: Verl, job: Draft) -> None:
-    """Filtered, cut, or an error."""
+    """Convert how overlong prompts are treated."""
     keys = ("data.filter_overlong_prompts", "data.truncation")
     if verl[keys[0]]:
         job.set("spec.data.overlongPrompts", "drop", keys[0])
@@ -108,7 +108,7 @@ def overlong_prompts(verl: Verl, job: Draft) -> None:
 
 
 def template_arguments(verl: Verl, job: Draft) -> None:
-    """Variables of the chat template."""
+    """Convert the variables of the chat template."""
     key, variable = "data.apply_chat_template_kwargs", "enable_thinking"
     found = dict(verl.below(key))
     names = [f"{key}.{name}" for name in found]
@@ -125,7 +125,7 @@ def template_arguments(verl: Verl, job: Draft) -> None:
 
 
 def seed(verl: Verl, job: Draft) -> None:
-    """One seed; the numbers that are drawn by it are not verl's."""
+    """Convert the seed; the random numbers differ from verl's."""
     keys = ("actor_rollout_ref.actor.data_loader_seed", f"{_ROLLOUT}.seed")
     given = [key for key in keys if verl.is_given(key)]
     if given:
@@ -133,13 +133,13 @@ def seed(verl: Verl, job: Draft) -> None:
 
 
 def sampling(verl: Verl, job: Draft) -> None:
-    """Greedy responses cannot be trained on."""
+    """Convert sampling; training needs more than greedy responses."""
     if not verl[f"{_ROLLOUT}.do_sample"]:
         job.leave_out("greedy responses have nothing to be compared with", f"{_ROLLOUT}.do_sample")
 
 
 def validation_sampling(verl: Verl, job: Draft) -> None:
-    """Sampling of held-out prompts; with temperature 0 nothing else has an effect."""
+    """Convert validation sampling; with temperature 0 nothing else has an effect."""
     at = f"{_ROLLOUT}.val_kwargs"
     job.copy(f"{at}.temperature")
     if verl[f"{at}.temperature"]:
@@ -157,7 +157,7 @@ def validation_sampling(verl: Verl, job: Draft) -> None:
 
 
 def types_by_device(verl: Verl, job: Draft) -> None:
-    """bfloat16 is what auto is on a GPU."""
+    """Convert data types; auto is bfloat16 on GPUs."""
     actor = "actor_rollout_ref.actor"
     engines = [f"{actor}.fsdp_config.dtype", f"{actor}.megatron.dtype"]
     for path, of_field in (
@@ -176,7 +176,7 @@ def types_by_device(verl: Verl, job: Draft) -> None:
 
 
 def engine_arguments(verl: Verl, job: Draft) -> None:
-    """What is handed to vLLM by its own names."""
+    """Convert further arguments of vLLM."""
     at = f"{_ROLLOUT}.engine_kwargs.vllm"
     own: dict[str, Any] = {}
     taken = []
@@ -218,7 +218,7 @@ def config_overrides(verl: Verl, job: Draft) -> None:
 
 
 def rollout_lengths(verl: Verl, job: Draft) -> None:
-    """Lengths of the engine, which are those of the data."""
+    """Convert the engine's lengths, which equal those of the data."""
     for name in ("prompt", "response"):
         key = f"{_ROLLOUT}.{name}_length"
         if verl.is_given(key) and verl[key] != verl[f"data.max_{name}_length"]:
@@ -226,7 +226,7 @@ def rollout_lengths(verl: Verl, job: Draft) -> None:
 
 
 def rollout_pods(verl: Verl, job: Draft) -> None:
-    """Engines in pods of their own."""
+    """Convert separate pods for engines."""
     if verl[f"{_ROLLOUT}.nnodes"] > 0:
         job.set("spec.roles.rollout", {}, f"{_ROLLOUT}.nnodes")
         job.copy(f"{_ROLLOUT}.nnodes")
@@ -234,7 +234,7 @@ def rollout_pods(verl: Verl, job: Draft) -> None:
 
 
 def _gpus_of_engines(verl: Verl) -> int:
-    """GPUs of a pod with engines, in which those lie beside the trainer or by themselves."""
+    """Return the GPUs per pod with engines, colocated with the trainer or separate."""
     is_own = verl.is_given(_OWN_GPUS) or verl.trainer in (
         trainers.ONE_STEP_OFF,
         trainers.FULLY_ASYNC,
@@ -244,9 +244,9 @@ def _gpus_of_engines(verl: Verl) -> int:
 
 
 def engine_ranks(verl: Verl, job: Draft) -> None:
-    """Ranks of an engine, which lies within a pod or is several whole ones; it has no stages.
+    """Convert the ranks of an engine, within a pod or over whole pods, without pipeline stages.
 
-    verl deals experts over the ranks of several copies of all else; here these share that too.
+    verl's expert parallelism spans several data-parallel copies; here they also share the rest.
     """
     names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "expert_parallel_size")
     tensor, stages, expert = keys = [f"{_ROLLOUT}.{name}" for name in names]
@@ -267,7 +267,7 @@ def engine_ranks(verl: Verl, job: Draft) -> None:
 
 
 def gpus(verl: Verl, job: Draft) -> None:
-    """GPUs of a pod; on processors verl's number is that of processes."""
+    """Convert the GPUs per pod; for CPUs, verl's number is that of processes."""
     count, device = "trainer.n_gpus_per_node", "trainer.device"
     section = "spec.roles.actorRollout"
     if verl[device] == "cpu":
@@ -280,7 +280,7 @@ def gpus(verl: Verl, job: Draft) -> None:
 
 
 def data_shard(verl: Verl, job: Draft) -> None:
-    """Ranks that a copy of the model is cut over, those that share tokens among them; -1 is all."""
+    """Convert the FSDP size, including sequence-parallel ranks; -1 means all ranks."""
     key = "actor_rollout_ref.actor.fsdp_config.fsdp_size"
     shared = verl["actor_rollout_ref.actor.ulysses_sequence_parallel_size"]
     world = verl["trainer.nnodes"] * verl["trainer.n_gpus_per_node"]
@@ -294,7 +294,7 @@ def data_shard(verl: Verl, job: Draft) -> None:
 
 
 def agent(verl: Verl, job: Draft) -> None:
-    """Conversations, where they are on."""
+    """Convert multi-turn conversations, if enabled."""
     files = (f"{_TURNS}.tool_config_path", f"{_TURNS}.interaction_config_path")
     default = f"{_ROLLOUT}.agent.default_agent_loop"
     has_files = any(map(verl.is_given, (*files, f"{_TURNS}.function_tool_path")))
@@ -317,7 +317,7 @@ def agent(verl: Verl, job: Draft) -> None:
 
 
 def _of_file(job: Draft, key: str, path: str) -> None:
-    """Tools or interactions of a YAML of verl's that is there."""
+    """Convert the tools or interactions of an existing YAML file."""
     try:
         found = read_verl_agent(path)
     except InputError as problem:
@@ -329,7 +329,7 @@ def _of_file(job: Draft, key: str, path: str) -> None:
 
 
 def rewards(verl: Verl, job: Draft) -> None:
-    """A reward function of one's own; without one each row's data source chooses."""
+    """Convert a custom reward function; by default the data source of a row chooses."""
     at, managed = "reward.custom_reward_function", "reward.reward_manager"
     if verl[f"{managed}.name"] == "ttrl":
         _votes(verl, job, f"{managed}.name")
@@ -356,7 +356,7 @@ def rewards(verl: Verl, job: Draft) -> None:
 
 
 def _votes(verl: Verl, job: Draft, manager: str) -> None:
-    """The manager of TTRL's fork: rewards by a vote, of more responses than are trained on."""
+    """Convert TTRL's majority vote, which uses more responses than are trained on."""
     job.set("spec.rewards", [{"function": "majority_vote"}], manager)
     why = "math_verify reads and compares answers here (arguments.scorer); validations vote too"
     job.note(f"{why}, and acc there is by the truth", manager)
@@ -371,7 +371,7 @@ def _votes(verl: Verl, job: Draft, manager: str) -> None:
 
 
 def overlong(verl: Verl, job: Draft) -> None:
-    """DAPO's penalty, which verl reads with the manager dapo alone."""
+    """Convert DAPO's overlong penalty, which verl reads only with the manager dapo."""
     at, section = "reward.reward_kwargs.overlong_buffer_cfg", "spec.algorithm.overlongPenalty"
     if not verl[f"{at}.enable"]:
         return
@@ -387,13 +387,13 @@ def overlong(verl: Verl, job: Draft) -> None:
 
 
 def _asks_a_judge(verl: Verl) -> bool:
-    """Whether the reward model is one that writes, and that a function asks."""
+    """Return whether the reward model is generative, and called by a function."""
     keys = ("reward.custom_reward_function.path", "reward.reward_model.rollout.name")
     return bool(verl["reward.reward_model.enable"]) and all(map(verl.is_given, keys))
 
 
 def reward_model(verl: Verl, job: Draft) -> None:
-    """A classifier that scores; with a function beside it verl asks a model that writes."""
+    """Convert a reward model: a classifier or, with a function, a generative model."""
     at, role = "reward.reward_model", "spec.roles.rewardModel"
     if not verl[f"{at}.enable"]:
         return
@@ -415,7 +415,7 @@ def reward_model(verl: Verl, job: Draft) -> None:
 
 
 def _judge(verl: Verl, job: Draft) -> None:
-    """A model that a function asks, in GPUs of its own."""
+    """Convert a generative reward model, with separate GPUs."""
     at = "reward.reward_model"
     engine = f"{at}.rollout"
     job.set("spec.judge", {}, f"{at}.enable")
@@ -445,7 +445,7 @@ def _judge(verl: Verl, job: Draft) -> None:
 
 
 def length(verl: Verl, job: Draft) -> None:
-    """Steps, or passes over the data; verl ends at what comes first."""
+    """Convert steps and epochs; verl ends at the first limit."""
     if verl.trainer is trainers.GENERATION:
         job.set("spec.steps.generateOnly", value=True)
         return
@@ -469,7 +469,7 @@ def length(verl: Verl, job: Draft) -> None:
 
 
 def background(verl: Verl, job: Draft) -> None:
-    """Checkpoints that are written beside the steps; the last one has none beside it."""
+    """Convert asynchronous checkpoints; the last one is synchronous."""
     for key in (f"{at}.checkpoint.async_save" for at in ("actor_rollout_ref.actor", "critic")):
         if verl.is_given(key) and verl[key] and verl["trainer.save_freq"] <= 0:
             job.leave_out("the last checkpoint is the only one", key, changes_numbers=False)
@@ -478,7 +478,7 @@ def background(verl: Verl, job: Draft) -> None:
 
 
 def name(verl: Verl, job: Draft) -> None:
-    """The name of the experiment in the letters of a cluster."""
+    """Convert the experiment name to a valid name of a job."""
     key = "trainer.experiment_name"
     given = verl.raw(key) if verl.is_given(key) else verl[key]
     plain = re.sub(r"[^a-z0-9]+", "-", unread.without(str(given)).lower())
@@ -488,14 +488,14 @@ def name(verl: Verl, job: Draft) -> None:
 
 
 def _goes_without(verl: Verl, job: Draft, what: str, key: str) -> None:
-    """Tell what was not read of a name, which is one without it too."""
+    """Note the unknown parts of a name, which are dropped."""
     lost = ", ".join(unread.place(*one) for one in unread.marks(verl.raw(key)))
     if lost:
         job.note(f"{lost} was not read, and {what} goes without it", key)
 
 
 def loggers(verl: Verl, job: Draft) -> None:
-    """Trackers that there are."""
+    """Convert the supported trackers."""
     key = "trainer.logger"
     if not verl.is_given(key):
         return
@@ -508,7 +508,7 @@ def loggers(verl: Verl, job: Draft) -> None:
 
 
 def project(verl: Verl, job: Draft) -> None:
-    """The project of trackers, a variable of the pods."""
+    """Convert the trackers' project to an environment variable of the pods."""
     key = "trainer.project_name"
     written = job.fields.get("spec.loggers")
     trackers = {
@@ -526,7 +526,7 @@ def project(verl: Verl, job: Draft) -> None:
 
 
 def profile(verl: Verl, job: Draft) -> None:
-    """Traces of steps, where torch makes them."""
+    """Convert torch profiles of steps."""
     steps, tool, of_actor, interval = (
         "global_profiler.steps",
         "global_profiler.tool",
@@ -558,7 +558,7 @@ def profile(verl: Verl, job: Draft) -> None:
 
 
 def resume(verl: Verl, job: Draft) -> None:
-    """Going on from checkpoints, which are ours."""
+    """Convert resuming; checkpoints of verl are not read."""
     mode, path = "trainer.resume_mode", "trainer.resume_from_path"
     if verl[mode] == "resume_path":
         job.leave_out("no checkpoint of verl's is read", mode)
@@ -573,7 +573,7 @@ def resume(verl: Verl, job: Draft) -> None:
 
 
 def checkpoints_kept(verl: Verl, job: Draft) -> None:
-    """How many; at least two here."""
+    """Convert the number of kept checkpoints, at least two."""
     keys = ("trainer.max_actor_ckpt_to_keep", "trainer.max_critic_ckpt_to_keep")
     kept = [verl[key] for key in keys if is_count(verl[key])]
     if kept:
@@ -581,13 +581,13 @@ def checkpoints_kept(verl: Verl, job: Draft) -> None:
 
 
 def examples(verl: Verl, job: Draft) -> None:
-    """Samples that are shown."""
+    """Convert the number of printed samples."""
     keys = ("trainer.log_val_generations", "reward_model.num_examine")
     shown_samples = max(verl[key] for key in keys)
     job.set("spec.numExamine", max(0, shown_samples), *filter(verl.is_given, keys))
 
 
 def skipped_rollout(verl: Verl, job: Draft) -> None:
-    """Rows of another run, which have another form here."""
+    """Refuse rows of another run, which have another format."""
     if verl["skip.rollout.enable"]:
         job.leave_out("spec.rollout.replay reads rows of our runs", "skip.rollout.enable")

@@ -1,4 +1,4 @@
-"""verl's trainers: the modules that scripts call, and the defaults that they have of their own."""
+"""verl's trainers: the modules that scripts call, and their own defaults."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -21,11 +21,10 @@ class Trainer:
     """A main module.
 
     Attributes:
-        modules: Its names, as they stand in scripts; empty where those are main_ppo's.
-        defaults: Of its configuration, where they are not those of main_ppo; `${KEY}` is what
-            another key says.
-        names: Keys that say to it what others say to main_ppo.
-        unread: Keys that it reads nowhere, though main_ppo does.
+        modules: Its names in scripts; empty if they are those of main_ppo.
+        defaults: Defaults that differ from main_ppo's; `${KEY}` is the value of another key.
+        names: Its own names for keys of main_ppo.
+        unread: Keys that it ignores, unlike main_ppo.
     """
 
     modules: str
@@ -201,7 +200,7 @@ _CHOICES: Final = frozenset({"model_engine", "optim", "actor"})
 
 
 def engine_of(given: Mapping[str, JsonValue]) -> str:
-    """The engine that trains, as the choices among settings name it; else FSDP, as verl has it."""
+    """Return the training engine of the settings; FSDP by default."""
     chosen = [
         value.removesuffix("_actor")
         for key, value in given.items()
@@ -211,17 +210,17 @@ def engine_of(given: Mapping[str, JsonValue]) -> str:
 
 
 def optimizer_defaults(engine: str) -> Mapping[str, JsonValue]:
-    """The defaults that are an engine's own."""
+    """Return the defaults of an engine."""
     return _OPTIMIZERS.get(engine, {})
 
 
 def of_module(module: str) -> Trainer | None:
-    """The trainer of a module, if it is one of those that are read."""
+    """Return the trainer of a module, if it is supported."""
     return next((one for one in _TRAINERS if re.fullmatch(one.modules, module)), None)
 
 
 def of_keys(keys: Iterable[str], called: Trainer | None = None) -> Trainer:
-    """The trainer that settings are for, of which a script may have called one."""
+    """Return the trainer of settings, from a script or from their keys."""
     if called in (None, MAIN_PPO) and not _ONLY_SEARCH_R1.isdisjoint(keys):
         return SEARCH_R1
     if called is not None:

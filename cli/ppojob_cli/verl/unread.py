@@ -1,6 +1,6 @@
-"""What stands in a value where it was not read: the line and the text of what would decide it.
+"""Marks of unknown parts of a value, with the line and the text that would determine them.
 
-A mark is a piece of text without any sign that shell, Hydra or YAML take for their own.
+A mark has no character with a meaning in shell, Hydra or YAML.
 """
 
 import re
@@ -14,14 +14,14 @@ _SHOWN: Final = 60
 
 
 def mark(line: int, source: str) -> str:
-    """A piece of text that stands for what nobody has computed."""
+    """Make the mark of an unknown value."""
     text = told(" ".join(source.split()))
     text = text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."
     return f"\ue000{line}x{text.encode().hex()}\ue001"
 
 
 def marks(value: object) -> Iterator[tuple[int, str]]:
-    """Line and source of each such piece within a value."""
+    """Return the line and source of each mark within a value."""
     if isinstance(value, dict | list):
         for part in value.values() if isinstance(value, dict) else value:
             yield from marks(part)
@@ -30,22 +30,22 @@ def marks(value: object) -> Iterator[tuple[int, str]]:
 
 
 def place(line: int, source: str) -> str:
-    """The source of a piece, with its line where it has one."""
+    """Format the source of a mark, with its line if known."""
     return f"{source} in line {line}" if line else source
 
 
 def without(text: str) -> str:
-    """The text without them."""
+    """Remove the marks from a text."""
     return _MARK.sub("", text)
 
 
 def told(value: str) -> str:
-    """The text with the sources, as the script has them."""
+    """Replace the marks of a text by their sources."""
     return _MARK.sub(_source, value)
 
 
 def told_in(value: JsonValue) -> JsonValue:
-    """The same for all text within a value."""
+    """Replace the marks of all texts within a value."""
     if isinstance(value, list):
         return [told_in(item) for item in value]
     return told(value) if isinstance(value, str) else value

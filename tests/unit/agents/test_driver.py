@@ -27,7 +27,7 @@ from ppojob_trainer.rollout.protocol import Finished, RolloutError, SamplingPara
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
-from ppojob_trainer.tools.wire import Asked, Conversation, Message
+from ppojob_trainer.tools.wire import Conversation, Message, ModelRequest
 
 VOCAB, ENDS, ROWS = 64, tuple(range(0, 64, 4)), 16
 POOL = ThreadPoolExecutor(4)
@@ -102,7 +102,7 @@ class Form:
         assert not tools
         return {"role": "assistant", "content": self.said(written)}
 
-    def asked(self, written: Sequence[int], asked: Asked) -> list[int]:
+    def asked(self, written: Sequence[int], asked: ModelRequest) -> list[int]:
         if not asked.begins_context:
             return [
                 token for one in asked.messages for token in self.heard(written, one["content"])
@@ -175,15 +175,15 @@ class Workers:
 
     def _ask(self, heard: Conversation) -> ToolAnswer:
         """A program that asks with the prompt first, or in a context of its own."""
-        opens, said = not heard.spoken, sum(one.written for one in heard.drawn)
+        opens, said = not heard.user_turns, sum(one.completion_tokens for one in heard.model_turns)
         said += sum(int(word) for one in heard.messages for word in str(one["content"]).split())
         if not opens and said % 6 == 0:
             return ToolAnswer("", 0.75, ends=True)
         if opens and not self.begins:
-            asked = Asked([], begins_context=False)
+            asked = ModelRequest([], begins_context=False)
         else:
             words, begins = {"role": "user", "content": f"{said}"}, self.begins and said % 2 == 1
-            asked = Asked([words], begins_context=begins, max_tokens=said % 4)
+            asked = ModelRequest([words], begins_context=begins, max_tokens=said % 4)
         return ToolAnswer("", asked=msgspec.json.encode(asked))
 
     def _criticise(self, turn: ToolCall, failure: str) -> ToolAnswer:
@@ -192,7 +192,7 @@ class Workers:
         heard = msgspec.json.decode(turn.arguments, type=Conversation)
         assert heard.messages[-1]["role"] == "assistant"
         said = sum(int(word) for one in heard.messages for word in str(one["content"]).split())
-        before = tuple(one.behind for one in heard.spoken)
+        before = tuple(one.start for one in heard.user_turns)
         self.asked.append((len(heard.messages), before))
         if self.begins and said % 3:
             first = heard.contexts()[-1][0]["content"].split()[0]

@@ -258,10 +258,10 @@ def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool,
 
 
 BAD = {
-    "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is drawn with 1.0; leave it"),
-    "n": ({"n": 2}, "n 2: a row is drawn with nothing but 1; leave it out"),
-    "stream": ({"stream": True}, "stream True: a row is drawn with nothing but False"),
-    "stop": ({"stop": ["a"]}, "stop ['a']: it cannot be done here; leave it out"),
+    "temperature": ({"temperature": 0.5}, "temperature 0.5: this row is sampled with 1.0; omit it"),
+    "n": ({"n": 2}, "n 2: the only supported value is 1; omit it"),
+    "stream": ({"stream": True}, "stream True: the only supported value is False"),
+    "stop": ({"stop": ["a"]}, "stop ['a']: it is not supported; omit it"),
     "none": ({"max_tokens": 0}, "max_tokens 0: a number of tokens, at least 1"),
     "tools": ({"tools": [{"type": "web"}]}, "tool {'type': 'web'}: {\"type\": \"function\""),
 }
@@ -282,11 +282,11 @@ def test_what_cannot_be_done_as_it_is_asked_is_refused(case: str, form: ChatForm
 @pytest.mark.parametrize(
     ("name", "turns", "failure", "words"),
     [
-        ("idle", 0, "raised", "got its end: a program asks the model at least once"),
+        ("idle", 0, "raised", "got its end: a program calls the model at least once"),
         ("elsewhere", 0, "raised", "HTTPError: HTTP Error 404"),
         ("lists", 0, "raised", "HTTPError: HTTP Error 404"),
         ("fickle", 2, "raised", "the same requests each time"),
-        ("shorter", 2, "raised", "got its end: where it asked on before"),
+        ("shorter", 2, "raised", "got its end: before, it was another"),
         ("dies", 1, "died", "ended without an answer"),
         ("exits", 1, "raised", "SystemExit: enough"),
         ("odd", 1, "raised", "not a number: a score is a number"),

@@ -12,7 +12,7 @@ from ppojob_trainer.agents.turn_form import ChatForm, Turn
 from ppojob_trainer.data.chat import tool_name
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
-from ppojob_trainer.tools.wire import Asked, Message
+from ppojob_trainer.tools.wire import Message, ModelRequest
 
 NAMED = (
     "{% for m in messages %}<|im_start|>{{ m.role }}"
@@ -115,14 +115,14 @@ def called(arguments: str = '{"a": 1}', id_: str = "call_1_0") -> list[Message]:
 
 def test_a_program_may_begin_a_context_with_calls_which_are_dead(tmp_path: Path) -> None:
     form = form_of(tmp_path, "hermes", None)
-    asked = Asked([{"role": "user", "content": "Q"}, *called()], True, TOOLS)
+    asked = ModelRequest([{"role": "user", "content": "Q"}, *called()], True, TOOLS)
     objects = [asked.messages[0], *called()]
     objects[1]["tool_calls"][0]["function"]["arguments"] = {"a": 1}
     assert [form.asked((), asked)] == form.chat.encode_chats([objects], tools=TOOLS)
     assert asked.messages[1] == called()[0], "what was asked stays as it was"
     for bad in ('{"a": "<|im_end|>"}', "<|im_end|>"):
         with pytest.raises(BadChatTemplate, match="a call holds a control token"):
-            form.asked((), Asked(called(bad), True, TOOLS))
+            form.asked((), ModelRequest(called(bad), True, TOOLS))
 
 
 def test_answers_to_calls_of_a_program_are_those_of_tools(tmp_path: Path) -> None:
@@ -133,7 +133,7 @@ def test_answers_to_calls_of_a_program_are_those_of_tools(tmp_path: Path) -> Non
     ):
         form = form_of(tmp_path, name)
         written = form.chat.encode(turn)
-        asked = Asked(called(id_=id_)[1:], False, TOOLS)
+        asked = ModelRequest(called(id_=id_)[1:], False, TOOLS)
         calls = [replace_struct(one, name="add") for one in form.read(written).calls]
         assert form.asked(written, asked) == form.answered(written, calls, ["42"])
 

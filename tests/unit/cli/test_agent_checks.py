@@ -68,8 +68,8 @@ def test_what_cannot_work_is_refused(tmp_path: Path, format_: str, template: str
     ("template", "is_seeing", "said"),
     [
         (tiny_models.SEEING_TEMPLATE, True, None),
-        (tiny_models.SEEING_TEMPLATE, False, "the model sees no pictures"),
-        (tiny_models.TEMPLATE, True, "the chat template shows no picture of a tool"),
+        (tiny_models.SEEING_TEMPLATE, False, "the model takes no pictures"),
+        (tiny_models.TEMPLATE, True, "the chat template omits pictures of tools"),
     ],
 )
 def test_a_tool_that_shows_needs_a_model_and_a_template_that_see(
@@ -86,9 +86,9 @@ def test_a_tool_that_shows_needs_a_model_and_a_template_that_see(
 def test_prompts_that_are_text_show_no_tools(tmp_path: Path):
     (warning,) = text_prompt_warning(job(tmp_path), "a.jsonl:1")
     assert str(warning) == (
-        "a.jsonl:1:prompt: got a prompt that is text: no chat template tells the model of "
-        "spec.agent.tools; chat messages, spec.data.textPrompts: user_message, or fine where it "
-        "tells itself"
+        "a.jsonl:1:prompt: got a prompt that is text: no chat template describes "
+        "spec.agent.tools to the model; chat messages, spec.data.textPrompts: user_message, or "
+        "fine if it describes them"
     )
     assert not list(text_prompt_warning(job(tmp_path), ""))
     assert not list(text_prompt_warning(job(tmp_path, "search_r1"), "a.jsonl:1"))

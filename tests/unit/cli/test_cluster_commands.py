@@ -56,7 +56,7 @@ def test_nobody_answers(server: FakeApiServer, tmp_path: Path) -> None:
         (refusal(401, 'user "me"'), "got 401: the API server does not know you; log in again"),
         (refusal(403, 'user "me" cannot'), 'got 403: user "me" cannot; ask for that right'),
         (refusal(500, 'user "me" cannot'), 'got 500: user "me" cannot; try again'),
-        (Answer(parts=["<html>"]), "what answers is no API server"),
+        (Answer(parts=["<html>"]), "it is not an API server"),
         (None, "got no resource ppojobs: PPOJob is not installed;"),
         (Answer(value=job({"phase": "Levitating"})), "it is of another version of PPOJob"),
     ],
@@ -104,7 +104,7 @@ def test_where_the_cluster_is_may_stand_before_the_command(
 
 
 def test_a_command_of_this_machine_takes_no_cluster() -> None:
-    assert '--context: got "here": plan asks no cluster' in call(
+    assert '--context: got "here": plan uses no cluster' in call(
         "--context", "here", "plan", "job.yaml", code=2
     )
 

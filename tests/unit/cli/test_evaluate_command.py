@@ -137,7 +137,9 @@ def test_rows_are_counted_and_not_their_responses(tmp_path: Path) -> None:
 def test_a_file_of_no_rows_is_told_without_fields_of_a_job(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text("kind: PPOJob\n")
     (line,) = evaluated(tmp_path / "job.yaml").stderr.splitlines()
-    assert line.endswith("; a whole parquet file, not encrypted, or one in .jsonl, .ndjson, .json")
+    assert line.endswith(
+        "; a complete parquet file, not encrypted, or one in .jsonl, .ndjson, .json"
+    )
     path = rows(tmp_path, responses=None, **{f"column-{n}": [0, 0] for n in range(99)})
     (line,) = evaluated(path).stderr.splitlines()
     assert "column-15, ...; " in line

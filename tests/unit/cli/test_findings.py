@@ -18,9 +18,9 @@ from ppojob_api.well_known import RoleName
 from ppojob_cli.cluster.findings import (
     UNKNOWN,
     Finding,
-    Seen,
-    SeenLease,
-    ToldWarning,
+    OperatorLease,
+    Snapshot,
+    WarningEvent,
     explanation,
     findings,
     remedy,
@@ -88,16 +88,18 @@ def pods(**fields: Any) -> tuple[Pod, ...]:
     )
 
 
-def seen(said: PPOJobStatus | None = None, spec: dict[str, Any] | None = None, **more: Any) -> Seen:
+def seen(
+    said: PPOJobStatus | None = None, spec: dict[str, Any] | None = None, **more: Any
+) -> Snapshot:
     job = make_job(said or status(), **(spec or {}))
-    return Seen(**{"job": job, "now": NOW, "pods": pods(), **more})
+    return Snapshot(**{"job": job, "now": NOW, "pods": pods(), **more})
 
 
-def told(what: Seen) -> list[tuple[str, str]]:
+def told(what: Snapshot) -> list[tuple[str, str]]:
     return [(one.reason, one.what) for one in findings(what)]
 
 
-def only(what: Seen) -> Finding:
+def only(what: Snapshot) -> Finding:
     (found,) = findings(what)
     return found
 
@@ -108,17 +110,17 @@ def loss(role: str = "controller", seconds: float = 60, **fields: Any) -> Failur
     return FailureRecord(pod=f"sum-{role}-0", uid="u", role=role, time=time, **given)
 
 
-def leased(holder: str, renewed: Time | None) -> Seen:
-    return seen(lease=SeenLease(holder, renewed, 8))
+def leased(holder: str, renewed: Time | None) -> Snapshot:
+    return seen(lease=OperatorLease(holder, renewed, 8))
 
 
-def stepping(minutes: float, eta: str | None) -> Seen:
+def stepping(minutes: float, eta: str | None) -> Snapshot:
     """Six steps are left: an hour makes ten minutes a step."""
     said = status(training={"step": 2, "total_steps": 8, "eta": eta})
     return seen(said, progressed=before(minutes=minutes))
 
 
-def near_its_deadline(ran: float, eta: str | None) -> Seen:
+def near_its_deadline(ran: float, eta: str | None) -> Snapshot:
     start = rfc3339(before(seconds=ran))
     said = status(training={"step": 2, "total_steps": 8, "eta": eta}, start_time=start)
     return seen(said, {"lifecycle": {"activeDeadlineSeconds": 3_600}})
@@ -132,7 +134,7 @@ DONE = {**RUNNING, "Complete": ("True", "TrainingDone"), "Training": ("False", "
 @pytest.mark.parametrize(
     ("what", "reasons"),
     [
-        (seen(status(DONE, phase="Succeeded"), pods=(), lease=SeenLease("", None, 8)), []),
+        (seen(status(DONE, phase="Succeeded"), pods=(), lease=OperatorLease("", None, 8)), []),
         (seen(status(failures=(loss(seconds=599),))), ["OOMKilled"]),
         (seen(status(failures=(loss(seconds=601),))), []),
         (leased("one", before(seconds=23)), []),
@@ -140,10 +142,10 @@ DONE = {**RUNNING, "Complete": ("True", "TrainingDone"), "Training": ("False", "
         (leased("", before(seconds=1)), ["OperatorSilent"]),
         (leased("one", None), ["OperatorSilent"]),
         (
-            seen(PPOJobStatus(), pods=(), lease=SeenLease("one", before(hours=1), 8)),
+            seen(PPOJobStatus(), pods=(), lease=OperatorLease("one", before(hours=1), 8)),
             ["OperatorSilent"],
         ),
-        (Seen(job=make_job(), now=before(minutes=4), pods=()), []),  # five seconds old
+        (Snapshot(job=make_job(), now=before(minutes=4), pods=()), []),  # five seconds old
         (seen(status(observed_generation=0)), ["OperatorBehind"]),
         (
             seen(
@@ -176,7 +178,7 @@ DONE = {**RUNNING, "Complete": ("True", "TrainingDone"), "Training": ("False", "
         (near_its_deadline(2_000, "30m"), ["DeadlineNear"]),
     ],
 )
-def test_reasons(what: Seen, reasons: list[str]) -> None:
+def test_reasons(what: Snapshot, reasons: list[str]) -> None:
     assert [one.reason for one in findings(what)] == reasons
 
 
@@ -247,16 +249,16 @@ def test_reasons(what: Seen, reasons: list[str]) -> None:
         ),
     ],
 )
-def test_one_reason_with_its_words(what: Seen, reason: str, words: str, heading: str) -> None:
+def test_one_reason_with_its_words(what: Snapshot, reason: str, words: str, heading: str) -> None:
     found = only(what)
     assert (found.reason, found.remedy) == (reason, remedy(heading, reason))
     assert words in found.what
 
 
 def test_a_job_that_runs_has_nothing_to_say() -> None:
-    lease = SeenLease("one", before(seconds=2), 8)
+    lease = OperatorLease("one", before(seconds=2), 8)
     said = list(explanation(seen(status(training={"step": 3, "total_steps": 8}), lease=lease)))
-    assert said == ["sum: Running at step 3 of 8: nothing that can be seen holds it up"]
+    assert said == ["sum: Running at step 3 of 8: no reason for a delay was found"]
     done = seen(status(DONE, phase="Succeeded"), pods=())
     assert list(explanation(done)) == ["sum: Succeeded: done"]
 
@@ -280,7 +282,7 @@ def test_a_spec_that_is_newer_than_the_command_line_alone() -> None:
     manifest["spec"]["later"] = 1
     job = dataclasses.replace(read_job(manifest), status=status())
     assert job.problems
-    assert findings(Seen(job=job, now=NOW, pods=pods())) == []
+    assert findings(Snapshot(job=job, now=NOW, pods=pods())) == []
 
 
 def test_every_obstacle_is_told_in_the_order_of_the_status() -> None:
@@ -301,9 +303,9 @@ def test_every_obstacle_is_told_in_the_order_of_the_status() -> None:
 def test_pods_that_are_not_made_and_who_refused_them() -> None:
     words = "create Pod sum-reward-1 failed: exceeded quota: small"
     warnings = (
-        ToldWarning("StatefulSet", "sum-reward", "FailedCreate", "older"),
-        ToldWarning("StatefulSet", "sum-reward", "FailedCreate", words),
-        ToldWarning("StatefulSet", "sum-controller", "FailedCreate", "another's"),
+        WarningEvent("StatefulSet", "sum-reward", "FailedCreate", "older"),
+        WarningEvent("StatefulSet", "sum-reward", "FailedCreate", words),
+        WarningEvent("StatefulSet", "sum-controller", "FailedCreate", "another's"),
     )
     assert told(seen(status(WAITING), pods=pods()[:3], warnings=warnings)) == [
         ("PodsDenied", f"reward: pod sum-reward-1: not created: {words}")
@@ -316,10 +318,10 @@ def test_a_secret_that_a_pod_waits_for() -> None:
     there = pods(is_ready=False, phase="Pending", waiting_reason="ContainerCreating", node="n")
     words = 'MountVolume.SetUp failed for volume "user-0": secret "mine" not found'
     warnings = (
-        ToldWarning("Pod", "sum-reward-0", "FailedMount", "older"),
-        ToldWarning("Pod", "sum-reward-0", "FailedMount", words),
-        ToldWarning("Pod", "sum-reward-0", "Unhealthy", "not about mounts"),
-        ToldWarning("Pod", "other-0", "FailedMount", "not ours"),
+        WarningEvent("Pod", "sum-reward-0", "FailedMount", "older"),
+        WarningEvent("Pod", "sum-reward-0", "FailedMount", words),
+        WarningEvent("Pod", "sum-reward-0", "Unhealthy", "not about mounts"),
+        WarningEvent("Pod", "other-0", "FailedMount", "not ours"),
     )
     assert told(seen(status(WAITING), pods=there, warnings=warnings)) == [
         ("ContainerWaiting", f"reward: pod sum-reward-0: {words}")

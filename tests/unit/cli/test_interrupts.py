@@ -50,7 +50,7 @@ def test_an_end_at_once_promises_no_checkpoint_that_is_not_there(tmp_path: Path)
     assert "there is no checkpoint" in stopped_at_once(tmp_path).reason
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "latest").symlink_to("step-000002")
-    assert "the last checkpoint stands" in stopped_at_once(tmp_path).reason
+    assert "resumes from the last checkpoint" in stopped_at_once(tmp_path).reason
 
 
 @pytest.mark.processes

@@ -23,7 +23,7 @@ def patched(server: FakeApiServer, **status: Any) -> list[Request]:
 def test_suspend_is_one_merge_of_one_field(server: FakeApiServer) -> None:
     server.routes[f"GET {JOB}"] = Answer(value=job())
     asked = patched(server)
-    assert call("suspend", "sum") == "sum: is to be suspended\n"
+    assert call("suspend", "sum") == "sum: will be suspended\n"
     patch = asked[-1]
     assert patch.body == {"spec": {"lifecycle": {"suspend": True}}}
     assert patch.headers["Content-Type"] == "application/merge-patch+json"
@@ -41,13 +41,13 @@ def test_a_job_that_runs_is_resumed_already(server: FakeApiServer) -> None:
 def test_a_job_that_is_over_is_left_alone(server: FakeApiServer) -> None:
     server.routes[f"GET {JOB}"] = Answer(value=job(status_of("Complete", "Succeeded")))
     said = call("suspend", "sum", code=2)
-    assert said == 'NAME: got "sum": it has ended, Succeeded; one that goes on\n'
+    assert said == 'NAME: got "sum": it has ended, Succeeded; an active job\n'
 
 
 def test_waiting_is_for_what_was_asked_and_not_for_what_was(server: FakeApiServer) -> None:
     server.routes[f"GET {JOB}"] = Answer(value=job({"phase": "Running"}))
     patched(server, phase="Suspended", reason="JobSuspended", observedGeneration=2)
-    told = "sum: is to be suspended\nsum: Suspended: JobSuspended\n"
+    told = "sum: will be suspended\nsum: Suspended: JobSuspended\n"
     assert call("suspend", "sum", "--wait") == told
 
 

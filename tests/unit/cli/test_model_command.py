@@ -49,7 +49,9 @@ def test_an_empty_folder_is_filled_and_a_full_one_is_left(folder: Path, tmp_path
     output = tmp_path / "one"
     output.mkdir()
     assert call(folder, "--output", output).exit_code == 0
-    assert refused(folder, "--output", output).startswith(f"--output: got {output}: something is ")
+    assert refused(folder, "--output", output).startswith(
+        f"--output: got {output}: it is not empty"
+    )
 
 
 def test_a_folder_that_cannot_be_made(folder: Path) -> None:

@@ -163,7 +163,7 @@ class TestPlain:
         assert lines[:2] == ["failed: reward rank 0: it raised", f"{log}, its last lines:"]
         assert lines[2:-2] == [f"  line {number}" for number in range(88, 100)]
         assert lines[-2].endswith("addition-none-0.log: No such file or directory")
-        assert lines[-1] == "there is no checkpoint, and the same command begins anew"
+        assert lines[-1] == "there is no checkpoint, so the same command starts from the beginning"
 
     def test_wrong_input_is_told_as_it_is(self, run, capsys) -> None:
         run.status("Failed", message="a.jsonl:1:2: got 1: bad; good\nb.jsonl: got 2: bad; good")
@@ -186,17 +186,17 @@ class TestPlain:
         (
             {"phase": "Interrupted", "steps": 1, "tokens": 480, "validation": {}},
             contract.EXIT_INTERRUPTED,
-            ["interrupted: 1 step in 5 min 35 s, 480 tokens; the same command goes on from there"],
+            ["interrupted: 1 step in 5 min 35 s, 480 tokens; the same command resumes"],
         ),
         (
             {"phase": "Interrupted", "steps": 0, "tokens": 0, "validation": {}},
             contract.EXIT_INTERRUPTED,
-            ["interrupted before the first step; the same command begins there"],
+            ["interrupted before the first step; the same command starts there"],
         ),
         (
             None,
             contract.EXIT_INTERRUPTED,
-            ["interrupted while roles were starting; the same command goes on"],
+            ["interrupted while roles were starting; the same command resumes"],
         ),
     ],
 )

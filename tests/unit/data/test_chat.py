@@ -172,7 +172,7 @@ def test_the_time_that_templates_see_can_be_fixed(make_folder: MakeFolder) -> No
     began = datetime.datetime(2001, 2, 3, 4, tzinfo=datetime.UTC).timestamp()
     with ChatTokenizer(folder, began=began) as tokenizer:
         assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "03 Feb 2001 04"
-        tokenizer.tell_time(began + 3600)
+        tokenizer.set_time(began + 3600)
         assert tokenizer.decode(encode_chat(tokenizer, TURNS)) == "03 Feb 2001 05"
 
 

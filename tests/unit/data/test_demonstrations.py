@@ -293,7 +293,7 @@ def test_a_template_that_hides_a_part_of_a_turn_is_refused(
         path = files.lines("a.jsonl", {"messages": TALK[:3]}, row, row)
         (error,) = files.errors(path, given="sft", promptKey="messages")
     assert "a.jsonl:2:messages" in error
-    assert "it hides turns with tool calls or reasoning" in error
+    assert "it omits tool calls or reasoning of a turn" in error
 
 
 def test_arguments_are_text_where_a_template_prints_them(
@@ -349,7 +349,7 @@ def test_a_template_that_shows_tools_again_and_again_is_refused(
     with ChatInProcess(make_folder(template)) as chat:
         path = PromptFiles(tmp_path, chat).lines("a.jsonl", {"messages": TALK, "tools": [ADD]})
         (error,) = PromptFiles(tmp_path, chat).errors(path, given="sft", promptKey="messages")
-    assert "the chat template shows the tools in front of later turns, too" in error
+    assert "the chat template repeats the tools before later turns" in error
 
 
 def test_columns_are_variables_of_the_template(tmp_path: Path) -> None:
@@ -426,6 +426,6 @@ def test_a_template_that_rewrites_turns_is_refused(
         files = PromptFiles(tmp_path, chat)
         path = files.lines("a.jsonl", {"messages": TALK})
         (error,) = files.errors(path, given="sft", promptKey="messages")
-        assert "what the chat template writes of a turn depends on other turns" in error
+        assert "so the rendering of a turn depends on other turns" in error
         alone = files.lines("b.jsonl", {"messages": TALK[1:3]})
         assert files.errors(alone, given="sft", promptKey="messages") == []

@@ -202,7 +202,7 @@ WRONG = [
     (
         "searchr1",
         {"question": "a", "golden_answers": []},
-        ":golden_answers: got []: nothing to compare an answer with; a list of texts",
+        ":golden_answers: got []: no known answers; a list of texts",
     ),
     (
         "searchr1",
@@ -214,7 +214,7 @@ WRONG = [
     (
         "gsm8k",
         {"question": "a", "answer": "5"},
-        ":answer: got '5': no solution at its end; an answer that ends in \"#### 72\"",
+        ":answer: got '5': no solution at the end; an answer that ends in \"#### 72\"",
     ),
     (
         "gsm8k",
@@ -243,7 +243,7 @@ def test_a_data_source_that_is_not_aimes(tmp_path: Path) -> None:
     row, options = {"problem": "x?", "answer": 7}, ("--data-source", "mine")
     status, told, _ = converted(tmp_path, "aime", row, options=options)
     assert status == 2
-    assert told.startswith("--data-source: got mine: its reward is known by its beginning; ")
+    assert told.startswith("--data-source: got mine: its scorer is chosen by its prefix; ")
 
 
 def test_files_of_a_folder_are_told(tmp_path: Path) -> None:

@@ -173,7 +173,7 @@ def test_a_column_that_no_row_has_is_refused(mine: Path, dataset) -> None:
     [
         ("ends", "got no rows: its process"),
         ("killed", "was killed by signal 9"),
-        ("holds", "got state: JSON cannot hold it: Object of type set"),
+        ("holds", "got state: not JSON: Object of type set"),
         ("raises", "got KeyError: 'hardness': it raised at {file}:35 raises; a function that"),
     ],
 )
@@ -190,7 +190,11 @@ def test_what_a_call_does_wrong_is_told(mine: Path, dataset, function: str, told
     [
         (MINE, "other", "got other: the file has no such function; it has by_level, ends_once,"),
         (MINE, "CALLS", "got CALLS = int: not callable; a function"),
-        (MINE, "Stateful", "got class Stateful: an object would keep what no checkpoint has"),
+        (
+            MINE,
+            "Stateful",
+            "got class Stateful: its objects could have state that no checkpoint has",
+        ),
         ("def one(step, seed, count): pass", "one", "it cannot be called with step, seed, count,"),
         ("import nowhere", "one", "it imports nowhere, which is not installed"),
         ("def one(:", "one", "not Python"),

@@ -59,8 +59,8 @@ def test_prompts_of_both_kinds_keep_their_places(files: PromptFiles) -> None:
     [
         (["add", "subtract"], 'got "subtract": the row\'s agent has no such tool'),
         (["add", 7], "got 7: the row's agent has no such tool"),
-        ("add", 'got "add": no list of tools'),
-        ({"add": 1}, 'got {"add": 1}: no list of tools'),
+        ("add", 'got "add": not a list of tools'),
+        ({"add": 1}, 'got {"add": 1}: not a list of tools'),
     ],
 )
 def test_tools_that_a_job_does_not_have(files: PromptFiles, selection: object, line: str) -> None:

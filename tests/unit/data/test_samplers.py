@@ -98,8 +98,8 @@ def test_a_step_tells_of_its_rows() -> None:
         ([0, 1, 4], "got row 4: there are 4; 0 to 3"),
         ([0, 1, -1], "got row -1: there are 4"),
         ([0, 1, 1], "got row 1 2 times: its responses"),
-        ([0, 1.0, 2], "no list of numbers of rows"),
-        (None, "got NoneType None: it is no list of numbers of rows"),
+        ([0, 1.0, 2], "not a list of row numbers"),
+        (None, "got NoneType None: it is not a list of row numbers"),
     ],
 )
 def test_another_answer_than_so_many_rows_is_refused(answer: object, told: str) -> None:
@@ -110,7 +110,7 @@ def test_another_answer_than_so_many_rows_is_refused(answer: object, told: str) 
 def test_arrays_of_rows_and_a_state_are_answers() -> None:
     assert read_answer(np.array([3, 0]), 2, 4, has_state=False) == ([3, 0], None)
     assert read_answer((np.arange(2), {"at": 2}), 2, 4, has_state=True) == ([0, 1], {"at": 2})
-    with pytest.raises(Wrong, match="a function with state answers its rows and the next"):
+    with pytest.raises(Wrong, match="a function with state returns rows and the next"):
         read_answer([0, 1], 2, 4, has_state=True)
 
 
@@ -125,11 +125,11 @@ async def later(step, seed, count, rows):
 @pytest.mark.parametrize(
     ("function", "arguments", "told"),
     [
-        (Sampler, {}, "class f: an object would keep what no checkpoint has"),
+        (Sampler, {}, "class f: its objects could have state that no checkpoint has"),
         (later, {}, "async def f"),
         (lambda step, seed: [], {}, "cannot be called with step, seed, count, rows: too many"),
         (uncertain, {"share": 1}, "unexpected keyword argument 'share'"),
-        (lambda *_, state: [], {"state": 1}, "it has it already"),
+        (lambda *_, state: [], {"state": 1}, "the function has this argument"),
     ],
 )
 def test_what_cannot_be_called_is_refused(function, arguments, told: str) -> None:

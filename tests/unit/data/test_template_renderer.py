@@ -49,7 +49,7 @@ def test_a_conversation_and_a_text_that_are_too_long_are_refused_alone(renderer)
     )
     assert (before, after) == ("before", "after")
     assert f"at most {MAX_CHAT_BYTES} bytes" in str(long)
-    said = r"t.jinja: got a conversation of \d{8} bytes: more than .+; at most "
+    said = r"t.jinja: got a conversation of \d{8} bytes: too long .+; at most "
     assert re.match(said, str(longer))
     assert long.refusal.endswith(f" bytes, at most {MAX_CHAT_BYTES}")
     short, text = rendered(renderer, "x", "y" * MEBI, repeat=65)

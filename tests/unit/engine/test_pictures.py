@@ -230,17 +230,17 @@ def test_tokens_are_counted_as_the_processor_makes_them(tmp_path: Path, model_cl
     seen = processor(images=[opened(picture("red", size))], return_tensors="pt")
     _, down, across = seen["image_grid_thw"][0].tolist()
     sides = across * PATCH, down * PATCH
-    assert form_of(tmp_path).sides(picture("red", size)) == sides
+    assert form_of(tmp_path).size_of(picture("red", size)) == sides
     settings = (tmp_path / "preprocessor_config.json").read_text()
     (tmp_path / "preprocessor_config.json").unlink()
     assert read_form(tmp_path) is None
     newer = {"image_processor": json.loads(settings)}
     (tmp_path / "processor_config.json").write_text(json.dumps(newer))
-    assert form_of(tmp_path).sides(picture("red", size)) == sides
+    assert form_of(tmp_path).size_of(picture("red", size)) == sides
     assert type(processor).from_pretrained(tmp_path).patch_size == processor.patch_size
     # Of two files transformers takes the newer one.
     smaller = {**json.loads(settings), "min_pixels": 64, "max_pixels": 256}
     smaller["size"] = {"shortest_edge": 64, "longest_edge": 256}
     (tmp_path / "preprocessor_config.json").write_text(json.dumps(smaller))
-    assert form_of(tmp_path).sides(picture("red", size)) == sides
+    assert form_of(tmp_path).size_of(picture("red", size)) == sides
     assert type(processor).from_pretrained(tmp_path).size == processor.size

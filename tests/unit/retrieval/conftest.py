@@ -57,5 +57,5 @@ def index_folder(
     if request.param == "dense":
         settings = encoder_settings(request.getfixturevalue("encoder_folder"))
     folder = tmp_path / f"index-{request.param}"
-    build_index(corpus, folder, encoder=settings, tell=lambda *_: None)
+    build_index(corpus, folder, encoder=settings, on_progress=lambda *_: None)
     return folder

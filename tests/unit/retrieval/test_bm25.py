@@ -42,7 +42,7 @@ def test_scores_are_those_of_the_formula(seed: int, tmp_path: Path, write_corpus
         {"id": f"{n:02d}", "contents": f"{document[0]}\n{' '.join(document[1:])}"}
         for n, document in enumerate(documents)
     ]
-    build_index(write_corpus(lines), tmp_path / "i", encoder=None, tell=lambda *_: None)
+    build_index(write_corpus(lines), tmp_path / "i", encoder=None, on_progress=lambda *_: None)
     with open_index(tmp_path / "i") as index:
         for _ in range(20):
             query = chosen.choices(WORDS, k=chosen.randint(1, 6))  # some that no document has

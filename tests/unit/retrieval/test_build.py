@@ -37,15 +37,15 @@ def few_documents(write_corpus, count: int) -> Path:
 def test_an_index_by_words_goes_on(point: str, tmp_path: Path, write_corpus) -> None:
     lines = few_documents(write_corpus, 20)
     undisturbed, folder = tmp_path / "undisturbed", tmp_path / "index"
-    build_index(lines, undisturbed, encoder=None, tell=quiet)
+    build_index(lines, undisturbed, encoder=None, on_progress=quiet)
     # The copy is written as a stream.
     is_met = not (point.startswith("index.file.write") and point.endswith("@3"))
     with failing_at(point), pytest.raises(InjectedFault) if is_met else nullcontext():
-        build_index(lines, folder, encoder=None, tell=quiet)
+        build_index(lines, folder, encoder=None, on_progress=quiet)
     if not (folder / "manifest.json").exists():
         with pytest.raises(ConfigError, match=r"got no manifest\.json"):
             read_manifest(folder)
-        build_index(lines, folder, encoder=None, tell=quiet)
+        build_index(lines, folder, encoder=None, on_progress=quiet)
     assert tree(folder) == tree(undisturbed)
 
 
@@ -53,7 +53,7 @@ def test_an_index_by_vectors_goes_on(tmp_path: Path, write_corpus, encoder_folde
     lines = few_documents(write_corpus, dense.SHARD_DOCUMENTS + 40)
     settings = encoder_settings(encoder_folder)
     undisturbed, begun = tmp_path / "undisturbed", tmp_path / "begun"
-    build_index(lines, undisturbed, encoder=settings, tell=quiet)
+    build_index(lines, undisturbed, encoder=settings, on_progress=quiet)
     assert {"vectors-00000.npy", "vectors-00001.npy"} <= set(tree(undisturbed))
     shutil.copytree(undisturbed, begun)
     for name in ("manifest.json", "vectors-00001.npy"):
@@ -63,8 +63,8 @@ def test_an_index_by_vectors_goes_on(tmp_path: Path, write_corpus, encoder_folde
         shutil.copytree(begun, folder)
         first = (folder / "vectors-00000.npy").stat()
         with failing_at(point), pytest.raises(InjectedFault):
-            build_index(lines, folder, encoder=settings, tell=quiet)
-        build_index(lines, folder, encoder=settings, tell=quiet)
+            build_index(lines, folder, encoder=settings, on_progress=quiet)
+        build_index(lines, folder, encoder=settings, on_progress=quiet)
         assert tree(folder) == tree(undisturbed)
         after = (folder / "vectors-00000.npy").stat()
         assert (after.st_ino, after.st_mtime_ns) == (first.st_ino, first.st_mtime_ns)
@@ -76,7 +76,7 @@ def test_progress_is_told(tmp_path: Path, write_corpus) -> None:
         few_documents(write_corpus, 3),
         tmp_path / "i",
         encoder=None,
-        tell=lambda what, count: told.append((what, count)),
+        on_progress=lambda what, count: told.append((what, count)),
     )
     expected = [(what, count) for what in ("read", "split into words") for count in (1, 2, 3)]
     assert told == expected

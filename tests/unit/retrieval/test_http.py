@@ -21,7 +21,7 @@ DOCUMENTS = [{"id": str(n), "contents": f'"Town {n}"\nRiver {n % 4}\nbridge'} fo
 
 @pytest.fixture
 def index(tmp_path: Path, write_corpus) -> Iterator[IndexRetriever]:
-    build_index(write_corpus(DOCUMENTS), tmp_path / "i", encoder=None, tell=lambda *_: None)
+    build_index(write_corpus(DOCUMENTS), tmp_path / "i", encoder=None, on_progress=lambda *_: None)
     with open_index(tmp_path / "i") as opened:
         yield opened
 
@@ -126,9 +126,9 @@ def test_each_query_is_a_request_of_its_own_and_asked_again_where_a_service_is_b
         ((500, b"out of memory"), "/retrieve answered 500: out of memory (2 attempts)"),
         ((422, {"detail": "no"}), '/retrieve answered 422: {"detail": "no"}'),
         ((200, b"<html>"), "/retrieve answered no JSON: <html>"),
-        ((200, {"answer": []}), "answered no passages: Object missing required field `result`"),
+        ((200, {"answer": []}), "gave an invalid answer: Object missing required field `result`"),
         ((200, {"result": [[{"document": {}, "score": 1}]]}), "required field `contents`"),
-        ((200, {"result": []}), "/retrieve answered 0 lists to one query"),
+        ((200, {"result": []}), "/retrieve returned 0 lists for one query"),
         ((0, b""), "/retrieve gave no answer: timed out (2 attempts)"),
     ],
 )

@@ -47,7 +47,7 @@ def test_what_is_found(index_folder: Path) -> None:
 def test_equal_scores_are_by_id(tmp_path: Path, write_corpus) -> None:
     lines = [{"id": name, "contents": "Twin\nthe same text"} for name in ("b", "10", "a", "9", "é")]
     folder = tmp_path / "index"
-    build_index(write_corpus(lines), folder, encoder=None, tell=lambda *_: None)
+    build_index(write_corpus(lines), folder, encoder=None, on_progress=lambda *_: None)
     with open_index(folder) as index:
         for k in range(1, 6):
             (found,) = index.search(["twin text"], k)
@@ -72,7 +72,7 @@ def test_gzip_and_plain_make_the_same_index(tmp_path: Path, write_corpus) -> Non
     packed = tmp_path / "packed"
     packed.write_bytes(gzip.compress(plain.read_bytes()))
     a, b = (
-        build_index(corpus, tmp_path / name, encoder=None, tell=lambda *_: None)
+        build_index(corpus, tmp_path / name, encoder=None, on_progress=lambda *_: None)
         for corpus, name in ((plain, "a"), (packed, "b"))
     )
     assert a == b

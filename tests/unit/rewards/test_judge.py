@@ -85,9 +85,9 @@ def test_a_row_without_what_the_prompt_names_is_not_judged(serve, name: str) -> 
 @pytest.mark.parametrize(
     ("answer", "why"),
     [
-        (said("It is right."), "the judge gave no number, where 0 to 10 was asked for"),
-        (said("Score: 11"), "the judge gave the number 11, where"),
-        (said("Score: -1"), "the judge gave the number -1, where"),
+        (said("It is right."), "the judge gave no number instead of 0 to 10"),
+        (said("Score: 11"), "the judge gave the number 11 instead of"),
+        (said("Score: -1"), "the judge gave the number -1 instead of"),
         ((200, "<html>"), "answered no JSON: <html>"),
         ((200, "{}"), "answered no chat completion: {}"),
         ((200, b"\xff\xfe"), "answered no JSON: "),

@@ -109,7 +109,7 @@ def test_a_call_that_fails_may_have_a_score_of_its_own(source: Source, caplog) -
         results = pool.score([item(text, row) for row, text in enumerate(responses)])
     assert [result.score for result in results] == [0.5, -1.0, -1.0, -1.0, -1.0, 2.0]
     assert [result.extras["failed"] for result in results] == [0.0, 1.0, 1.0, 1.0, 1.0, 0.0]
-    told = [record.message for record in caplog.records if "it counts as -1" in record.message]
+    told = [record.message for record in caplog.records if "it scores -1" in record.message]
     assert [text.partition(": row ")[2][0] for text in sorted(told)] == ["1", "2", "3", "4"]
 
 

@@ -22,7 +22,7 @@ from hostile_table import (
 )
 
 from ppojob_trainer.sandbox.executor import SandboxRefused
-from ppojob_trainer.sandbox.levels import Level, walls_here
+from ppojob_trainer.sandbox.levels import Level, supported_isolation
 
 pytestmark = pytest.mark.processes
 
@@ -69,7 +69,9 @@ def test_the_table_is_long_enough() -> None:
 def test_without_walls_they_get_through(name: str, capfd: pytest.CaptureFixture[str]) -> None:
     """Were it not so, the table would try nothing."""
     hostile = next(one for one in TABLE if one.id == name)
-    sandbox = Watched(LIMITS, least=Level.NONE, walls=walls_here().without_any("by the test"))
+    sandbox = Watched(
+        LIMITS, least=Level.NONE, isolation=supported_isolation().without_any("by the test")
+    )
     with surroundings() as around:
         assert "it got out" in problems(hostile, sandbox, around)
 

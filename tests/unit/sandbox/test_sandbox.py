@@ -17,7 +17,7 @@ from ppojob_trainer.children.pool import DEFAULT_MEMORY_BYTES
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.sandbox.executor import Sandbox, SandboxRefused
-from ppojob_trainer.sandbox.levels import Level, Walls, walls_here
+from ppojob_trainer.sandbox.levels import Isolation, Level, supported_isolation
 from ppojob_trainer.sandbox.process import Limits, Outcome, Program
 
 pytestmark = pytest.mark.processes
@@ -27,11 +27,11 @@ pytestmark = pytest.mark.processes
     scope="module", params=[Level.RESTRICTED, Level.NAMESPACES], ids=lambda one: one.name
 )
 def sandbox(request: pytest.FixtureRequest) -> Sandbox:
-    walls = walls_here()
+    isolation = supported_isolation()
     if request.param == Level.RESTRICTED:
-        walls = walls.without_namespaces("by the test")
+        isolation = isolation.without_namespaces("by the test")
     try:
-        return Sandbox(Limits(seconds=5.0), least=request.param, walls=walls)
+        return Sandbox(Limits(seconds=5.0), least=request.param, isolation=isolation)
     except SandboxRefused as refused:
         pytest.skip(str(refused))
 
@@ -120,11 +120,11 @@ def test_code_that_is_no_python_is_told(sandbox: Sandbox) -> None:
 
 
 def test_without_walls_nothing_is_run_unless_told() -> None:
-    walls = Walls(0, b"", (), walls_here().readable, "the kernel has no Landlock")
+    isolation = Isolation(0, b"", (), supported_isolation().readable, "the kernel has no Landlock")
     with pytest.raises(SandboxRefused) as refused:
-        Sandbox(walls=walls)
+        Sandbox(isolation=isolation)
     assert str(refused.value).startswith("sandbox level none (the kernel has no Landlock): ")
-    sandbox = Sandbox(least=Level.NONE, walls=walls)
+    sandbox = Sandbox(least=Level.NONE, isolation=isolation)
     assert sandbox.level == Level.NONE
     assert printed(sandbox.run(Program("print(1)"))) == "1\n"
 
@@ -132,9 +132,9 @@ def test_without_walls_nothing_is_run_unless_told() -> None:
 def test_a_wall_that_does_not_hold_is_none() -> None:
     """Seccomp with a filter that allows all, and Landlock with all to be read."""
     allow_all = bytes.fromhex("060000000000ff7f")
-    walls = Walls(walls_here().landlock, allow_all, (), ("/",))
+    isolation = Isolation(supported_isolation().landlock, allow_all, (), ("/",))
     with pytest.raises(SandboxRefused) as refused:
-        Sandbox(walls=walls)
+        Sandbox(isolation=isolation)
     assert "it reaches the network, processes, files" in str(refused.value)
 
 
@@ -155,7 +155,7 @@ def test_a_machine_without_user_namespaces() -> None:
 REFUSING = """
 import struct, sys
 from ppojob_trainer.sandbox import inside
-from ppojob_trainer.sandbox.levels import Level, walls_here
+from ppojob_trainer.sandbox.levels import Level, supported_isolation
 from ppojob_trainer.sandbox.executor import Sandbox
 from ppojob_trainer.sandbox.process import Program
 call, error = map(int, sys.argv[1:])
@@ -186,7 +186,7 @@ def under_a_profile(call: int, error: int, code: str) -> str:
     ],
 )
 def test_why_there_is_no_landlock(error: int, why: str) -> None:
-    code = "walls = walls_here()\nprint(walls.level.name, walls.lacking)"
+    code = "isolation = supported_isolation()\nprint(isolation.level.name, isolation.limitation)"
     assert under_a_profile(444, error, code) == f"NONE {why}"
 
 

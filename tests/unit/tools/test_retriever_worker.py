@@ -72,6 +72,6 @@ def test_where_nothing_but_search_is_called_the_retriever_answers_all(retriever:
 
 def test_what_is_searched_is_said_once(agent: AgentSpec, index: Path):
     said_twice = agent.tools[1].model_copy(update={"config": {"index": str(index)}})
-    refused = pytest.raises(ConfigError, match=r"config.index: got .*agent.retriever says")
+    refused = pytest.raises(ConfigError, match=r"config.index: got .*agent.retriever sets")
     with open_index(index) as found, ThreadPoolExecutor(1) as thread, refused:
         RetrieverWorker(agent, said_twice, found, thread)

@@ -85,7 +85,7 @@ def test_a_file_that_asks_for_gigabytes_is_not_opened() -> None:
     bomb = encoded(Image.new("L", (9_500, 9_500)))
     with pytest.raises(BadPicture, match="exceeds limit"):
         read_pictures([{"bytes": bomb}])
-    with pytest.raises(BadPicture, match="no picture of a known format"):
+    with pytest.raises(BadPicture, match="unknown picture format"):
         read_pictures([{"bytes": b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n"}])
 
 
@@ -174,9 +174,9 @@ def test_tools_are_given_the_pictures_of_a_row(tmp_path: Path) -> None:
         assert ask(pool, "Turned", pictures=[]).text == "none"
         full = SeenPicture(bytes(MOST_BYTES), 8, 8)
         for name, held, words in (
-            ("bad", [], "no picture of a known format"),
+            ("bad", [], "unknown picture format"),
             ("dot", [full], "bytes of pictures in a row"),
-            ("dot", None, "its critic or its reference sees none of tools"),
+            ("dot", None, "its critic or its reference takes none of tools"),
         ):
             answer = ask(pool, name, pictures=held)
             assert answer.failure == "raised"

@@ -16,7 +16,7 @@ from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.answers import read_reply
 from ppojob_trainer.tools.built_in.gsm8k_user import RIGHT, WRONG
 from ppojob_trainer.tools.pool import ToolPool
-from ppojob_trainer.tools.wire import Conversation, Spoken
+from ppojob_trainer.tools.wire import Conversation, UserTurn
 
 EXPECTED = read_lines(Path(__file__).parent / "bad_users.txt")
 VERL = str(Path(golden_lines.__file__).with_name("verl_interaction.py"))
@@ -98,7 +98,7 @@ def talk(*contents: str, asked: tuple[int, ...] = ()) -> str:
         {"role": ("user", "assistant")[number % 2], "content": content}
         for number, content in enumerate(contents)
     ]
-    return msgspec.json.encode(Conversation(messages, 1, list(map(Spoken, asked)))).decode()
+    return msgspec.json.encode(Conversation(messages, 1, list(map(UserTurn, asked)))).decode()
 
 
 def say(pool: ToolPool, name: str, heard: str, **told: Any) -> ToolAnswer:
@@ -150,9 +150,9 @@ def heard_by_loop(*turns: str, then: tuple[bytes | str, ...] = (), called: bool 
     for turn, answer in zip(turns, (*then, ""), strict=True):
         heard.messages.append({"role": "assistant", "content": turn})
         if isinstance(answer, bytes):
-            heard.say(msgspec.json.decode(answer), begins_context=True)
+            heard.add_messages(msgspec.json.decode(answer), begins_context=True)
         elif answer:
-            heard.say([{"role": "user", "content": answer}])
+            heard.add_messages([{"role": "user", "content": answer}])
     return msgspec.json.encode(heard).decode()
 
 
@@ -190,11 +190,11 @@ def test_what_goes_wrong_in_a_loop_ends_its_row(file: str) -> None:
         assert "the first yield of a loop has no value" in failed(name="eager_notes")
         changed = heard_by_loop("a", "b", then=(lines("Note.", "1a"),))
         for chunks in (["go on"], ["two"], []):
-            assert "the same words to the same turns" in failed(*chunks, heard=changed)
+            assert "the same messages after the same turns" in failed(*chunks, heard=changed)
         shorter = heard_by_loop(
             "a", "b", then=(lines("Note.", "onea")[:-1] + b',{"role":"user","content":"x"}]',)
         )
-        assert "the same words to the same turns" in failed("one", heard=shorter)
+        assert "the same messages after the same turns" in failed("one", heard=shorter)
 
 
 @pytest.mark.processes

@@ -182,7 +182,7 @@ class Case:
             data=SimpleNamespace(max_response_tokens=LIMIT),
             phases_of_rows=self.ahead + self.beside,
         )
-        chat = SimpleNamespace(eos_token_ids=(), tell_time=lambda _: None)
+        chat = SimpleNamespace(eos_token_ids=(), set_time=lambda _: None)
         made = []
         agent = Agent(AgentSpec(), Calls(), (), (), ())
         turns = Turns({"": agent}, self.delay, fails=False) if self.turn else None

@@ -26,11 +26,11 @@ from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import Interaction
-from ppojob_trainer.tools.wire import Asked, Conversation, Drawn, Message
+from ppojob_trainer.tools.wire import Conversation, Message, ModelRequest, ModelTurn
 
 _LOG: Final = logging.getLogger(__name__)
 _messages: Final = msgspec.json.Decoder(list[Message]).decode
-_asked: Final = msgspec.json.Decoder(Asked).decode
+_asked: Final = msgspec.json.Decoder(ModelRequest).decode
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Episode:
         """Return the engine request for the next turn of the model, or the rest of one."""
         state, begun = self.state, self.state.written
         left = self.response_tokens - self._tokens
-        spoken = state.conversation.spoken[-1:] if state.conversation else []
+        spoken = state.conversation.user_turns[-1:] if state.conversation else []
         for most in (self.agent.turn_tokens, *(one.max_tokens for one in spoken)):
             left = min(left, most - len(begun)) if most else left
         sampling = replace(self.sampling, max_tokens=left)
@@ -110,7 +110,7 @@ class Episode:
         if (form := self._form.pictures) is None:
             return None
         files = [file for file in unpacked(self._pictures) if clip_of(file) is None]
-        return [SeenPicture(file, *form.sides(file)) for file in files]
+        return [SeenPicture(file, *form.size_of(file)) for file in files]
 
     @property
     def _shown(self) -> tuple[int, list[LaterPicture]]:
@@ -190,7 +190,7 @@ class Episode:
         read = _tokens(state.segments[state.context : state.turn_began])
         read += len(self.prompt) if state.contexts == 1 else 0
         reason = "tool_calls" if is_whole else state.finish_reason
-        heard.drawn.append(Drawn(reason, read, len(written)))
+        heard.model_turns.append(ModelTurn(reason, read, len(written)))
         heard.messages.append(message)
 
     def answer(
@@ -234,17 +234,17 @@ class Episode:
             return answer
         heard = self._heard
         if messages:
-            heard.say(messages, begins_context=True)
+            heard.add_messages(messages, begins_context=True)
             self._begin_context(context)
         else:
-            heard.say([{"role": "user", "content": answer.text}])
+            heard.add_messages([{"role": "user", "content": answer.text}])
             self._go_on(self._form.heard(self.state.written, answer.text))
         return answer
 
     def _answer_of_program(self, answer: ToolAnswer) -> ToolAnswer:
         """Store a program's request for the next turn."""
         state, heard, asked = self.state, self._heard, _asked(answer.asked)
-        opens, wrong = not heard.spoken, ""
+        opens, wrong = not heard.user_turns, ""
         given: list[int] = []
         try:
             given = self._form.asked(state.written, asked)
@@ -259,7 +259,7 @@ class Episode:
         if wrong:
             state.answered += 1
             return answer
-        heard.ask(asked)
+        heard.add_request(asked)
         if asked.begins_context:
             self._begin_context(given)
         else:

@@ -82,8 +82,8 @@ class RowState:
             and msgspec.structs.replace(
                 heard,
                 messages=list(heard.messages),
-                spoken=list(heard.spoken),
-                drawn=list(heard.drawn),
+                user_turns=list(heard.user_turns),
+                model_turns=list(heard.model_turns),
             ),
             shown=list(self.shown),
         )

@@ -14,7 +14,7 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import ToolCall
-from ppojob_trainer.tools.wire import Asked, Message
+from ppojob_trainer.tools.wire import Message, ModelRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class ChatForm:
         ]
         return {"role": "assistant", "content": content, "tool_calls": told}
 
-    def asked(self, written: Sequence[int], asked: Asked) -> list[int]:
+    def asked(self, written: Sequence[int], asked: ModelRequest) -> list[int]:
         """Return the tokens of a program's request.
 
         Raises:

@@ -16,21 +16,25 @@ class Numbered(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Answer to a request that imports users' files.
+    """Answer to a request to import users' files.
 
     Attributes:
-        problems: a line each, for the user; empty when all is well.
+        problems: one line each, for the user; empty for success.
     """
 
     problems: list[str]
 
 
 class FrameError(Exception):
-    """The other side closed its end in the middle of a frame, or announced one that is too long."""
+    """The stream ended within a frame, or a frame is too long."""
 
 
 def pack_frame(body: bytes) -> bytes:
-    """Put the length in front of a body; one that is too long is a `FrameError`."""
+    """Prepend the length to a body.
+
+    Raises:
+        FrameError: the body is too long.
+    """
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
     return HEADER.pack(len(body)) + body
@@ -50,10 +54,10 @@ class FrameBuffer:
         self._pieces = bytearray()
 
     def feed(self, piece: bytes) -> bytes | None:
-        """Add a piece; return the body once a whole frame is there.
+        """Add a piece; return the body once the frame is complete.
 
         Raises:
-            FrameError: the announced length is too long, or bytes follow the frame.
+            FrameError: the frame is too long, or bytes follow it.
         """
         self._pieces += piece
         if len(self._pieces) < HEADER.size:
@@ -68,7 +72,7 @@ class FrameBuffer:
 
 
 def read_frame(fd: int) -> bytes | None:
-    """Read the one frame that is sent before an answer; None at a clean end of the stream.
+    """Read one frame; None at the end of the stream. Nothing may follow before the answer.
 
     Raises:
         FrameError: as `FrameBuffer.feed`, or the stream ends within the frame.

@@ -1,4 +1,4 @@
-"""Guardian: the child's parent half, which forks the worker and ends all its descendants."""
+"""Guardian: the parent of a worker process, which kills all its descendants at the end."""
 
 import contextlib
 import ctypes
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _ID_BYTES = 4
 SIGNALLED_STATUS = 128
-"""The guardian ends with this plus the number of the signal that ended the worker."""
+"""Exit status of the guardian, minus the number of the signal that killed the worker."""
 
 
 def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
@@ -24,7 +24,7 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
     Args:
         serve: the worker's main function; takes the descriptors of requests and answers.
         arguments: descriptors of requests, answers and end pipe, and the memory limit in bytes
-            (0: none), as ``ppojob_trainer.children.process`` writes them.
+            (0: none), from ``ppojob_trainer.children.process``.
     """
     requests, answers, end_pipe, memory_bytes = (int(argument) for argument in arguments)
     worker = _forked(end_pipe)
@@ -40,7 +40,7 @@ def run(serve: Callable[[int, int], None], arguments: list[str]) -> int:
 
 
 def run_program(arguments: list[str]) -> int:
-    """Run a trusted program likewise, without limits; returns its exit status.
+    """Run a trusted program in the same way, without limits; return its exit status.
 
     Args:
         arguments: descriptor of the end pipe, and the program with its arguments.
@@ -54,11 +54,10 @@ def run_program(arguments: list[str]) -> int:
 
 @contextlib.contextmanager
 def guarded(run: Callable[[int], None]) -> Iterator[tuple[int, int]]:
-    """Run a call in a process that is forked from this one, with a guardian of its own.
+    """Run a function in a forked process with its own guardian.
 
-    The call gets the descriptor that it writes to; the block gets the id of its process, and the
-    descriptor where that is read. Behind the block both processes are gone, with all that they have
-    started.
+    The function gets a descriptor to write to; the block gets the id of its process, and the
+    descriptor to read from. After the block, both processes and all their descendants are gone.
     """
     (read, write), (end_pipe, end) = os.pipe(), os.pipe()
     flush()
@@ -87,7 +86,7 @@ def guarded(run: Callable[[int], None]) -> Iterator[tuple[int, int]]:
 
 
 def _forked(end_pipe: int) -> int:
-    """Become the guardian of a forked process; its id, and 0 in itself."""
+    """Fork a worker and become its guardian; return its id, and 0 in the worker."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
     guardian = os.getpid()
     worker = os.fork()
@@ -98,9 +97,9 @@ def _forked(end_pipe: int) -> int:
 
 
 def _live_with(guardian: int) -> None:
-    """Give the worker a session of its own, and death with its guardian."""
+    """Start a new session in the worker, which dies with its guardian."""
     os.setsid()
-    # A rank may hold it back; what the user's code starts, it may want to end.
+    # A rank may block it, but users' code may need it to end what it started.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != guardian:  # it died before the line above took effect
@@ -108,7 +107,7 @@ def _live_with(guardian: int) -> None:
 
 
 def _confine(memory_bytes: int) -> None:
-    """Give the worker a memory limit, and have the kernel take it first when memory is short."""
+    """Limit the worker's memory, and have the kernel kill it first if memory is short."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes:
         # Data, not address space: libraries such as torch map tens of GB they never touch.
@@ -119,7 +118,7 @@ def _confine(memory_bytes: int) -> None:
 
 
 def _watch(worker: int, end_pipe: int) -> int:
-    """Wait until the worker ends or the end pipe closes; leave no descendant behind."""
+    """Wait until the worker ends or the end pipe closes; kill all descendants."""
     wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake_write)
@@ -147,13 +146,13 @@ def answer_requests(requests: int, answers: int, answer: Callable[[bytes], bytes
     while (body := read_frame(requests)) is not None:
         answered = answer(body)
         flush()
-        if os.getpid() != own:  # users' code forked, and its child came back here as well
+        if os.getpid() != own:  # users' code forked, and its child returned here, too
             os._exit(0)
         write_frame(answers, answered)
 
 
 def flush() -> None:
-    """Send what was printed before the answer; users' code may have closed the stream."""
+    """Flush the output before the answer; users' code may have closed the streams."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -162,7 +161,7 @@ def flush() -> None:
 
 
 def _reap(worker: int) -> int | None:
-    """Collect every ended child; the wait status of the worker when it is among them."""
+    """Reap all ended children; return the wait status of the worker, if it is one of them."""
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
@@ -175,10 +174,9 @@ def _reap(worker: int) -> int | None:
 
 
 def _end_all(worker: int) -> int:
-    """Kill and collect children until there is none; the wait status of the worker, 0 without one.
+    """Kill and reap children until there is none; return the worker's wait status, or 0.
 
-    What a killed one leaves behind becomes a child of this subreaper, so the loop reaches
-    processes that took a session of their own.
+    Orphans become children of this subreaper, so the loop also reaches processes in other sessions.
     """
     found = 0
     while True:
@@ -208,7 +206,7 @@ def _children_by_parent() -> list[int]:
         if not name.isdigit():
             continue
         with contextlib.suppress(OSError), open(f"/proc/{name}/stat", encoding="utf-8") as file:
-            # The command, in brackets, may itself hold brackets and spaces.
+            # The command, in brackets, may contain brackets and spaces.
             parent = int(file.read().rpartition(")")[2].split()[1])
             if parent == os.getpid():
                 found.append(int(name))

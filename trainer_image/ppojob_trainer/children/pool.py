@@ -1,4 +1,4 @@
-"""Child pool: several children of one kind, each prepared before its first call, and replaced."""
+"""Child pool: children of one kind, each loaded before its first call, and replaced at death."""
 
 import logging
 import queue
@@ -18,7 +18,7 @@ START_SECONDS = 120.0
 """Users' files may import large libraries."""
 DEFAULT_MEMORY_BYTES = 4 * 1024**3
 ATTEMPTS = 2
-"""Processes that may die during a call, or an import of users' files, before it is blamed."""
+"""Processes that may die in a call, or an import of users' files, before it counts as the cause."""
 
 
 A = TypeVar("A", bound=Numbered)
@@ -30,23 +30,23 @@ class NotStarted(Exception):  # noqa: N818  it says what happened
 
 
 class PoolClosed(ChildDied):
-    """Nothing is started any more."""
+    """The pool is closed, and starts no more children."""
 
 
 class ChildPool(Closeable):
-    """Children, and as many threads that call them.
+    """Children, and one thread per child.
 
     Args:
-        module: of the children, as ``BoundedProcess`` takes it.
-        load: prepares a child; its errors, except ``ChildKilled``, go to the caller.
-        memory_bytes: limit of each child's data; None for no limit.
-        variables: names of environment variables that they see, where they are set.
+        module: of the children, see ``BoundedProcess``.
+        load: loads a child; its errors, except ``ChildKilled``, go to the caller.
+        memory_bytes: limit of each child's data segment; None for no limit.
+        variables: names of environment variables that children inherit.
 
     Attributes:
-        submit: runs a function on a thread of the pool, and gives its future; it may `call`.
+        submit: runs a function on a thread of the pool, and returns its future.
 
     Raises:
-        NotStarted: the first is killed again and again while it is prepared.
+        NotStarted: the first child is repeatedly killed while it loads.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class ChildPool(Closeable):
         self._memory_bytes = memory_bytes
         self._variables = tuple(variables)
         self._log = log
-        # The child that worked last is taken first: others start only when there is work for them.
+        # Last in, first out: further children start only when they are needed.
         self._idle: queue.LifoQueue[BoundedProcess | None] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="children")
         self.submit = self._threads.submit
@@ -80,19 +80,18 @@ class ChildPool(Closeable):
             self._idle.put(one)
 
     def call(self, request: Numbered, seconds: float, form: type[A]) -> A:
-        """Call an idle child, or a new one; waits until there is one.
+        """Wait for an idle child, start it if needed, and call it.
 
-        The limit is that of the call; the start of a child does not count. A child whose answer has
-        another form is ended.
+        The time limit does not include the start. A child with an invalid answer is killed.
 
         Raises:
             ChildTimeout: no answer in time. The child has been killed.
-            ChildDied: it ended, broke the protocol, or gave the answer to another call.
-            ChildKilled: it ended, and by a SIGKILL.
-            PoolClosed: it was not started, since the pool is closed.
+            ChildDied: it ended, broke the protocol, or answered another call.
+            ChildKilled: it was ended by a SIGKILL.
+            PoolClosed: the pool is closed.
             FrameError: the request is too long.
-            msgspec.MsgspecError: the answer has another form.
-            NotStarted: children are killed again and again while they are prepared.
+            msgspec.MsgspecError: the answer has another type.
+            NotStarted: children are repeatedly killed while they load.
         """
         body = msgspec.msgpack.encode(request)
         child = self._idle.get()
@@ -112,7 +111,7 @@ class ChildPool(Closeable):
             self._idle.put(child)
 
     def close(self) -> None:
-        """End all children, at once also those that are at work. Idempotent."""
+        """Kill all children, also busy ones. Idempotent."""
         with self._lock:
             self._is_closed = True
             children = list(self._children)
@@ -123,7 +122,7 @@ class ChildPool(Closeable):
             child.kill()
 
     def _start(self) -> BoundedProcess:
-        """Start a child, and a second one where the first was killed: no input is to blame then."""
+        """Start a child, or another one if it is killed, which need not be due to its input."""
         for _ in range(ATTEMPTS):
             try:
                 return self._start_once()
@@ -164,12 +163,12 @@ def import_files(
 ) -> L:
     """Have a new child import users' files.
 
-    For messages: `files` are their names (empty ones are left out), `where` is their place in the
-    spec, and `what` is made of them, in the plural.
+    For messages: `files` are their names (empty ones are dropped), `where` is their field of the
+    spec, and `what` names what they define, in the plural.
 
     Raises:
-        ChildKilled: it ended by a SIGKILL.
-        ConfigError: files cannot be used; or it ended otherwise, or gave no answer in time.
+        ChildKilled: it was ended by a SIGKILL.
+        ConfigError: files are invalid, the child ended, or it gave no answer in time.
     """
     try:
         answered = child.call(msgspec.msgpack.encode(request), START_SECONDS)
@@ -177,7 +176,7 @@ def import_files(
         raise
     except (ChildTimeout, ChildDied) as error:
         reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
-        # The child ended without saying which of them it was at.
+        # It is unknown which file the child was importing.
         names = ", ".join(dict.fromkeys(filter(None, files))) or "no files"
         raise ConfigError(
             f"{where}: got {names}: the import {reason}: {what} cannot be loaded; "

@@ -1,4 +1,4 @@
-"""Bounded process: the parent's side, which starts, calls and ends a child with limits."""
+"""Bounded process: starts, calls and kills a child process with limits."""
 
 import contextlib
 import logging
@@ -26,31 +26,31 @@ _LINE_CHARACTERS = 1024
 
 
 class ChildTimeout(Exception):  # noqa: N818  it says what happened
-    """The child gave no answer in time; it and everything it started has been killed."""
+    """The child gave no answer in time, and was killed with its descendants."""
 
 
 class ChildDied(Exception):  # noqa: N818
-    """The child ended, or broke the protocol, instead of answering; reads on from "the child"."""
+    """The child ended, or broke the protocol, before its answer; the text continues "the child"."""
 
 
 class ChildKilled(ChildDied):
-    """A SIGKILL ended it, most likely from outside: memory is short, or somebody sent it.
+    """A SIGKILL ended it, most likely from outside, for instance because memory is short.
 
     Its own memory limit raises ``MemoryError`` in it instead.
     """
 
 
 class BoundedProcess:
-    """One child process of our own module, reached by frames over two pipes.
+    """A child process that runs one of our modules, and communicates by frames over two pipes.
 
-    The child sees an environment of a few allowed variables, no descriptors but its own, and a
-    memory limit; what it prints goes to the log, cut at a limit. It dies with this process,
-    together with everything it started (``ppojob_trainer.children.guardian``).
+    The child has a few environment variables, no inherited descriptors except its own, and a memory
+    limit; its output is logged, truncated at a limit. It dies with this process, together with its
+    descendants (``ppojob_trainer.children.guardian``).
 
     Args:
         module: a module whose ``main`` calls ``guardian.run``.
         memory_bytes: limit of the child's data segment; None for no limit.
-        variables: names of further variables of the environment that it sees.
+        variables: names of further environment variables that it inherits.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class BoundedProcess:
         answer_read, answer_write = os.pipe()
         end_read, end_write = os.pipe()
         given = (request_read, answer_write, end_read)
-        # -P: the folder that this process was started in must not shadow modules of the child.
+        # -P: files in the working folder must not shadow modules of the child.
         command = [sys.executable, "-P", "-m", module, *map(str, given), str(memory_bytes or 0)]
         try:
             self._process = subprocess.Popen(
@@ -103,7 +103,7 @@ class BoundedProcess:
 
     @property
     def pid(self) -> int:
-        """Process id of the guardian, which is the parent of the process that does the work."""
+        """Process id of the guardian, the parent of the worker."""
         return self._process.pid
 
     @property
@@ -112,7 +112,7 @@ class BoundedProcess:
         return self._finalizer.alive
 
     def call(self, body: bytes, seconds: float) -> bytes:
-        """Send one frame and wait, at most so long, for the whole answer.
+        """Send one frame and wait for the complete answer, for at most `seconds`.
 
         Raises:
             ChildTimeout: no answer in time. The child has been killed.
@@ -132,7 +132,7 @@ class BoundedProcess:
         return answer
 
     def kill(self) -> None:
-        """End the child and all its descendants, and wait until they are gone. Idempotent."""
+        """Kill the child and all its descendants, and wait for their end. Idempotent."""
         with self._lock:
             if self._finalizer.alive:
                 self._drain()
@@ -140,15 +140,15 @@ class BoundedProcess:
             self._finalizer()
 
     def abort(self) -> None:
-        """Make a call that another thread is waiting for fail with ``ChildDied``, soon."""
+        """Let the current call of another thread fail with ``ChildDied``."""
         with self._lock:
             if self._finalizer.alive:
-                # Whatever arrives on the end pipe ends the child, just as its closing does.
+                # Any input on the end pipe kills the child, as its end does.
                 with contextlib.suppress(BrokenPipeError):
                     os.write(self._end_pipe, b"!")
 
     def _exchange(self, unsent: memoryview, deadline: float) -> bytes:
-        """Move bytes both ways, and output to the log, until the answer is whole."""
+        """Send the request and log output until the answer is complete."""
         buffer = FrameBuffer()
         poll = select.poll()
         poll.register(self._answers, select.POLLIN)
@@ -177,7 +177,7 @@ class BoundedProcess:
         except BlockingIOError:
             return unsent
         except BrokenPipeError:
-            # The reason is told by the end of the answers, which follows.
+            # The end of the answers follows, with the reason.
             return unsent[len(unsent) :]
 
     def _receive(self, buffer: FrameBuffer) -> bytes | None:
@@ -190,7 +190,7 @@ class BoundedProcess:
             raise ChildDied(f"broke the protocol: {error}") from None
 
     def _take_output(self) -> bool:
-        """Move one piece of output to the log; False at its end."""
+        """Read one piece of output; False at its end."""
         try:
             piece = os.read(self._output_fd, 1 << 16)
         except BlockingIOError:
@@ -199,19 +199,19 @@ class BoundedProcess:
         return bool(piece)
 
     def _drain(self) -> None:
-        """Take what the pipe holds now, 64 KiB; a writer that goes on is not chased."""
+        """Read what the pipe holds now, 64 KiB, even if the writer continues."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(2):
                 self._output.feed(os.read(self._output_fd, 1 << 16))
 
     def _death(self) -> ChildDied:
-        """Return why the child, whose answers have ended, is dead."""
+        """Return how the child died, after the end of its answers."""
         try:
             code = self._process.wait(timeout=_END_SECONDS)
         except subprocess.TimeoutExpired:
             return ChildDied("closed its answers")
         self._drain()
-        # Of the worker, which the guardian tells of; else of the guardian itself.
+        # The worker's signal, as reported by the guardian, else the guardian's own.
         number = code - SIGNALLED_STATUS if code > SIGNALLED_STATUS else -code
         ended = f"was killed by signal {number}" if number > 0 else f"ended with status {code}"
         last = self._output.last_line
@@ -222,8 +222,8 @@ class BoundedProcess:
 class _Output:
     """Collects the output of one call and logs its beginning.
 
-    A reward function that prints a gigabyte costs a few kilobytes here: the rest is counted and
-    dropped. Characters that a terminal would act on are escaped.
+    The rest is counted and dropped, so a gigabyte of output costs a few kilobytes. Control
+    characters are escaped.
     """
 
     def __init__(self, log: logging.Logger, label: str) -> None:
@@ -233,19 +233,19 @@ class _Output:
         self._dropped = 0
 
     def feed(self, piece: bytes) -> None:
-        """Add what was read."""
-        room = _KEPT_BYTES - len(self._kept)
-        self._kept += piece[:room]
-        self._dropped += max(0, len(piece) - room)
+        """Add a piece, truncated at the limit."""
+        free = _KEPT_BYTES - len(self._kept)
+        self._kept += piece[:free]
+        self._dropped += max(0, len(piece) - free)
 
     @property
     def last_line(self) -> str:
-        """The last line kept so far: of a process that ended, usually why."""
+        """The last collected line, which often is why a process ended."""
         lines = self._kept.decode("utf-8", errors="backslashreplace").splitlines()
         return printable(lines[-1], 200) if lines else ""
 
     def flush(self) -> None:
-        """Log what was collected, and begin anew."""
+        """Log the collected output, and clear it."""
         for line in self._kept.decode("utf-8", errors="backslashreplace").splitlines():
             self._log.info("%s %s", self._label, printable(line, _LINE_CHARACTERS))
         if self._dropped:
@@ -260,10 +260,10 @@ def _environment(variables: Iterable[str]) -> dict[str, str]:
 
 
 def _end(process: subprocess.Popen[bytes], output: IO[bytes], descriptors: tuple[int, ...]) -> None:
-    """Close the end pipe, so that the guardian ends all; kill the guardian if it is slow."""
+    """Close the end pipe, so that the guardian kills all; kill the guardian if it is slow."""
     for descriptor in descriptors:
         os.close(descriptor)
-    # Closed before the wait: a writer that is blocked on a full pipe gets an error, not a hang.
+    # Closed before the wait: a writer on a full pipe gets an error instead of blocking.
     output.close()
     try:
         process.wait(timeout=_END_SECONDS)

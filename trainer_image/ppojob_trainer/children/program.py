@@ -1,4 +1,4 @@
-"""A program that serves beside this process, and ends with it, whatever it has started."""
+"""A server program that ends with this process, with all its descendants."""
 
 import contextlib
 import os
@@ -12,18 +12,18 @@ from ppojob_trainer.closeable import Closeable
 
 
 class Program(Closeable):
-    """Runs under a guardian; what it prints goes where this process prints.
+    """A program under a guardian, with the output streams of this process.
 
     Args:
         command: the program and its arguments.
-        environment: all that it finds.
+        environment: its complete environment.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
         end_read, self._end_pipe = os.pipe()
         try:
-            # A session of its own: who kills the group of this process must not hit the guardian
-            # before it has ended the rest.
+            # A new session: a signal to the group of this process must not kill the guardian
+            # before it has killed the rest.
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", __name__, str(end_read), *command],
                 env=environment,
@@ -38,7 +38,7 @@ class Program(Closeable):
             os.close(end_read)
 
     def ended(self) -> str | None:
-        """How it ended, in words; None while it runs."""
+        """Describe how it ended; None while it runs."""
         code = self._process.poll()
         if code is None:
             return None
@@ -48,7 +48,7 @@ class Program(Closeable):
         return f"exit status {code}"
 
     def close(self) -> None:
-        """End it with all that it has started, and wait until that is gone. Idempotent."""
+        """Kill it and all its descendants, and wait for their end. Idempotent."""
         if self._end_pipe >= 0:
             os.close(self._end_pipe)
             self._end_pipe = -1

@@ -1,4 +1,4 @@
-"""User code loader: imports users' Python code in a child, and reports problems in words."""
+"""User code loader: imports users' Python code in a child, and reports problems."""
 
 import contextlib
 import importlib
@@ -19,7 +19,7 @@ _EVENT_LOOP = Path(traceback.__file__).parent / "asyncio"
 
 
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
-    """Import a Python file as a module of this name; messages tell in which pod.
+    """Import a Python file as a module of this name; `pod` is for messages.
 
     Raises:
         Wrong: it cannot be imported.
@@ -31,7 +31,7 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
     if spec is None or spec.loader is None:
         raise Wrong(path, "no Python file", "a file that ends in .py")
     module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # dataclasses look their module up
+    sys.modules[module_name] = module  # dataclasses look up their module
     try:
         spec.loader.exec_module(module)
     except BaseException as error:  # the file is the user's: it may even call sys.exit
@@ -40,7 +40,7 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
 
 
 def load_function(path: str, name: str, module_name: str, allowed: str) -> Callable[..., Any]:
-    """Import a file and take a function from it, in the controller pod.
+    """Import a file in the controller pod and return its function of this name.
 
     Raises:
         Wrong: the file cannot be imported, or has no such function.
@@ -81,9 +81,9 @@ def load_packaged(package: str, *, pod: str) -> ModuleType:
 
 
 def raised(error: BaseException, caller: str) -> tuple[str, str]:
-    """An exception of users' code in two lines: what it says, and where it came from.
+    """Return an exception of users' code as two lines: its text, and its place.
 
-    Frames of the file of ours that called the code are left out.
+    Frames of `caller`, the file of ours that called the code, are dropped.
     """
     try:
         text = f"{type(error).__name__}: {error}"
@@ -95,7 +95,7 @@ def raised(error: BaseException, caller: str) -> tuple[str, str]:
 
 
 def _user_frames(error: BaseException, caller: str) -> list[str]:
-    """The last five frames of an exception, as ``file:line name``, those of the caller left out."""
+    """Return the last five frames of an exception as ``file:line name``, without the caller's."""
     frames = traceback.extract_tb(error.__traceback__)
     others = [frame for frame in frames if frame.filename != caller]
     own = [frame for frame in others if Path(frame.filename).parent != _EVENT_LOOP]
@@ -107,7 +107,7 @@ def _shown(frame: traceback.FrameSummary) -> str:
 
 
 def _last_place(path: str, error: BaseException) -> str:
-    """The last line of the file, or of one beside it, that an exception came through."""
+    """Return the last frame of an exception in the file, or in a file of the same folder."""
     file = Path(path)
     folders = {file.absolute().parent, file.resolve().parent}
     frames = traceback.extract_tb(error.__traceback__)
@@ -122,7 +122,7 @@ def _import_problem(path: str, error: BaseException, pod: str) -> Wrong:
         return Wrong(
             path,
             f"it imports {error.name}, which is not installed",
-            f"a package of the {pod} pod's image, or a file beside this one",
+            f"a package of the {pod} pod's image, or a file in the same folder",
         )
     return Wrong(
         _last_place(path, error),
@@ -132,11 +132,11 @@ def _import_problem(path: str, error: BaseException, pod: str) -> Wrong:
 
 
 class ImportFolder:
-    """The folder that is first on the module path, with the modules that came from it.
+    """The first folder on the module path, and the modules that were imported from it.
 
-    Users' files import what lies beside them. Two folders may hold modules of one name: each file
-    gets those of its own folder, when it is loaded and when a call imports something late. Nothing
-    is changed while calls stay in one folder.
+    Users' files import other files of their folder. Two folders may have modules of the same name:
+    each file gets those of its own folder, at its own import and in later calls. Nothing changes
+    between calls in one folder.
     """
 
     def __init__(self) -> None:
@@ -145,7 +145,7 @@ class ImportFolder:
         self._kept: dict[str, dict[str, ModuleType]] = {}
 
     def enter(self, folder: str) -> None:
-        """Make an absolute folder the first to import from; an empty one leaves all as it is."""
+        """Put an absolute folder first on the module path; an empty name changes nothing."""
         if folder in ("", self._folder):
             return
         if self._folder:
@@ -171,7 +171,7 @@ class ImportFolder:
 
 
 def _folder_of(module: ModuleType | None) -> str | None:
-    """The folder that a module or package lies in."""
+    """Return the folder that contains a module or package."""
     spec = getattr(module, "__dict__", {}).get("__spec__")
     if spec is None:
         return None

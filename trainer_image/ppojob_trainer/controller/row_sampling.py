@@ -29,14 +29,14 @@ class RowSampling:
     Attributes:
         most: most rows that a step may draw.
         first: (rows,) initial value of each, before it has a score.
-        asks: (rows,) key of each row's prompt, where values of prompts are tracked; else empty.
+        prompt_digests: (rows,) of each row, where values of prompts are tracked; else empty.
     """
 
     sampler: RowSampler
     seed: int
     most: int
     first: npt.NDArray[np.float64]
-    asks: Sequence[str]
+    prompt_digests: Sequence[str]
     _before: Progress | None = None
     _chosen: list[int] = field(default_factory=list)
     _dealt: int = 0
@@ -56,14 +56,14 @@ class RowSampling:
             return None
         sampler = stack.enter_context(RowSampler(settings, dataset))
         sampler.open()
-        first, asks = np.full(len(dataset), value(PRIOR)), list[str]()
+        first, digests = np.full(len(dataset), value(PRIOR)), list[str]()
         if spec.prompts.scores_key is not None or algorithm.estimator.tracks_values:
             for number in range(len(dataset)):
                 row = dataset[number]
                 first[number] = value(first_belief(row.known_scores, decay=0.0))
                 if algorithm.estimator.tracks_values:
-                    asks.append(row.asks)
-        return cls(sampler, spec.prompts.seed or 0, algorithm.most_drawn, first, asks)
+                    digests.append(row.prompt_digest)
+        return cls(sampler, spec.prompts.seed or 0, algorithm.most_drawn, first, digests)
 
     def begin(self, progress: Progress) -> None:
         """Begin the step after a state, or repeat it."""
@@ -78,8 +78,8 @@ class RowSampling:
         assert self._before is not None, "a step has begun"
         if not self._chosen:
             told, known = columns(self._before.rows_seen, self.first), self._before.prompt_values
-            for row, asks in enumerate(self.asks):
-                told["value"][row] = value(known[asks]) if asks in known else self.first[row]
+            for row, digest in enumerate(self.prompt_digests):
+                told["value"][row] = value(known[digest]) if digest in known else self.first[row]
             step, state = self._before.step + 1, self._before.sampler_state
             self._chosen, self._state = self.sampler.choose(step, self.seed, self.most, told, state)
         first, self._dealt = self._dealt, self._dealt + count

@@ -88,7 +88,7 @@ class StepResult:
         for position, prompt in enumerate(self.batch.prompts):
             first = position * self.batch.samples
             rows = range(first, first + self.batch.samples)
-            yield prompt.asks, [earned[row] for row in rows if row not in without]
+            yield prompt.prompt_digest, [earned[row] for row in rows if row not in without]
 
     @property
     def scores(self) -> list[float]:

@@ -12,7 +12,9 @@ def tracked_values(
 ) -> list[Belief]:
     """Return (prompts,) the tracked value of each; an unused prompt starts from its data row."""
     first = [first_belief(prompt.known_scores, decay=decay) for prompt in prompts]
-    return [beliefs.get(prompt.asks, own) for prompt, own in zip(prompts, first, strict=True)]
+    return [
+        beliefs.get(prompt.prompt_digest, own) for prompt, own in zip(prompts, first, strict=True)
+    ]
 
 
 def after_step(
@@ -23,7 +25,7 @@ def after_step(
 ) -> dict[str, Belief]:
     """Update the tracked values of all prompts after a step has used some."""
     known = tracked_values(prompts, beliefs, decay)
-    drawn = {prompt.asks: own for prompt, own in zip(prompts, known, strict=True)}
+    drawn = {prompt.prompt_digest: own for prompt, own in zip(prompts, known, strict=True)}
     return {**beliefs, **after_visits(drawn, visits, decay=decay)}
 
 

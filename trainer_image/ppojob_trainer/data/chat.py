@@ -1,4 +1,4 @@
-"""Chat tokenizer: chat messages and text to token ids and back, without torch or transformers."""
+"""Chat tokenizer: token ids of chat messages and text, without torch or transformers."""
 
 import hashlib
 import time
@@ -10,22 +10,22 @@ import msgspec
 from tokenizers import AddedToken, Tokenizer
 
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
+from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
 from ppojob_trainer.data.media.pictures import pictures_in
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages, TemplateRenderer
 from ppojob_trainer.data.tokenizer_files import read_tokenizer_files
 from ppojob_trainer.json_value import Json
 
-_OURS = frozenset(
+_RESERVED = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "tokenize"}
 )
 _PROBE = "ppojobProbeq"
 Tools = Sequence[Mapping[str, Json]]
-"""Tool schemas, in OpenAI's form, as a template gets them in its variable ``tools``."""
+"""Tool schemas in OpenAI's form, as in the template variable ``tools``."""
 
 
 class TemplateInputs(NamedTuple):
-    """What a template gets besides the messages: variables, and tool schemas."""
+    """Inputs of a chat template besides the messages."""
 
     variables: Mapping[str, Json]
     tools: Tools
@@ -35,25 +35,25 @@ class ChatTokenizer(Closeable):
     """A model's tokenizer and chat template.
 
     Ids equal those of transformers' ``apply_chat_template(..., add_generation_prompt=open_turn)``:
-    rendered text is tokenised as it is, so control tokens in it become control tokens and nothing
-    is added. Templates run in a child process with limits on time and memory
-    (``template_renderer``); it starts at the first chat and ends with ``close``.
+    rendered text is tokenised unchanged, so the text of a special token becomes that token.
+    Templates run in a child process with limits on time and memory (``template_renderer``), which
+    starts at the first chat and ends with ``close``.
 
     Args:
         model_folder: model in Hugging Face form.
         tokenizer_path: folder of the tokenizer; None for the model's.
         chat_template: a chat template, or a file with one; None for the tokenizer's own.
-        setting: field of the resource that can name another template, for messages.
-        began: the time of a template's ``strftime_now`` in UTC, in unix seconds: the start of the
-            run. With any other, a run that is resumed on another day or machine would see other
-            prompts. None for the time of this call.
+        setting: field of the resource that can name another template, for error messages.
+        began: time of a template's ``strftime_now`` in UTC, in Unix seconds: the start of the run.
+            Otherwise a run that is resumed on another day would have other prompts. None for now.
         tools: tool schemas for the model's prompts.
-        blind: says why rows of a data source have no pictures; empty where they may.
+        why_no_pictures: data source -> why its rows cannot have pictures; empty if they can.
 
     Attributes:
         eos_token_ids: tokens that end a response: the tokenizer's, then generation_config.json's.
-        pad_token_id: padding of the model; None where its config.json has none.
-        pictures: how the model takes pictures; None where it sees none.
+        pad_token_id: padding token in the model's config.json; None without one.
+        pictures: media format of the model; None for text only.
+        why_no_media: why a model with a tower gets no pictures or sounds; else empty.
 
     Raises:
         ConfigError: files are missing or damaged.
@@ -68,7 +68,7 @@ class ChatTokenizer(Closeable):
         setting: str = "spec.model.chatTemplate",
         began: float | None = None,
         tools: Tools = (),
-        blind: Callable[[str], str] = lambda _: "",
+        why_no_pictures: Callable[[str], str] = lambda _: "",
     ) -> None:
         model = Path(model_folder)
         files = read_tokenizer_files(
@@ -88,16 +88,16 @@ class ChatTokenizer(Closeable):
             )
         self.eos_token_ids = files.end_token_ids
         self.pad_token_id = files.pad_token_id
-        self.pictures, self.blind = read_form(model), blind
-        self.why_shown_none = why_shown_none(model)
+        self.pictures, self.why_no_media = read_form(model), why_no_media(model)
+        self.why_no_pictures = why_no_pictures
 
     @property
     def digest(self) -> str:
-        """Return the SHA-256, in hex, of everything that decides which ids a text gets."""
-        told: list[object] = [self.source, dict(self._files.special_tokens)]
-        told += [self._files.chat_template, *([self.tools] if self.tools else [])]
-        told += [self.pictures] if self.pictures else []
-        body = msgspec.json.encode(told, order="sorted")
+        """Return the SHA-256, in hex, of everything that determines the ids of a text."""
+        inputs: list[object] = [self.source, dict(self._files.special_tokens)]
+        inputs += [self._files.chat_template, *([self.tools] if self.tools else [])]
+        inputs += [self.pictures] if self.pictures else []
+        body = msgspec.json.encode(inputs, order="sorted")
         return hashlib.sha256(body).hexdigest()
 
     @property
@@ -108,17 +108,17 @@ class ChatTokenizer(Closeable):
 
     @property
     def has_template(self) -> bool:
-        """Whether chat messages can become text at all."""
+        """Whether there is a chat template."""
         return self._files.chat_template is not None
 
     @property
     def added_tokens(self) -> dict[int, AddedToken]:
-        """Tokens that no text is merged into, by id; most are special."""
+        """Return the added tokens by id; most are special tokens."""
         return dict(self._files.tokenizer.get_added_tokens_decoder())
 
     @property
     def template(self) -> tuple[str, str]:
-        """Return the chat template, empty if there is none, and where it is from."""
+        """Return the chat template, empty without one, and its source."""
         return self._files.chat_template or "", self._files.template_file
 
     def without_tokens(self, texts: Collection[str]) -> Tokenizer:
@@ -129,27 +129,27 @@ class ChatTokenizer(Closeable):
 
     @property
     def vocabulary(self) -> dict[str, int]:
-        """Return the id of each token, added ones too; ids may have gaps."""
+        """Return the id of each token, added tokens included; ids may have gaps."""
         found: dict[str, int] = self._files.tokenizer.get_vocab(with_added_tokens=True)
         return found
 
     @property
     def largest_token_id(self) -> int:
-        """Return the largest id that a text can get, -1 if there is none."""
+        """Return the largest token id, -1 for an empty vocabulary."""
         return max(self.vocabulary.values(), default=-1)
 
     def encode(self, text: str) -> list[int]:
-        """Tokenise text as it is; no token is put before or after it."""
+        """Tokenise text, without a token before or after it."""
         ids: list[int] = self._files.tokenizer.encode(text, add_special_tokens=False).ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of token ids."""
+        """Detokenise ids."""
         text: str = self._files.tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
         return text
 
     def encode_marked(self, text: str, start: int) -> tuple[list[int], list[bool]]:
-        """Return the token ids of a text, and which of them contain text from a character on."""
+        """Return (tokens,) ids of a text, and whether each extends beyond character `start`."""
         encoding = self._files.tokenizer.encode(text, add_special_tokens=False)
         return encoding.ids, [end > start for _, end in encoding.offsets]
 
@@ -161,17 +161,20 @@ class ChatTokenizer(Closeable):
         tools: Tools | None = None,
         open_turn: bool = True,
     ) -> list[list[int] | BadChatTemplate]:
-        """Tokenise several conversations; one that the template refuses gives the reason.
+        """Tokenise several conversations.
 
         Args:
-            conversations: their messages have "role" and "content".
-            variables: what the template sees besides, such as ``enable_thinking``.
-            tools: schemas of what the model may call.
-            open_turn: end with the header of the assistant's next turn.
+            conversations: messages with "role" and "content".
+            variables: further variables of the template, such as ``enable_thinking``.
+            tools: schemas of the tools that the model may call.
+            open_turn: whether to end with the header of the next assistant turn.
+
+        Returns:
+            The ids of each conversation, or the error if the template refuses it.
 
         Raises:
-            BadChatTemplate: what concerns all of them: the template is missing, wrong or too slow.
-            JobFailed: its process cannot start, or is killed repeatedly by something else.
+            BadChatTemplate: the template is missing, invalid or too slow.
+            JobFailed: its process cannot start, or is killed repeatedly from outside.
         """
         return self._encoded(
             self.render_chats(conversations, variables, tools=tools, open_turn=open_turn)
@@ -187,10 +190,9 @@ class ChatTokenizer(Closeable):
     ) -> list[str | BadChatTemplate]:
         """Render the texts that `encode_chats` tokenises."""
         given = variables or {}
-        taken = sorted(_OURS & given.keys())
-        if taken:
+        if reserved := sorted(_RESERVED & given.keys()):
             raise BadChatTemplate(
-                f"spec.data.applyChatTemplateKwargs: got {', '.join(taken)}: set by the trainer "
+                f"spec.data.applyChatTemplateKwargs: got {', '.join(reserved)}: set by the trainer "
                 "itself; other variables of the template"
             )
         variables = {**self._files.special_tokens, **given}
@@ -215,25 +217,26 @@ class ChatTokenizer(Closeable):
     def encode_prompts(
         self,
         prompts: Sequence[str | Messages],
-        told: Sequence[TemplateInputs] | None = None,
+        inputs: Sequence[TemplateInputs] | None = None,
     ) -> list[list[int] | BadChatTemplate]:
-        """Tokenise prompts of both kinds: text as it is, messages by `encode_chats`.
+        """Tokenise prompts of both kinds: text unchanged, messages by `encode_chats`.
 
-        Each shows the template what it is ``told``, (prompts,); without that, the constructor's
+        `inputs`, (prompts,), are those of the template for each; by default the constructor's
         tools.
         """
-        told = [TemplateInputs({}, self.tools)] * len(prompts) if told is None else told
+        if inputs is None:
+            inputs = [TemplateInputs({}, self.tools)] * len(prompts)
         rendered: dict[int, str | BadChatTemplate] = {}
-        alike: dict[object, dict[int, Messages]] = {}
+        groups: dict[object, dict[int, Messages]] = {}
         for at, prompt in enumerate(prompts):
             if isinstance(prompt, str):
                 rendered[at] = prompt
             else:
-                variables, tools = told[at]
+                variables, tools = inputs[at]
                 key = msgspec.json.encode(variables), tuple(map(id, tools))
-                alike.setdefault(key, {})[at] = prompt
-        for chats in alike.values():
-            variables, tools = told[next(iter(chats))]
+                groups.setdefault(key, {})[at] = prompt
+        for chats in groups.values():
+            variables, tools = inputs[next(iter(chats))]
             texts = self.render_chats([*chats.values()], variables, tools=tools)
             rendered |= zip(chats, texts, strict=True)
         return self._encoded([rendered[at] for at in range(len(prompts))])
@@ -249,44 +252,43 @@ class ChatTokenizer(Closeable):
         ]
 
     def _wants_parts(self) -> bool:
-        """Whether the template shows a user's content as parts only.
+        """Whether the template shows a user's content only as parts.
 
-        Those of SmolVLM skip plain texts, so the model would read empty messages.
+        SmolVLM's templates skip plain texts: the model would read empty messages.
         """
         if self._parts is None:
-            assert self._renderer is not None, "who asks has a template"
-            asked: list[Messages] = [[{"role": "user", "content": _PROBE}]]
-            asked.append(_in_parts(asked[0]))
-            told = self._renderer.render(asked, self._files.special_tokens, open_turn=False)
-            as_text, as_part = (isinstance(one, str) and _PROBE in one for one in told)
+            assert self._renderer is not None, "the caller has checked that there is a template"
+            chats: list[Messages] = [[{"role": "user", "content": _PROBE}]]
+            chats.append(_in_parts(chats[0]))
+            found = self._renderer.render(chats, self._files.special_tokens, open_turn=False)
+            as_text, as_part = (isinstance(one, str) and _PROBE in one for one in found)
             self._parts = as_part and not as_text
         return self._parts
 
-    def tell_time(self, began: float) -> None:
-        """Set the time that templates see from now on, in unix seconds."""
+    def set_time(self, began: float) -> None:
+        """Set the time of the template's ``strftime_now``, in Unix seconds."""
         if self._renderer is not None:
-            self._renderer.tell_time(began)
+            self._renderer.set_time(began)
 
     def close(self) -> None:
-        """End the child. The tokenizer can still be used; a new child starts when needed."""
+        """End the child process; it is started again when needed."""
         if self._renderer is not None:
             self._renderer.close()
 
 
 def _in_parts(messages: Messages) -> Messages:
-    """The same messages with each text as the one part of its message."""
-
-    def content(of: Mapping[str, Json]) -> Json:
-        said = of["content"]
-        return [{"type": "text", "text": said}] if isinstance(said, str) else said
-
-    return [{**message, "content": content(message)} for message in messages]
+    """Return the messages with each text as a list of one part."""
+    contents = [message["content"] for message in messages]
+    return [
+        {**message, "content": [{"type": "text", "text": one}] if isinstance(one, str) else one}
+        for message, one in zip(messages, contents, strict=True)
+    ]
 
 
 def up_to_padding(ids: Sequence[int], pad_token_id: int | None) -> list[int]:
-    """A text up to the token that a reward model scores: the last that is no padding.
+    """Strip the padding at the end, also if padding is an end token of the template.
 
-    As in transformers, also where padding is an end token of the template.
+    A reward model scores the last token that remains, as in transformers.
     """
     end = len(ids)
     while end > 1 and ids[end - 1] == pad_token_id:
@@ -295,7 +297,7 @@ def up_to_padding(ids: Sequence[int], pad_token_id: int | None) -> list[int]:
 
 
 def tool_name(tool: Mapping[str, Json]) -> str:
-    """The name in a schema of OpenAI's form."""
+    """Return the name of a tool from its schema."""
     function = tool["function"]
     assert isinstance(function, dict), "OpenAI's form"
     return str(function["name"])

@@ -1,4 +1,4 @@
-"""Data checks: finds all problems of a job's data before anything is started."""
+"""Data checks: find all problems of a job's data before anything is started."""
 
 from array import array
 from collections.abc import Collection, Iterator
@@ -22,8 +22,11 @@ from ppojob_trainer.data.scan import Scan
 class DataReport:
     """Results of the checks.
 
-    `train_rows` are prompts to draw from; `text_prompt` is the place of a prompt that is text,
-    empty if all are messages.
+    Attributes:
+        errors: one line each.
+        warnings: one line each.
+        train_rows: number of training rows to draw from.
+        text_prompt: place of a prompt that is text; empty if all are messages.
     """
 
     errors: list[str]
@@ -45,9 +48,16 @@ def check_files(
 ) -> DataReport:
     """Read the data once, row by row, in bounded memory.
 
-    `draw` is the field of `spec.algorithm` that says how many prompts are drawn at once, and how
-    many; None where all are answered once. `demonstrations` are drawn in a step; None where they
-    are not read. For the rest see `PromptDataset.open`.
+    Args:
+        spec: data of the job.
+        chat: tokenizer and template.
+        rewards: see `PromptDataset.open`.
+        agents: likewise.
+        sources: likewise.
+        draw: field of `spec.algorithm` for the number of prompts per draw, and that number; None
+            if each prompt is answered once.
+        given: see `PromptDataset.open`.
+        demonstrations: rows of ``spec.data.demonstrations`` per step; None to not read them.
     """
     train = Scan(spec, chat, rewards, agents, spec.max_train_rows, sources, given=given)
     train.read(spec.train)
@@ -57,11 +67,11 @@ def check_files(
         validation.read(spec.validation)
     scans, drawn = [train, validation], [] if draw is None else [("train", train, *draw)]
     if demonstrations is not None:
-        beside = Scan(spec.of_demonstrations, chat, None, None, None, given="sft")
-        beside.read(spec.demonstrations)
-        scans.append(beside)
-        drawn.append(("demonstrations", beside, "supervised.rowsPerStep", demonstrations))
-    # A file may be several.
+        supervised = Scan(spec.of_demonstrations, chat, None, None, None, given="sft")
+        supervised.read(spec.demonstrations)
+        scans.append(supervised)
+        drawn.append(("demonstrations", supervised, "supervised.rowsPerStep", demonstrations))
+    # One file may be in several lists.
     errors = list(dict.fromkeys(line for scan in scans for line in scan.errors.lines()))
     errors += [str(problem) for one in drawn for problem in _too_few(*one)]
     warnings = [line for scan in scans for line in scan.warnings.lines()]
@@ -73,7 +83,7 @@ def check_files(
 
 
 def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataProblem]:
-    """Say where the files of a list have too few rows for the batches that are drawn of them."""
+    """Yield the problems of files with too few rows for a batch."""
     if scan.errors:
         return
     if scan.kept < batch:
@@ -88,7 +98,7 @@ def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataP
 
 
 def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[str]:
-    """Say which files cannot be opened, where no tokenizer is there to check rows with."""
+    """Return the problems of files that cannot be opened; a check without a tokenizer."""
     problems = []
     held_out = spec.of_validation
     files = [(one, spec, given) for one in spec.train]
@@ -105,31 +115,32 @@ def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[st
 
 
 def _duplicates(scan: Scan) -> DataProblem | None:
-    """Tell of rows that say they are the same one: equal data source, split and index."""
+    """Warn of rows with equal data source, split and index."""
     keys = _keys(scan.row_keys)
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     again = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0))
     if not len(again):
         return None
-    first, second = (scan.place(scan.key_rows[int(order[again[0] + offset])]) for offset in (0, 1))
+    place, rows = scan.reader.place, scan.key_rows
+    first, second = (place(rows[int(order[again[0] + offset])]) for offset in (0, 1))
     return DataProblem(
         f"{second}:extra_info.index",
         f"{counted(len(again), 'row')} with the data source, split and index of another",
         f"the first repeats {first}",
-        "fine where rows are meant to count twice",
+        "fine if rows are meant to count twice",
     )
 
 
 def _overlaps(train: Scan, validation: Scan) -> DataProblem | None:
-    """Tell of held-out prompts that are trained on."""
+    """Warn of held-out prompts that are also training prompts."""
     held_out = _keys(validation.prompt_keys)
     seen = np.isin(held_out, _keys(train.prompt_keys))
     if not seen.any():
         return None
     first = validation.key_rows[int(np.flatnonzero(seen)[0])]
     return DataProblem(
-        f"{validation.place(first)}:prompt",
+        f"{validation.reader.place(first)}:prompt",
         f"{int(seen.sum())} of {len(held_out)} held-out prompts",
         "they are also training prompts",
         "held-out prompts, or validation does not measure generalization",

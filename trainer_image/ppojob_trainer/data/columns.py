@@ -1,8 +1,8 @@
 """Columns of a row: verl's columns, checked cell by cell.
 
-prompt, data_source, reward_model.ground_truth and extra_info are read, and agent_name if rows are
-conversations; ability and every other column are ignored. A job that names the column of the answer
-has files in ordinary form: a question, an answer, and other columns, which become extra_info.
+prompt, data_source, reward_model.ground_truth and extra_info are read, and agent_name in jobs with
+agents; ability and every other column are ignored. A job with an answer column has rows in plain
+form: a question, an answer, and other columns, which become extra_info.
 """
 
 import contextlib
@@ -10,7 +10,6 @@ import datetime
 import decimal
 import math
 from collections.abc import Collection, Mapping
-from dataclasses import replace
 
 from pydantic.alias_generators import to_camel
 
@@ -28,24 +27,24 @@ EXTRA_COLUMN = "extra_info"
 GROUND_TRUTH = f"{REWARD_COLUMN}.ground_truth"
 AGENT_COLUMN = "agent_name"
 INTERACTION = "interaction_kwargs"
-"""Entry of extra_info: a row's user simulator, and its arguments."""
+"""Entry of extra_info with the name and the arguments of a row's user simulator."""
 
 
 def allowed_columns(spec: DataSpec | None, name: str) -> str:
-    """Return the columns allowed in place of a missing one, by the field that names it."""
+    """Return what is allowed instead of a missing column, with the field that names it."""
     if spec is None:
         return "a column of that name, or the name of another in spec.data"
-    # Their keys are not those of a job's other rows.
+    # Demonstrations have fields of their own.
     of_demonstrations = () if spec.demonstrations else ("demonstration",)
     keys = [key for key in DataSpec.model_fields if key.endswith("_key")]
     named = [key for key in keys if str(getattr(spec, key)).partition(".")[0] == name]
     fields = [key for key in named if key.startswith(of_demonstrations)]
     fields = fields or [key for key in named if not key.startswith("demonstration")]
-    if not fields:  # an answer has a name by default
+    if not fields:  # the answer column of some types has a default name
         fields = ["template_columns" if name in spec.template_columns else "answer_key"]
-    told = " or ".join(f"spec.data.{to_camel(field)}" for field in fields)
+    where = " or ".join(f"spec.data.{to_camel(field)}" for field in fields)
     others = ", or spec.data.dataSource for all rows" if "data_source_key" in fields else ""
-    return f"a column of that name, or the name of another in {told}{others}"
+    return f"a column of that name, or the name of another in {where}{others}"
 
 
 def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple[str, ...]:
@@ -53,7 +52,7 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
     if given is not None:
         keys = spec.answer_columns(given)
         if given not in PAIRS and not spec.split_pairs:
-            keys = (spec.prompt_key, *keys)  # pairs may begin with it
+            keys = (spec.prompt_key, *keys)  # pairs may contain the prompt
         if given == "kto" and not spec.split_pairs:
             keys = (*keys, spec.label_key)
         if spec.margin_key is not None:
@@ -94,12 +93,12 @@ def read_columns(
 def read_row(
     row: Row, spec: DataSpec, *, has_agents: bool, media: Collection[str] = ()
 ) -> tuple[PromptRow, float]:
-    """Read a row of a job, and its difficulty, which is 0 without a curriculum.
+    """Read a row in verl's or in plain form, and its difficulty, 0 without a curriculum.
 
-    Its pictures, videos and sounds are read separately (`media`).
+    Media columns are read separately (`media_columns`).
 
     Raises:
-        BadCell: a cell is missing or wrong; the first one.
+        BadCell: a cell is missing or invalid; the first one.
     """
     required = required_columns(spec)
     for name in required:
@@ -126,10 +125,18 @@ def read_row(
     if agent is not None and not isinstance(agent, str):
         raise BadCell(AGENT_COLUMN, shown(agent), "it names the row's agent", "text")
     difficulty = difficulty_of(row, info, spec.curriculum.key) if spec.curriculum else 0.0
-    found = PromptRow(-1, (), prompt, data_source, truth, info, agent or "")
-    scores = known_scores(row, info, spec.scores_key) if spec.scores_key else ()
-    teacher = _teacher_prompt(row, prompt, spec)
-    return replace(found, teacher_prompt=teacher, known_scores=scores), difficulty
+    found = PromptRow(
+        index=-1,
+        token_ids=(),
+        prompt=prompt,
+        data_source=data_source,
+        ground_truth=truth,
+        extra_info=info,
+        agent=agent or "",
+        known_scores=known_scores(row, info, spec.scores_key) if spec.scores_key else (),
+        teacher_prompt=_teacher_prompt(row, prompt, spec),
+    )
+    return found, difficulty
 
 
 def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
@@ -140,13 +147,13 @@ def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
     found = as_prompt(cell_of(row, key, spec), key, spec)
     if isinstance(found, str) is not isinstance(prompt, str):
         own, other = ("text", "messages") if isinstance(found, str) else ("messages", "text")
-        why, allowed = f"{spec.prompt_key} is {other}", f"{other}, as the policy reads"
+        why, allowed = f"{spec.prompt_key} is {other}", f"{other}, as for the policy"
         raise BadCell(key, own, why, allowed)
     return found
 
 
 def cell_of(row: Row, key: str, spec: DataSpec | None = None) -> object:
-    """A cell, or an entry of one that is a struct: `extra_info.question`.
+    """Return a cell, or an entry of a struct, such as `extra_info.question`.
 
     Raises:
         BadCell: there is no such column or entry, or it cannot be read.
@@ -178,11 +185,8 @@ def known_scores(row: Row, info: Mapping[str, Json], name: str) -> tuple[float, 
         return ()
     scores = tuple(one for one in found if one is not None)
     if len(scores) != len(found):
-        why, allowed = (
-            "spec.data.scoresKey reads earlier scores from it",
-            "a list of finite numbers",
-        )
-        raise BadCell(name, shown(value), why, allowed)
+        why = "spec.data.scoresKey reads earlier scores from it"
+        raise BadCell(name, shown(value), why, "a list of finite numbers")
     return scores
 
 
@@ -193,20 +197,16 @@ def _finite(value: object) -> float | None:
 
 
 def difficulty_of(row: Row, info: Mapping[str, Json], name: str) -> float:
-    """Return the number that orders a row: a column's, or that of an entry of extra_info."""
+    """Return the difficulty of a row, from a column or an entry of extra_info."""
     value = row.get(name, info.get(name))
     if (number := _finite(value)) is not None:
         return number
-    raise BadCell(
-        name,
-        ABSENT if value is None else shown(value),
-        "spec.data.curriculum orders the rows by it",
-        "a finite number, in a column or in extra_info",
-    )
+    got, why = ABSENT if value is None else shown(value), "spec.data.curriculum orders rows by it"
+    raise BadCell(name, got, why, "a finite number, in a column or in extra_info")
 
 
 def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
-    """Return the remaining columns, without those that a reward function cannot receive."""
+    """Return the remaining columns as JSON, without cells that are not JSON."""
     found = {}
     for name, cell in row.items():
         if name in names:
@@ -216,7 +216,7 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
 
 
 def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
-    """Read a prompt for the policy.
+    """Read a prompt: text, or chat messages that do not end with an assistant message.
 
     Raises:
         BadCell: it is not a prompt.
@@ -228,14 +228,16 @@ def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
         raise BadCell(
             f"{column}[{len(messages) - 1}].role",
             shown("assistant"),
-            "the conversation ends with an assistant message, which the policy would generate",
+            "the conversation ends with an assistant message, but the policy generates it",
             "a conversation without its last answer",
         )
     return messages
 
 
 def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict[str, Json]]:
-    """Read chat messages, at least one with content; with calls a message may have those alone.
+    """Read chat messages, at least one with content.
+
+    With `calls`, a message with tool calls needs no content.
 
     Raises:
         BadCell: they are not chat messages.
@@ -251,36 +253,27 @@ def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict
     ]
     contents = [message["content"] for message in messages]
     if not any(isinstance(content, str) and content.strip() for content in contents):
-        raise BadCell(
-            column,
-            shown(contents),
-            "it is empty",
-            "at least one message with content",
-        )
+        raise BadCell(column, shown(contents), "it is empty", "at least one message with content")
     return messages
 
 
 def _bad_prompt(column: str, cell: object) -> BadCell:
-    return BadCell(
-        column,
-        f"{type(cell).__name__} {shown(cell)}",
-        "neither text nor messages",
-        'text, or a list of messages such as {"role": "user", "content": "3 + 5"}',
-    )
+    allowed = 'text, or a list of messages such as {"role": "user", "content": "3 + 5"}'
+    return BadCell(column, _typed(cell), "neither text nor messages", allowed)
+
+
+def _typed(cell: object) -> str:
+    return f"{type(cell).__name__} {shown(cell)}"
 
 
 def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
-    """Convert a list of messages from a struct of lists, as some writers store it."""
+    """Convert a struct of lists, as some writers store messages, to a list of messages."""
     roles, contents = cell.get("role"), cell.get("content")
     if not isinstance(roles, list) or not isinstance(contents, list):
         raise _bad_prompt(column, cell)
     if len(roles) != len(contents):
-        raise BadCell(
-            column,
-            f"{len(roles)} roles and {len(contents)} contents",
-            "every message has one of each",
-            "lists of equal length",
-        )
+        got = f"{len(roles)} roles and {len(contents)} contents"
+        raise BadCell(column, got, "every message has one of each", "lists of equal length")
     return [
         {"role": role, "content": content} for role, content in zip(roles, contents, strict=True)
     ]
@@ -289,28 +282,21 @@ def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
 def _message(cell: object, column: str, *, calls: bool) -> dict[str, Json]:
     if not isinstance(cell, dict):
         raise _bad_prompt(column, cell)
-    # Parquet gives every struct the fields of all: a null one was never written.
+    # In parquet every struct has the fields of all structs; null means absent.
     message = {key: value for key, value in cell.items() if value is not None}
     if calls and message.get("tool_calls"):
-        message.setdefault("content", "")  # OpenAI's form leaves it out
+        message.setdefault("content", "")  # may be absent in OpenAI's form
     if "role" not in message or "content" not in message:
-        raise BadCell(
-            column,
-            f"a message with {', '.join(map(str, message)) or 'nothing'}",
-            "a message has a role and content",
-            '{"role": "user", "content": "..."}',
-        )
-    if message["role"] not in ROLES:
-        raise BadCell(
-            f"{column}.role", shown(message["role"]), "unknown role", f"one of {', '.join(ROLES)}"
-        )
-    if not isinstance(message["content"], str):
-        raise BadCell(
-            f"{column}.content",
-            f"{type(message['content']).__name__} {shown(message['content'])}",
-            "the content of a message is text",
-            "text; images and audio are not read",
-        )
+        got = f"a message with {', '.join(map(str, message)) or 'nothing'}"
+        why, allowed = "a message has a role and content", '{"role": "user", "content": "..."}'
+        raise BadCell(column, got, why, allowed)
+    role, content = message["role"], message["content"]
+    if role not in ROLES:
+        allowed = f"one of {', '.join(ROLES)}"
+        raise BadCell(f"{column}.role", shown(role), "unknown role", allowed)
+    if not isinstance(content, str):
+        why, allowed = "the content of a message is text", "text; images and audio are not read"
+        raise BadCell(f"{column}.content", _typed(content), why, allowed)
     return mapping_of(message, column)
 
 
@@ -318,38 +304,30 @@ def _ground_truth(cell: object) -> Json:
     if cell is None:
         return None
     if not isinstance(cell, dict):
-        raise BadCell(
-            REWARD_COLUMN,
-            f"{type(cell).__name__} {shown(cell)}",
-            "it holds the ground truth",
-            '{"style": "rule", "ground_truth": ...}',
-        )
+        allowed = '{"style": "rule", "ground_truth": ...}'
+        raise BadCell(REWARD_COLUMN, _typed(cell), "it holds the ground truth", allowed)
     return as_json(cell.get("ground_truth"), GROUND_TRUTH)
 
 
 def mapping_of(cell: object, column: str) -> dict[str, Json]:
-    """Read named values as JSON; empty for an empty cell.
+    """Read a struct as JSON; empty for an empty cell.
 
     Raises:
-        BadCell: it holds something else.
+        BadCell: it is not a struct, or holds what JSON cannot.
     """
     if cell is None:
         return {}
     if not isinstance(cell, Mapping):
-        raise BadCell(
-            column,
-            f"{type(cell).__name__} {shown(cell)}",
-            "it holds named values",
-            "a struct, or an object in JSON lines",
-        )
+        allowed = "a struct, or an object in JSON lines"
+        raise BadCell(column, _typed(cell), "it holds named values", allowed)
     return {str(key): as_json(value, f"{column}.{key}") for key, value in cell.items()}
 
 
 def as_json(value: object, column: str) -> Json:
-    """Convert a cell to JSON, the only form for reward functions, templates and sample files.
+    """Convert a cell to JSON, the form for reward functions, templates and sample files.
 
     Raises:
-        BadCell: it holds something else.
+        BadCell: it holds what JSON cannot.
     """
     match value:
         case None | bool() | int() | str():
@@ -366,9 +344,5 @@ def as_json(value: object, column: str) -> Json:
             return [as_json(item, column) for item in value]
         case Mapping():
             return mapping_of(value, column)
-    raise BadCell(
-        column,
-        f"{type(value).__name__} {shown(value)}",
-        "a reward function gets JSON values",
-        "text, numbers, booleans, lists and structs",
-    )
+    allowed = "text, numbers, booleans, lists and structs"
+    raise BadCell(column, _typed(value), "a reward function gets JSON values", allowed)

@@ -1,4 +1,4 @@
-"""Rows from a user's Python file: the parent process, and its messages with the child."""
+"""Rows from a user's Python file: the parent's side, and the messages between both processes."""
 
 import hashlib
 import logging
@@ -12,14 +12,14 @@ from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.json_value import Json
 
 _ROW_SECONDS = 600.0
-"""Timeout of the import of the file, and of a row; a model or a hub may have to be asked."""
+"""Timeout of the import of the file, and of a row; it may call a model or a hub."""
 _log = logging.getLogger(__name__)
 
 
 class MakeRows(msgspec.Struct, frozen=True):
-    """Import the file and call its function, or class; the keyword arguments are JSON.
+    """Import the file and call its function or class; the keyword arguments are JSON.
 
-    The parent sends it once, and None from then on: make some more rows.
+    It is sent once; later requests are None, for more rows.
     """
 
     path: str
@@ -28,10 +28,10 @@ class MakeRows(msgspec.Struct, frozen=True):
 
 
 class RowsMade(msgspec.Struct, frozen=True):
-    """The next rows as JSON; none at the end.
+    """The next rows as JSON, none at the end; after them a problem, if any.
 
     Attributes:
-        got: what was found in place of the next row; empty if nothing is wrong.
+        got: invalid value instead of the next row; empty without a problem.
     """
 
     items: list[bytes]
@@ -52,19 +52,19 @@ class CustomRows(RowFile):
     def open(
         cls, path: str, function: str, arguments: Mapping[str, Json]
     ) -> "CustomRows | DataProblem":
-        """Import a file and call its function, or class, or say why that cannot be done."""
+        """Import a file and call its function or class, or return the problem."""
         child = BoundedProcess("ppojob_trainer.data.custom_rows_child", memory_bytes=None, log=_log)
-        made = cls(path, child)
-        answer = made._ask(MakeRows(path, function, msgspec.json.encode(arguments)))
+        opened = cls(path, child)
+        answer = opened._call(MakeRows(path, function, msgspec.json.encode(arguments)))
         if not answer.got:
-            return made
-        made.close()
+            return opened
+        opened.close()
         return DataProblem(path, answer.got, answer.why, answer.allowed)
 
     def rows(self) -> Iterator[Row | DataProblem]:
-        """Yield every row in order; for a row that cannot be made, the reason, as the last item."""
+        """Yield every row in order; a problem is the last item."""
         while True:
-            answer = self._ask(None)
+            answer = self._call(None)
             for item in answer.items:
                 self._digest.update(item + b"\n")
                 place = self.place(self.num_rows)
@@ -78,19 +78,19 @@ class CustomRows(RowFile):
                 return
 
     def digest(self) -> str:
-        """SHA-256 of the rows that were read, as JSON lines, in hex."""
+        """Return the SHA-256 of the rows as JSON lines, in hex."""
         return self._digest.hexdigest()
 
     def close(self) -> None:
         """End the child."""
         self._child.kill()
 
-    def _ask(self, request: MakeRows | None) -> RowsMade:
+    def _call(self, request: MakeRows | None) -> RowsMade:
         try:
             body = self._child.call(msgspec.msgpack.encode(request), _ROW_SECONDS)
         except ChildTimeout:
-            why = f"it made none in {_ROW_SECONDS:g} s"
-            return RowsMade([], "no row", why, "rows that come sooner")
+            why = f"no row in {_ROW_SECONDS:g} s"
+            return RowsMade([], "no row", why, "a faster function")
         except ChildDied as died:
-            return RowsMade([], "no row", f"its process {died}", "a function that goes on")
+            return RowsMade([], "no row", f"its process {died}", "a function that returns")
         return msgspec.msgpack.decode(body, type=RowsMade)

@@ -17,10 +17,10 @@ from ppojob_trainer.errors import Wrong
 
 _MODULE = "ppojob_rows"
 _ANSWER_ROWS, _ANSWER_BYTES, _ANSWER_SECONDS = 256, 4 * 1024 * 1024, 1.0
-"""Limits of one answer: rows, bytes and seconds. A slow function must not look dead."""
-_ROWS: Final = "rows as dictionaries of what JSON has"
+"""Limits of one answer, so that a slow function does not reach the timeout."""
+_ROWS: Final = "rows as dictionaries of JSON values"
 
-# Taken before the file is imported, which may put something else in their place.
+# Bound before the user's file is imported, which may replace them.
 _decode: Final = msgspec.msgpack.Decoder(MakeRows | None).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _dumps: Final = json.dumps
@@ -31,13 +31,13 @@ def _made(request: MakeRows) -> Iterator[object]:
     allowed = "spec.data.train[].function: one of them"
     function = load_function(request.path, request.function, _MODULE, allowed)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        got, why = f"async def {request.function}", "it is async, and nothing awaits its rows"
-        raise Wrong(got, why, "a plain function, def")
+        got, why = f"async def {request.function}", "its rows are not awaited"
+        raise Wrong(got, why, "def")
     return _items(function(**msgspec.json.decode(request.arguments)))
 
 
 def _items(made: Any) -> Iterator[object]:
-    """Of an iterable, or of a data set of PyTorch, which has a length and items by number."""
+    """Iterate over an iterable, or over a PyTorch dataset with `__len__` and `__getitem__`."""
     if isinstance(made, Iterable):
         return iter(made)
     if not hasattr(made, "__len__"):
@@ -53,7 +53,7 @@ def _encoded(row: object) -> bytes:
         return text.encode()
     except (TypeError, ValueError, RecursionError) as error:
         why = printable(str(error), 200)
-        raise Wrong("a row that JSON cannot hold", why, _ROWS) from None
+        raise Wrong("a row that is not JSON", why, _ROWS) from None
 
 
 def _plain(value: Any) -> object:
@@ -74,19 +74,19 @@ def serve(requests: int, answers: int) -> None:
             if request is not None:
                 rows = _made(request)
             else:
-                _take(rows, items)
+                _append_rows(rows, items)
         except Wrong as refused:
             return _encode(RowsMade(items, *refused.args))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
             text, where = raised(error, __file__)
-            return _encode(RowsMade(items, text, where, "a function that makes its rows"))
+            return _encode(RowsMade(items, text, where, "a function that returns rows"))
         return _encode(RowsMade(items))
 
     guardian.answer_requests(requests, answers, answer)
 
 
-def _take(rows: Iterator[object], items: list[bytes]) -> None:
-    """Append some more rows to a list."""
+def _append_rows(rows: Iterator[object], items: list[bytes]) -> None:
+    """Append the next rows to a list, within the limits of one answer."""
     size, end = 0, time.monotonic() + _ANSWER_SECONDS
     while len(items) < _ANSWER_ROWS and size < _ANSWER_BYTES and time.monotonic() < end:
         try:

@@ -1,4 +1,4 @@
-"""Prompt dataset: prompts by number, from files that may be larger than memory."""
+"""Prompt dataset: rows by number, from files that may be larger than memory."""
 
 import hashlib
 from collections.abc import Collection, Sequence
@@ -40,7 +40,8 @@ class PromptDataset(PromptStore):
     Opening reads, checks and tokenises everything once. Later changes of the files have no effect.
 
     Attributes:
-        digest: SHA-256, in hex, of everything that decides the prompts and their order.
+        warnings: warnings of the checks, one line each.
+        digest: SHA-256, in hex, of everything that determines the prompts and their order.
     """
 
     def __init__(self) -> None:
@@ -63,23 +64,23 @@ class PromptDataset(PromptStore):
         sources: Collection[str] | None = None,
         given: GivenType | None = None,
     ) -> Self:
-        """Check every row of the files and open them as one data set.
+        """Check every row of the files and open them as one dataset.
 
         Args:
-            files: read in this order.
+            files: files, in order.
             data_spec: columns, limits, policy for long prompts.
-            chat: the caller closes it, and may do so after this call.
-            max_rows: use the first rows only, before long ones are dropped as in verl. Departs from
-                verl, which draws them at random when it shuffles: the first rows are the same with
-                every seed.
-            rewards: what the reward side can score; None for no check of it.
-            agents: who answers in rows that are conversations; None where no row is one.
-            sources: data sources that the reference of the job reads; None for all.
-            given: the type of the job where rows have their answers, which are learnt.
+            chat: tokenizer and template; not needed after this call.
+            max_rows: number of first rows to use, counted before long ones are dropped, as in verl.
+                Departs from verl, which samples them when it shuffles: the first rows are the same
+                with every seed.
+            rewards: checks whether rewards can score a row; None for no check.
+            agents: agents of rows that are conversations; None without such rows.
+            sources: data sources that the job's reference reads; None for all.
+            given: type of a job whose rows have their answers.
 
         Raises:
             ConfigError: with every problem, one line each.
-            StorageError: there is no room for the rows in the folder of temporary files.
+            StorageError: there is no space for the rows in the folder of temporary files.
         """
         dataset = cls()
         try:
@@ -99,7 +100,12 @@ class PromptDataset(PromptStore):
         return dataset
 
     def order(self, spec: DataSpec, batch: int, *, field: str = "spec.data.train") -> PromptOrder:
-        """Return the order in which batches of so many rows are drawn from the files of a field.
+        """Return the order of the rows.
+
+        Args:
+            spec: seed, weights, curriculum.
+            batch: rows per batch.
+            field: field that names the files, for error messages.
 
         Raises:
             ConfigError: a file has too few rows for its share of a batch.
@@ -143,7 +149,7 @@ def _digest(scan: Scan, files: Sequence[DataFile], spec: DataSpec, chat: ChatTok
     limits = [file.max_rows for file in files]
     if any(limit is not None for limit in limits):
         settings["max_rows"] = limits
-    if scan.shown is not None:
-        settings["pictures"] = scan.shown.hexdigest()
-    told = [scan.digests, scan.total, scan.kept, settings, chat.digest]
-    return hashlib.sha256(msgspec.json.encode(told, order="sorted")).hexdigest()
+    if scan.media_digest is not None:
+        settings["pictures"] = scan.media_digest.hexdigest()
+    inputs = [scan.digests, scan.reader.total, scan.kept, settings, chat.digest]
+    return hashlib.sha256(msgspec.json.encode(inputs, order="sorted")).hexdigest()

@@ -1,14 +1,15 @@
-"""Demonstrations: conversations whose assistant turns the policy learns to write (SFT data).
+"""Demonstrations: conversations whose assistant turns are trained on (SFT data).
 
-A row becomes the tokens that a rollout would have produced: the prompt as an engine gets it, with
-the header of the next turn; that turn and its end token, as the policy would have generated them;
-the tokens until its next turn; and so on. So training and generation use the same tokens, with any
-chat template that supports rows of several turns (`turns`).
+A row becomes the tokens that a rollout would have produced: the prompt with the header of the next
+turn; that turn and its end token, as the policy would generate them; the tokens until its next
+turn; and so on. So training and generation use the same tokens, with any chat template that
+supports rows of several turns (`turns`).
 """
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import groupby
+from typing import NamedTuple
 
 import msgspec
 
@@ -36,18 +37,24 @@ from ppojob_trainer.json_value import Json
 Message = Mapping[str, Json]
 ASSISTANT = "assistant"
 LOSS_MASK = "loss_mask"
-"""Entry of a message, by verl's name: 0 if its turn is read but not trained on."""
-_KEPT, _CHECKED = 64, 16
-"""Limits for the sets of variables in rows: templates kept, and templates checked."""
+"""Entry of a message, by verl's name: 0 for an assistant turn that is not trained on."""
+_CACHED, _CHECKED = 64, 16
+"""Limits for the sets of variables in rows: templates cached, and templates checked."""
 
 
-def read_demonstration(
-    row: Row, spec: DataSpec
-) -> tuple[PromptRow, float, list[Sequence[Message]]]:
-    """Read a demonstration: the prompt, its difficulty, and the messages from the answer on.
+class GivenRow(NamedTuple):
+    """A row, its difficulty, and the messages of each given answer."""
+
+    row: PromptRow
+    difficulty: float
+    answers: Sequence[Sequence[Message]]
+
+
+def read_demonstration(row: Row, spec: DataSpec) -> GivenRow:
+    """Read a demonstration, whose answer begins at the first assistant message.
 
     Raises:
-        BadCell: a cell is missing or wrong; the first one.
+        BadCell: a cell is missing or invalid; the first one.
     """
     if spec.answer_key is not None:
         prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
@@ -57,48 +64,54 @@ def read_demonstration(
             raise BadCell(spec.answer_key, shown(answer), why, allowed)
         messages: list[Message] = [{"role": ASSISTANT, "content": answer}]
     else:
-        prompt, messages = _parted(cell_of(row, spec.prompt_key, spec), spec.prompt_key)
-    return *given_row(row, prompt, spec), [messages]
+        prompt, messages = _split(cell_of(row, spec.prompt_key, spec), spec.prompt_key)
+    return given_row(row, prompt, spec, [messages])
 
 
 def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
-    """Read the given responses of a row that train beside sampled ones, one message each.
+    """Read the given responses of a row, which join the sampled ones; one message each.
 
     Raises:
-        BadCell: a cell is missing or wrong; the first one.
+        BadCell: a cell is missing or invalid; the first one.
     """
     cell = cell_of(row, key)
     given = cell if isinstance(cell, list) else [] if cell is None else [cell]
     found: list[Sequence[Message]] = []
     for number, one in enumerate(given):
         place = f"{key}[{number}]" if isinstance(cell, list) else key
-        said = {"role": ASSISTANT, "content": one} if isinstance(one, str) else one
-        message = mapping_of(said if isinstance(said, dict) else None, place)
+        given_message = {"role": ASSISTANT, "content": one} if isinstance(one, str) else one
+        message = mapping_of(given_message if isinstance(given_message, dict) else None, place)
         content = message.get("content")
         is_text = isinstance(content, str) and content
         if message.get("role") != ASSISTANT or not is_text or message.get(CALLS):
-            why = "a response is one turn of the assistant, without calls"
+            why = "a response is one assistant message, without calls"
             allowed = 'text, or {"role": "assistant", "content": "..."}'
             raise BadCell(place, shown(one), why, allowed)
         found.append([{**message, LOSS_MASK: 1}])
     return found
 
 
-def given_row(row: Row, prompt: Prompt, spec: DataSpec) -> tuple[PromptRow, float]:
-    """Return a prompt with given answers, and its difficulty.
+def given_row(
+    row: Row,
+    prompt: Prompt,
+    spec: DataSpec,
+    answers: Sequence[Sequence[Message]],
+    ground_truth: Json = None,
+) -> GivenRow:
+    """Build a row with given answers; its ground truth is a label or a margin.
 
     Raises:
-        BadCell: a curriculum needs a difficulty that is missing.
+        BadCell: the difficulty for a curriculum is missing.
     """
     difficulty = 0.0
     if spec.curriculum is not None:
         info = mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
         difficulty = difficulty_of(row, info, spec.curriculum.key)
-    return PromptRow(-1, (), prompt, "", None, {}), difficulty
+    return GivenRow(PromptRow(-1, (), prompt, "", ground_truth, {}), difficulty, answers)
 
 
-def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
-    """Split a conversation before the assistant's first turn."""
+def _split(cell: object, column: str) -> tuple[Prompt, list[Message]]:
+    """Split a conversation before the first assistant message."""
     if isinstance(cell, str):
         where = "spec.data.answerKey (of data.demonstrations: demonstrationAnswerKey)"
         why, allowed = "it has no answer", f"chat messages, or its column in {where}"
@@ -109,13 +122,13 @@ def _parted(cell: object, column: str) -> tuple[Prompt, list[Message]]:
     first = next((i for i, m in enumerate(messages) if m["role"] == ASSISTANT), None)
     if first is None:
         roles = ", ".join(str(message["role"]) for message in messages)
-        why, allowed = "it has no assistant message to train on", "one at least"
+        why, allowed = "it has no assistant message to train on", "at least one"
         raise BadCell(f"{column}.role", roles, why, allowed)
     return messages[:first], list(messages[first:])
 
 
 def check_message(message: Message, before: Message | None, place: str) -> None:
-    """Refuse a message that no rollout could produce, or that has nothing to learn.
+    """Refuse a message that no rollout could produce, or whose mask is invalid.
 
     Raises:
         BadCell: it is such a message.
@@ -123,34 +136,32 @@ def check_message(message: Message, before: Message | None, place: str) -> None:
     is_assistant = message["role"] == ASSISTANT
     if is_assistant and (before is None or before["role"] == ASSISTANT):
         got = f"{ASSISTANT} {'first' if before is None else 'twice in a row'}"
-        why, allowed = (
-            "an assistant message answers another role",
-            "a message of another role before it",
-        )
+        why = "an assistant message answers another role"
+        allowed = "a message of another role before it"
         raise BadCell(f"{place}.role", got, why, allowed)
     if is_assistant:
         check_calls(message, place)
     mask = message.get(LOSS_MASK, int(is_assistant))
     if mask not in ((0, 1) if is_assistant else (0,)):
         why = "loss_mask applies to assistant messages, and others are never trained on"
-        allowed = "0 or 1 of the assistant, else 0, or none"
+        allowed = "0 or 1 for assistant messages, else 0 or none"
         raise BadCell(f"{place}.{LOSS_MASK}", shown(mask), why, allowed)
 
 
 def refuse_calls(messages: Sequence[Message], column: str) -> None:
-    """Refuse tool calls if the template gets a conversation unchanged.
+    """Refuse messages with tool calls.
 
     Raises:
         BadCell: a message has some.
     """
     for message in messages:
         if message.get(CALLS):
-            why = "calls are learnt in answers of sft, dpo and kto, and read nowhere else"
+            why = "calls are supported only in answers of sft, dpo and kto"
             got = shown(message[CALLS])
             raise BadCell(f"{column}.{CALLS}", got, why, "calls as text in content")
 
 
-def learnt(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
+def trimmed(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
     """Return the first `limit` tokens of an answer, up to the last trained one; maybe none."""
     parts: list[AnswerPart] = []
     for part in answer:
@@ -162,11 +173,13 @@ def learnt(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
 
 
 class Demonstrations:
-    """Tokenises answers."""
+    """Tokenises answers for training."""
 
     def __init__(self, chat: ChatTokenizer) -> None:
         self._chat = chat
-        self._template = lru_cache(maxsize=_KEPT)(self._of_variables)
+        self._template = lru_cache(maxsize=_CACHED)(
+            lambda variables: TurnTemplate(chat, msgspec.json.decode(variables))
+        )
         self._checked: set[tuple[bytes, bool]] = set()
 
     def tokens(
@@ -174,81 +187,85 @@ class Demonstrations:
         prompt: Prompt,
         ids: list[int],
         answers: Sequence[Sequence[Message]],
-        told: TemplateInputs,
+        inputs: TemplateInputs,
         later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
-        """Return the ids of the prompt, and those of each answer by author.
+        """Tokenise the answers to a prompt; messages after the last assistant turn are dropped.
 
-        Text after the last answer is dropped. ``told`` is the template's input besides messages,
-        and ``later`` are the pictures after the prompt, which an answer shows at its marks.
+        Args:
+            prompt: of the row.
+            ids: its token ids.
+            answers: messages of each answer.
+            inputs: inputs of the template besides the messages.
+            later: pictures after the prompt, at the marks of the answer.
+
+        Returns:
+            The ids of the prompt, and the parts of each answer by author.
 
         Raises:
-            BadChatTemplate: the template has no such turns, or writes a turn in another way if
-                others follow.
+            BadChatTemplate: the template does not support such turns, or renders a turn
+                differently if others follow.
         """
-        return ids, [self._answer(prompt, messages, told, later) for messages in answers]
+        return ids, [self._answer(prompt, messages, inputs, later) for messages in answers]
 
     def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
         """Return the trained part of the first `limit` tokens of an answer; maybe none."""
-        return learnt(answer, limit)
+        return trimmed(answer, limit)
 
     def _answer(
         self,
         prompt: Prompt,
         messages: Sequence[Message],
-        told: TemplateInputs,
+        inputs: TemplateInputs,
         later: Sequence[bytes],
     ) -> list[AnswerPart]:
         if isinstance(prompt, str):
-            (said,) = messages
+            (message,) = messages
             end = self._chat.eos_token_ids[:1]
-            return [AnswerPart((*self._chat.encode(str(said["content"])), *end), True)]
-        key = msgspec.json.encode(told.variables)
+            return [AnswerPart((*self._chat.encode(str(message["content"])), *end), True)]
+        key = msgspec.json.encode(inputs.variables)
         template = self._template(key)
         parts: list[AnswerPart] = []
         between: Sequence[Message] = []
         left = list(later)
         calls = False
         for is_assistant, group in groupby(messages, lambda one: one["role"] == ASSISTANT):
-            spoken = list(group)
+            turns = list(group)
             if not is_assistant:
-                between = with_parts(spoken, left) if left else spoken
+                between = with_parts(turns, left) if left else turns
                 continue
             if between:
-                self._check_turns(key, template, told.tools if calls else ())
+                self._check_turns(key, template, inputs.tools if calls else ())
                 if not calls:
-                    _check_tools(template, between, told.tools)
-                given = template.delta(between, told.tools, written=parts[-1].tokens)
-                shown = [left.pop(0) for _ in range(pictures_in(between))]
-                parts.append(self._given(given, shown, sum(len(one.tokens) for one in parts)))
-            (said,) = spoken
-            calls = calls or bool(said.get(CALLS))
-            if needs_template(said):
-                turn = written_turn(template, said, told.tools)
+                    _check_tools(template, between, inputs.tools)
+                given = template.delta(between, inputs.tools, written=parts[-1].tokens)
+                files = [left.pop(0) for _ in range(pictures_in(between))]
+                parts.append(self._given(given, files, sum(len(one.tokens) for one in parts)))
+            (message,) = turns
+            calls = calls or bool(message.get(CALLS))
+            if needs_template(message):
+                ids = written_turn(template, message, inputs.tools)
             else:
-                turn = template.turn(str(said["content"]))
-            parts.append(AnswerPart(tuple(turn), bool(said.get(LOSS_MASK, True))))
+                ids = template.turn(str(message["content"]))
+            parts.append(AnswerPart(tuple(ids), bool(message.get(LOSS_MASK, True))))
         return parts
 
-    def _given(self, ids: list[int], shown: Sequence[bytes], start: int) -> AnswerPart:
-        """Return the tokens between two turns, with pictures; `start` is the first place."""
+    def _given(self, ids: list[int], files: Sequence[bytes], start: int) -> AnswerPart:
+        """Return the part between two turns, with its pictures; `start` is its first position."""
         form = self._chat.pictures
-        if form is None or not shown:
+        if form is None or not files:
             return AnswerPart(tuple(ids), False)
-        if ids.count(form.token) != len(shown):
-            told = f"of {len(shown)} pictures behind an answer it shows {ids.count(form.token)}"
-            raise BadChatTemplate(told, told)
-        files = packed(shown)
-        ids = form.expanded(ids, files)
-        begun = [start + place for place, *_ in form.places(ids, files)]
-        later = tuple(LaterPicture(*one) for one in zip(begun, shown, strict=True))
+        if ids.count(form.token) != len(files):
+            why = f"of {len(files)} pictures after an answer it shows {ids.count(form.token)}"
+            raise BadChatTemplate(why, why)
+        media = packed(files)
+        ids = form.expanded(ids, media)
+        starts = [start + place for place, *_ in form.places(ids, media)]
+        later = tuple(LaterPicture(*one) for one in zip(starts, files, strict=True))
         return AnswerPart(tuple(ids), False, later)
 
-    def _of_variables(self, variables: bytes) -> TurnTemplate:
-        return TurnTemplate(self._chat, msgspec.json.decode(variables))
-
     def _check_turns(self, key: bytes, template: TurnTemplate, tools: Tools) -> None:
-        """Check once that a row of several turns grows as the template writes the whole."""
+        """Check once that turns can be appended as the template renders the whole."""
         if (key, bool(tools)) not in self._checked and len(self._checked) < _CHECKED:
             self._checked.add((key, bool(tools)))
             if (refusal := check_template(template, tools)) is not None:
@@ -256,7 +273,7 @@ class Demonstrations:
 
 
 def _check_tools(template: TurnTemplate, between: Sequence[Message], tools: Tools) -> None:
-    """Refuse a template that shows tools before later turns: the prompt has them already."""
+    """Refuse a template that repeats the tools before later turns."""
     if tools and template.suffix(between, tools) != template.suffix(between):
-        told = "the chat template shows the tools in front of later turns, too"
-        raise BadChatTemplate(told, told)
+        why = "the chat template repeats the tools before later turns"
+        raise BadChatTemplate(why, why)

@@ -1,6 +1,6 @@
 """Synthetic corpus of people, towns and trades, and questions about them.
 
-The facts are invented, so no model knows them: a policy that learns to answer has learnt to search.
+The facts are invented, so no model knows them: a policy must search to answer.
 """
 
 import itertools
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ppojob_trainer.data.generate import Task
-from ppojob_trainer.data.prompt_files import TaskRow, written_aside
+from ppojob_trainer.data.prompt_files import TaskRow, temporary_files
 from ppojob_trainer.data.published_files import PROMPTS
 from ppojob_trainer.errors import ConfigError
 
@@ -37,7 +37,7 @@ _KINDS: Final = (
     ("What is the trade of {name}?", "The trade of {name} is that of a {answer}."),
 )
 _WORKED: Final = (("Orla Finch", "Greywick"), ("Tobin Marsh", "cloud mender"))
-"""Of each kind, a name and the answer. No corpus has such a name."""
+"""A name and an answer of each kind, for worked examples; the names are in no corpus."""
 
 
 def facts(
@@ -48,19 +48,18 @@ def facts(
     seed: int = 0,
     form: FactForm = "instruction",
 ) -> tuple[list[dict[str, str]], Task]:
-    """A corpus with one fact a document, and a question about each fact that is asked for.
+    """Generate a corpus with one fact per document, and a question about each fact.
 
-    No name is that of two people, so a document answers one question; no held-out question is a
-    trained one.
+    All names differ, so each question has one document. Held-out questions are not trained on.
 
     Args:
-        facts: documents of the corpus.
+        facts: number of documents.
         rows: training rows; None for all that are not held out.
         held_out: held-out rows.
         seed: of corpus and questions.
-        form: "instruction" for Search-R1's words; "worked" for worked searches before the question:
-            one of the other kind before a held-out one and every other trained one, one of each
-            kind before the rest.
+        form: "instruction" for Search-R1's prompt; "worked" for worked searches before the
+            question: one of the other kind before held-out rows and every second training row, one
+            of each kind before the other training rows.
     """
     rows = facts - held_out if rows is None else rows
     names = [
@@ -93,14 +92,14 @@ def facts(
 
 
 def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
-    """Write a corpus beside its questions.
+    """Write a corpus to the folder of its questions.
 
     Raises:
         ConfigError: the folder cannot be written.
     """
     path = folder / CORPUS
-    with written_aside([path]) as asides:
-        asides[path].write_text("".join(json.dumps(line) + "\n" for line in corpus))
+    with temporary_files([path]) as temporary:
+        temporary[path].write_text("".join(json.dumps(line) + "\n" for line in corpus))
     return path
 
 
@@ -109,7 +108,7 @@ def _row(question: str, answer: str, kind: int, form: FactForm, *, worked: int) 
     if form == "instruction":
         prompt[0]["content"] = f"{PROMPTS['search']}{question}\n"
     else:
-        shown = (1 - kind, kind)[:worked]  # one of the same kind needs only be copied
+        shown = (1 - kind, kind)[:worked]  # the other kind first: the same kind could be copied
         searches = [_worked_search(_KINDS[other], _WORKED[other]) for other in shown]
         prompt = [*itertools.chain(*searches), *prompt]
     return TaskRow(
@@ -122,10 +121,10 @@ def _row(question: str, answer: str, kind: int, form: FactForm, *, worked: int) 
 
 
 def _worked_search(kind: tuple[str, str], fact: tuple[str, str]) -> list[dict[str, str]]:
-    """A question that is answered by a search, in the format search_r1.
+    """Return a question that is answered by a search, in the format search_r1.
 
-    The space before the answer keeps the line breaks before it one token, as they are in a row,
-    where what was found is cut into tokens alone.
+    The space before the answer keeps the line breaks before it one token, as in a rollout, where
+    the search result is tokenised separately.
     """
     name, answer = fact
     question, found = (form.format(name=name, answer=answer) for form in kind)

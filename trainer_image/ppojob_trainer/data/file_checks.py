@@ -1,4 +1,4 @@
-"""File checks: resolves the files that a job names, and checks each before its rows are read."""
+"""File checks: resolve the files that a job names, and check each before its rows are read."""
 
 import glob
 import os
@@ -29,10 +29,10 @@ _WANTED = "a parquet or JSON-lines file, or a folder that ends in /"
 
 
 def _files_of(path: str, form: str) -> list[str] | DataProblem:
-    """Return the files of a path of the job, sorted by name.
+    """Return the files of a path, sorted by name.
 
-    It is a file, a pattern such as ``data/train-*.parquet``, or a folder that ends in ``/``, of
-    which the files are taken whose suffix fits the format.
+    It is a file, a pattern such as ``data/train-*.parquet``, or a folder that ends in ``/``, whose
+    files are selected by the suffixes of the format.
     """
     if path.endswith("/") and os.path.isdir(path):
         try:
@@ -44,15 +44,15 @@ def _files_of(path: str, form: str) -> list[str] | DataProblem:
                 and entry.name.lower().endswith(_ENDINGS[form])
             ]
         except OSError as error:
-            return _unreadable(path, _told(error))
-        wanted = f"a folder with files that end in {', '.join(_ENDINGS[form])}"
+            return _unreadable(path, _reason(error))
         got = "no data file in this folder"
+        allowed = f"a folder with files that end in {', '.join(_ENDINGS[form])}"
     elif any(sign in path for sign in _WILDCARDS) and not os.path.exists(path):
         found = [name for name in glob.glob(path) if os.path.isfile(name)]
-        got, wanted = "no file of this pattern", "a pattern that files fit, such as data/*.parquet"
+        got, allowed = "no matching file", "a pattern of existing files, such as data/*.parquet"
     else:
         return [path]
-    return sorted(found) or _unreadable(path, got, wanted)
+    return sorted(found) or _unreadable(path, got, allowed)
 
 
 def open_files(
@@ -63,7 +63,7 @@ def open_files(
     given: GivenType | None = None,
     media: Collection[str] = (),
 ) -> Iterator[RowFile | DataProblem]:
-    """Open the files that an entry of a job names, or say why they cannot be used."""
+    """Yield each open file of an entry of the job, or its problem."""
     paths = _files_of(file.path, file.format)
     if isinstance(paths, DataProblem):
         yield paths
@@ -81,21 +81,21 @@ def open_row_file(
     file: DataFile | None = None,
     spec: DataSpec | None = None,
 ) -> RowFile | DataProblem:
-    """Open a data file, or say why it cannot be used.
+    """Open a data file, or return its problem.
 
     Args:
         path: the file.
-        read: the columns that are read; None for all.
-        required: columns without which it is refused.
-        file: what the job says of it; format "auto" goes by the ending, parquet where that tells
-            nothing. None where no job names it: such a file is not run.
-        spec: the fields that name the columns.
+        read: columns to read; None for all.
+        required: columns that it must have.
+        file: entry of the job; format "auto" means by suffix, else parquet. None for a file that
+            no job names: such a file is not executed.
+        spec: fields that name the columns, for messages.
     """
     try:
         with open(path, "rb"):
             pass
     except OSError as error:
-        return _unreadable(path, _told(error))
+        return _unreadable(path, _reason(error))
     form, name = file.format if file else "auto", path.lower()
     if file and (form == "python" or (form == "auto" and name.endswith(_PROGRAM_ENDING))):
         return CustomRows.open(path, file.function or "rows", file.arguments or {})
@@ -107,14 +107,14 @@ def open_row_file(
             buffer_size=1 << 20,
             pre_buffer=False,
             page_checksum_verification=True,
-            # An extension type is code that a file asks for: only what is stored is read.
+            # An extension type could run code: only the storage type is read.
             arrow_extensions_enabled=False,
         )
     except (pa.ArrowException, OSError) as error:
         reason = " ".join(str(error).split())[:200]
-        allowed = "a whole parquet file, not encrypted"
+        allowed = "a complete parquet file, not encrypted"
         allowed += ", or format: jsonl" if file else f", or one in {', '.join(_JSON_ENDINGS)}"
-        return DataProblem(path, "no parquet file that can be read", reason, allowed)
+        return DataProblem(path, "no readable parquet file", reason, allowed)
     found = opened.schema_arrow.names
     columns = tuple(found) if read is None else read
     missing = next((name for name in required if name not in found), None)
@@ -126,7 +126,7 @@ def open_row_file(
 
 
 def listed_columns(names: Sequence[str]) -> str:
-    """The first columns of a file, for messages."""
+    """List the first columns of a file, for messages."""
     more = ", ..." if len(names) > _LISTED_COLUMNS else ""
     return ", ".join(names[:_LISTED_COLUMNS]) + more or "none"
 
@@ -136,5 +136,5 @@ def _unreadable(path: str, got: str, allowed: str = _WANTED) -> DataProblem:
     return DataProblem(path, got, why, allowed)
 
 
-def _told(error: OSError) -> str:
+def _reason(error: OSError) -> str:
     return "no such file" if isinstance(error, FileNotFoundError) else str(error.strerror)

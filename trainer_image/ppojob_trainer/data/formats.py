@@ -17,15 +17,17 @@ _BATCH_ROWS = 64
 _SHOWN_CHARACTERS = 80
 
 Row = Mapping[str, object]
-"""Cells by column name, as the format's reader gives them; ``columns.py`` says what they mean. A
-``DataProblem``, whose place is left out, stands for a cell that has no Python value."""
+"""Cells by column name, as Python values; ``columns.py`` interprets them. A ``DataProblem`` without
+a place stands for a cell that has no Python value."""
 
 
 class RowFile(ABC):
-    """One open file, read once from the front, a few megabytes of it in memory at a time.
+    """An open file, read once in order, with a few megabytes in memory.
 
-    Of some formats `num_rows` is known only after the pass over ``rows``. ``unread`` are
-    columns that rows leave out. In a format that ``adds_nulls`` a struct has the fields of all.
+    Attributes:
+        unread: columns that are not in the rows.
+        adds_nulls: whether every struct of a column has the fields of all of them.
+        num_rows: number of rows; of some formats known only after the pass over ``rows``.
     """
 
     unread: Collection[str] = ()
@@ -37,19 +39,19 @@ class RowFile(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[Row | DataProblem]:
-        """Yield every row in order, and in place of one that cannot be read why."""
+        """Yield every row in order, or the problem of one that cannot be read."""
 
     def digest(self) -> str:
-        """SHA-256 in hex of what its rows are made of; after the pass over ``rows``."""
+        """Return the SHA-256 of the content, in hex; after the pass over ``rows``."""
         with open(self.path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def place(self, number: int) -> str:
-        """A row as people count those of this format; here ``file[number]``, from 0."""
+        """Return the place of a row, for messages; here ``file[number]``, from 0."""
         return f"{self.path}[{number}]"
 
-    def close(self) -> None:  # noqa: B027  some hold nothing
-        """Give back what is held."""
+    def close(self) -> None:  # noqa: B027  some have nothing to close
+        """Close the file."""
 
 
 class JsonLines(RowFile):
@@ -71,12 +73,12 @@ class JsonLines(RowFile):
                     yield parse_row(place, line, "line")
 
     def place(self, number: int) -> str:
-        """``file:line``, counted from 1."""
+        """Return ``file:line``, from 1."""
         return f"{self.path}:{number + 1}"
 
 
 class JsonArray(RowFile):
-    """The rows of a JSON array, which is read whole."""
+    """A JSON array of objects, in memory."""
 
     def __init__(self, path: str, items: list[msgspec.Raw]) -> None:
         super().__init__(path, len(items))
@@ -89,7 +91,7 @@ class JsonArray(RowFile):
 
 
 def open_json(path: str) -> RowFile | DataProblem:
-    """Open a JSON file: an array if it begins like an array of objects, else JSON lines."""
+    """Open a JSON file: an array if it begins as an array of objects, else JSON lines."""
     with open(path, "rb") as file:
         if b"".join(file.read(4_096).split())[:2] not in (b"[{", b"[]"):
             return JsonLines(path)
@@ -106,7 +108,7 @@ def open_json(path: str) -> RowFile | DataProblem:
 
 
 def parse_row(place: str, text: bytes, unit: str = "item") -> Row | DataProblem:
-    """Parse a row from JSON; place and unit of its file are for messages."""
+    """Parse a row from JSON; `place` and `unit` are for messages."""
     try:
         row = msgspec.json.decode(text)
     except UnicodeDecodeError as error:
@@ -121,7 +123,7 @@ def parse_row(place: str, text: bytes, unit: str = "item") -> Row | DataProblem:
 
 
 class ParquetRows(RowFile):
-    """A parquet file of which only some columns are read; absent ones are left out of the rows."""
+    """A parquet file of which some columns are read, as far as they are present."""
 
     adds_nulls = True
 
@@ -146,12 +148,12 @@ class ParquetRows(RowFile):
                     f"{self.path}:row group {group}",
                     "data that cannot be decoded",
                     " ".join(str(error).split())[:200],
-                    "the file as it was written; rewrite or fetch it again",
+                    "the file as it was written; write or download it again",
                 )
                 return
 
     def place(self, number: int) -> str:
-        """``file:row``, counted from 0."""
+        """Return ``file:row``, from 0."""
         return f"{self.path}:{number}"
 
     def close(self) -> None:
@@ -160,7 +162,7 @@ class ParquetRows(RowFile):
 
 
 def _python_rows(batch: pa.RecordBatch) -> list[Row]:
-    """Convert rows to Python values; cells without one are marked."""
+    """Convert rows to Python values; cells without one become problems."""
     try:
         return list(batch.to_pylist())
     except (ValueError, OverflowError):

@@ -17,15 +17,15 @@ ProductForm = Literal["chat", "base", "calculator"]
 
 ADDITION_EXAMPLE = (3, 5, 4)
 WORKED_CALLS = ((27, 364), (815, 42))
-"""Factors of the products that prompts begin with. No item is one of them: its factors have as many
-digits as each other."""
+"""Factors of the worked products in prompts. No item equals them, as its factors have equally many
+digits."""
 _TRIES = 200_000
-"""Failed draws in a row after which the items count as exhausted."""
+"""Consecutive failed draws after which no further items are expected."""
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """Rows to train on, and rows held out that share no item with them."""
+    """Training rows, and held-out rows that share no item with them."""
 
     train: list[TaskRow]
     held_out: list[TaskRow]
@@ -34,11 +34,10 @@ class Task:
 def addition(
     *, rows: int | None = None, held_out: int = 64, seed: int = 0, digits: int = 1
 ) -> Task:
-    """Sums of three numbers, after one worked example with digits.
+    """Generate sums of three numbers above 0, after one worked example.
 
-    Items are split by their sorted numbers, so no held-out sum is a trained one in another order.
-
-    No number is 0. Without `rows`, there are all sums of one digit, or 10,000 of more digits.
+    Items are split by their sorted numbers, so no held-out sum is a training sum in another order.
+    Without `rows`, there are all sums of single digits, or 10,000 sums of more digits.
     """
     if digits == 1:
         return _sums_of_digits(rows, held_out, seed)
@@ -61,7 +60,7 @@ def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
         test += orders[kinds.pop(0)]
     if len(test) < held_out:
         raise ConfigError(
-            f"--validation-rows: got {held_out}: there are {len(test)} sums beside the example's; "
+            f"--validation-rows: got {held_out}: there are {len(test)} sums except the example's; "
             f"at most {len(test)}"
         )
     train = [digits for kind in kinds for digits in orders[kind]]
@@ -76,10 +75,10 @@ def _sums_of_digits(rows: int | None, held_out: int, seed: int) -> Task:
 def _different_numbers(
     length: int, what: str, rows: int, held_out: int, seed: int, digits: int
 ) -> list[tuple[int, ...]]:
-    """Draw tuples of numbers; no two have the same numbers, in whatever order.
+    """Draw tuples of numbers that differ as multisets.
 
     Raises:
-        ConfigError: there are fewer than rows and held-out rows together.
+        ConfigError: there are fewer tuples than rows and held-out rows.
     """
     chosen = random.Random(seed)
     low, high = 10 ** (digits - 1), 10**digits - 1
@@ -114,7 +113,7 @@ def _addition_row(numbers: tuple[int, ...]) -> TaskRow:
 
 
 def worked_sum(digits: tuple[int, ...]) -> str:
-    """A sum step by step, and "#### " with its result."""
+    """Return a sum step by step, and "#### " with its result."""
     lines = []
     total = digits[0]
     for digit in digits[1:]:
@@ -133,19 +132,17 @@ def countdown(
     max_target: int = 100,
     form: PromptForm = "chat",
 ) -> Task:
-    """Reach a target with given numbers, in TinyZero's words; every item has a solution.
+    """Generate items of Countdown (reach a target with given numbers), with TinyZero's prompt.
 
-    No two items, trained or held out, have the same numbers and target.
-
-    `operands` is the least and largest count of numbers; the form "base" is the text that TinyZero
-    gives base models.
+    Every item has a solution, and no two have the same numbers and target. `operands` is the
+    smallest and largest count of numbers; the form "base" is TinyZero's text for base models.
     """
     chosen = random.Random(seed)
     seen: set[tuple[int, ...]] = set()
     items: list[TaskRow] = []
-    in_vain = 0
-    while len(items) < rows + held_out and in_vain < _TRIES:
-        in_vain += 1
+    failed = 0
+    while len(items) < rows + held_out and failed < _TRIES:
+        failed += 1
         numbers = [
             chosen.randint(1, max_number) for _ in range(chosen.randint(operands[0], operands[1]))
         ]
@@ -154,7 +151,7 @@ def countdown(
             continue
         key = (target, *sorted(numbers))
         if key not in seen:
-            in_vain = 0
+            failed = 0
             seen.add(key)
             items.append(_countdown_row(numbers, target, form))
     if len(items) < rows + held_out:
@@ -166,7 +163,7 @@ def countdown(
 
 
 def _reachable_target(numbers: list[int], chosen: random.Random) -> int | None:
-    """Combine numbers at random until one is left; its value if it is an integer."""
+    """Combine numbers at random to one value; None if it is not an integer."""
     values = [Fraction(number) for number in numbers]
     while len(values) > 1:
         left = values.pop(chosen.randrange(len(values)))
@@ -197,11 +194,10 @@ def multiply(
     digits: int = 2,
     form: ProductForm = "chat",
 ) -> Task:
-    """Products of two numbers, after TinyZero; no product is asked for twice.
+    """Generate products of two numbers, as in TinyZero; no product occurs twice.
 
-    No held-out product is a trained one with its factors in the other order. In the form
-    "calculator" messages begin with worked calls: two or one in a trained row, one in a held-out
-    row.
+    No held-out product is a training product with swapped factors. The form "calculator" begins
+    with worked calls: one or two in a training row, one in a held-out row.
     """
     items = _different_numbers(2, "products", rows, held_out, seed, digits)
     return Task(
@@ -216,7 +212,7 @@ def multiply(
 def _multiply_row(left: int, right: int, form: ProductForm, *, worked: int) -> TaskRow:
     if form == "calculator":
         calls = [message for item in WORKED_CALLS[:worked] for message in worked_call(*item)]
-        return TaskRow("multiply", [*calls, _product_asked(left, right)], str(left * right))
+        return TaskRow("multiply", [*calls, _product_question(left, right)], str(left * right))
     question = (
         f"Give me the answer of the following equation: {left} * {right}. Show your work in "
         "<think> </think> tags. And return the final answer in <answer> </answer> tags, for "
@@ -225,15 +221,15 @@ def _multiply_row(left: int, right: int, form: ProductForm, *, worked: int) -> T
     return TaskRow("multiply", _tagged_prompt(question, form), str(left * right))
 
 
-def _product_asked(left: int, right: int) -> dict[str, str]:
+def _product_question(left: int, right: int) -> dict[str, str]:
     return {"role": "user", "content": f"What is {left} * {right}?"}
 
 
 def worked_call(left: int, right: int) -> list[dict[str, str]]:
-    """A product by the tool `calculator`, in the format hermes."""
+    """Return a product by the tool `calculator`, in the format hermes."""
     arguments = {"name": "calculator", "arguments": {"expression": f"{left} * {right}"}}
     return [
-        _product_asked(left, right),
+        _product_question(left, right),
         {"role": "assistant", "content": f"<tool_call>{json.dumps(arguments)}</tool_call>"},
         {"role": "tool", "content": str(left * right)},
         {"role": "assistant", "content": f"<answer>{left * right}</answer>"},

@@ -1,4 +1,4 @@
-"""Media columns: reads a row's pictures, video clips and sounds for the marks in its messages."""
+"""Media columns: reads a row's pictures, videos and sounds in the order of their marks."""
 
 from collections.abc import Sequence
 from typing import Final, NamedTuple
@@ -10,7 +10,7 @@ from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.media import pictures, sounds, videos
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
-from ppojob_trainer.data.media.picture_form import PictureForm, Wanted, sound_form_of
+from ppojob_trainer.data.media.picture_form import PictureForm, RequestedSize, sound_form_of
 from ppojob_trainer.data.media.sound_cells import read_sounds
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.data.problems import BadCell
@@ -31,19 +31,19 @@ VIDEOS: Final = Medium(videos.COLUMN, videos.MARK, "video")
 
 def media_of(form: MediaForm | None, spec: DataSpec) -> tuple[Medium, ...]:
     """Return the kinds of media that a model takes."""
-    seen = (PICTURES, VIDEOS) if isinstance(form, PictureForm) else ()
-    heard = (Medium(spec.audio_key, sounds.MARK, "sound"),) if sound_form_of(form) else ()
-    return seen + heard
+    visual = (PICTURES, VIDEOS) if isinstance(form, PictureForm) else ()
+    audio = (Medium(spec.audio_key, sounds.MARK, "sound"),) if sound_form_of(form) else ()
+    return visual + audio
 
 
 def medium_of(file: bytes, media: Sequence[Medium]) -> Medium:
-    """The kind of a file of a row, among those that its model may be shown."""
+    """Return the kind of a file, among those of `media_of`."""
     if sounds.sound_of(file) is not None:
         return media[-1]
     return VIDEOS if videos.clip_of(file) else PICTURES
 
 
-def shown_by(
+def read_media(
     cells: Row,
     prompt: Prompt,
     later: pictures.Messages,
@@ -51,39 +51,47 @@ def shown_by(
     form: MediaForm,
     given: GivenType | None,
 ) -> tuple[list[bytes], list[bytes]]:
-    """Files of what a prompt shows, and of what messages behind it show.
+    """Read the media files of a prompt, and those of the messages after it, in order.
+
+    Args:
+        cells: of the row.
+        prompt: with a mark for each medium.
+        later: messages after the prompt.
+        spec: names the columns.
+        form: the model's media format.
+        given: type of a job whose rows have their answers.
 
     Raises:
-        BadCell: a row has other marks; or a cell has nothing that can be read.
+        BadCell: marks and files do not match, or a cell cannot be read.
     """
     marked = pictures.marks(later)
     for one in media_of(form, spec):
         may_be_later = one is PICTURES and given == "sft"
         if cells.get(one.column) and one.mark in marked and not may_be_later:
-            got, why = f"{one.mark} behind an answer", f"not in this version with {given}"
-            allowed = f"{one.noun}s in front of the first turn of the assistant"
+            got, why = f"{one.mark} after an answer", f"not in this version with {given}"
+            allowed = f"{one.noun}s before the first assistant message"
             raise BadCell(spec.prompt_key, got, why, allowed)
     found = _read(cells, spec, form)
     marks = [] if isinstance(prompt, str) else [*pictures.marks(prompt), *marked]
     for one, files in found.items():
         why = f"the row has {counted(len(files), one.noun)}"
         if isinstance(prompt, str):
-            why += ", which belong into messages"
+            why += ", which must be in messages"
             raise BadCell(spec.prompt_key, "text", why, "a list of messages")
         if (count := marks.count(one.mark)) != len(files):
             allowed = f"a mark for each {one.noun}"
             raise BadCell(spec.prompt_key, f"{counted(count, 'mark')} {one.mark}", why, allowed)
     left = {one.mark: iter(files) for one, files in found.items()}
-    shown = [next(left[mark]) if mark in left else () for mark in marks]
+    ordered = [next(left[mark]) if mark in left else () for mark in marks]
     first = len(marks) - len(marked)
-    of_prompt, behind = (
-        [file for files in part for file in files] for part in (shown[:first], shown[first:])
+    of_prompt, after_prompt = (
+        [file for files in part for file in files] for part in (ordered[:first], ordered[first:])
     )
-    return of_prompt, behind
+    return of_prompt, after_prompt
 
 
 def _read(cells: Row, spec: DataSpec, form: MediaForm) -> dict[Medium, Sequence[Sequence[bytes]]]:
-    """The files of each picture, video and sound, of kinds that a row has."""
+    """Read the files of each picture, video and sound of a row, by kind."""
     found = {}
     for one in media_of(form, spec):
         try:
@@ -96,11 +104,11 @@ def _read(cells: Row, spec: DataSpec, form: MediaForm) -> dict[Medium, Sequence[
 def _files(
     cell: object, medium: Medium, spec: DataSpec, form: MediaForm
 ) -> Sequence[Sequence[bytes]]:
-    hears = sound_form_of(form)
-    if hears is not None and medium not in (PICTURES, VIDEOS):
-        return [[file] for file in read_sounds(cell, hears)]
-    assert isinstance(form, PictureForm), "there are no others"
-    wanted = Wanted(spec.min_picture_pixels, spec.max_picture_pixels)
+    sound = sound_form_of(form)
+    if sound is not None and medium not in (PICTURES, VIDEOS):
+        return [[file] for file in read_sounds(cell, sound)]
+    assert isinstance(form, PictureForm), "a form of pictures or of sounds"
+    requested = RequestedSize(spec.min_picture_pixels, spec.max_picture_pixels)
     if medium is VIDEOS:
-        return read_videos(cell, form, wanted)
-    return [[file] for file in read_pictures(cell, form, wanted)]
+        return read_videos(cell, form, requested)
+    return [[file] for file in read_pictures(cell, form, requested)]

@@ -1,7 +1,7 @@
 """Tokenises message texts so that no control token can be injected.
 
-In a template's own text `<|im_end|>` ends a turn. In a tool's answer it must be ordinary text:
-otherwise the author of a web page could write a turn of the user.
+In the template's text `<|im_end|>` ends a turn. In a tool's answer it must be ordinary text:
+otherwise the author of a web page could insert a user turn.
 """
 
 import re
@@ -13,10 +13,14 @@ from ppojob_trainer.data.chat import ChatTokenizer
 
 
 class MessageText:
-    """Encodes pieces of a template with bodies between them: the texts of messages.
+    """Encodes pieces of template text with bodies, the texts of messages, between them.
 
-    Control tokens are the special tokens, and those of the other added tokens that the template
-    has, such as Qwen's `</tool_response>`. They become tokens in pieces alone.
+    Control tokens are special tokens, and other added tokens in the template's source, such as
+    Qwen's `</tool_response>`. Only their texts in pieces become these tokens.
+
+    Attributes:
+        special: texts of the special tokens, by id.
+        control: texts of all control tokens, by id.
     """
 
     def __init__(self, chat: ChatTokenizer) -> None:
@@ -34,10 +38,10 @@ class MessageText:
         self._mark = re.compile("|".join(map(re.escape, texts)) or r"(?!)")
 
     def encode(self, pieces: Sequence[str], bodies: Sequence[str]) -> list[int]:
-        """Token ids of (bodies + 1,) pieces around (bodies,) bodies.
+        """Return the token ids of (bodies + 1,) pieces around (bodies,) bodies.
 
-        As long as no body has a control token they are those of the whole text: tokens reach from
-        pieces into bodies as they do in what models are trained on.
+        If no body has a control token they are those of the whole text, in which a token may span
+        a piece and a body, as in the model's training data.
         """
         parts = zip(pieces, [*bodies, ""], strict=True)
         ids = self._chat.encode("".join(piece + body for piece, body in parts))
@@ -47,20 +51,20 @@ class MessageText:
         return self._encode_apart(pieces, bodies)
 
     def find(self, text: str, marks: Collection[str]) -> re.Match[str] | None:
-        """The first of some control tokens in a text."""
+        """Find the first of these control tokens in a text."""
         return next((match for match in self.marks(text) if match[0] in marks), None)
 
     def marks(self, text: str) -> Iterator[re.Match[str]]:
-        """The control tokens in a text, in their order."""
+        """Find all control tokens in a text."""
         return self._mark.finditer(text)
 
     def at(self, text: str, place: int) -> str:
-        """The control token at a place of a text; empty where there is none."""
+        """Return the control token at a position of a text; empty if there is none."""
         found = self._mark.match(text, place)
         return "" if found is None else found[0]
 
     def _encode_apart(self, pieces: Sequence[str], bodies: Sequence[str]) -> list[int]:
-        """As `encode`, part by part between the template's own control tokens."""
+        """Encode part by part between the control tokens of the pieces."""
         ids: list[int] = []
         part = ""
         for piece, body in zip(pieces, [*bodies, ""], strict=True):
@@ -73,13 +77,13 @@ class MessageText:
         return ids + self._ordinary(part)
 
     def _ordinary(self, text: str) -> list[int]:
-        """Ids of a text, none of which is a control token."""
+        """Return the ids of a text without any control token."""
         if self._without is None:
             self._without = self._chat.without_tokens(self.control.values())
         ids: list[int] = self._without.encode(text, add_special_tokens=False).ids
         if self.control.keys().isdisjoint(ids):
             return ids
-        # A vocabulary may hold the text of a control token as an ordinary piece.
+        # The text of a control token may also be in the ordinary vocabulary.
         parts = self._mark.sub(lambda mark: mark[0][0] + "\0" + mark[0][1:], text).split("\0")
         apart = [self._without.encode(part, add_special_tokens=False).ids for part in parts]
         return [i for part in apart for i in part if i not in self.control]

@@ -1,10 +1,9 @@
 """Prompt order: a pure function of (seed, epoch, cursor).
 
-Files with weights are sources: each has its share of every batch, to less than two prompts, and its
-own order. Each source is read in epochs of its own, a small one with a large weight more often.
-Rows at the end of a pass that would fill only a part of the share are left out, so that no batch
-holds a row twice. All of it is a function of the seed and of the number of the batch. A curriculum
-is the same with one source.
+Files with weights are sources, each with its share of every batch (to less than two prompts) and
+its own order. A source has epochs of its own: a small one with a large weight is repeated more
+often. At the end of a pass, rows that do not fill a share are dropped, so no batch holds a row
+twice. Everything is a function of the seed and the batch number. A curriculum has one source.
 """
 
 from collections.abc import Sequence
@@ -37,7 +36,7 @@ def epoch_order(num_rows: int, *key: int) -> Rows:
 
 
 def uniform_draws(count: int, *key: int) -> npt.NDArray[np.float64]:
-    """Return uniform numbers in [0, 1) for a key, such as (seed, step); equal on every machine."""
+    """Return (count,) uniform numbers in [0, 1) for a key, such as (seed, step)."""
     raw = np.random.Philox(np.random.SeedSequence(list(key))).random_raw(count)
     drawn = (raw >> np.uint64(11)).astype(np.float64)
     drawn *= 2.0**-53
@@ -48,9 +47,9 @@ def spread(counts: Sequence[int]) -> Rows:
     """Interleave sources by count, each less than one place off its share.
 
     The chairman assignment of Tijdeman (1980), https://doi.org/10.1016/0012-365X(80)90269-1: of the
-    first n places a source with the share w has w * n up to 1 - 1 / (2m - 2), with m sources. The
-    k-th of a source is held back until it would not be too early, and the one that would soonest be
-    late comes next.
+    first n places a source with share w has w * n, up to 1 - 1 / (2m - 2), with m sources. Among
+    the sources whose next item has reached its earliest place, that with the earliest latest place
+    is next.
     """
     places, early = sum(counts), 1 / max(2 * sum(count > 0 for count in counts) - 2, 1)
     waiting = [(0, source, 0) for source, count in enumerate(counts) if count]
@@ -73,12 +72,13 @@ class Mixture:
     """The order of sources by weight; rows are numbered one source after the other.
 
     Attributes:
-        rows: of each source.
-        batch: prompts of a batch.
+        rows: number of rows of each source.
+        weights: of each source.
+        batch: prompts per batch.
+        seed: of the order.
         shuffle: False for the order of the files.
-        difficulties: a number for each row, by which those of a pass are ordered; empty for no such
-            order.
-        descending: the largest number first.
+        difficulties: (rows,) numbers by which the rows of a pass are sorted; empty for no sorting.
+        descending: whether the largest number is first.
     """
 
     rows: tuple[int, ...]
@@ -91,10 +91,10 @@ class Mixture:
     _passes: dict[int, tuple[tuple[int, ...], Rows]] = field(
         default_factory=dict, init=False, compare=False
     )
-    """Of each source the pass that was asked for last."""
+    """The last computed pass of each source."""
 
     def drawn(self, epoch: int, begin: int) -> list[int]:
-        """Return the batch at a place of an epoch, which is as long as all rows together."""
+        """Return the batch at a position of an epoch, whose length is that of all rows."""
         in_epoch = begin // self.batch
         number = epoch * self._batches + in_epoch
         parts = [
@@ -104,7 +104,7 @@ class Mixture:
 
     @cached_property
     def most(self) -> list[int]:
-        """Prompts of each source in a batch, at most."""
+        """Return (sources,) the largest number of prompts of each source in a batch."""
         return [int(count) for count in self._counts.max(axis=0)]
 
     @property
@@ -113,7 +113,7 @@ class Mixture:
 
     @cached_property
     def _sources(self) -> Rows:
-        """The source of each place of an epoch, spread as evenly as their shares allow."""
+        """Return (prompts of an epoch,) the source of each, evenly interleaved."""
         places = self._batches * self.batch
         shares = np.array(self.weights) / sum(self.weights)
         edges = np.rint(np.cumsum(shares) * places).astype(np.int64)
@@ -121,17 +121,17 @@ class Mixture:
 
     @cached_property
     def _counts(self) -> Rows:
-        """(batches of an epoch, sources) prompts of each source."""
+        """Return (batches of an epoch, sources) prompts of each source."""
         of_batch = self._sources.reshape(self._batches, self.batch)
         return np.stack([(of_batch == source).sum(axis=1) for source in range(len(self.rows))], 1)
 
     @cached_property
     def _before(self) -> Rows:
-        """(batches of an epoch + 1, sources) prompts of each source before a batch."""
+        """Return (batches of an epoch + 1, sources) prompts of each source before a batch."""
         return np.concatenate([np.zeros_like(self._counts[:1]), self._counts.cumsum(axis=0)])
 
     def _part(self, source: int, number: int, in_epoch: int) -> Rows:
-        """The rows of a source in a batch."""
+        """Return the rows of a source in a batch."""
         count = int(self._counts[in_epoch, source])
         if count == 0:
             return np.empty(0, np.int64)
@@ -143,14 +143,14 @@ class Mixture:
         return self._pass(source, pass_, end - start)[begin : begin + count]
 
     def _pass(self, source: int, number: int, used: int) -> Rows:
-        """The rows of a source that a pass uses, in its order.
+        """Return the rows of a source that a pass uses, in order.
 
-        Which it leaves out is chosen by the seed, also where the order is by difficulty.
+        The seed selects the dropped rows, also if rows are sorted by difficulty.
         """
         last, order = self._passes.get(source, ((), np.empty(0, np.int64)))
         if last != (number, used):
             count = self.rows[source]
-            # Each source is shuffled by its own draws: equal files are not in the same order.
+            # Each source has its own key: equal files are in different orders.
             draws = epoch_order(count, self.seed, number, source + 1) if self.shuffle else None
             chosen = np.arange(count)[:used] if draws is None else draws[:used]
             order = sum(self.rows[:source]) + chosen
@@ -165,7 +165,7 @@ class Mixture:
         return -numbers if self.descending else numbers
 
     def _drawn_before(self, source: int, number: int) -> int:
-        """Prompts of a source in all batches before one, whatever the pass."""
+        """Return the number of prompts of a source in all batches before one."""
         epoch, in_epoch = divmod(number, self._batches)
         return int(epoch * self._before[-1, source] + self._before[in_epoch, source])
 
@@ -178,9 +178,9 @@ def mixture_problems(
     *,
     field: str = "spec.data.train",
 ) -> list[DataProblem]:
-    """Say which files of a field have too few rows, or too little weight, for their share."""
+    """Return the problems of files of a field with too few rows, or too little weight."""
     if sum(rows) < batch:
-        return []  # which is told of all files together
+        return []  # reported for all files together
     most = Mixture(tuple(rows), tuple(weights), batch).most
     found = []
     for position, (path, own, needed) in enumerate(zip(paths, rows, most, strict=True)):
@@ -198,24 +198,24 @@ def mixture_problems(
 
 
 Place: TypeAlias = tuple[int, int]
-"""An epoch, from 0, and the number of its rows drawn so far: the data cursor of a resumed run."""
+"""Data cursor: an epoch, from 0, and the number of its rows drawn so far."""
 
 
 class PromptOrder:
     """Draws batches of row numbers, epoch after epoch.
 
-    The rows at the end of an epoch that fill no batch are left out, as verl's loader does
-    (``drop_last=True``); another epoch leaves out others.
+    Rows at the end of an epoch that do not fill a batch are dropped, as in verl's loader
+    (``drop_last=True``); another epoch drops others.
 
     Args:
-        num_rows: rows of the data set.
+        num_rows: rows of the dataset.
         seed: of the order.
         shuffle: False for the order of the files.
-        mixture: decides the order where there are weights or a curriculum, for batches of its size.
+        mixture: the order with weights or a curriculum, for batches of its size; else None.
 
     Attributes:
-        place: where the next batch begins; the same on any number of ranks, workers and files.
-            That a place is one of the same data is checked at a resume.
+        place: position of the next batch, independent of the layout. A resume checks that the data
+            are the same.
     """
 
     def __init__(
@@ -250,12 +250,12 @@ class PromptOrder:
         return batches
 
     def batches_read(self, place: Place, size: int) -> int:
-        """Return how many batches of a size are drawn before a place, if all are of that size."""
+        """Return the number of batches before a place, if all have this size."""
         epoch, cursor = place
-        assert cursor % size == 0, "a job that goes on draws as many at once as before"
+        assert cursor % size == 0, "a resumed job has the same batch size"
         return epoch * (self._num_rows // size) + cursor // size
 
     def passes_read(self, place: Place, size: int) -> int:
-        """Return how many epochs are finished at a place, for batches of a size."""
+        """Return the number of complete epochs at a place, for batches of this size."""
         epoch, cursor = place
         return epoch + (cursor + size > self._num_rows)

@@ -1,11 +1,10 @@
 """Preference data: pairs of a chosen and a rejected answer, or answers labelled good or bad.
 
-DPO and reward models are trained on the former, KTO on the latter.
+Pairs train DPO and reward models, labelled answers KTO.
 """
 
 import re
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Final
 
 from ppojob_api.problem import shown
@@ -14,75 +13,70 @@ from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, up_to_paddin
 from ppojob_trainer.data.columns import as_prompt, cell_of, conversation
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
+    GivenRow,
     Message,
     check_message,
     given_row,
-    learnt,
     refuse_calls,
+    trimmed,
 )
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import BadCell
-from ppojob_trainer.data.prompt_store import AnswerPart, Prompt, PromptRow
+from ppojob_trainer.data.prompt_store import AnswerPart, Prompt
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 
 _SPEAKERS: Final = {"Human": "user", "Assistant": ASSISTANT}
 _TURN: Final = re.compile(rf"\n\n({'|'.join(_SPEAKERS)}):")
 """The beginning of a turn in the texts of Anthropic's HH-RLHF."""
 
-_SOMEBODY: Message = {"role": "user"}
+_ANY_USER: Message = {"role": "user"}
 _MOST: Final = 1_000_000
 """Largest margin, like coefficients of the manifest."""
-_READ_BY_NOBODY = AnswerPart((0,), True)
-"""A token after a scored text: its value comes from the state before it."""
+_DUMMY = AnswerPart((0,), True)
+"""A token after a scored text: its value comes from the state before it, and it is not read."""
 
 
-def read_pair(
-    row: Row, spec: DataSpec, *, is_scored: bool = False
-) -> tuple[PromptRow, float, list[Sequence[Message]]]:
-    """Read a pair: its prompt and difficulty, and the messages of the chosen and the other answer.
+def read_pair(row: Row, spec: DataSpec, *, is_scored: bool = False) -> GivenRow:
+    """Read a pair, the chosen answer first.
 
-    Of answers that are learnt, calls are known to be written as the template does; what it makes
-    of them elsewhere, and in conversations that are scored, is not.
+    Tool calls are allowed only in answers whose tokens are trained on: only their rendering is
+    checked.
 
     Raises:
-        BadCell: a cell is missing or wrong; the first one.
+        BadCell: a cell is missing or invalid; the first one.
     """
     keys = spec.chosen_key, spec.rejected_key
     chosen, rejected = (_messages(cell_of(row, key, spec), key) for key in keys)
+    prompt: Prompt
     if chosen[0]["role"] == rejected[0]["role"] == ASSISTANT:
         prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
     else:
         common = _common(chosen, rejected, spec)
-        prompt, chosen, rejected = (
-            list(map(dict, chosen[:common])),
-            chosen[common:],
-            rejected[common:],
-        )
+        prompt = list(map(dict, chosen[:common]))
+        chosen, rejected = chosen[common:], rejected[common:]
     if not isinstance(prompt, str):
         refuse_calls(prompt, spec.prompt_key)
     for key, answer in zip(keys, (chosen, rejected), strict=True):
         if is_scored:
             refuse_calls(answer, key)
         _check_turns(answer, key, prompt)
-    found, difficulty = given_row(row, prompt, spec)
-    if spec.margin_key is not None:
-        found = replace(found, ground_truth=_margin(row, spec.margin_key, spec))
-    return found, difficulty, [chosen, rejected]
+    margin = None if spec.margin_key is None else _margin(row, spec.margin_key, spec)
+    return given_row(row, prompt, spec, [chosen, rejected], margin)
 
 
 def _margin(row: Row, key: str, spec: DataSpec) -> float:
     margin = cell_of(row, key, spec)
     if isinstance(margin, int | float) and not isinstance(margin, bool) and 0 <= margin <= _MOST:
         return float(margin)
-    why, allowed = "the rewards of the pair are to differ by it", f"a number from 0 to {_MOST}"
+    why, allowed = "it is the margin of the rewards", f"a number from 0 to {_MOST}"
     raise BadCell(key, shown(margin), why, allowed)
 
 
-def read_labelled(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequence[Message]]]:
-    """Read an answer with its label: the prompt, which holds it, its difficulty, and its messages.
+def read_labelled(row: Row, spec: DataSpec) -> GivenRow:
+    """Read an answer with its label, which is the ground truth of the row.
 
     Raises:
-        BadCell: a cell is missing or wrong; the first one.
+        BadCell: a cell is missing or invalid; the first one.
     """
     prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
     if not isinstance(prompt, str):
@@ -95,23 +89,20 @@ def read_labelled(row: Row, spec: DataSpec) -> tuple[PromptRow, float, list[Sequ
     _check_turns(answer, key, prompt)
     label = cell_of(row, spec.label_key, spec)
     if label not in (False, True):
-        why, allowed = "it says whether the answer is good", "true or false, or 1 or 0"
+        why, allowed = "it labels the answer as good or bad", "true or false, or 1 or 0"
         raise BadCell(spec.label_key, shown(label), why, allowed)
-    found, difficulty = given_row(row, prompt, spec)
-    return replace(found, ground_truth=bool(label)), difficulty, [answer]
+    return given_row(row, prompt, spec, [answer], bool(label))
 
 
-def read_split(row: Row, spec: DataSpec) -> list[tuple[PromptRow, float, list[Sequence[Message]]]]:
-    """Read a pair as two answers with labels: the chosen one is good, the other is not.
+def read_split(row: Row, spec: DataSpec) -> list[GivenRow]:
+    """Read a pair as two labelled answers: the chosen one is good, the rejected one is not.
 
     Raises:
-        BadCell: a cell is missing or wrong; the first one.
+        BadCell: a cell is missing or invalid; the first one.
     """
-    found, difficulty, answers = read_pair(row, spec)
-    labels = zip(answers, (True, False), strict=True)
-    return [
-        (replace(found, ground_truth=is_good), difficulty, [answer]) for answer, is_good in labels
-    ]
+    prompt = (pair := read_pair(row, spec)).row.prompt
+    labels = zip(pair.answers, (True, False), strict=True)
+    return [given_row(row, prompt, spec, [answer], is_good) for answer, is_good in labels]
 
 
 def _check_turns(answer: Sequence[Message], key: str, prompt: Prompt) -> None:
@@ -121,7 +112,7 @@ def _check_turns(answer: Sequence[Message], key: str, prompt: Prompt) -> None:
 
 
 def _messages(cell: object, column: str) -> Sequence[Message]:
-    """An answer, or the conversation that ends with it."""
+    """Read an answer, or the conversation that ends with it."""
     if isinstance(cell, str) and cell.strip():
         opening, *turns = _TURN.split(cell)
         if opening or not turns:
@@ -132,11 +123,11 @@ def _messages(cell: object, column: str) -> Sequence[Message]:
         ]
     messages = conversation(cell, column, calls=True)
     for index, message in enumerate(messages):
-        before = messages[index - 1] if index else _SOMEBODY
+        before = messages[index - 1] if index else _ANY_USER
         check_message(message, before, f"{column}[{index}]")
     last = messages[-1]["role"]
     if last != ASSISTANT:
-        why, allowed = "the answer is the assistant's", f"{ASSISTANT} in the last message"
+        why, allowed = "the answer must be the assistant's", f"{ASSISTANT} in the last message"
         raise BadCell(f"{column}[{len(messages) - 1}].role", shown(last), why, allowed)
     return messages
 
@@ -144,27 +135,27 @@ def _messages(cell: object, column: str) -> Sequence[Message]:
 def _common(chosen: Sequence[Message], rejected: Sequence[Message], spec: DataSpec) -> int:
     """Return the number of leading messages that two conversations share: their prompt.
 
-    For equal ones, from which nothing is learnt, it is the messages before the answer.
+    For equal conversations, which are dropped later, it is all messages before the last.
     """
     if chosen == rejected:
         return len(chosen) - 1
     shorter = min(len(chosen), len(rejected))
     alike = (one == other for one, other in zip(chosen, rejected, strict=False))
     common = next((index for index, is_alike in enumerate(alike) if not is_alike), shorter)
-    parting = [turns[common]["role"] for turns in (chosen, rejected) if common < len(turns)]
-    if common and parting == [ASSISTANT, ASSISTANT]:
+    roles = [turns[common]["role"] for turns in (chosen, rejected) if common < len(turns)]
+    if common and roles == [ASSISTANT, ASSISTANT]:
         return common
     got = ("no message", "1 message")[common] if common < 2 else f"{common} messages"
     why = "the two conversations do not first differ at an assistant message"
-    allowed = "conversations that differ from a turn of the assistant on, or answers alone"
+    allowed = "conversations that differ from an assistant message on, or only answers"
     raise BadCell(spec.rejected_key, f"{got} in common with {spec.chosen_key}", why, allowed)
 
 
 class ScoredAnswers:
-    """Tokenises conversations to be scored, as a reward model of a job reads them.
+    """Tokenises conversations to be scored, as the reward model of a job reads them.
 
-    That is the whole conversation by the template (`engine.score_engine`), up to padding at its
-    end. The common prefix of its answers is the prompt of the row.
+    The template renders the whole conversation (`engine.score_engine`), and padding at its end is
+    removed. The common prefix of the answers is the prompt of the row.
     """
 
     def __init__(self, chat: ChatTokenizer) -> None:
@@ -175,10 +166,10 @@ class ScoredAnswers:
         prompt: Prompt,
         ids: list[int],
         answers: Sequence[Sequence[Message]],
-        _told: TemplateInputs,
+        _inputs: TemplateInputs,
         _later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
-        """The prompt of the row, out of the ids of the prompt, and what follows in each answer.
+        """Return the common prefix of all answers, within `ids`, and the rest of each answer.
 
         Raises:
             BadChatTemplate: the template refuses a conversation.
@@ -186,14 +177,14 @@ class ScoredAnswers:
         found = [
             up_to_padding(whole, self._chat.pad_token_id) for whole in self._whole(prompt, answers)
         ]
-        alike = zip(ids, *found, strict=False)
-        common = next((at for at, (own, *others) in enumerate(alike) if {own} != {*others}), None)
+        columns = zip(ids, *found, strict=False)
+        common = next((at for at, (own, *others) in enumerate(columns) if {own} != {*others}), None)
         common = min(len(ids), *map(len, found)) if common is None else common
         return ids[:common], [[AnswerPart(tuple(whole[common:]), True)] for whole in found]
 
     def _whole(self, prompt: Prompt, answers: Sequence[Sequence[Message]]) -> list[list[int]]:
         if isinstance(prompt, str):
-            return [self._chat.encode(f"{prompt}{said['content']}") for (said,) in answers]
+            return [self._chat.encode(f"{prompt}{one['content']}") for (one,) in answers]
         chats = [[*prompt, *map(dict, answer)] for answer in answers]
         outcomes = self._chat.encode_chats(chats, open_turn=False)
         for outcome in outcomes:
@@ -202,8 +193,6 @@ class ScoredAnswers:
         return [ids for ids in outcomes if not isinstance(ids, BadChatTemplate)]
 
     def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
-        """The first `limit` tokens, read, and one behind them at which the score stands."""
-        read = learnt(answer, limit)
-        return (
-            (*(part._replace(is_trained=False) for part in read), _READ_BY_NOBODY) if read else ()
-        )
+        """Return the first `limit` tokens, and one after them for the position of the score."""
+        read = trimmed(answer, limit)
+        return (*(part._replace(is_trained=False) for part in read), _DUMMY) if read else ()

@@ -1,21 +1,21 @@
-"""Problems of data, in the same one-line form as mistakes in a manifest."""
+"""Problems of data, in the one-line form of problems of a manifest."""
 
 from dataclasses import dataclass, replace
 
 from ppojob_api.problem import counted, printable
 
 LISTED_PROBLEMS = 50
-"""Lines of one report; further ones are counted."""
+"""Lines of one report; further problems are only counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DataProblem:
-    """One thing that is wrong, or, among warnings, worth knowing.
+    """An error or a warning.
 
     Attributes:
         where: ``file``, ``file:row`` or ``file:row:column``. Rows of a parquet file count from 0 as
             in a data frame, lines of a JSON-lines file from 1 as in an editor.
-        count: rows of the file that have the same problem; the first is named.
+        count: number of rows of the file with this problem; the first one is named.
     """
 
     where: str
@@ -25,13 +25,13 @@ class DataProblem:
     count: int = 1
 
     def __str__(self) -> str:
-        """The one line that people read."""
+        """Format the problem as one line."""
         more = f" (and {counted(self.count - 1, 'more row')} like it)" if self.count > 1 else ""
         return printable(f"{self.where}: got {self.got}: {self.why}{more}; {self.allowed}")
 
 
 class BadCell(Exception):  # noqa: N818  the cell is bad
-    """One cell is wrong; the problem's place is the column, with the path in it: prompt[0].role."""
+    """A cell is invalid; the place of the problem is its path, such as prompt[0].role."""
 
     def __init__(self, column: str, got: str, why: str, allowed: str) -> None:
         self.problem = DataProblem(column, got, why, allowed)
@@ -39,10 +39,10 @@ class BadCell(Exception):  # noqa: N818  the cell is bad
 
 
 class Findings:
-    """Collects problems of a pass over the data in bounded memory.
+    """Collects the problems of a pass over the data in bounded memory.
 
-    Problems of one file, column and reason become one line that names the first row and counts the
-    others, however many rows are wrong.
+    Problems of the same file, column and reason are one line, which names the first row and counts
+    the others.
     """
 
     def __init__(self) -> None:
@@ -50,7 +50,7 @@ class Findings:
         self._unlisted = 0
 
     def add(self, problem: DataProblem, *, file: str = "", column: str = "") -> None:
-        """Take in one problem; ``file`` and ``column`` say with which others it is counted."""
+        """Add a problem; it is counted with others of the same file, column and reason."""
         key = (file or problem.where, column, problem.why)
         first = self._found.get(key)
         if first is not None:
@@ -60,12 +60,18 @@ class Findings:
         else:
             self._unlisted += 1
 
+    def add_cell(self, problem: DataProblem, file: str, place: str) -> None:
+        """Add a problem of a cell, whose place is a path in the row at `place`."""
+        # Problems of one column are one line, in whichever message or field of it they are.
+        column = problem.where.partition(".")[0].partition("[")[0]
+        self.add(replace(problem, where=f"{place}:{problem.where}"), file=file, column=column)
+
     def __bool__(self) -> bool:
         """Whether anything was found."""
         return bool(self._found)
 
     def lines(self) -> list[str]:
-        """The report for people, in the order of the rows."""
+        """Return the report, in the order of the rows."""
         lines = list(map(str, self._found.values()))
         if self._unlisted:
             lines.append(f"... and {self._unlisted} more problems that are not listed")

@@ -1,4 +1,4 @@
-"""Writes rows in verl's columns to parquet files, all of a task or none."""
+"""Writes rows in verl's columns to parquet files, all files of a task or none."""
 
 import contextlib
 import itertools
@@ -27,7 +27,7 @@ class TaskRow:
     extra_info: dict[str, Json] = field(default_factory=dict)
 
     def columns(self, split: str, index: int) -> dict[str, Json | list[dict[str, str]]]:
-        """The row as verl stores it."""
+        """Return the row in verl's columns."""
         return {
             "data_source": self.data_source,
             "prompt": self.prompt,
@@ -38,49 +38,49 @@ class TaskRow:
 
 
 def write_splits(folder: Path, splits: Mapping[str, Iterable[TaskRow]]) -> dict[Path, int]:
-    """Write ``<folder>/<split>.parquet`` of each split, a thousand rows a row group.
+    """Write ``<folder>/<split>.parquet`` of each split, in row groups of a thousand rows.
 
-    The folder is made if it does not exist. The files appear under their names when all are whole;
-    the same rows give the same bytes.
+    The folder is created if needed. The files get their names when all are complete. The same rows
+    give the same bytes.
 
     Returns:
-        The files, and the number of rows of each.
+        The number of rows of each file.
 
     Raises:
         ConfigError: there are no rows, or the folder cannot be written.
     """
     written = {}
     paths = [folder / f"{split}.parquet" for split in splits]
-    with written_aside(paths) as asides:
+    with temporary_files(paths) as temporary:
         for path, (split, rows) in zip(paths, splits.items(), strict=True):
-            written[path] = _write(asides[path], split, rows)
+            written[path] = _write(temporary[path], split, rows)
             if written[path] == 0:
                 raise ConfigError(f"{path}: got no rows: nothing to write; at least one row")
     return written
 
 
 @contextlib.contextmanager
-def written_aside(paths: Sequence[Path]) -> Iterator[dict[Path, Path]]:
-    """Places to write the files of a folder to, which appear under their names when all are whole.
+def temporary_files(paths: Sequence[Path]) -> Iterator[dict[Path, Path]]:
+    """Map files of a folder to temporary files, which are renamed to them after the block.
 
     Raises:
-        ConfigError: the folder, which is made if it does not exist, cannot be written.
+        ConfigError: the folder, which is created if needed, cannot be written.
     """
-    asides = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in paths}
+    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in paths}
     try:
         paths[0].parent.mkdir(parents=True, exist_ok=True)
-        yield asides
-        for path, aside in asides.items():
-            aside.replace(path)
+        yield temporary
+        for path, written in temporary.items():
+            written.replace(path)
     except OSError as error:
         raise ConfigError(
             f"{paths[0].parent}: got {error.strerror or error}: files cannot be written there; "
             "a folder that this user may write"
         ) from None
     finally:
-        for aside in asides.values():
+        for written in temporary.values():
             with contextlib.suppress(OSError):
-                aside.unlink()
+                written.unlink()
 
 
 def _write(path: Path, split: str, rows: Iterable[TaskRow]) -> int:

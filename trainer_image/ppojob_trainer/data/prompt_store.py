@@ -1,4 +1,4 @@
-"""Prompt store: rows between files and steps, checked and tokenised once, found by number."""
+"""Prompt store: the tokenised rows of a dataset, in a temporary file, by number."""
 
 import base64
 import hashlib
@@ -7,7 +7,7 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,9 +23,9 @@ Prompt = str | list[dict[str, Json]]
 
 
 class AnswerPart(NamedTuple):
-    """Consecutive tokens of an answer that one side wrote, and the pictures that they show.
+    """Consecutive tokens of an answer by one author, with their pictures.
 
-    Pictures begin where the whole answer counts their first token.
+    The positions of pictures are relative to the whole answer.
     """
 
     tokens: tuple[int, ...]
@@ -38,21 +38,21 @@ class PromptRow:
     """One prompt and what its reward needs.
 
     Attributes:
-        index: its number in the data set: ``dataset[row.index]`` is this row. A row that is not yet
-            in a data set has -1, and no tokens.
-        token_ids: the prompt as the model gets it, cut where that is the policy.
-        prompt: the same as the file has it.
+        index: number in the dataset: ``dataset[row.index]`` is this row. -1 for a row that is not
+            in a dataset yet, which has no tokens.
+        token_ids: token ids of the prompt, truncated if that is the policy for long prompts.
+        prompt: the prompt as in the file.
         data_source: selects the reward function.
-        ground_truth: what the reward compares with; of answers that are given whether one is good,
-            or the margin of two; None where the row has none of these.
-        extra_info: other data of the row, for its reward and its tools.
-        agent: who answers in it; empty where rows are no conversations.
-        answers: what the policy learns to answer, of two the better one first; or responses that
-            are given beside its own samples; empty without any.
-        pictures: those of the prompt and clips of videos, as `pictures.packed` has them.
-        teacher_prompt: what the reference reads in its place, as the file has it; None where it
-            reads the prompt. It is not kept.
-        teacher_token_ids: its tokens, cut as those of the prompt.
+        ground_truth: input of the reward; for a given answer whether it is good, for a pair its
+            margin; None if the row has none of these.
+        extra_info: other data of the row, for rewards and tools.
+        agent: name of the row's agent; empty in jobs without agents.
+        answers: answers to train on, of a pair the chosen one first; or given responses that join
+            the sampled ones; empty without any.
+        pictures: media files of the prompt, as by `pictures.packed`.
+        teacher_prompt: prompt of the reference as in the file; None if it reads `prompt`. It is
+            not stored.
+        teacher_token_ids: its token ids, truncated likewise.
         known_scores: scores of earlier responses; empty without any.
     """
 
@@ -70,25 +70,25 @@ class PromptRow:
     known_scores: tuple[float, ...] = ()
 
     @property
-    def asks(self) -> str:
-        """Return the digest of the prompt: rows of the same tokens and pictures have the same."""
+    def prompt_digest(self) -> str:
+        """Return a digest of the prompt's tokens and pictures, in hex."""
         digest = hashlib.blake2b(json.dumps(self.token_ids).encode(), digest_size=8)
         digest.update(self.pictures)
         return digest.hexdigest()
 
     @property
-    def shown_prompt(self) -> Prompt:
-        """The prompt as a template takes it, with its pictures in their places."""
+    def prompt_with_media(self) -> Prompt:
+        """Return the prompt as a chat template takes it, with parts for its media."""
         if not self.pictures or isinstance(self.prompt, str):
             return self.prompt
         return with_parts(self.prompt, unpacked(self.pictures))
 
 
 class PromptStore(Closeable):
-    """Rows in a temporary file that has no name; eight bytes a row are in memory.
+    """Rows in an unnamed temporary file; eight bytes per row are in memory.
 
     Raises:
-        StorageError: there is no room for temporary files.
+        StorageError: the temporary file cannot be created.
     """
 
     def __init__(self) -> None:
@@ -99,22 +99,24 @@ class PromptStore(Closeable):
             _raise(error)
 
     def __len__(self) -> int:
-        """Number of rows."""
+        """Return the number of rows."""
         return len(self._ends) - 1
 
     def append(self, row: PromptRow) -> None:
-        """Keep a row, whose index is the number of those before it.
+        """Store a row, whose index is the number of rows before it.
 
         Raises:
-            StorageError: there is no room for it.
+            StorageError: there is no space for it.
         """
-        assert row.index == len(self), "rows are numbered in their order"
-        told = row.data_source, row.ground_truth, row.extra_info, row.agent
-        pictures = base64.b64encode(row.pictures).decode()
-        answers = [[_plain(part) for part in answer] for answer in row.answers]
-        more = row.teacher_token_ids, row.known_scores
-        kept = [row.token_ids, row.prompt, *told, answers, pictures, *more]
-        text = json.dumps(kept, separators=(",", ":")).encode()
+        assert row.index == len(self), "rows are numbered in order"
+        columns = [
+            *(row.token_ids, row.prompt, row.data_source, row.ground_truth, row.extra_info),
+            row.agent,
+            [[_plain(part) for part in answer] for answer in row.answers],
+            base64.b64encode(row.pictures).decode(),
+            *(row.teacher_token_ids, row.known_scores),
+        ]
+        text = json.dumps(columns, separators=(",", ":")).encode()
         try:
             self._file.write(text)
         except OSError as error:
@@ -122,36 +124,37 @@ class PromptStore(Closeable):
         self._ends.append(self._ends[-1] + len(text))
 
     def __getitem__(self, index: int) -> PromptRow:
-        """A row by its number.
+        """Read a row by its number.
 
         Raises:
             IndexError: there is no such row.
-            StorageError: there was no room for what was appended.
+            StorageError: there was no space for an appended row.
         """
         if not 0 <= index < len(self):
-            raise IndexError(f"row {index} of a data set of {len(self)} rows")
+            raise IndexError(f"row {index} of a dataset of {len(self)} rows")
         try:
             self._file.flush()
             begin, end = self._ends[index], self._ends[index + 1]
-            kept: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
+            columns: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, prompt, source, truth, info, agent, given, encoded, taught, scores = kept
-        answers = tuple(
-            tuple(
-                AnswerPart(tuple(tokens), trained, _shown(later))
-                for tokens, trained, later in parts
-            )
-            for parts in given
+        token_ids, prompt, source, truth, info, agent, answers, pictures, teacher, scores = columns
+        return PromptRow(
+            index=index,
+            token_ids=tuple(token_ids),
+            prompt=prompt,
+            data_source=source,
+            ground_truth=truth,
+            extra_info=info,
+            agent=agent,
+            answers=tuple(tuple(_answer_part(*part) for part in answer) for answer in answers),
+            pictures=base64.b64decode(pictures),
+            teacher_token_ids=tuple(teacher),
+            known_scores=tuple(scores),
         )
-        told, pictures = (source, truth, info, agent), base64.b64decode(encoded)
-        row = PromptRow(index, tuple(token_ids), prompt, *told, answers, pictures)
-        if not taught and not scores:
-            return row
-        return replace(row, teacher_token_ids=tuple(taught), known_scores=tuple(scores))
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
-        """Several rows, in the order of their numbers as given."""
+        """Read several rows, in the order of the given numbers."""
         return [self[index] for index in indices]
 
     def close(self) -> None:
@@ -164,8 +167,9 @@ def _plain(part: AnswerPart) -> list[Json]:
     return [list(part.tokens), part.is_trained, later]
 
 
-def _shown(later: list[tuple[int, str]]) -> tuple[LaterPicture, ...]:
-    return tuple(LaterPicture(start, base64.b64decode(file)) for start, file in later)
+def _answer_part(tokens: list[int], is_trained: bool, later: list[tuple[int, str]]) -> AnswerPart:
+    pictures = (LaterPicture(start, base64.b64decode(file)) for start, file in later)
+    return AnswerPart(tuple(tokens), is_trained, tuple(pictures))
 
 
 def _raise(error: OSError) -> None:

@@ -1,4 +1,4 @@
-"""Data sets as their authors publish them, row by row to verl's columns and wording.
+"""Published datasets, converted row by row to verl's columns and prompts.
 
 GSM8K, MATH, DAPO-Math-17k and AIME, and the questions of Search-R1.
 """
@@ -48,15 +48,15 @@ PROMPTS: dict[SearchForm, str] = {
     "answer inside <answer> and </answer>, without detailed illustrations. For example, <answer> "
     "Beijing </answer>. Question: ",
 }
-"""`search` is Search-R1's own (table 1 of the paper, as its scripts have it), for models that get a
+"""`search` is Search-R1's prompt (table 1 of the paper, as in its scripts), for models with a
 search engine; `direct` needs none."""
 
 
 def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
-    """Read a file row by row; `row_of` is told a row's place too.
+    """Convert a file row by row; `row_of` gets a row and its place.
 
     Raises:
-        ConfigError: the file cannot be read, or one of its rows is none of the data set.
+        ConfigError: the file cannot be read, or a row is not of the dataset.
     """
     opened = open_row_file(str(path))
     if isinstance(opened, DataProblem):
@@ -71,7 +71,7 @@ def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[Ta
 
 
 def _text_of(row: Row, column: str, place: str, data_set: str) -> str:
-    """The text in a column; raises ConfigError where there is none."""
+    """Return the text in a column, or raise a ConfigError."""
     cell = row.get(column)
     if not isinstance(cell, str) or not cell.strip():
         raise ConfigError(f"{place}:{column}: got {cell!r}: not a problem of {data_set}; text")
@@ -82,7 +82,7 @@ def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
     """Read problems of GSM8K one by one (Cobbe et al. 2021, arXiv:2110.14168).
 
     A row has a "question", and an "answer" that ends in "#### n". With a user, each row also names
-    verl's simulated user `gsm8k`, who answers the model, and tells it the solution.
+    the user simulator `gsm8k`, with the solution.
 
     Raises:
         ConfigError: the file, or one of its rows, is not GSM8K.
@@ -93,14 +93,14 @@ def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
         solution = _SOLUTION.search(answer)
         if solution is None:
             raise ConfigError(
-                f"{place}:answer: got {answer[-40:]!r}: no solution at its end; an answer that ends"
+                f"{place}:answer: got {answer[-40:]!r}: no solution at the end; an answer that ends"
                 ' in "#### 72"'
             )
-        asked, truth = f"{question} {_SAY_NUMBER}", solution.group(1).replace(",", "")
+        prompt, truth = f"{question} {_SAY_NUMBER}", solution.group(1).replace(",", "")
         info: dict[str, Json] = {"answer": answer, "question": question}
         if with_user:
-            info[INTERACTION] = {"name": "gsm8k", "query": asked, "ground_truth": truth}
-        return TaskRow(_GSM8K, [{"role": "user", "content": asked}], truth, extra_info=info)
+            info[INTERACTION] = {"name": "gsm8k", "query": prompt, "ground_truth": truth}
+        return TaskRow(_GSM8K, [{"role": "user", "content": prompt}], truth, extra_info=info)
 
     return _task_rows(path, row_of)
 
@@ -108,8 +108,8 @@ def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
 def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator[TaskRow]:
     """Read problems of MATH one by one (Hendrycks et al. 2021, arXiv:2103.03874).
 
-    A row has a "problem", and a "solution" with the answer in a box, which `boxed_answer` finds as
-    the scorer does in a response.
+    A row has a "problem", and a "solution" with a boxed answer, which `boxed_answer` extracts as
+    the scorer does.
 
     Raises:
         ConfigError: the file, or one of its rows, is not MATH.
@@ -130,13 +130,13 @@ def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator
 
 
 def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
-    """Read problems of DAPO-Math-17k or AIME one by one, each once however often the file has it.
+    """Read problems of DAPO-Math-17k or AIME one by one, without duplicates.
 
-    Yu et al. 2025, arXiv:2503.14476, in DAPO's wording. Both are found in verl's columns already,
-    and as a problem with its answer, under several names of columns.
+    Yu et al. 2025, arXiv:2503.14476, with DAPO's prompt. A file has verl's columns, or a problem
+    and its answer under one of several column names.
 
     Raises:
-        ConfigError: the file, or one of its rows, is no problem with an answer.
+        ConfigError: the file cannot be read, or a row has no problem with an answer.
     """
     seen = set[str]()
     for row in _task_rows(path, lambda row, place: _dapo_row(row, place, data_source)):
@@ -163,11 +163,11 @@ def _dapo_row(row: Row, place: str, data_source: str) -> TaskRow:
 
 
 def _answer(row: Row) -> str | None:
-    """The answer as text, integers without zeros before them: AIME prints 025."""
+    """Return the answer as text, integers without leading zeros: AIME prints 025."""
     model = row.get("reward_model")
-    told = [model.get("ground_truth")] if isinstance(model, dict) else []
-    told += [row.get(name) for name in _ANSWERS]
-    for answer in told:
+    answers = [model.get("ground_truth")] if isinstance(model, dict) else []
+    answers += [row.get(name) for name in _ANSWERS]
+    for answer in answers:
         text = str(answer).strip() if isinstance(answer, str | int) else ""
         if text:
             return str(int(text)) if text.isdecimal() else text
@@ -175,7 +175,7 @@ def _answer(row: Row) -> str | None:
 
 
 def _numbered(row: Row) -> dict[str, Json]:
-    """What tells the problem from others: the original's index, or its number."""
+    """Return the index or the id of a problem, for extra_info."""
     info = row.get("extra_info")
     if isinstance(info, dict) and "index" in info:
         return {"index": info["index"]}
@@ -186,12 +186,11 @@ def _numbered(row: Row) -> dict[str, Json]:
 def search_r1_rows(path: Path, data_source: str, form: SearchForm) -> Iterator[TaskRow]:
     """Read questions of Search-R1 one by one (Jin et al. 2025, arXiv:2503.09516).
 
-    Rows of nq_hotpotqa and of the data sets of FlashRAG: "id", "question" and "golden_answers".
-
-    Rows without a data source of their own, such as "nq", get the one that is given.
+    Rows of nq_hotpotqa and of FlashRAG's datasets: "id", "question" and "golden_answers". Rows
+    without a data source get the given one.
 
     Raises:
-        ConfigError: the file, or one of its rows, is no question with answers.
+        ConfigError: the file cannot be read, or a row has no question with answers.
     """
     return _task_rows(path, lambda row, place: _search_row(row, place, data_source, form))
 
@@ -207,8 +206,7 @@ def _search_row(row: Row, place: str, data_source: str, form: SearchForm) -> Tas
         or not all(isinstance(answer, str) and answer.strip() for answer in answers)
     ):
         raise ConfigError(
-            f"{place}:golden_answers: got {answers!r}: nothing to compare an answer with; a list "
-            "of texts"
+            f"{place}:golden_answers: got {answers!r}: no known answers; a list of texts"
         )
     name = row.get("id")
     return TaskRow(

@@ -13,34 +13,34 @@ from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKill
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, SamplerFailed
 
-if TYPE_CHECKING:  # the child loads this module too, and has no time for these
+if TYPE_CHECKING:  # the child imports this module too, and these would slow its start
     from ppojob_api.v1alpha1.training import SamplerSpec
     from ppojob_trainer.data.prompt_store import PromptStore
 
 FIELD: Final = "spec.data.sampler"
 MAX_STATE_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 600.0
-"""Timeout of the import of the file, and of a call."""
+"""Timeout of an import and of a call."""
 _CHUNK_ROWS: Final = 1024
 _CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Size of one message with cells; a larger row has a message to itself."""
+"""Size limit of a message with cells; a larger row is sent alone."""
 _ROW_BYTES: Final = 32 * 1024 * 1024
-"""Of the cells of a row at most, well below what a message may have."""
+"""Size limit of the cells of a row, below that of a frame."""
 _CHUNK_NUMBERS: Final = 1 << 20
-"""Of one message with numbers of rows."""
+"""Numbers per message."""
 _NULL: Final = b"null"
 _ATTEMPTS: Final = 2
-"""Processes to try: the last may be killed from outside, since the kernel takes them first."""
+"""Processes to try: the kernel kills them first when memory is short."""
 _log = logging.getLogger(__name__)
 
 Numbers = npt.NDArray[np.float64]
 
 
 class OpenSampler(msgspec.Struct, frozen=True, tag=True):
-    """Find the function and check its signature; the keyword arguments are JSON.
+    """Load a function and check its signature; the keyword arguments are JSON.
 
     Attributes:
-        path: of its file; empty where it is built in.
+        path: file of the function; empty if it is built in.
     """
 
     path: str
@@ -48,14 +48,14 @@ class OpenSampler(msgspec.Struct, frozen=True, tag=True):
     arguments: bytes
 
 
-class TellValues(msgspec.Struct, frozen=True, tag=True):
-    """Cells of some more rows in the columns that stay, as JSON lists."""
+class AppendCells(msgspec.Struct, frozen=True, tag=True):
+    """Cells of the next rows in the constant columns, as JSON lists by column."""
 
     cells: dict[str, bytes]
 
 
-class TellNumbers(msgspec.Struct, frozen=True, tag=True):
-    """Some more of a column of float64 as it is now; those from row 0 begin it anew."""
+class SetNumbers(msgspec.Struct, frozen=True, tag=True):
+    """The next numbers (float64) of a column; those from row 0 replace the column."""
 
     name: str
     first: int
@@ -71,14 +71,14 @@ class ChooseRows(msgspec.Struct, frozen=True, tag=True):
     state: str
 
 
-SamplerRequest = OpenSampler | TellValues | TellNumbers | ChooseRows
+SamplerRequest = OpenSampler | AppendCells | SetNumbers | ChooseRows
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The rows that were asked for, and the next state; or what is wrong.
+    """The selected rows and the next state, or a problem.
 
     Attributes:
-        got: what is there in their place; empty where nothing is wrong.
+        got: invalid value; empty without a problem.
     """
 
     rows: list[int]
@@ -89,10 +89,11 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class RowSampler(Closeable):
-    """Calls the function in a child process, which is restarted if something killed it.
+    """Calls the function in a child process, which is restarted if it was killed.
 
     Args:
-        rows: the rows that the function gets.
+        spec: the sampler of the job.
+        rows: rows to select from.
     """
 
     def __init__(self, spec: "SamplerSpec", rows: "PromptStore") -> None:
@@ -101,10 +102,10 @@ class RowSampler(Closeable):
         self._child: BoundedProcess | None = None
 
     def open(self) -> None:
-        """Find the function.
+        """Load the function.
 
         Raises:
-            ConfigError: there is none that can be called.
+            ConfigError: it does not exist or cannot be called.
         """
         try:
             self._start()
@@ -116,8 +117,15 @@ class RowSampler(Closeable):
     ) -> tuple[list[int], str]:
         """Return the rows of a step, and the state for the next one.
 
+        Args:
+            step: number of the step.
+            seed: of the sampler.
+            count: number of rows.
+            numbers: columns, (rows,) each.
+            state: JSON.
+
         Raises:
-            SamplerFailed: the function raised, hung, died, or returned something else.
+            SamplerFailed: the function raised, hung, died, or returned an invalid value.
         """
         for left in reversed(range(_ATTEMPTS)):
             try:
@@ -126,14 +134,14 @@ class RowSampler(Closeable):
                 for name, column in numbers.items():
                     for first in range(0, len(column), _CHUNK_NUMBERS):
                         some = column[first : first + _CHUNK_NUMBERS]
-                        self._ask(TellNumbers(name, first, some.tobytes()))
-                chosen = self._ask(ChooseRows(step, seed, count, state))
+                        self._call(SetNumbers(name, first, some.tobytes()))
+                chosen = self._call(ChooseRows(step, seed, count, state))
                 return chosen.rows, chosen.state
             except ChildKilled as killed:
                 if not left:
                     raise _failed(f"its process {killed}") from None
-                _log.info("%s: asked again: the process %s", FIELD, killed)
-        raise AssertionError("the last attempt answers or fails")
+                _log.info("%s: called again: the process %s", FIELD, killed)
+        raise AssertionError("the last attempt returns or raises")
 
     def close(self) -> None:
         """End the child."""
@@ -147,19 +155,19 @@ class RowSampler(Closeable):
         self._child = BoundedProcess(module, memory_bytes=None, log=_log)
         source, spec = self._spec.source, self._spec
         path = "" if source is None else source.file or ""
-        self._ask(OpenSampler(path, spec.function, msgspec.json.encode(spec.arguments)))
+        self._call(OpenSampler(path, spec.function, msgspec.json.encode(spec.arguments)))
         empty = set(spec.columns)
         for cells in self._messages():
             empty = {name for name in empty if set(cells[name]) <= {_NULL}}
             lists = {name: b"[%b]" % b",".join(column) for name, column in cells.items()}
-            self._ask(TellValues(lists))
+            self._call(AppendCells(lists))
         if empty and len(self._rows):
             got, why = ", ".join(sorted(empty)), "no row has it"
             allowed = "entries of extra_info that some rows have"
             raise SamplerFailed(f"{FIELD}.columns: got {got}: {why}; {allowed}")
 
     def _messages(self) -> Iterator[dict[str, list[bytes]]]:
-        """What stays of all rows, some at a time: cells as JSON, by the name of the column."""
+        """Yield the constant cells of all rows in chunks: lists of JSON by column."""
         cells: dict[str, list[bytes]] = defaultdict(list)
         rows = size = 0
         for own in self._cells():
@@ -174,25 +182,25 @@ class RowSampler(Closeable):
             yield cells
 
     def _cells(self) -> Iterator[dict[str, bytes]]:
-        """What stays of each row, by the name of the column."""
+        """Yield the constant cells of each row as JSON by column."""
         for first in range(0, len(self._rows), _CHUNK_ROWS):
             some = range(first, min(first + _CHUNK_ROWS, len(self._rows)))
             for number, row in zip(some, self._rows.rows(some), strict=True):
-                told = {name: row.extra_info.get(name) for name in self._spec.columns}
-                told["data_source"] = row.data_source
-                cells = {name: msgspec.json.encode(cell) for name, cell in told.items()}
+                own = {name: row.extra_info.get(name) for name in self._spec.columns}
+                own["data_source"] = row.data_source
+                cells = {name: msgspec.json.encode(cell) for name, cell in own.items()}
                 if (size := sum(map(len, cells.values()))) > _ROW_BYTES:
                     got, allowed = f"{size} bytes of row {number}", f"at most {_ROW_BYTES} a row"
-                    why = "a row is told at one time"
+                    why = "a row is sent in one message"
                     raise SamplerFailed(f"{FIELD}.columns: got {got}: {why}; {allowed}")
                 yield cells
 
-    def _ask(self, request: SamplerRequest) -> Chosen:
-        assert self._child is not None, "it is started first"
+    def _call(self, request: SamplerRequest) -> Chosen:
+        assert self._child is not None, "the child was started"
         try:
             body = self._child.call(msgspec.msgpack.encode(request), _SECONDS)
         except ChildTimeout:
-            raise _failed(f"it answered nothing in {_SECONDS:g} s") from None
+            raise _failed(f"no answer in {_SECONDS:g} s") from None
         except ChildKilled:
             raise
         except ChildDied as died:
@@ -204,4 +212,4 @@ class RowSampler(Closeable):
 
 
 def _failed(why: str) -> SamplerFailed:
-    return SamplerFailed(f"{FIELD}: got no rows: {why}; a function that answers")
+    return SamplerFailed(f"{FIELD}: got no rows: {why}; a function that returns")

@@ -12,30 +12,30 @@ from ppojob_trainer.children.user_code import load_function, raised
 from ppojob_trainer.data import samplers
 from ppojob_trainer.data.row_sampler import (
     MAX_STATE_BYTES,
+    AppendCells,
     ChooseRows,
     Chosen,
     OpenSampler,
     SamplerRequest,
-    TellNumbers,
-    TellValues,
+    SetNumbers,
 )
 from ppojob_trainer.errors import Wrong
 from ppojob_trainer.json_value import Json
 
 _MODULE = "ppojob_sampler"
 
-# Taken before the file is imported, which may put something else in their place.
+# Bound before the user's file is imported, which may replace them.
 _decode: Final = msgspec.msgpack.Decoder(SamplerRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _dumps: Final = json.dumps
 
 
-class _Served:
-    """A function and its inputs about the rows."""
+class _Sampler:
+    """A function and its columns."""
 
     def __init__(self) -> None:
         self._function: samplers.Sampler | None = None
-        self._arguments = b""  # JSON, as what stays of the rows, of which each call has a copy
+        self._arguments = b""  # JSON, like the cells: each call gets its own copy
         self._values: dict[str, list[bytes]] = {}
         self._numbers: dict[str, bytearray] = {}
 
@@ -45,10 +45,10 @@ class _Served:
                 self._arguments = request.arguments
                 given = msgspec.json.decode(request.arguments)
                 self._function = samplers.checked(request.function, _found(request), given)
-            case TellValues():
+            case AppendCells():
                 for name, cells in request.cells.items():
                     self._values.setdefault(name, []).append(cells)
-            case TellNumbers():
+            case SetNumbers():
                 if request.first == 0:
                     self._numbers[request.name] = bytearray()
                 self._numbers[request.name] += request.numbers
@@ -58,10 +58,10 @@ class _Served:
 
     def _chosen(self, request: ChooseRows) -> Chosen:
         function = self._function
-        assert function is not None, "it is opened first"
-        # Of its own: what a call writes there must be no memory of another.
+        assert function is not None, "the function was loaded"
+        # Copies, so that a call cannot keep state in its arguments.
         arguments: dict[str, Json] = msgspec.json.decode(self._arguments)
-        numbers = {name: np.frombuffer(told).copy() for name, told in self._numbers.items()}
+        numbers = {name: np.frombuffer(body).copy() for name, body in self._numbers.items()}
         rows: dict[str, Any] = {**numbers}
         for name, some in self._values.items():
             rows[name] = [cell for cells in some for cell in msgspec.json.decode(cells)]
@@ -73,7 +73,7 @@ class _Served:
 
 
 def _found(request: OpenSampler) -> samplers.Sampler:
-    """The function of a name, which is built in where there is no file."""
+    """Load the function, built in or from a file."""
     if not request.path:
         return samplers.SAMPLERS[request.function]
     return load_function(request.path, request.function, _MODULE, "function: one of the file")
@@ -83,25 +83,25 @@ def _written(state: Json) -> str:
     try:
         text = _dumps(state, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise Wrong(samplers.STATE, f"JSON cannot hold it: {error}", "what JSON holds") from None
+        raise Wrong(samplers.STATE, f"not JSON: {error}", "a JSON value") from None
     if len(text) > MAX_STATE_BYTES:
-        why = "each checkpoint and line of the journal has it"
+        why = "it is in each checkpoint and each journal entry"
         raise Wrong(f"{samplers.STATE} of {len(text)} bytes", why, f"at most {MAX_STATE_BYTES}")
     return text
 
 
 def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
-    served = _Served()
+    sampler = _Sampler()
 
     def answer(body: bytes) -> bytes:
         try:
-            return _encode(served.answer(_decode(body)))
+            return _encode(sampler.answer(_decode(body)))
         except Wrong as bad:
             return _encode(Chosen([], "null", *bad.args))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
             text, where = raised(error, __file__)
-            return _encode(Chosen([], "null", text, where, "a function that answers its rows"))
+            return _encode(Chosen([], "null", text, where, "a function that returns rows"))
 
     guardian.answer_requests(requests, answers, answer)
 

@@ -1,7 +1,6 @@
 """Built-in samplers of rows, and validation of any sampler's result.
 
-Each is a pure function of the step, the seed and earlier scores, like everything that decides which
-rows a step trains on.
+A sampler is a pure function of the step, the seed and earlier scores.
 """
 
 import inspect
@@ -24,7 +23,7 @@ Sampler: TypeAlias = Callable[..., object]
 
 SIGNATURE: Final = "(step, seed, count, rows, **arguments)"
 STATE: Final = "state"
-"""Argument by which a function gets its previous state; it then returns the next one."""
+"""Argument for the previous state of a function, which then also returns the next state."""
 
 
 def uncertain(
@@ -58,13 +57,12 @@ def nearest(
     explore: float = 0.25,
     column: str = "value",
 ) -> list[int]:
-    """Select the rows with a number nearest to a target, and a random share of others.
+    """Select the rows whose value is nearest to a target, and a random share of others.
 
-    Ties are broken at random. The random share finds out whether rows that were too hard or too
-    easy have changed.
+    Ties are broken at random. The random share detects rows that are no longer too hard or easy.
     """
     if column not in rows:
-        raise Wrong(f"column {column}", "no such column is known", ", ".join(rows))
+        raise Wrong(f"column {column}", "there is no such column", ", ".join(rows))
     numbers = np.asarray(rows[column], dtype=np.float64)
     order = epoch_order(len(numbers), seed, step)
     near = order[np.argsort(np.abs(numbers - target)[order], kind="stable")]
@@ -79,24 +77,24 @@ def _listed(rows: Rows | npt.NDArray[np.int64]) -> list[int]:
 
 
 SAMPLERS: Final[Mapping[str, Sampler]] = {"nearest": nearest, "uncertain": uncertain}
-"""Every sampler that is built in, by its name."""
+"""Built-in samplers by name."""
 
 
 def checked(name: str, function: Sampler, arguments: Mapping[str, Json]) -> Sampler:
-    """A function that can be called with these arguments.
+    """Return the function if it can be called with these arguments.
 
     Raises:
         Wrong: it has another signature, or is a class or async.
     """
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise Wrong(f"async def {name}", "nothing awaits what it chooses", "def")
+        raise Wrong(f"async def {name}", "its result is not awaited", "def")
     if isinstance(function, type):
-        raise Wrong(f"class {name}", "an object would keep what no checkpoint has", "def")
+        raise Wrong(f"class {name}", "its objects could have state that no checkpoint has", "def")
     try:
         signature = inspect.signature(function)
         own = (STATE,) if keeps_state(function) else ()
         if own and STATE in arguments:
-            raise Wrong(f"arguments with {STATE}", "it has it already", "another name")
+            raise Wrong(f"arguments with {STATE}", "the function has this argument", "another name")
         signature.bind(None, None, None, None, **dict.fromkeys([*own, *arguments]))
     except (TypeError, ValueError) as error:
         given = ", ".join(["step, seed, count, rows", *arguments])
@@ -113,30 +111,30 @@ def keeps_state(function: Sampler) -> bool:
 def read_answer(
     answer: Any, count: int, num_rows: int, *, has_state: bool
 ) -> tuple[list[int], Json]:
-    """Return the rows that a function selected, and the state for the next step; None without.
+    """Read the rows that a function selected, and its next state; None without one.
 
     Raises:
-        Wrong: it did not return so many distinct rows.
+        Wrong: it did not return `count` distinct rows.
     """
     state: Json = None
     if has_state:
         if not isinstance(answer, tuple) or len(answer) != 2:
-            why = f"a function with {STATE} answers its rows and the next {STATE}"
-            raise Wrong(_told(answer), why, f"(rows, {STATE})")
+            why = f"a function with {STATE} returns rows and the next {STATE}"
+            raise Wrong(_typed(answer), why, f"(rows, {STATE})")
         answer, state = answer
     try:
         chosen = [operator.index(row) for row in answer]
     except TypeError as error:
-        why = f"it is no list of numbers of rows: {error}"
-        raise Wrong(_told(answer), why, "integers from 0") from None
+        why = f"it is not a list of row numbers: {error}"
+        raise Wrong(_typed(answer), why, "integers from 0") from None
     _check(chosen, count, num_rows)
     return chosen, state
 
 
 def _check(chosen: Sequence[int], count: int, num_rows: int) -> None:
-    """Refuse anything but so many distinct rows."""
+    """Refuse anything but `count` distinct rows."""
     if len(chosen) != count:
-        why, allowed = f"the step draws {count}", "as many rows as count says"
+        why, allowed = f"the step draws {count}", "count rows"
         raise Wrong(counted(len(chosen), "row"), why, allowed)
     outside = next((row for row in chosen if not 0 <= row < num_rows), None)
     if outside is not None:
@@ -147,5 +145,5 @@ def _check(chosen: Sequence[int], count: int, num_rows: int) -> None:
         raise Wrong(f"row {row} {times} times", why, "each row once")
 
 
-def _told(answer: object) -> str:
+def _typed(answer: object) -> str:
     return f"{type(answer).__name__} {printable(repr(answer), 80)}"

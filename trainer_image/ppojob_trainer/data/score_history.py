@@ -11,11 +11,11 @@ class RowHistory(NamedTuple):
     """The score history of a row.
 
     Attributes:
-        draws: steps that have drawn it.
-        last_step: the last of them.
+        draws: number of steps that have drawn it.
+        last_step: the last of these steps.
         responses: number of scored responses to it, over all steps.
-        total: the sum of their scores.
-        last_score: mean score in the last step with one; None without.
+        total: sum of their scores.
+        last_score: mean score in the last step with scores; None without.
     """
 
     draws: int = 0
@@ -28,7 +28,7 @@ class RowHistory(NamedTuple):
 def after_step(
     seen: Mapping[str, RowHistory], step: int, drawn: Iterable[tuple[int, Sequence[float]]]
 ) -> dict[str, RowHistory]:
-    """Return the histories after a step; `drawn` are its rows with their responses' scores."""
+    """Return the histories after a step; `drawn` are its rows with the scores of responses."""
     found = dict(seen)
     for row, scores in drawn:
         known = found.get(str(row), RowHistory())
@@ -46,9 +46,9 @@ def after_step(
 def columns(
     seen: Mapping[str, RowHistory], first: npt.NDArray[np.float64]
 ) -> dict[str, npt.NDArray[np.float64]]:
-    """Return (rows,) each number of all rows by its name; NaN for missing scores.
+    """Return columns, (rows,) each, for a sampler; NaN for missing scores.
 
-    `first` are the values of rows without a score.
+    `first` are the values of rows without a score, (rows,).
     """
     whole = {name: np.zeros(len(first)) for name in ("draws", "last_step", "responses")}
     scores = {name: np.full(len(first), np.nan) for name in ("mean_score", "last_score")}

@@ -15,10 +15,8 @@ import jinja2.sandbox
 import msgspec
 
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.frames import read_frame, write_frame
 from ppojob_trainer.data.template_renderer import (
     MAX_CHAT_BYTES,
-    CompileTemplate,
     RenderChats,
     Rendered,
     TemplateRequest,
@@ -29,7 +27,7 @@ _TEMPLATE_FILE = "<template>"
 
 
 class TemplateRefusal(Exception):  # noqa: N818  it says what happened
-    """The template cannot be compiled, or not be rendered with these messages."""
+    """The template cannot be compiled, or cannot be rendered with these messages."""
 
     def __init__(self, reason: str, line: int | None) -> None:
         self.reason = reason
@@ -38,7 +36,7 @@ class TemplateRefusal(Exception):  # noqa: N818  it says what happened
 
 
 class _GenerationBlocks(jinja2.ext.Extension):
-    """``{% generation %}`` marks what an assistant says, for training masks; here it is a no-op."""
+    """``{% generation %}`` marks assistant text for training masks; it has no effect here."""
 
     tags = {"generation"}  # noqa: RUF012  jinja2 reads it from the class
 
@@ -53,11 +51,11 @@ def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
 
     Args:
         source: text of the template.
-        now: what ``strftime_now`` formats. A run that goes over midnight, or is resumed on another
-            day, must see one time, or its prompts change.
+        now: time for ``strftime_now``; one for the whole run, or prompts would change at midnight
+            and after a resume.
 
     Raises:
-        TemplateRefusal: it is no valid template.
+        TemplateRefusal: it is not a valid template.
     """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
@@ -83,7 +81,7 @@ def render(
     """Render a conversation.
 
     Raises:
-        TemplateRefusal: the template raised, or reached for what the sandbox forbids.
+        TemplateRefusal: the template raised, or accessed what the sandbox forbids.
     """
     given: dict[str, Json] = {"tools": None, "documents": None, **variables}
     try:
@@ -93,7 +91,7 @@ def render(
 
 
 def _refusal(error: Exception) -> TemplateRefusal:
-    """What an exception says, and the line of the template in which it came up."""
+    """Convert an exception, with the line of the template that raised it."""
     line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == _TEMPLATE_FILE:
@@ -130,21 +128,22 @@ def serve(requests: int, answers: int) -> None:
     template: jinja2.Template | None = None
     decoder = msgspec.msgpack.Decoder(TemplateRequest)
     messages = msgspec.msgpack.Decoder(list[dict[str, Any]])
-    while (body := read_frame(requests)) is not None:
+
+    def answer(body: bytes) -> bytes:
+        nonlocal template
         request = decoder.decode(body)
-        if isinstance(request, CompileTemplate):
-            try:
-                now = datetime.datetime.fromisoformat(request.now)
-                template = compile_template(request.source, now)
-                outcomes = [Rendered()]
-            except TemplateRefusal as refusal:
-                outcomes = [_refused(refusal)]
-        else:
+        if isinstance(request, RenderChats):
             assert template is not None, "a template is compiled before it is rendered"
-            outcomes = [
-                _render(template, messages.decode(chat), request) for chat in request.conversations
-            ]
-        write_frame(answers, msgspec.msgpack.encode(outcomes))
+            chats = map(messages.decode, request.conversations)
+            return msgspec.msgpack.encode([_render(template, chat, request) for chat in chats])
+        try:
+            now = datetime.datetime.fromisoformat(request.now)
+            template = compile_template(request.source, now)
+            return msgspec.msgpack.encode([Rendered()])
+        except TemplateRefusal as refusal:
+            return msgspec.msgpack.encode([_refused(refusal)])
+
+    guardian.answer_requests(requests, answers, answer)
 
 
 def _render(

@@ -18,7 +18,7 @@ _SCHEMAS = 'a list of {"type": "function", "function": {"name": ...}}, or the sa
 
 
 class TemplateColumns:
-    """Reads them from rows; equal schemas are one object, as rows of equal ones are alike.
+    """Reads them from rows; equal schemas are one object, so equal rows are rendered together.
 
     Args:
         spec: names the columns.
@@ -31,10 +31,10 @@ class TemplateColumns:
         self._tools_key = spec.tools_column(given)
 
     def variables(self, row: Row) -> Mapping[str, Json]:
-        """Return the job's variables, overridden by those of the row; null overrides nothing.
+        """Return the job's variables, overridden by those of the row that are not null.
 
         Raises:
-            BadCell: a column is missing, or holds something else.
+            BadCell: a column is missing, or is not JSON.
         """
         if not self._columns:
             return self._variables
@@ -42,21 +42,21 @@ class TemplateColumns:
         return {**self._variables, **{k: value for k, value in own.items() if value is not None}}
 
     def tools(self, row: Row) -> Tools:
-        """Return the tool schemas of a demonstration row; empty without any.
+        """Return the tool schemas of a demonstration; empty without any.
 
         Raises:
-            BadCell: the column holds something else.
+            BadCell: the column holds no schemas.
         """
         if self._tools_key is None or self._tools_key not in row:
             return ()
         cell = cell_of(row, self._tools_key)
         try:
-            told = msgspec.json.decode(cell.strip() or "[]") if isinstance(cell, str) else cell
+            value = msgspec.json.decode(cell.strip() or "[]") if isinstance(cell, str) else cell
         except msgspec.MsgspecError as error:
             raise BadCell(self._tools_key, shown(cell), str(error), _SCHEMAS) from None
-        tools = as_json(told or [], self._tools_key)
+        tools = as_json(value or [], self._tools_key)
         if not isinstance(tools, list) or not all(map(_is_schema, tools)):
-            raise BadCell(self._tools_key, shown(cell), "no list of schemas of tools", _SCHEMAS)
+            raise BadCell(self._tools_key, shown(cell), "not a list of tool schemas", _SCHEMAS)
         return _schemas(msgspec.json.encode(tools))
 
 
@@ -64,20 +64,6 @@ class TemplateColumns:
 def _schemas(text: bytes) -> Tools:
     schemas: Tools = msgspec.json.decode(text)
     return schemas
-
-
-def without_nulls(value: object) -> object:
-    """A cell of parquet without the entries of structs that are null.
-
-    A column has one type, so the schema of one tool and the arguments of one call have the fields
-    of all others.
-    """
-    match value:
-        case dict():
-            return {key: without_nulls(one) for key, one in value.items() if one is not None}
-        case list():
-            return [without_nulls(one) for one in value]
-    return value
 
 
 def _is_schema(tool: Json) -> bool:

@@ -1,6 +1,6 @@
 """Template renderer: renders conversations in a child process with time limits.
 
-It is the parent's side, and the messages with the child.
+This is the parent's side, and the messages between both.
 """
 
 import datetime
@@ -27,27 +27,27 @@ RENDER_SECONDS = 10.0
 """Timeout of one call of the child: a chunk of conversations takes milliseconds."""
 START_SECONDS = 60.0
 ATTEMPTS = 2
-"""Processes that a request may end before the template counts as the cause."""
+"""Processes that may end during a request before the template is considered the cause."""
 TEMPLATE_MEMORY_BYTES = 512 * 1024 * 1024
 MAX_CHAT_BYTES = 16 * 1024 * 1024
 """Limit of one conversation, as messages and as text: far more than any model reads."""
 CHUNK_CHATS = 32
 """Conversations per call: their texts fit a frame even if each repeats the longest template."""
 CHUNK_BYTES = 4 * 1024 * 1024
-"""Of the conversations of one call; not above `MAX_CHAT_BYTES`, for the longest of them alone."""
+"""Size limit of the conversations of one call; a longer conversation is sent alone."""
 
 _log = logging.getLogger(__name__)
 
 
 class CompileTemplate(msgspec.Struct, frozen=True, tag=True):
-    """Tells the child to compile this template; `now` is the ISO time for ``strftime_now``."""
+    """Compile a template; `now` is the ISO time for ``strftime_now``."""
 
     source: str
     now: str
 
 
 class RenderChats(msgspec.Struct, frozen=True, tag=True):
-    """Tells the child to render conversations, MessagePack each, with the compiled template."""
+    """Render conversations, each in MessagePack, with the compiled template."""
 
     conversations: list[bytes]
     variables: dict[str, Any]
@@ -58,7 +58,7 @@ TemplateRequest = CompileTemplate | RenderChats
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """One conversation's text, or why there is none, with the template's line where known."""
+    """The text of a conversation, or a refusal, with the template's line if known."""
 
     text: str = ""
     refusal: str = ""
@@ -78,9 +78,9 @@ class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
 
 
 class TemplateRenderer(Closeable):
-    """A chat template in a child process (``template_child``), started when it is needed.
+    """A chat template in a child process (``template_child``), which is started when needed.
 
-    `began`, in unix seconds, is the time that its ``strftime_now`` tells, in UTC.
+    `began` is the time of its ``strftime_now``, in Unix seconds.
     """
 
     def __init__(self, source: str, file: str, began: float) -> None:
@@ -96,13 +96,14 @@ class TemplateRenderer(Closeable):
         *,
         open_turn: bool,
     ) -> list[str | BadChatTemplate]:
-        """Render conversations; in place of one that the template refuses, why.
+        """Render conversations, a few per call, since the limits of the child are per call.
 
-        The child is asked for a few at a time, so that its limits are for these few.
+        Returns:
+            The text of each conversation, or the error if the template refuses it.
 
         Raises:
-            BadChatTemplate: what concerns all of them: the template is wrong or too slow.
-            JobFailed: the child cannot start, or is killed again and again by something else.
+            BadChatTemplate: the template is invalid or too slow.
+            JobFailed: the child cannot start, or is killed repeatedly from outside.
         """
         given = dict(variables)
         rendered: list[str | BadChatTemplate] = []
@@ -112,7 +113,7 @@ class TemplateRenderer(Closeable):
             if size > MAX_CHAT_BYTES:
                 got = f"a conversation of {size} bytes"
                 line = (
-                    f"{self._file}: got {got}: more than the chat template's process takes; "
+                    f"{self._file}: got {got}: too long for the chat template's process; "
                     f"at most {MAX_CHAT_BYTES} bytes"
                 )
                 rendered.append(BadChatTemplate(line, f"{got}, at most {MAX_CHAT_BYTES}"))
@@ -121,11 +122,11 @@ class TemplateRenderer(Closeable):
             rendered += [self._error(one) if one.refusal else one.text for one in outcomes]
         return rendered
 
-    def tell_time(self, began: float) -> None:
-        """Set another time from now on, in unix seconds."""
+    def set_time(self, began: float) -> None:
+        """Set the time of ``strftime_now``, in Unix seconds."""
         if began != self._began:
             self._began = began
-            self.close()  # the child has compiled the template with another time
+            self.close()  # the child has compiled the template with the old time
 
     def close(self) -> None:
         """End the child; a new one starts when needed."""
@@ -134,10 +135,10 @@ class TemplateRenderer(Closeable):
             self._child = None
 
     def _ask(self, request: RenderChats) -> list[Rendered]:
-        """Ask a child, and where that one ends without an answer a second one.
+        """Call a child; if it ends without an answer, call a second one.
 
-        The child is the first that the kernel kills where memory is short, and may have to wait
-        on a machine that is busy: only a request that ends two of them can be the template's fault.
+        The kernel kills the child first when memory is short, and a busy machine may delay it. So
+        only a request that ends two children can be the template's fault.
         """
         ends: list[ChildTimeout | ChildDied] = []
         for _ in range(ATTEMPTS):
@@ -166,7 +167,7 @@ class TemplateRenderer(Closeable):
         return child
 
     def _compile_nothing(self, child: BoundedProcess, now: str) -> None:
-        """Have the child compile an empty template: if that fails, the template is not wrong."""
+        """Compile an empty template: if that fails, the given template is not the cause."""
         try:
             _exchange(child, CompileTemplate("", now), START_SECONDS)
         except ChildKilled:
@@ -179,13 +180,13 @@ class TemplateRenderer(Closeable):
             ) from None
 
     def _failure(self, ends: Sequence[ChildTimeout | ChildDied]) -> PPOJobError:
-        """The error where all children ended; the template is wrong only where none was killed."""
+        """Return the error after all attempts; a kill means that the template is not the cause."""
         where = f"{self._file}: got no text"
         killed = next((end for end in ends if isinstance(end, ChildKilled)), None)
         if killed is not None:
             return JobFailed(
                 f"{where}: the process that renders the chat template {killed}, and the other "
-                "attempt failed too: memory is short, or somebody kills it; more memory for the pod"
+                "attempt failed too: memory is short, or it is killed; more memory for the pod"
             )
         last = ends[-1]
         if isinstance(last, ChildTimeout):
@@ -203,16 +204,13 @@ class TemplateRenderer(Closeable):
         refusal = repr(printable(" ".join(outcome.refusal.split()))[:300])
         return BadChatTemplate(
             f"{self._file}{line}: got {refusal} from the chat template: it refuses these messages "
-            "or is wrong; messages in the order the template wants, or another template",
+            "or is invalid; messages in the order that the template requires, or another template",
             refusal,
         )
 
 
 def chunked(bodies: Iterable[bytes]) -> Iterator[list[bytes]]:
-    """Group bodies, in their order, within `CHUNK_CHATS` and `CHUNK_BYTES`.
-
-    A longer one is alone.
-    """
+    """Group bodies, in order, within `CHUNK_CHATS` and `CHUNK_BYTES`; a longer one is alone."""
     chunk: list[bytes] = []
     size = 0
     for body in bodies:

@@ -1,7 +1,7 @@
 """The files of a tokenizer in a model's folder: vocabulary, special tokens, chat template.
 
-Read as transformers 5 reads it (``tokenization_utils_base.py``), so that prompts get the same
-numbers without loading transformers, which loads torch.
+They are read as in transformers 5 (``tokenization_utils_base.py``), so that prompts get the same
+ids without loading transformers, which loads torch.
 """
 
 import os
@@ -22,18 +22,18 @@ _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 
 
 class TokenizerFiles(NamedTuple):
-    """A tokenizer as it is on disk."""
+    """A tokenizer on disk."""
 
     tokenizer: Tokenizer
     special_tokens: Mapping[str, str]
     """Text of "eos_token", "bos_token" and so on."""
     chat_template: str | None
     template_file: str
-    """Where the template's source came from, or would."""
+    """Source of the template: a file or a field."""
     end_token_ids: tuple[int, ...]
-    """Tokens that end a response, the tokenizer's own first."""
+    """Tokens that end a response, the tokenizer's first."""
     pad_token_id: int | None
-    """Padding as the model's config.json has it."""
+    """Padding token of the model's config.json."""
 
 
 def read_tokenizer_files(
@@ -42,12 +42,16 @@ def read_tokenizer_files(
     template: str | None,
     setting: str = "spec.model.chatTemplate",
 ) -> TokenizerFiles:
-    """Read a tokenizer, of a model in often the same folder, with its own or another template.
+    """Read a tokenizer and its chat template.
 
-    A template is given as `spec.model.chatTemplate` has it, or the field that is named.
+    Args:
+        model_folder: the model.
+        tokenizer_folder: the tokenizer, often in the same folder.
+        template: value of `spec.model.chatTemplate`: a template or a file; None for the own one.
+        setting: field of the template, for messages.
 
     Raises:
-        ConfigError: a file is missing or not what it should be.
+        ConfigError: a file is missing or invalid.
     """
     config = _read_object(tokenizer_folder / "tokenizer_config.json")
     tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")
@@ -79,7 +83,7 @@ def _read_tokenizer(path: Path) -> Tokenizer:
 
 
 def _read_object(path: Path) -> dict[str, Json]:
-    """Read a JSON object; empty where the file does not exist."""
+    """Read a JSON object; empty if the file does not exist."""
     if not os.path.isfile(path):
         return {}
     try:
@@ -91,7 +95,7 @@ def _read_object(path: Path) -> dict[str, Json]:
 
 
 def _text(value: Json) -> str | None:
-    """Text of a token, which is written plain or as an object with its content."""
+    """Return the text of a token, given as text or as an object with its content."""
     if isinstance(value, dict):
         value = value.get("content")
     return value if isinstance(value, str) else None
@@ -108,7 +112,7 @@ def _special_tokens(config: dict[str, Json], folder: Path) -> dict[str, str]:
 def _add_missing_tokens(
     tokenizer: Tokenizer, config: dict[str, Json], special_tokens: Mapping[str, str]
 ) -> None:
-    """Add the tokens that only the configuration names, in the order of their ids."""
+    """Add tokens of the configuration that tokenizer.json lacks, in the order of their ids."""
     missing: list[AddedToken] = []
     listed = config.get("added_tokens_decoder")
     if isinstance(listed, dict):
@@ -129,9 +133,10 @@ def _add_missing_tokens(
 def _chat_template(
     config: dict[str, Json], folder: Path, given: str | None, setting: str
 ) -> tuple[str | None, str]:
-    """Source and place of the template: the given one, chat_template.jinja, or the config's.
+    """Return the template and its source.
 
-    Else that of chat_template.json, where transformers 4 has put those of models that see pictures.
+    It is the given one, chat_template.jinja, that of the configuration, or chat_template.json,
+    where transformers 4 stored those of vision models.
     """
     if given is not None:
         return template_text(given, setting), setting if is_template(given) else given
@@ -152,7 +157,7 @@ def _chat_template(
 
 
 def template_text(given: str, setting: str = "spec.model.chatTemplate") -> str:
-    """A chat template as a setting has it: the text itself, or that of a file.
+    """Return the chat template of a setting: the text itself, or the content of a file.
 
     Raises:
         ConfigError: the file cannot be read.

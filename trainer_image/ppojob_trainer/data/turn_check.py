@@ -1,4 +1,4 @@
-"""Checks a chat template: rows that grow turn by turn must equal the rendered whole."""
+"""Check of a chat template: rows built turn by turn must equal the rendered conversation."""
 
 from collections.abc import Mapping, Sequence
 from itertools import product, zip_longest
@@ -18,22 +18,22 @@ from ppojob_trainer.data.turns import (
 from ppojob_trainer.json_value import Json
 
 _THOUGHTS = frozenset({"<think>", "</think>"})
-"""Not compared: templates drop earlier thoughts, and here they stay."""
+"""Not compared: templates drop earlier thoughts, which rows keep."""
 _SYSTEM = {"role": "system", "content": "Be brief."}
 
 
 def check_template(
     template: TurnTemplate, tools: Tools, *, parallel: int = 1, users: bool = True
 ) -> str | None:
-    """Return why a chat template cannot build rows of several turns; None if it can.
+    """Return why a chat template does not support rows of several turns; None if it does.
 
-    Test rows, turn by turn and as a whole, are compared by their special tokens.
+    Dummy rows, built turn by turn and rendered as a whole, are compared by their special tokens.
 
     Args:
-        template: of the model.
-        tools: schemas of its tools; empty: no turn has a call.
-        parallel: calls of one turn that may be answered.
-        users: whether a user may answer a turn.
+        template: template of the model.
+        tools: schemas of its tools; empty for turns without calls.
+        parallel: maximum number of calls per turn.
+        users: whether user messages may follow a turn.
 
     Raises:
         JobFailed: the template's process cannot start, or is killed repeatedly.
@@ -49,16 +49,16 @@ def check_template(
 
 
 def shows_tools(template: TurnTemplate, tools: Tools) -> bool:
-    """Whether a chat template tells the model what it may call."""
+    """Whether a chat template renders the tool schemas."""
     try:
-        told, bare = (template.render([ASKED], given, open_turn=True) for given in (tools, None))
+        texts = {template.render([ASKED], one, open_turn=True) for one in (tools, None)}
     except BadChatTemplate:
         return False
-    return told != bare
+    return len(texts) == 2
 
 
 def shows_pictures(template: TurnTemplate, tools: Tools) -> bool:
-    """Whether a chat template shows the model a picture of a tool, where the model sees any."""
+    """Whether a chat template renders a picture in a tool message, for a model with pictures."""
     if not isinstance(form := template.chat.pictures, PictureForm):
         return False
     try:
@@ -71,7 +71,7 @@ def shows_pictures(template: TurnTemplate, tools: Tools) -> bool:
 def _difference(
     template: TurnTemplate, tools: Tools, prompt: Messages, turns: Sequence[Sequence[str]]
 ) -> str | None:
-    """Say where a row that grows turn by turn differs from the whole; None where it does not."""
+    """Return the first difference of a row built turn by turn from the whole; None if equal."""
     answers = [_answers(roles) for roles in turns]
     whole = _whole(template, tools, prompt, answers)
     (begun,) = template.chat.encode_chats([prompt], template.variables, tools=tools)
@@ -106,9 +106,9 @@ def _refusal(
     pair = next(pair for pair in zip_longest(written, row) if pair[0] != pair[1])
     wanted, found = ("nothing" if token is None else shown(token) for token in pair)
     return template.refusal(
-        f"{wanted} behind {before}, in a conversation of {len(turns)} turns",
-        f"a row that grows turn by turn has {found} there, so what the chat template writes of a "
-        "turn depends on other turns",
+        f"{wanted} after {before}, in a conversation of {len(turns)} turns",
+        f"a row built turn by turn has {found} there, so the rendering of a turn depends on other "
+        "turns",
     )
 
 
@@ -118,17 +118,17 @@ def _whole(
     prompt: Messages,
     answers: Sequence[Sequence[Mapping[str, Json]]],
 ) -> str:
-    """A conversation in which these messages answer turns, whose words tell their number."""
-    talks = []
+    """Render a conversation with these answers to numbered dummy turns."""
+    chats = []
     for content, as_text in product(("", SPOKEN), (False, True)):
-        talk = [*prompt]
+        chat = [*prompt]
         for i, messages in enumerate(answers):
             calls = [message for message in messages if message["role"] == "tool"]
-            says = content if calls else SPOKEN
-            turn = assistant_turn(calls, as_text=as_text, content=says, mark=f"{i}q")
-            talk += [turn, *messages]
-        talks.append(talk)
-    rendered = template.chat.render_chats(talks, template.variables, tools=tools)
+            own = content if calls else SPOKEN
+            turn = assistant_turn(calls, as_text=as_text, content=own, mark=f"{i}q")
+            chat += [turn, *messages]
+        chats.append(chat)
+    rendered = template.chat.render_chats(chats, template.variables, tools=tools)
     texts = [one for one in rendered if isinstance(one, str)]
     refused = [one for one in rendered if isinstance(one, BadChatTemplate)]
     if not texts:
@@ -157,7 +157,7 @@ def _answers(roles: Sequence[str]) -> list[Mapping[str, Json]]:
 
 
 def _between(whole: str, turn: int) -> tuple[int, int]:
-    """Where the text between two turns of the assistant begins and ends."""
+    """Return start and end of the text before a turn, from the turn before it."""
     ends = [
         whole.rfind(word) + len(word)
         for base in (SPOKEN, CALLED)
@@ -173,7 +173,7 @@ def _skeleton(template: TurnTemplate, ids: Sequence[int]) -> list[str]:
 
 
 def _takes_system(template: TurnTemplate, tools: Tools) -> bool:
-    """Whether a prompt may begin with a message of the system; Gemma's may not."""
+    """Whether a prompt may begin with a system message; Gemma's may not."""
     prompt = [_SYSTEM, ASKED]
     (begun,) = template.chat.render_chats([prompt], template.variables, tools=tools)
     return isinstance(begun, str)

@@ -1,10 +1,10 @@
 """Turn template: the tokens that a chat template puts between two turns of the model.
 
-A row of several turns is never rendered again. The model's tokens stay as they were generated: a
-text can be tokenised in more than one way, and templates rewrite earlier turns (they drop thoughts,
-trim spaces). After each turn, only what the template puts there is appended. It is taken from a
-dummy conversation in which an assistant has just spoken, or has just made calls: there templates
-only append, while elsewhere many change earlier text.
+A row of several turns is never rendered again: a text has several tokenisations, and templates
+rewrite earlier turns (they drop thoughts, trim spaces). The model's tokens stay as generated, and
+after each turn only the template's text is appended. That text is found in a dummy conversation
+that ends with an assistant turn, with or without tool calls: there templates only append, while
+elsewhere many change earlier text.
 """
 
 import json
@@ -28,9 +28,9 @@ _Form = Callable[[str], str]
 _Kinds = str | list[str]
 
 SPOKEN, CALLED = "ppojobSpokenq", "ppojobCalledq"
-"""Words of the dummy assistant; a template whose text lacks them shows no such turn."""
+"""Dummy text of an assistant turn, and dummy argument of its calls."""
 ASKED: _Message = {"role": "user", "content": "Hello."}
-"""A dummy message that a turn answers."""
+"""Dummy message before an assistant turn."""
 _NAME = re.compile(r"[\w.:/-]{1,128}", re.ASCII)
 _CACHED = 256
 
@@ -42,7 +42,7 @@ def _in_json(text: str) -> str:
 _FORMS: tuple[_Form, ...] = (
     lambda body: body,
     str.strip,
-    str.rstrip,  # where pictures stand before it
+    str.rstrip,  # after pictures
     _in_json,
     lambda body: _in_json(body.strip()),
 )
@@ -54,11 +54,11 @@ class Suffix:
     """The tokens that a template puts after a turn, without the texts of the messages.
 
     Attributes:
-        pieces: (texts + 1,) around the texts of messages; the first begins right after the last
-            word of the turn, so it may end a call and the turn.
-        forms: (texts,) the template's transformation of each.
-        closing: length of the end of the turn, in the first piece, with its end token.
-        end: where that end token begins; equal to `closing` if the template has none.
+        pieces: (texts + 1,) template text around the texts of messages. The first begins right
+            after the dummy text of the turn, so it ends the call and the turn.
+        forms: (texts,) the template's transformation of each text.
+        closing: length of the end of the turn in the first piece, with its end token.
+        end: start of that end token; equal to `closing` if there is none.
     """
 
     pieces: tuple[str, ...]
@@ -86,43 +86,42 @@ class TurnTemplate:
         *,
         written: Sequence[int] | None = None,
     ) -> list[int]:
-        """Tokens from where a turn of the model ended to where its next one begins.
+        """Return the tokens between a turn of the model and its next one.
 
-        Control tokens in a message's text are ordinary text.
+        The text of a control token in a message is tokenised as ordinary text.
 
         Args:
-            messages: that follow the turn: answers of tools, in the order of its calls, or what a
-                user says; with "role" and "content", a text or parts of which some are pictures,
-                each of which becomes one token; and of tools "name" and "tool_call_id" where the
-                model wrote some.
-            tools: schemas of what it may call, as in its prompt.
-            written: tokens of the turn: of the template's end of a turn, only what they lack is
-                added. None: it ended as the template ends one.
+            messages: messages after the turn: answers of tools, in the order of its calls, or of a
+                user. They have "role" and "content", a text or parts with pictures, each of which
+                becomes one token; those of tools also have "name" and "tool_call_id" of the call.
+            tools: schemas of the tools, as in the prompt.
+            written: tokens of the turn: the template's end of a turn is added as far as it is
+                missing. None: the turn is complete.
 
         Raises:
-            BadChatTemplate: the template refuses such a turn, shows no message of this role, or
-                changes texts in a way that is not known.
-            JobFailed: the template's process cannot start, or is killed again and again.
+            BadChatTemplate: the template refuses such a turn, omits messages of this role, or
+                transforms texts in an unknown way.
+            JobFailed: the template's process cannot start, or is killed repeatedly.
         """
         suffix = self.suffix(messages, tools)
         first, *others = suffix.pieces
         last = self.text.control.get(written[-1], "") if written else ""
-        cut = self._cut(suffix, None if written is None else last)
+        start = self._missing_from(suffix, None if written is None else last)
         bodies = [text for message in messages for text in _texts(message)]
         texts = [form(body) for form, body in zip(suffix.forms, bodies, strict=True)]
-        return self.text.encode([first[cut:], *others], texts)
+        return self.text.encode([first[start:], *others], texts)
 
     def begun(self, messages: Messages, tools: Tools | None = None) -> list[int]:
-        """Tokens of a conversation, as of a prompt, up to where the model's turn begins.
+        """Return the tokens of a conversation with the header of the model's turn.
 
-        Control tokens in a message's text are ordinary text, other than in prompts.
+        Unlike in prompts, the text of a control token in a message is tokenised as ordinary text.
 
         Args:
-            messages: with "role" and "content", a text.
-            tools: schemas of what the model may call.
+            messages: messages with "role" and "content", a text.
+            tools: schemas of the tools that the model may call.
 
         Raises:
-            BadChatTemplate: the template refuses them, or changes texts in a way that is not known.
+            BadChatTemplate: the template refuses them, or transforms texts in an unknown way.
         """
         rest = self.render(messages, tools, open_turn=True)
         pieces, bodies = [], []
@@ -131,15 +130,15 @@ class TurnTemplate:
                 continue
             found = next((text for form in _FORMS if (text := form(body)) in rest), None)
             if found is None:
-                why = "the chat template changes what a message says"
-                raise self.refusal(f"no {shown(body)} where it is a message", why)
+                why = "the chat template changes the text of a message"
+                raise self.refusal(f"no {shown(body)} for this message", why)
             before, _, rest = rest.partition(found)
             pieces.append(before)
             bodies.append(found)
         return self.text.encode([*pieces, rest], bodies)
 
     def turn(self, content: str) -> list[int]:
-        """Return the tokens of a model turn with this content, as generated, its end included.
+        """Return the tokens of a model turn with this content and its end, as if generated.
 
         Raises:
             BadChatTemplate: see `delta`.
@@ -150,14 +149,14 @@ class TurnTemplate:
         return [*self.chat.encode(content), *self.chat.eos_token_ids[:1]]
 
     def ended(self, text: str) -> list[int]:
-        """Tokens of a turn that the template wrote, up to its last end token, or with one."""
+        """Return the tokens of a rendered turn up to its end token, which is added if missing."""
         ends = [mark.end() for mark in self.text.marks(text) if mark[0] in self._ends]
         if ends:
             return self.chat.encode(text[: ends[-1]])
         return [*self.chat.encode(text.rstrip()), *self.chat.eos_token_ids[:1]]
 
     def suffix(self, messages: Messages, tools: Tools | None = None) -> Suffix:
-        """Return the common part of messages of these roles and names; rendered once."""
+        """Return the suffix for messages of these roles, names and kinds of content; cached."""
         plain = [_plain(message, i) for i, message in enumerate(messages)]
         kinds = [_kinds(message) for message in messages]
         key = msgspec.json.encode([plain, kinds, tools])
@@ -168,14 +167,14 @@ class TurnTemplate:
         return self._suffixes[key]
 
     def opening(self, tools: Tools) -> str:
-        """The text of `ASKED` with the header of the turn to come; rendered once, then kept."""
+        """Return the text of `ASKED` with the header of the next turn; cached."""
         return self._opening(msgspec.json.encode(tools))
 
     def _opened(self, tools: bytes) -> str:
         return self.render([ASKED], msgspec.json.decode(tools), open_turn=True)
 
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
-        """The text of a conversation.
+        """Render a conversation.
 
         Raises:
             BadChatTemplate: the template refuses it.
@@ -188,9 +187,9 @@ class TurnTemplate:
         return outcome
 
     def refusal(self, got: str, why: str) -> BadChatTemplate:
-        """An error that says why the template cannot be used for rows of several turns."""
+        """Return the error of a template that does not support rows of several turns."""
         allowed = (
-            "a template that writes each turn alike, wherever it stands (spec.model.chatTemplate)"
+            "a template that renders a turn the same at any position (spec.model.chatTemplate)"
         )
         _, file = self.chat.template
         return BadChatTemplate(printable(f"{file}: got {got}: {why}; {allowed}"))
@@ -199,14 +198,14 @@ class TurnTemplate:
         words = [f"ppojobBody{i}q" for i in range(sum(one.count("text") for one in kinds))]
         probes = [f" \n\"{word}'\\<b> \u00e9\n " for word in words]
         contexts = list(_contexts(plain))
-        asked = [[*context, *_filled(plain, kinds, words)] for context in contexts]
-        texts = self.chat.render_chats(asked, self.variables, tools=tools)
+        chats = [[*context, *_filled(plain, kinds, words)] for context in contexts]
+        texts = self.chat.render_chats(chats, self.variables, tools=tools)
         for word, (context, text) in product((CALLED, SPOKEN), zip(contexts, texts, strict=True)):
             if isinstance(text, str) and (pieces := _pieces(text, word, words)) is not None:
                 closing, end = self._closing(context, word, pieces[0], tools)
                 full = [*context, *_filled(plain, kinds, probes)]
-                seen = self.render(full, tools, open_turn=True).rpartition(word)[2]
-                forms = self._forms(seen, pieces, probes)
+                after = self.render(full, tools, open_turn=True).rpartition(word)[2]
+                forms = self._forms(after, pieces, probes)
                 return Suffix(pieces, forms, closing, end)
         refused = [text for text in texts if isinstance(text, BadChatTemplate)]
         if len(refused) == len(texts):
@@ -220,21 +219,21 @@ class TurnTemplate:
     def _closing(
         self, context: Messages, word: str, first: str, tools: Tools | None
     ) -> tuple[int, int]:
-        """Where the end of the turn ends, and where its end token begins, in the first piece."""
+        """Return `Suffix.closing` and `Suffix.end`, by rendering the turn without messages."""
         (text,) = self.chat.render_chats([context], self.variables, tools=tools, open_turn=False)
         alone = text.rpartition(word)[2] if isinstance(text, str) else first
         end = self.text.find(alone, self._ends)
         if end is None:
             if not first.startswith(alone):
-                raise self._other_end(alone, first)
+                raise self._inconsistent_end(alone, first)
             return len(alone), len(alone)
         mark = self.text.at(first, end.start())
         if not mark or not first.startswith(alone[: end.start()]):
-            raise self._other_end(alone, first)
+            raise self._inconsistent_end(alone, first)
         return end.start() + len(mark), end.start()
 
-    def _other_end(self, alone: str, first: str) -> BadChatTemplate:
-        got = f"{shown(alone)} behind a turn, and {shown(first)} where messages follow"
+    def _inconsistent_end(self, alone: str, first: str) -> BadChatTemplate:
+        got = f"{shown(alone)} after a last turn, and {shown(first)} if messages follow"
         return self.refusal(got, "how the chat template ends a turn depends on what follows")
 
     def _forms(self, text: str, pieces: Sequence[str], probes: Sequence[str]) -> tuple[_Form, ...]:
@@ -245,16 +244,16 @@ class TurnTemplate:
             form = next((f for f in _FORMS if text.startswith(f(probe) + piece, at)), None)
             if form is None:
                 got = f"{shown(text[at : at + 2 * len(probe)])} for a message of {shown(probe)}"
-                raise self.refusal(got, "the chat template changes what a message says")
+                raise self.refusal(got, "the chat template changes the text of a message")
             at += len(form(probe) + piece)
             forms.append(form)
         return tuple(forms)
 
-    def _cut(self, suffix: Suffix, last: str | None) -> int:
-        """Where in the first piece begins what the turn does not have yet.
+    def _missing_from(self, suffix: Suffix, last: str | None) -> int:
+        """Return the position in the first piece from which the turn lacks text.
 
-        `last` is the control token that the turn ends with; empty where it ends with none, None
-        where it ends as the template ends one.
+        `last` is the control token at the end of the turn, empty if there is none; None if the
+        turn is complete.
         """
         if last and (found := self.text.find(suffix.pieces[0], {last})) is not None:
             return found.end()
@@ -263,19 +262,19 @@ class TurnTemplate:
 
 
 def _plain(message: Mapping[str, Json], number: int) -> _Message:
-    """A message without its text. Names are the model's words, so they are taken with care."""
+    """Return a message without its text; names come from the model, so they are validated."""
     if message["role"] != "tool":
         return {"role": message["role"]}
-    given: _Message = {"role": "tool", "name": "tool", "tool_call_id": f"call{number:05}"}
+    found: _Message = {"role": "tool", "name": "tool", "tool_call_id": f"call{number:05}"}
     for key in ("name", "tool_call_id"):
         value = message.get(key)
         if isinstance(value, str) and _NAME.fullmatch(value):
-            given[key] = value
-    return given
+            found[key] = value
+    return found
 
 
 def _kinds(message: Mapping[str, Json]) -> _Kinds:
-    """What a message consists of: a text, none, or the types of its parts in a list."""
+    """Return the kind of a message's content: "text", "" for none, or the types of its parts."""
     content = message["content"]
     if isinstance(content, list):
         return [str(part["type"]) for part in content if isinstance(part, dict)]
@@ -283,7 +282,7 @@ def _kinds(message: Mapping[str, Json]) -> _Kinds:
 
 
 def _texts(message: Mapping[str, Json]) -> list[str]:
-    """The texts of a message."""
+    """Return the texts of a message."""
     content = message["content"]
     if not isinstance(content, list):
         return [str(content)] if content else []
@@ -293,7 +292,7 @@ def _texts(message: Mapping[str, Json]) -> list[str]:
 def _filled(
     plain: Sequence[_Message], kinds: Sequence[_Kinds], texts: Sequence[str]
 ) -> list[_Message]:
-    """Messages of these kinds with texts in their places."""
+    """Return the messages with content of these kinds."""
     left = iter(texts)
 
     def part(kind: str) -> Any:
@@ -308,10 +307,10 @@ def _filled(
 
 
 def _contexts(plain: Sequence[_Message]) -> list[list[_Message]]:
-    """Conversations in which an assistant has just said what these messages answer, best first.
+    """Return dummy conversations that end with the turn that these messages answer, best first.
 
-    Some templates know calls one at a time, some want their arguments as text, some put words
-    after the calls, and some refuse a conversation that no user began.
+    Some templates support one call per turn, some need arguments as text, some put content after
+    the calls, and some refuse a conversation without a user message first.
     """
     answers = [message for message in plain if message["role"] == "tool"]
     if not answers:
@@ -333,13 +332,13 @@ def assistant_turn(
     content: str = SPOKEN,
     mark: str = "",
 ) -> _Message:
-    """A turn of the assistant, with calls that these messages of tools answer.
+    """Return a dummy assistant turn, with a call for each tool message in `answers`.
 
     Args:
-        answers: to its calls.
-        as_text: whether arguments are a text of JSON instead of an object.
-        content: what it says beside the calls.
-        mark: put after its words.
+        answers: answers to its calls.
+        as_text: whether arguments are JSON text instead of an object.
+        content: content besides the calls.
+        mark: suffix of the content and of the last call's argument.
     """
     if not answers:
         return {"role": "assistant", "content": content + mark}
@@ -356,7 +355,7 @@ def assistant_turn(
 
 
 def _pieces(text: str, word: str, bodies: Sequence[str]) -> tuple[str, ...] | None:
-    """What is around bodies, after the assistant's word; None where one is not there just once."""
+    """Split the text after `word` at the bodies; None unless each occurs once, in order."""
     before, _, rest = text.rpartition(word)
     if not before or any(rest.count(body) != 1 for body in bodies):
         return None

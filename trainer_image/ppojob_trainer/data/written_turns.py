@@ -1,8 +1,8 @@
-"""Assistant turns with tool calls or thoughts, which only the chat template can write.
+"""Assistant turns with tool calls or thoughts, rendered by the chat template.
 
-The `content` of a turn is what the model writes. The format of a call or a thought is known to the
-template alone, so such a turn is rendered after a dummy message; the turn is what follows the
-header that a rollout would have begun it with.
+The `content` of a turn is the model's own text, but only the template knows the format of calls and
+thoughts. So such a turn is rendered after a dummy message, and its text is what follows the header
+with which a rollout would begin it.
 """
 
 import json
@@ -25,49 +25,49 @@ _CALL = '{"function": {"name": "add", "arguments": {"a": 3}}}, arguments also as
 
 
 def needs_template(message: Mapping[str, Json]) -> bool:
-    """Whether a turn is more than its content."""
+    """Whether a turn has more than its content."""
     return any(message.get(key) for key in (CALLS, *_THOUGHTS))
 
 
 def check_calls(message: Mapping[str, Json], place: str) -> None:
-    """Refuse calls of another form than OpenAI's.
+    """Refuse calls that are not in OpenAI's form.
 
     Raises:
-        BadCell: one is.
+        BadCell: there is one.
     """
     calls = message.get(CALLS) or []
     if not isinstance(calls, list):
-        raise BadCell(f"{place}.{CALLS}", shown(calls), "no list of calls", f"[{_CALL}]")
+        raise BadCell(f"{place}.{CALLS}", shown(calls), "not a list of calls", f"[{_CALL}]")
     for number, call in enumerate(calls):
         function = _function(call)
         arguments = _arguments(function.get("arguments"))
         if not isinstance(function.get("name"), str) or arguments is None:
             where = f"{place}.{CALLS}[{number}]"
-            raise BadCell(where, shown(call), "no call of a tool by its name", _CALL)
+            raise BadCell(where, shown(call), "not a call of a tool by its name", _CALL)
 
 
 def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Tools) -> list[int]:
     """Return the tokens of a turn, its end token included, as the policy would generate them.
 
     Raises:
-        BadChatTemplate: the template refuses the turn, hides a part of it, or begins it with
-            another header than the one that a rollout begins with.
+        BadChatTemplate: the template refuses the turn, omits a part of it, or begins it with
+            another header than a rollout does.
     """
     opened = template.opening(tools)
     refused: list[BadChatTemplate] = []
-    for talk in _talks(message):
+    for chat in _chats(message):
         try:
-            whole = template.render(talk, tools, open_turn=False)
+            whole = template.render(chat, tools, open_turn=False)
         except BadChatTemplate as error:
             refused.append(error)
             continue
         turn = whole.removeprefix(opened).partition(_ANSWER)[0]
         if not whole.startswith(opened):
-            why = "a turn with calls or thoughts begins otherwise than a turn to come"
-        elif not all(said in turn for said in _words(message)):
-            why = "it hides turns with tool calls or reasoning"
-        elif any(said in turn for said in _unquoted(talk[1])):
-            why = "it writes arguments of calls in no JSON"
+            why = "a turn with calls or thoughts has another header than a turn to generate"
+        elif not all(word in turn for word in _words(message)):
+            why = "it omits tool calls or reasoning of a turn"
+        elif any(text in turn for text in _unquoted(chat[1])):
+            why = "it does not write the arguments of calls as JSON"
         else:
             return template.ended(turn)
         refused.append(BadChatTemplate(f"{template.chat.template[1]}: {why}", why))
@@ -75,14 +75,14 @@ def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Too
 
 
 def _words(message: Mapping[str, Json]) -> Iterator[str]:
-    """What a template that shows all of the turn has in it."""
+    """Yield words that the complete rendered turn contains."""
     yield from (call.name for call in _calls(message))
     for key in ("content", *_THOUGHTS):
         yield from str(message.get(key) or "").split()
 
 
 def _unquoted(turn: Mapping[str, Any]) -> Iterator[str]:
-    """Arguments as Python would print them, which a template does that takes them for text."""
+    """Yield arguments in Python's format, as printed by a template that expects JSON text."""
     for call in turn.get(CALLS, ()):
         arguments = call["function"]["arguments"]
         if isinstance(arguments, dict) and arguments:
@@ -91,11 +91,10 @@ def _unquoted(turn: Mapping[str, Any]) -> Iterator[str]:
                 yield text
 
 
-def _talks(message: Mapping[str, Json]) -> Iterator[list[Mapping[str, Any]]]:
-    """Made-up conversations with the turn, best first.
+def _chats(message: Mapping[str, Json]) -> Iterator[list[Mapping[str, Any]]]:
+    """Yield dummy conversations with the turn, best first.
 
-    With an answer to each call the template knows that more follows: into a last turn some write
-    an empty thought.
+    First with an answer to each call: some templates add an empty thought to a last turn.
     """
     for turn in _forms(message):
         calls = turn.get(CALLS, ())
@@ -114,9 +113,9 @@ def _talks(message: Mapping[str, Json]) -> Iterator[list[Mapping[str, Any]]]:
 
 
 def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
-    """A turn with arguments as objects, as most templates want them, and as text, as others do.
+    """Yield the turn with arguments as objects, which most templates expect, and as text.
 
-    Some show calls only where the content is null.
+    Some templates render calls only if the content is null.
     """
     turn = {"role": "assistant", "content": message["content"]}
     turn |= {key: message[key] for key in _THOUGHTS if message.get(key)}
@@ -125,7 +124,7 @@ def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
         yield turn
         return
     for as_text in (False, True):
-        told = [
+        written = [
             {
                 "id": call.id,
                 "type": "function",
@@ -138,13 +137,13 @@ def _forms(message: Mapping[str, Json]) -> Iterator[dict[str, Any]]:
             }
             for call in calls
         ]
-        yield {**turn, CALLS: told}
+        yield {**turn, CALLS: written}
         if not message["content"]:
-            yield {**turn, "content": None, CALLS: told}
+            yield {**turn, "content": None, CALLS: written}
 
 
 class _Call(NamedTuple):
-    """A call of a tool, as `check_calls` has let it pass."""
+    """A valid call of a tool."""
 
     id: str
     name: str
@@ -153,7 +152,7 @@ class _Call(NamedTuple):
 
 def _calls(message: Mapping[str, Json]) -> Iterator[_Call]:
     calls = message.get(CALLS) or []
-    assert isinstance(calls, list), "it was checked"
+    assert isinstance(calls, list), "see `check_calls`"
     for number, call in enumerate(calls):
         function = _function(call)
         given = call.get("id") if isinstance(call, dict) else None
@@ -168,12 +167,12 @@ def _function(call: Json) -> Mapping[str, Json]:
     return function if isinstance(function, dict) else {}
 
 
-def _arguments(told: Json) -> Json:
-    """The arguments of a call; None where they are no object."""
-    if isinstance(told, dict) or told is None:
-        return told or {}
+def _arguments(given: Json) -> Json:
+    """Return the arguments of a call, given as an object or JSON text; None if they are neither."""
+    if isinstance(given, dict) or given is None:
+        return given or {}
     try:
-        found = msgspec.json.decode(told) if isinstance(told, str) else None
+        found = msgspec.json.decode(given) if isinstance(given, str) else None
     except msgspec.MsgspecError:
         return None
     return found if isinstance(found, dict) else None

@@ -12,8 +12,12 @@ from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
-from ppojob_trainer.data.media.picture_form import OwnSizes, PictureForm, sound_form_of
-from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
+from ppojob_trainer.data.media.picture_form import (
+    PictureForm,
+    ResizablePictureForm,
+    sound_form_of,
+)
+from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
 from ppojob_trainer.data.media.picture_readers import is_drawn_causally
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.architectures import (
@@ -236,7 +240,7 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
         where, allowed = "spec.model.freezeVisionTower", "remove it, or engine: huggingface"
         yield Problem(where, shown(False), why, allowed, ReasonCode.CONFLICT)
     hears = sound_form_of(form) is not None
-    if sizes is None or not (form is None or hears or isinstance(form, OwnSizes)):
+    if sizes is None or (isinstance(form, ResizablePictureForm) and not hears):
         return
     config = read_object(Path(folder) / "config.json", ModelReason.BAD_CONFIG)
     kind = sizes.model_type if isinstance(config, Problem) else config.get("model_type")
@@ -250,7 +254,7 @@ def _check_tower(spec: PPOJobSpec) -> Iterator[Problem]:
     elif form is not None:
         del said["spec.model.freezeVisionTower"]
         why = f"the processor of {kind} sets the size of images"
-    elif reason := why_shown_none(Path(folder)):
+    elif reason := why_no_media(Path(folder)):
         why = f"{reason}, so it gets none"
     for where, value in said.items():
         if value is not None:

@@ -164,7 +164,9 @@ class VisionTower:
             return {"pixel_values": made["input_features"], "frames": frames}
         processor = self._processor(self.form)
         if (clip := clip_of(file)) is None:
-            return processor(images=[opened(file)], return_tensors="pt", **self.form.told)
+            return processor(
+                images=[opened(file)], return_tensors="pt", **self.form.processor_arguments
+            )
         frames = [opened(one) for one in clip.frames]
         made = processor(images=frames, do_resize=False, return_tensors="pt")
         # An image counts as several equal frames; each returns its own.

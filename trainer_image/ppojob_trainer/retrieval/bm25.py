@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import StoredCorpus, Tell
+from ppojob_trainer.retrieval.corpus import OnProgress, StoredCorpus
 
 K1: Final = 0.9
 B: Final = 0.4
@@ -38,77 +38,79 @@ _STOP_WORDS: Final = frozenset(
     }
 )
 _BYTES_PER_WORD: Final = 160
-"""Of the vocabulary in memory: an entry of a dictionary, a text and a number."""
+"""Memory per word of the vocabulary: an entry of a dictionary, a text and a number."""
 
 
 def words(text: str) -> list[str]:
-    """Words of a text as the index knows them: lower case, without Lucene's English stop words."""
+    """Tokenise a text: lower-case words, without Lucene's English stop words."""
     plain = _POSSESSIVE.sub("", text.lower())
     return [word for word in _WORD.findall(plain) if word not in _STOP_WORDS]
 
 
-def build_bm25(corpus: StoredCorpus, folder: Path, tell: Tell) -> tuple[list[str], int]:
-    """Make an index by words, always from the beginning: it takes little time beside vectors.
+def build_bm25(
+    corpus: StoredCorpus, folder: Path, on_progress: OnProgress
+) -> tuple[list[str], int]:
+    """Build a BM25 index, never continued: it is quick, compared with a dense one.
 
     Returns:
-        The files that were written, and the bytes that a search holds beside them.
+        The files that were written, and the memory of a search besides them, in bytes.
 
     Raises:
         ConfigError: no document has a word.
-        StorageError: the disk refused.
+        StorageError: writing failed.
     """
     vocabulary: dict[str, int] = {}
     documents = []
     for number in range(len(corpus)):
         found = words(corpus[number].contents)
         documents.append([vocabulary.setdefault(word, len(vocabulary)) for word in found])
-        tell("split into words", number + 1)
+        on_progress("split into words", number + 1)
     if not vocabulary:
         raise ConfigError(
-            f"{folder}: got {len(corpus)} documents without a word: there is nothing to find by;"
+            f"{folder}: got {len(corpus)} documents without a word: nothing can be found;"
             " texts in the field contents"
         )
     index = bm25s.BM25(k1=K1, b=B, method="lucene", backend="numpy")
     index.index((documents, vocabulary), create_empty_token=False, show_progress=False)
-    aside = folder / f".{_FOLDER}.aside"
-    shutil.rmtree(aside, ignore_errors=True)
+    temporary = folder / f".{_FOLDER}.aside"
+    shutil.rmtree(temporary, ignore_errors=True)
     try:
-        index.save(aside, show_progress=False)
+        index.save(temporary, show_progress=False)
     except OSError as error:
-        durable.raise_storage_error(aside, "write", error)
-    for path in aside.iterdir():
+        durable.raise_storage_error(temporary, "write", error)
+    for path in temporary.iterdir():
         durable.fsync_file(path, _POINT)
-    durable.fsync_folder(aside, _POINT)
+    durable.fsync_folder(temporary, _POINT)
     shutil.rmtree(folder / _FOLDER, ignore_errors=True)
-    durable.rename(aside, folder / _FOLDER, _POINT)
+    durable.rename(temporary, folder / _FOLDER, _POINT)
     files = [f"{_FOLDER}/{path.name}" for path in (folder / _FOLDER).iterdir()]
     return files, _BYTES_PER_WORD * len(vocabulary)
 
 
 class Bm25Scorer:
-    """Scores documents by the words of a query; a word that is there twice counts twice.
+    """Scores documents by the words of a query; a repeated word counts repeatedly.
 
     Raises:
-        ConfigError: the package here is of another release.
+        ConfigError: another release of bm25s is installed.
     """
 
     def __init__(self, folder: Path, library: str) -> None:
         if _release(library) != _release(LIBRARY):
-            why = f"{LIBRARY} is installed, which may score otherwise"
+            why = f"{LIBRARY} is installed, which may score differently"
             raise ConfigError(
-                f"{folder}: got an index of {library}: {why}; make it again with ppojob index"
+                f"{folder}: got an index of {library}: {why}; build it again with ppojob index"
             )
         self._index = bm25s.BM25.load(folder / _FOLDER, mmap=True, show_progress=False)
 
     def scores(self, query: str) -> NDArray[np.float32]:
         """Score every document for one query; see `Scorer`."""
         known = self._index.vocab_dict
-        asked = [known[word] for word in words(query) if word in known]
-        scores: NDArray[np.float32] = self._index.get_scores_from_ids(asked)
+        ids = [known[word] for word in words(query) if word in known]
+        scores: NDArray[np.float32] = self._index.get_scores_from_ids(ids)
         scores[scores == 0.0] = -np.inf  # every word that matches adds more than 0
         return scores
 
 
 def _release(library: str) -> list[str]:
-    """`bm25s 0.3.16` as bm25s 0, 3."""
+    """Return the release of a library: of `bm25s 0.3.16`, bm25s 0 and 3."""
     return library.split(".")[:2]

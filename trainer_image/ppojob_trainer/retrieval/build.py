@@ -1,6 +1,6 @@
-"""Index build: the corpus is copied and checked, then indexed, then the manifest is written.
+"""Index build: checks and copies the corpus, indexes it, and writes the manifest last.
 
-Killed at any moment, the folder holds the beginning of an index; the same call continues it.
+If it is killed at any moment, the same call continues the index in the folder.
 """
 
 import re
@@ -16,8 +16,8 @@ from ppojob_trainer.retrieval.corpus import (
     DOCUMENTS,
     OFFSETS,
     RANKS,
+    OnProgress,
     StoredCorpus,
-    Tell,
     copy_corpus,
 )
 from ppojob_trainer.retrieval.manifest import MANIFEST, EncoderSettings, Manifest, Plan, seal
@@ -25,7 +25,7 @@ from ppojob_trainer.retrieval.manifest import MANIFEST, EncoderSettings, Manifes
 PLAN: Final = "plan.json"
 
 _BYTES_PER_DOCUMENT: Final = 24
-"""In memory: scores of one query, and what is done to find the best."""
+"""Memory per document for scoring one query and selecting the best."""
 _PLAN: Final = durable.point("index.plan", *durable.FILE_ACTS)
 _OURS: Final = re.compile(
     r"\.?(plan\.json|passages\.jsonl|(offsets|ranks|vectors-\d+)\.npy|manifest\.json|bm25)(\.aside)?"
@@ -33,13 +33,13 @@ _OURS: Final = re.compile(
 
 
 def build_index(
-    corpus: Path, folder: Path, *, encoder: EncoderSettings | None, tell: Tell
+    corpus: Path, folder: Path, *, encoder: EncoderSettings | None, on_progress: OnProgress
 ) -> Manifest:
-    """Make an index by vectors, or without an encoder by words, or continue one.
+    """Build or continue an index: a dense one, or BM25 without an encoder.
 
     Raises:
         ConfigError: the corpus, the encoder or the folder cannot be used.
-        StorageError: the disk refused.
+        StorageError: writing failed.
     """
     _prepare(folder)
     if encoder is None:
@@ -52,7 +52,7 @@ def build_index(
 
         library = dense.LIBRARY
         loaded = SentenceEncoder(Path(encoder.folder), encoder)
-    copy = copy_corpus(corpus, folder, tell)
+    copy = copy_corpus(corpus, folder, on_progress)
     plan = Plan(
         kind="bm25" if encoder is None else "dense",
         documents=len(copy.ranks),
@@ -65,9 +65,9 @@ def build_index(
     stored = StoredCorpus(folder)
     try:
         if encoder is None:
-            names, memory_bytes = bm25.build_bm25(stored, folder, tell)
+            names, memory_bytes = bm25.build_bm25(stored, folder, on_progress)
         else:
-            names, memory_bytes = dense.build_vectors(stored, folder, loaded, tell)
+            names, memory_bytes = dense.build_vectors(stored, folder, loaded, on_progress)
     finally:
         stored.close()
     memory_bytes += sum((folder / name).stat().st_size for name in (*names, RANKS))
@@ -76,26 +76,28 @@ def build_index(
 
 
 def _prepare(folder: Path) -> None:
-    """Make the folder, and refuse one that holds an index, or anything that is not ours."""
+    """Create the folder; refuse one with an index, or with files that no build writes."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         names = sorted(path.name for path in folder.iterdir())
     except OSError as error:
-        raise ConfigError(
-            f"--output: got {folder}: {error.strerror}; a folder that can be written"
-        ) from None
-    foreign = [f"{shown(name)} is there, which is of no index" for name in names if not _OURS(name)]
-    for why in ["an index is there already"] if MANIFEST in names else foreign:
-        raise ConfigError(f"--output: got {folder}: {why}; a folder that is empty or absent")
+        raise ConfigError(f"--output: got {folder}: {error.strerror}; a writable folder") from None
+    foreign = [
+        f"it contains {shown(name)}, which is not part of an index"
+        for name in names
+        if not _OURS(name)
+    ]
+    for why in ["it contains a complete index"] if MANIFEST in names else foreign:
+        raise ConfigError(f"--output: got {folder}: {why}; an empty or a new folder")
 
 
 def _begin(folder: Path, plan: Plan) -> None:
-    """Write down what is made here, or refuse where another index was begun."""
+    """Write the plan; refuse a folder in which another index was begun."""
     text = msgspec.json.format(msgspec.json.encode(plan), indent=1) + b"\n"
     path = folder / PLAN
     if path.exists() and path.read_bytes() != text:
         raise ConfigError(
-            f"--output: got {folder}: another index was begun there, of another corpus, kind,"
-            " encoder or version; the same again, or an empty folder"
+            f"--output: got {folder}: it contains a partial index of another corpus, kind,"
+            " encoder or version; the same ones, or an empty folder"
         )
     durable.write_file(path, text, _PLAN)

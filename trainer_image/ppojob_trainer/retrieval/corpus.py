@@ -1,8 +1,8 @@
-r"""A corpus as Search-R1 has it, and its copy in the folder of an index.
+r"""Corpus in Search-R1's format, and its copy in the folder of an index.
 
-A line is ``{"id": "7", "contents": "\"Title\"\ntext"}``; the file may be packed with gzip. The
-copy is plain JSON lines, and two arrays beside it say where each document begins, and which place
-its id has among the sorted ids.
+A line is ``{"id": "7", "contents": "\"Title\"\ntext"}``; the file may be compressed with
+gzip. The copy is plain JSON lines, with two arrays: the offset of each document, and the rank of
+its id among the sorted ids.
 """
 
 import gzip
@@ -24,8 +24,8 @@ from ppojob_api.problem import printable, shown
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
 
-Tell = Callable[[str, int], None]
-"""Is told what is being done, and how many documents it is done to."""
+OnProgress = Callable[[str, int], None]
+"""Called with the current stage, and the number of documents that it has processed."""
 
 DOCUMENTS: Final = "passages.jsonl"
 OFFSETS: Final = "offsets.npy"
@@ -38,7 +38,7 @@ _GZIP: Final = b"\x1f\x8b"
 
 
 class Document(msgspec.Struct, frozen=True):
-    """One line of a corpus; other fields of a line are left out."""
+    """One line of a corpus; other fields are dropped."""
 
     id: str
     contents: str
@@ -50,9 +50,9 @@ class CorpusCopy:
 
     Attributes:
         folder: of the index.
-        sha256: of the copy: the same for a corpus with and without gzip.
-        offsets: where each document begins, and the end of the last.
-        ranks: place of each document's id among the sorted ids.
+        sha256: of the copy, so that it does not depend on gzip.
+        offsets: of each document, and the end of the last.
+        ranks: of each document's id among the sorted ids.
     """
 
     folder: Path
@@ -61,24 +61,24 @@ class CorpusCopy:
     ranks: NDArray[np.int32]
 
     def keep(self) -> None:
-        """Give the copy and its arrays their names; files of these names are replaced."""
+        """Write the arrays, and rename all to their final names; replaces existing files."""
         for name, array in ((OFFSETS, self.offsets), (RANKS, self.ranks)):
             durable.write_file(self.folder / name, array_bytes(array), FILE)
-        durable.fsync_file(_aside(self.folder), FILE)
-        durable.rename(_aside(self.folder), self.folder / DOCUMENTS, FILE)
+        durable.fsync_file(_temporary_path(self.folder), FILE)
+        durable.rename(_temporary_path(self.folder), self.folder / DOCUMENTS, FILE)
 
 
-def copy_corpus(corpus: Path, folder: Path, tell: Tell) -> CorpusCopy:
-    """Read and check all of a corpus, and write it under a temporary name beside the index.
+def copy_corpus(corpus: Path, folder: Path, on_progress: OnProgress) -> CorpusCopy:
+    """Check all of a corpus, and copy it to a temporary file in the folder of the index.
 
     Raises:
-        ConfigError: lines that are no documents, ids that are there twice, no line at all.
-        StorageError: the disk refused.
+        ConfigError: lines that are not documents, duplicate ids, or no lines.
+        StorageError: writing failed.
     """
     digest, offsets, ids = hashlib.sha256(), [0], list[str]()
     problems: list[str] = []
     try:
-        with open(_aside(folder), "wb") as copy:
+        with open(_temporary_path(folder), "wb") as copy:
             for read in _read(corpus):
                 if isinstance(read, Document):
                     line = msgspec.json.encode(read) + b"\n"
@@ -86,16 +86,16 @@ def copy_corpus(corpus: Path, folder: Path, tell: Tell) -> CorpusCopy:
                     copy.write(line)
                     offsets.append(offsets[-1] + len(line))
                     ids.append(read.id)
-                    tell("read", len(ids))
+                    on_progress("read", len(ids))
                 elif len(problems) < _LISTED:
                     problems.append(read)
     except OSError as error:
         durable.raise_storage_error(folder / DOCUMENTS, "write", error)
     problems = problems or list(itertools.islice(_id_problems(corpus, ids), _LISTED))
     if not ids and not problems:
-        problems = [f"{corpus}: got no line: there is nothing to find; {_EXAMPLE} a line"]
+        problems = [f"{corpus}: got no lines: it is empty; {_EXAMPLE} a line"]
     if problems:
-        _aside(folder).unlink()
+        _temporary_path(folder).unlink()
         raise ConfigError(problems)
     ranks = np.empty(len(ids), np.int32)
     ranks[sorted(range(len(ids)), key=ids.__getitem__)] = np.arange(len(ids), dtype=np.int32)
@@ -103,16 +103,16 @@ def copy_corpus(corpus: Path, folder: Path, tell: Tell) -> CorpusCopy:
 
 
 def array_bytes(array: NDArray[np.generic]) -> bytes:
-    """An array as a file of numpy's format holds it."""
+    """Encode an array in numpy's file format."""
     file = io.BytesIO()
     np.save(file, array, allow_pickle=False)
     return file.getvalue()
 
 
 class StoredCorpus:
-    """The documents in the folder of an index, read from the disk when they are asked for.
+    """The documents in the folder of an index, read from the disk on access.
 
-    `ranks` has the place of each document's id among the sorted ids.
+    `ranks` has the rank of each document's id among the sorted ids.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -133,23 +133,23 @@ class StoredCorpus:
         os.close(self._file)
 
 
-def _aside(folder: Path) -> Path:
+def _temporary_path(folder: Path) -> Path:
     return folder / f".{DOCUMENTS}.aside"
 
 
 def _read(path: Path) -> Iterator[Document | str]:
-    """Documents, and lines about those that are none."""
+    """Yield the documents, and a problem per invalid line."""
     decoder = msgspec.json.Decoder(Document)
     number = 0
     try:
         with open(path, "rb") as file:
-            is_packed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
-            for line in gzip.GzipFile(fileobj=file) if is_packed else file:
+            is_compressed = file.peek(len(_GZIP))[: len(_GZIP)] == _GZIP
+            for line in gzip.GzipFile(fileobj=file) if is_compressed else file:
                 number += 1
                 yield _document(decoder, line, f"{path}:{number}")
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         why = f"got damaged gzip data: {printable(str(error))}"
-        yield f"{path}:{number + 1}: {why}; the file as it was written"
+        yield f"{path}:{number + 1}: {why}; write or download the file again"
     except OSError as error:
         yield f"{path}: got {error.strerror}: it cannot be read; a file of JSON lines"
 

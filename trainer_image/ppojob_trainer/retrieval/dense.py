@@ -1,7 +1,6 @@
 """Dense index: exact inner products with every document.
 
-Vectors are in shards that are mapped, not read. A shard is whole or not there, so an interrupted
-index can be continued.
+Vectors are in memory-mapped shards, each written atomically, so that a build can be continued.
 """
 
 from pathlib import Path
@@ -14,7 +13,7 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import StoredCorpus, Tell, array_bytes
+from ppojob_trainer.retrieval.corpus import OnProgress, StoredCorpus, array_bytes
 from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings
 from ppojob_trainer.retrieval.manifest import Plan
 
@@ -25,15 +24,15 @@ _SHARD: Final = durable.point("index.shard", *durable.FILE_ACTS)
 
 
 def build_vectors(
-    corpus: StoredCorpus, folder: Path, encoder: SentenceEncoder, tell: Tell
+    corpus: StoredCorpus, folder: Path, encoder: SentenceEncoder, on_progress: OnProgress
 ) -> tuple[list[str], int]:
-    """Encode the documents whose shards are not there yet in the folder of the index.
+    """Encode the documents of all shards that the folder of the index lacks.
 
     Returns:
-        The files of vectors, and the bytes that a search holds beside them.
+        The files of vectors, and the memory of a search besides them, in bytes.
 
     Raises:
-        StorageError: the disk refused.
+        StorageError: writing failed.
     """
     names: list[str] = []
     for first in range(0, len(corpus), SHARD_DOCUMENTS):
@@ -43,7 +42,7 @@ def build_vectors(
         if not path.exists():
             vectors = encoder.passages([corpus[number].contents for number in range(first, end)])
             durable.write_file(path, array_bytes(vectors), _SHARD)
-        tell("encoded", end)
+        on_progress("encoded", end)
     return names, encoder.weight_bytes
 
 
@@ -53,10 +52,10 @@ class DenseScorer:
     Args:
         folder: of the index.
         plan: of the index.
-        encoder_folder: where its encoder is now; None where it was when the index was made.
+        encoder_folder: of its encoder; None if it has not moved since the index was built.
 
     Raises:
-        ConfigError: the encoder is not there, or is another one.
+        ConfigError: the encoder is missing or another one.
     """
 
     def __init__(self, folder: Path, plan: Plan, encoder_folder: Path | None) -> None:
@@ -65,8 +64,8 @@ class DenseScorer:
         encoder_folder = encoder_folder or Path(settings.folder)
         if encoder_settings(encoder_folder).fingerprint != settings.fingerprint:
             raise ConfigError(
-                f"{encoder_folder}: got another encoder: its vectors cannot be compared with those"
-                f" of the index; that of {settings.folder} when the index was made"
+                f"{encoder_folder}: got another encoder: its vectors are not comparable with those"
+                f" of the index; the encoder that was in {settings.folder} when it was built"
             )
         self._encoder = SentenceEncoder(encoder_folder, settings)
         self._shards: list[NDArray[np.float32]] = [

@@ -1,7 +1,7 @@
 """Sentence encoders of transformers, on the CPU: texts to unit vectors.
 
-What is done to a text is what Search-R1's ``retrieval_server.py`` does: a prefix, the last hidden
-states, pooled, normalised.
+As in Search-R1's ``retrieval_server.py``: a prefix, and the last hidden states, pooled and
+normalised.
 """
 
 import json
@@ -28,14 +28,14 @@ PREFIXES: Final = {
     "e5": ("query: ", "passage: "),
     "bge": ("Represent this sentence for searching relevant passages: ", ""),
 }
-"""Of queries and of passages, by a part of the folder's name."""
+"""Prefixes of queries and of passages, by a part of the folder's name."""
 
 _MAX_TOKENS: Final = 256
 _BATCH: Final = 32
 _NEEDED: Final = ("config.json", "tokenizer_config.json", "*.safetensors")
 _POOLING_FILE: Final = "1_Pooling/config.json"
 _UNUSED: Final = "pooler."
-"""Weights that many files lack, and that neither pooling reads."""
+"""Weights that many files lack, and no pooling uses."""
 
 
 def encoder_settings(
@@ -45,13 +45,13 @@ def encoder_settings(
     query_prefix: str | None = None,
     passage_prefix: str | None = None,
 ) -> EncoderSettings:
-    """Settings of an encoder in a folder in Hugging Face form.
+    """Return the settings of an encoder in a Hugging Face folder.
 
-    Where they are not given, prefixes follow the folder's name, see `PREFIXES`; pooling follows the
-    file of sentence-transformers where there is one, and else is the mean.
+    By default, the prefixes depend on the folder's name, see `PREFIXES`, and the pooling on the
+    file of sentence-transformers; without that file, it is the mean.
 
     Raises:
-        ConfigError: the folder is no encoder.
+        ConfigError: the folder has no encoder.
     """
     missing = [pattern for pattern in _NEEDED if not any(folder.glob(pattern))]
     if missing:
@@ -80,15 +80,15 @@ class SentenceEncoder:
     """An encoder, loaded from a folder.
 
     Raises:
-        ConfigError: it cannot be loaded, or is of a form that is not supported.
+        ConfigError: it cannot be loaded, or is not supported.
     """
 
     def __init__(self, folder: Path, settings: EncoderSettings) -> None:
         self._settings = settings
-        words = transformers.utils.logging
-        before = words.get_verbosity()
-        words.disable_progress_bar()
-        words.set_verbosity_error()  # weights that are missing are looked at here
+        log = transformers.utils.logging
+        before = log.get_verbosity()
+        log.disable_progress_bar()
+        log.set_verbosity_error()  # missing weights are checked below
         try:
             self._tokenizer = transformers.AutoTokenizer.from_pretrained(
                 folder, local_files_only=True
@@ -104,7 +104,7 @@ class SentenceEncoder:
             why = printable(next(iter(str(error).splitlines()), ""), 200)
             raise _refused(folder, type(error).__name__, f"it cannot be loaded: {why}") from None
         finally:
-            words.set_verbosity(before)
+            log.set_verbosity(before)
         missing = sorted(name for name in facts["missing_keys"] if not name.startswith(_UNUSED))
         if missing:
             raise _refused(folder, f"no weights {missing[0]}", f"{len(missing)} are missing")
@@ -120,14 +120,14 @@ class SentenceEncoder:
         return sum(weight.nbytes for weight in self._model.parameters())
 
     def query(self, text: str) -> NDArray[np.float32]:
-        """Vector of one query: (hidden size,)."""
+        """Encode one query: (hidden size,)."""
         vector: NDArray[np.float32] = self._encode([self._settings.query_prefix + text])[0]
         return vector
 
     def passages(self, texts: Sequence[str]) -> NDArray[np.float32]:
-        """Vectors of passages: (texts, hidden size); the same list has the same bits.
+        """Encode passages: (texts, hidden size); the same list has the same bits.
 
-        Texts of like length are encoded together, so that little is padded.
+        Texts of similar length are batched, to reduce padding.
         """
         vectors = np.empty((len(texts), self._model.config.hidden_size), np.float32)
         by_length = sorted(range(len(texts)), key=lambda number: len(texts[number]))
@@ -152,14 +152,14 @@ class SentenceEncoder:
         vectors: NDArray[np.float32] = torch.nn.functional.normalize(pooled, dim=-1).numpy()
         if not np.isfinite(vectors).all():
             raise ConfigError(
-                f"{self._settings.folder}: got a vector that is not finite: nothing can be compared"
-                " with it; another encoder"
+                f"{self._settings.folder}: got a vector that is not finite: it cannot be compared;"
+                " another encoder"
             )
         return vectors
 
 
 def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
-    """Vectors of texts by those of their tokens.
+    """Pool the vectors of tokens to vectors of texts.
 
     Args:
         hidden: (texts, tokens, dimensions).
@@ -173,10 +173,10 @@ def pool(hidden: Tensor, mask: Tensor, pooling: Pooling) -> Tensor:
 
 def _pooling(folder: Path) -> Pooling:
     try:
-        told = json.loads((folder / _POOLING_FILE).read_bytes())
+        settings = json.loads((folder / _POOLING_FILE).read_bytes())
     except (OSError, ValueError):
         return "mean"
-    is_first = isinstance(told, dict) and told.get("pooling_mode_cls_token") is True
+    is_first = isinstance(settings, dict) and settings.get("pooling_mode_cls_token") is True
     return "cls" if is_first else "mean"
 
 

@@ -34,18 +34,18 @@ class _Answer(msgspec.Struct):
 
 
 class HttpRetriever:
-    """Asks a service for passages, each query in a request of its own.
+    """Sends queries to a service, each in its own request.
 
-    A service may score the queries of one request together, and then a score depends on what else
-    is asked (https://github.com/facebookresearch/faiss/issues/1808).
+    If a service scores the queries of one request together, a score depends on the other queries
+    (https://github.com/facebookresearch/faiss/issues/1808).
 
     Args:
-        url: all of it, such as ``http://127.0.0.1:8000/retrieve``.
-        attempt_seconds: longest silence of the service.
+        url: the full URL, such as ``http://127.0.0.1:8000/retrieve``.
+        attempt_seconds: time limit of an attempt.
         retries: attempts after the first.
 
     Raises:
-        ConfigError: the URL cannot be asked.
+        ConfigError: the URL is invalid.
     """
 
     def __init__(
@@ -63,12 +63,12 @@ class HttpRetriever:
         """Find the best passages of each query; see `Retriever`.
 
         Raises:
-            RetrievalFailed: a query has no usable answer; the others may have been asked.
+            RetrievalFailed: a query has no valid answer; other queries may have been sent.
         """
         return list(self._pool.map(lambda query: self._search(query, k), queries))
 
     def close(self) -> None:
-        """End the threads without waiting for requests in progress."""
+        """Stop the threads without waiting for requests in progress."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def _search(self, query: str, k: int) -> list[Passage]:
@@ -84,9 +84,9 @@ class HttpRetriever:
         try:
             result = msgspec.convert(answer, _Answer).result
         except msgspec.ValidationError as error:
-            raise RetrievalFailed(f"{self._url} answered no passages: {error}") from None
+            raise RetrievalFailed(f"{self._url} gave an invalid answer: {error}") from None
         if len(result) != 1:
-            raise RetrievalFailed(f"{self._url} answered {len(result)} lists to one query")
+            raise RetrievalFailed(f"{self._url} returned {len(result)} lists for one query")
         return [
             Passage(str(found.document.id), found.document.contents, found.score)
             for found in result[0][:k]

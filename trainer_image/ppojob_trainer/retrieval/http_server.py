@@ -2,7 +2,7 @@
 
 The request is ``{"queries": [...], "topk": 3, "return_scores": true}``; the answer
 ``{"result": [[{"document": {"id", "contents"}, "score"}, ...], ...]}``, and without
-``return_scores`` the documents alone. What is wrong is answered with ``{"detail": line}``.
+``return_scores`` only the documents. The answer to an invalid request is ``{"detail": line}``.
 """
 
 import threading
@@ -29,27 +29,27 @@ class _Request(msgspec.Struct):
     return_scores: bool = False
 
 
-class _Refused(Exception):  # noqa: N818  it says what happened
-    """Status and detail of the answer to a request that is wrong."""
+class _BadRequestError(Exception):
+    """Status and detail of the answer to an invalid request."""
 
 
 def retrieve_server(retriever: Retriever, address: str, port: int, *, topk: int) -> PageServer:
-    """A server of ``/retrieve``, and of ``/healthz`` for probes.
+    """Start a server of ``/retrieve``, and of ``/healthz`` for probes.
 
     Args:
-        retriever: asked by one request at a time.
-        address: IP address to bind; all who reach it may ask.
-        port: 0 takes a free one.
-        topk: passages a query where a request does not say, or says 0.
+        retriever: called by one request at a time.
+        address: IP address to bind; access is not restricted.
+        port: 0 for a free one.
+        topk: passages per query if a request has no ``topk``, or 0.
 
     Raises:
         OSError: address and port cannot be bound.
     """
-    turn = threading.Lock()
+    lock = threading.Lock()
 
     class Handler(_Handler):
         def find(self, request: _Request) -> list[list[Passage]]:
-            with turn:
+            with lock:
                 return retriever.search(request.queries, request.topk or topk)
 
     return PageServer(address, port, Handler)
@@ -72,28 +72,30 @@ class _Handler(PageHandler):
             answer["result"] = [
                 [_as_json(one, request.return_scores) for one in each] for each in found
             ]
-        except _Refused as refused:
-            status, answer["detail"] = refused.args
+        except _BadRequestError as bad:
+            status, answer["detail"] = bad.args
         except PPOJobError as error:
             status, answer["detail"] = HTTPStatus.INTERNAL_SERVER_ERROR, str(error)
         self.answer(msgspec.json.encode(answer), "application/json", status)
 
     def _request(self) -> _Request:
         if self.path != "/retrieve":
-            why = f"got {shown(self.path)}: nothing is asked there; POST to /retrieve"
-            raise _Refused(HTTPStatus.NOT_FOUND, why)
+            why = f"got {shown(self.path)}: no such path; POST to /retrieve"
+            raise _BadRequestError(HTTPStatus.NOT_FOUND, why)
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal():
-            why = f"Content-Length: got {shown(length)}: it says where the request ends; a number"
-            raise _Refused(HTTPStatus.LENGTH_REQUIRED, why)
+            why = (
+                f"Content-Length: got {shown(length)}: the length of the request in bytes; a number"
+            )
+            raise _BadRequestError(HTTPStatus.LENGTH_REQUIRED, why)
         if int(length) > MAX_REQUEST_BYTES:
-            why = f"got {length} bytes: too many; at most {MAX_REQUEST_BYTES}"
-            raise _Refused(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
+            why = f"got {length} bytes: too large; at most {MAX_REQUEST_BYTES}"
+            raise _BadRequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, why)
         try:
             return msgspec.json.decode(self.rfile.read(int(length)), type=_Request)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             why = f"got {length} bytes: {error}; {_ALLOWED}"
-            raise _Refused(HTTPStatus.UNPROCESSABLE_ENTITY, why) from None
+            raise _BadRequestError(HTTPStatus.UNPROCESSABLE_ENTITY, why) from None
 
 
 def _as_json(passage: Passage, with_score: bool) -> Json:

@@ -1,4 +1,4 @@
-"""Local index, searched one query at a time."""
+"""Local index, searched by one query at a time."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,8 +30,8 @@ class IndexRetriever(Closeable):
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find the best passages of each query; see `Retriever`.
 
-        Queries are never scored together: a product of matrices rounds a row differently when other
-        rows are beside it.
+        Queries are never scored together: a product of matrices may round a row differently with
+        other rows in the batch.
         """
         found: list[list[Passage]] = []
         for query in queries:
@@ -49,12 +49,12 @@ class IndexRetriever(Closeable):
 
 
 def best(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArray[np.int64]:
-    """Numbers of the k best documents, the best first; equal scores by rank.
+    """Return the numbers of the k best documents, the best first; equal scores by rank.
 
     Args:
-        scores: (documents,); -inf for those that are never found.
-        ranks: (documents,), place of each document's id among the sorted ids.
-        k: at most so many.
+        scores: (documents,); -inf for those that do not match.
+        ranks: (documents,), rank of each document's id among the sorted ids.
+        k: the most documents to return.
     """
     if k <= 0:
         return np.empty(0, np.int64)
@@ -72,22 +72,22 @@ def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
 
     Args:
         folder: of the index.
-        encoder: where the encoder of a dense index is now, if it was moved.
+        encoder: folder of a dense index's encoder, if it has moved.
 
     Raises:
-        ConfigError: no index, another version, too large for the memory, or damaged; an encoder
-            that is another one.
+        ConfigError: the index is missing, damaged, too large or of another version; or it has
+            another encoder.
     """
     manifest = read_manifest(folder)
     check_memory(manifest, folder)
     check_files(manifest, folder)
     scorer: Scorer
     if manifest.plan.kind == "bm25":
-        from ppojob_trainer.retrieval.bm25 import Bm25Scorer  # it loads numba, where that is
+        from ppojob_trainer.retrieval.bm25 import Bm25Scorer  # loads numba, if it is installed
 
         scorer = Bm25Scorer(folder, manifest.plan.library)
     else:
-        from ppojob_trainer.retrieval.dense import DenseScorer  # it loads torch
+        from ppojob_trainer.retrieval.dense import DenseScorer  # loads torch
 
         scorer = DenseScorer(folder, manifest.plan, encoder)
     return IndexRetriever(StoredCorpus(folder), scorer)

@@ -1,4 +1,4 @@
-"""The manifest of an index; written last: without it an index is unfinished."""
+"""The manifest of an index; written last: without it, an index is incomplete."""
 
 import hashlib
 from pathlib import Path
@@ -15,7 +15,7 @@ VERSION: Final = 1
 MANIFEST: Final = "manifest.json"
 
 _MANIFEST: Final = durable.point("index.manifest", *durable.FILE_ACTS)
-_AGAIN: Final = "make it again with ppojob index"
+_REBUILD: Final = "build it again with ppojob index"
 
 Kind = Literal["bm25", "dense"]
 
@@ -24,10 +24,10 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     """How texts become vectors.
 
     Attributes:
-        folder: the sentence encoder, as it was named when the index was made.
-        fingerprint: of what is in that folder.
-        pooling: the vector of a text: the mean of its tokens', or that of its first token.
-        max_tokens: longer texts are cut.
+        folder: of the sentence encoder, when the index was built.
+        fingerprint: of the files in that folder.
+        pooling: the vector of a text: the mean of its tokens' vectors, or that of the first token.
+        max_tokens: longer texts are truncated.
     """
 
     folder: str
@@ -39,9 +39,9 @@ class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What decides every bit of an index; an interrupted one is continued with the same plan.
+    """Everything that determines the bits of an index; only the same plan continues a build.
 
-    `library` is package and version that made the index; only a dense one has an encoder.
+    `library` has the packages and versions that built it; only a dense index has an encoder.
     """
 
     kind: Kind
@@ -60,11 +60,11 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an index consists of.
+    """The contents of an index.
 
     Attributes:
-        memory_bytes: what a search keeps in memory, mapped files included.
-        files: every file but the manifest.
+        memory_bytes: memory of a search, including mapped files.
+        files: all files except the manifest.
     """
 
     version: int
@@ -78,10 +78,10 @@ class _Version(msgspec.Struct):
 
 
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
-    """Write the manifest of an index whose files, named relative to the folder, are all there.
+    """Write the manifest of an index, of which all files are complete; names are relative.
 
     Raises:
-        StorageError: the disk refused.
+        StorageError: writing failed.
     """
     files = tuple(
         IndexFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
@@ -97,15 +97,15 @@ def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an index, and no other file.
 
     Raises:
-        ConfigError: there is no index, or one of another version.
+        ConfigError: there is no complete index, or it is of another version.
     """
     path = folder / MANIFEST
     try:
         text = path.read_bytes()
     except FileNotFoundError:
         raise ConfigError(
-            f"{folder}: got no {MANIFEST}: it is not a complete index; the folder"
-            " that ppojob index has written"
+            f"{folder}: got no {MANIFEST}: it is not a complete index; the output"
+            " folder of ppojob index"
         ) from None
     except OSError as error:
         raise ConfigError(f"{path}: got {error.strerror}: it cannot be read; a folder") from None
@@ -114,10 +114,10 @@ def read_manifest(folder: Path) -> Manifest:
         if version == VERSION:
             return msgspec.json.decode(text, type=Manifest)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        why = f"it is no manifest: {printable(str(error))}"
-        raise ConfigError(f"{path}: got {len(text)} bytes: {why}; {_AGAIN}") from None
+        why = f"it is not a manifest: {printable(str(error))}"
+        raise ConfigError(f"{path}: got {len(text)} bytes: {why}; {_REBUILD}") from None
     why = f"this program reads version {VERSION}"
-    raise ConfigError(f"{path}: got version {version}: {why}; {_AGAIN}")
+    raise ConfigError(f"{path}: got version {version}: {why}; {_REBUILD}")
 
 
 def check_memory(manifest: Manifest, folder: Path) -> None:
@@ -126,11 +126,11 @@ def check_memory(manifest: Manifest, folder: Path) -> None:
     Raises:
         ConfigError: it is too large.
     """
-    there = machine_bytes()
-    if there is not None and manifest.memory_bytes > there:
+    memory = machine_bytes()
+    if memory is not None and manifest.memory_bytes > memory:
         raise ConfigError(
             f"{folder}: got an index of {manifest.memory_bytes / GIB:.2f} GiB in memory: this"
-            f" machine, or the limit of its container, has {there / GIB:.2f} GiB; a larger one, or"
+            f" machine, or the limit of its container, has {memory / GIB:.2f} GiB; more memory, or"
             " a smaller corpus"
         )
 
@@ -139,7 +139,7 @@ def check_files(manifest: Manifest, folder: Path) -> None:
     """Compare every byte of an index with its manifest.
 
     Raises:
-        ConfigError: a file is absent, cut or changed.
+        ConfigError: a file is missing, truncated or changed.
     """
     for file in manifest.files:
         path = folder / file.path
@@ -149,11 +149,11 @@ def check_files(manifest: Manifest, folder: Path) -> None:
                 continue
         except OSError as error:
             raise ConfigError(
-                f"{path}: got {error.strerror}: the index needs it; {_AGAIN}"
+                f"{path}: got {error.strerror}: the index requires it; {_REBUILD}"
             ) from None
         got = f"{size} bytes" if size != file.size_bytes else "other bytes"
-        why = f"the index was made with {file.size_bytes}, sha256 {file.sha256[:12]}"
-        raise ConfigError(f"{path}: got {got}: {why}; {_AGAIN}")
+        why = f"the index was built with {file.size_bytes}, sha256 {file.sha256[:12]}"
+        raise ConfigError(f"{path}: got {got}: {why}; {_REBUILD}")
 
 
 def _sha256(path: Path) -> str:

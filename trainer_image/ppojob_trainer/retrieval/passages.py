@@ -1,4 +1,4 @@
-"""Passages found by a search, and their form for the policy."""
+"""Passages found by a search, and their format for the policy."""
 
 from collections.abc import Iterable, Sequence
 from typing import Protocol
@@ -10,8 +10,8 @@ class Passage(msgspec.Struct, frozen=True):
     """One document that was found.
 
     Attributes:
-        id: of the document; empty where a service does not tell it.
-        contents: a line of title, with the quotes that many corpora put there, then the text.
+        id: of the document; empty if a service does not send it.
+        contents: a title line, in quotes in many corpora, then the text.
         score: larger is better; comparable within one query only.
     """
 
@@ -23,7 +23,7 @@ class Passage(msgspec.Struct, frozen=True):
 class Retriever(Protocol):
     """Finds passages.
 
-    The same query has the same passages and scores, to the bit, whatever is asked beside it.
+    A query has the same passages and scores, to the bit, whatever the other queries are.
     """
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
@@ -31,19 +31,19 @@ class Retriever(Protocol):
 
 
 def passages_to_string(passages: Iterable[Passage]) -> str:
-    """Passages as a policy reads them: ``Doc 1(Title: "Paris") Paris is ...``, a line each.
+    """Format passages as ``Doc 1(Title: "Paris") Paris is ...``, a line each.
 
-    The form is that of ``_passages2string`` in Search-R1 (Jin et al. 2025, arXiv:2503.09516).
+    The format is that of ``_passages2string`` in Search-R1 (Jin et al. 2025, arXiv:2503.09516).
     """
-    told = ""
+    text = ""
     for number, passage in enumerate(passages, start=1):
-        title, _, text = passage.contents.partition("\n")
-        told += f"Doc {number}(Title: {title}) {text}\n"
-    return told
+        title, _, body = passage.contents.partition("\n")
+        text += f"Doc {number}(Title: {title}) {body}\n"
+    return text
 
 
 def passages_to_paragraphs(passages: Iterable[Passage]) -> str:
-    """The same as verl's `SearchTool` writes them: a heading and a text, an empty line apart."""
+    """Format passages as verl's `SearchTool` does: heading and text, separated by empty lines."""
     parted = (passage.contents.partition("\n") for passage in passages)
     return "\n\n".join(
         f"Doc {number} (Title: {title})\n{text}"

@@ -5,7 +5,7 @@ import re
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.records import Verdict, text_verdict
 
-# A number that goes on ("26.5", "2,600") is not the number before the point.
+# The "26" of "26.5" or "2,600" is not a match.
 _ANSWER = re.compile(r"#### *(-?[0-9]+)(?![0-9]|[.,][0-9])")
 
 
@@ -19,7 +19,7 @@ def addition(
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:
-    """Say what is wrong with a ground truth, before anything is started."""
+    """Return what is allowed, if a ground truth does not have this form."""
     if isinstance(ground_truth, str) and re.fullmatch(r"-?[0-9]+", ground_truth):
         return None
     return 'the sum as text, such as "12"'

@@ -13,7 +13,7 @@ from ppojob_trainer.rewards.routing import SCORERS
 from ppojob_trainer.sandbox.executor import Runner, SandboxRefused
 
 _LONG = 80
-"""Default values of more characters are cut in messages."""
+"""Longer default values are truncated in messages."""
 
 
 def load_scorer(
@@ -23,18 +23,18 @@ def load_scorer(
     *,
     late: bool = False,
 ) -> Callable[..., object]:
-    """Find a scorer.
+    """Load a scorer as a function with the signature of custom ones.
 
     Args:
-        name: of the scorer.
-        arguments: keyword arguments that every call will have.
-        sandbox: opens the one for scorers that run code.
-        late: the job is routed, and calls few scorers, without arguments: the import of a library
-            and the sandbox wait for the first call.
+        name: name of the scorer.
+        arguments: keyword arguments of every call.
+        sandbox: opens the sandbox of scorers that run code.
+        late: import libraries and open the sandbox at the first call. For jobs routed by data
+            source, which call few scorers, without arguments.
 
     Raises:
-        ConfigError: there is no such scorer, it takes no such arguments, or the sandbox is less
-            than the job asks for; the place is in the reward (``arguments``).
+        ConfigError: there is no such scorer, it has no such arguments, or the sandbox isolates less
+            than required; the place is relative to the reward (``arguments``).
     """
     scorer = SCORERS.get(name)
     if scorer is None:
@@ -84,15 +84,15 @@ def _check(name: str, signature: inspect.Signature, arguments: Mapping[str, Json
     parameters = signature.parameters.values()
     settings = [one for one in parameters if one.kind is inspect.Parameter.KEYWORD_ONLY]
     types = {one.name: one.annotation for one in settings}
-    allowed = f"its arguments are {_told(settings)}"
+    allowed = f"its arguments are {_shortened(settings)}"
     for one in settings:
         if one.default is one.empty and one.name not in arguments:
             got = f"{name} without {one.name}"
-            raise ConfigError(f"arguments: got {got}: it needs this argument; {allowed}")
+            raise ConfigError(f"arguments: got {got}: this argument is required; {allowed}")
     for argument, value in arguments.items():
         if argument not in types:
             got = f"{name} with {argument}"
-            raise ConfigError(f"arguments: got {got}: it takes no such argument; {allowed}")
+            raise ConfigError(f"arguments: got {got}: it has no such argument; {allowed}")
         try:
             msgspec.convert(value, types[argument])
         except msgspec.ValidationError as error:
@@ -100,8 +100,8 @@ def _check(name: str, signature: inspect.Signature, arguments: Mapping[str, Json
             raise ConfigError(f"arguments: got {got}: {error}; {allowed}") from None
 
 
-def _told(settings: list[inspect.Parameter]) -> inspect.Signature:
-    """Return the arguments with their types; long texts, such as prompts, are truncated."""
+def _shortened(settings: list[inspect.Parameter]) -> inspect.Signature:
+    """Return the arguments with their types; long default values are truncated."""
     return inspect.Signature(
         [
             one.replace(default=shown(one.default)) if len(str(one.default)) > _LONG else one

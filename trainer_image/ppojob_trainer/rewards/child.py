@@ -1,7 +1,7 @@
 """Child process that runs reward functions.
 
-It does not trust them: every call gets objects of its own, whatever it raises is an answer, and its
-output cannot reach the pipes. The parent and the guardian end loops, bombs and dead processes
+It does not trust them: every call gets its own objects, exceptions become answers, and output
+cannot reach the pipes. The parent and the guardian end loops, fork bombs and dead processes
 (``ppojob_trainer.rewards.process``, ``ppojob_trainer.children.guardian``).
 """
 
@@ -46,7 +46,7 @@ from ppojob_trainer.sandbox.executor import Runner, open_sandbox
 if TYPE_CHECKING:
     import asyncio
 
-# Bound before users' code is loaded, which may replace them in their modules.
+# Bound before users' code is imported, which may replace them.
 _decode: Final = msgspec.msgpack.Decoder(ScorerRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 
@@ -84,13 +84,13 @@ class Functions:
         self._of_judge: dict[str, Any] = {}
 
     def load(self, request: LoadFunctions) -> FunctionsLoaded:
-        """Load all; say what is wrong with each that cannot be used."""
+        """Load all functions; return the problems of those that cannot be used."""
         sandbox = partial(open_sandbox, request.sandbox)
         problems: list[str] = []
         if request.judge is not None:
             os.environ[contract.ENV_JUDGE_URL] = request.judge.url
             os.environ[contract.ENV_JUDGE_MODEL] = request.judge.model
-            for name in ("no_proxy", "NO_PROXY"):  # its router is on this machine
+            for name in ("no_proxy", "NO_PROXY"):  # the judge's router is local
                 host = urlsplit(request.judge.url).hostname
                 os.environ[name] = ",".join(filter(None, [os.environ.get(name), host]))
         for position, spec in enumerate(request.rewards):
@@ -106,7 +106,7 @@ class Functions:
         return FunctionsLoaded(problems, batched, [n for n in many if many[n]])
 
     def call(self, request: CallFunction) -> Called:
-        """Call a function with objects decoded for this call alone."""
+        """Call a function with objects decoded for this call only."""
         function = self._functions[request.function]
         try:
             given: dict[str, Any] = msgspec.json.decode(request.columns)
@@ -116,20 +116,20 @@ class Functions:
             else:
                 given |= {name: given[plural][0] for name, plural in OF_THE_PROMPT.items()}
             given |= self._of_judge
-            told = {name: given[name] for name in function.columns}
+            columns = {name: given[name] for name in function.columns}
             self._imports.enter(function.folder)
-            value = function.call(**(told | msgspec.json.decode(function.arguments)))
+            value = function.call(**(columns | msgspec.json.decode(function.arguments)))
             if inspect.iscoroutine(value):
                 value = self._loop.run(value)
             found = read_results(value, count) if function.takes_many else [value]
-        except BaseException as error:  # SystemExit and its kin are answers too
+        except BaseException as error:  # also SystemExit
             return Called(request.number, failure=_failed(error))
         return Called(request.number, [_scored(one) for one in found])
 
     @cached_property
     def _loop(self) -> "asyncio.Runner":
-        """Return one event loop for all calls: open connections of a coroutine live on in it."""
-        import asyncio  # late: half of what a child loads, and few functions are coroutines
+        """Return the event loop of all calls, so that coroutines can keep connections open."""
+        import asyncio  # late: it would double the start time, and few functions are coroutines
 
         return asyncio.Runner()
 
@@ -154,7 +154,7 @@ def _of_judge(judge: Judge, wanted: frozenset[str]) -> dict[str, Any]:
     if address in wanted:
         found[address] = urlsplit(judge.url).netloc
     if tokenizer in wanted:
-        from transformers import AutoTokenizer  # late: it takes seconds, and few ask for it
+        from transformers import AutoTokenizer  # late: it takes seconds, and few functions need it
 
         found[tokenizer] = AutoTokenizer.from_pretrained(judge.model)
     return found
@@ -163,7 +163,7 @@ def _of_judge(judge: Judge, wanted: frozenset[str]) -> dict[str, Any]:
 def _scored(value: object) -> Scored:
     try:
         return Scored(*read_result(value))
-    except BaseException as error:  # a user's object may raise anything when it is read
+    except BaseException as error:  # a user's object may raise when it is read
         return _failed(error)
 
 

@@ -21,7 +21,7 @@ _ALLOWED = re.compile(r"[0-9+\-*/() \t\n]+")
 
 
 class NotArithmetic(ValueError):  # noqa: N818  it says what happened
-    """The text is no expression of integers, + - * /, and parentheses, or divides by zero."""
+    """The text is not an expression of integers, + - * / and parentheses, or divides by zero."""
 
 
 def countdown(
@@ -34,11 +34,11 @@ def countdown(
 
     Departs from TinyZero: the block is found anywhere in the response (see ``last_answer``); "1.5"
     is not the numbers 1 and 5; ``**`` and ``//`` are not among the four operations that the prompt
-    names; values are exact fractions, not floats within 1e-5, and no text is ever evaluated as
-    Python; "24" is the number 24, where TinyZero finds no equation right.
+    names; values are exact fractions, not floats within 1e-5, and no text is evaluated as Python;
+    a target "24" is the number 24, where TinyZero accepts no equation.
 
-    The truth is ``{"target": 24, "numbers": [4, 6, 1]}``; 24.0 and "24" are 24 too. What is no
-    integer, 2.5 say, is reported when the data is read.
+    The truth is ``{"target": 24, "numbers": [4, 6, 1]}``; 24.0 and "24" are 24 too. Other values,
+    such as 2.5, are reported when the data is read.
     """
     target, numbers = _read(ground_truth)
     answer = last_answer(response)
@@ -53,7 +53,7 @@ def countdown(
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:
-    """Say what is wrong with a ground truth, before anything is started."""
+    """Return what is allowed, if a ground truth does not have this form."""
     try:
         _read(ground_truth)
     except TypeError as error:
@@ -71,7 +71,7 @@ def _read(ground_truth: Json) -> tuple[int, list[int]]:
 
 
 def _integer(value: Json) -> int | None:
-    """The integer that a JSON value says; None where it says none."""
+    """Convert a JSON value to an integer; None if it is none."""
     match value:
         case bool():
             return None

@@ -14,11 +14,11 @@ SIGNATURE = "(data_source, solution_str, ground_truth, extra_info, **arguments)"
 BATCH_SIGNATURE = "(data_sources, solution_strs, ground_truths, extra_infos, **arguments)"
 GROUP_SIGNATURE = "(data_source, solution_strs, ground_truth, extra_infos, **arguments)"
 BATCHED = "solution_strs"
-"""Names the responses to functions that take many of them at once."""
+"""Argument for the responses of functions that take many at once."""
 OF_THE_PROMPT = {"data_source": "data_sources", "ground_truth": "ground_truths"}
-"""What all responses to a prompt share, and its name for functions that take all prompts' at once.
+"""Columns that all responses to a prompt share, with their names for batch functions.
 
-A function that names one of these beside the responses takes those to one prompt.
+A function with one of these and `solution_strs` takes all responses to one prompt.
 """
 _OF_THE_ROW = {
     "data_sources": "data_source",
@@ -28,21 +28,25 @@ _OF_THE_ROW = {
 }
 _OF_THE_RESPONSE = {"response_tokens": "response_tokens", "finish_reasons": "finish_reason"}
 OF_THE_JUDGE = ("reward_router_address", "reward_model_tokenizer")
-"""Arguments for the job's own judge (host and port), and its tokenizer, by verl's names."""
+"""Arguments for the job's judge (host and port) and its tokenizer, by verl's names."""
 SINGULAR = _OF_THE_ROW | _OF_THE_RESPONSE
-"""What functions that take all responses at once are told, and its name for the others."""
+"""Arguments of batch functions, with their names for functions that take one response."""
 
 
 def load_function(
     source: Source, name: str, arguments: Mapping[str, Json], position: int
 ) -> Callable[..., object]:
-    """Import a file or a package and return a function from it that accepts these arguments.
+    """Import a file or a package and return a function from it.
 
-    Every call will have these keyword arguments; the position is that among the job's functions.
+    Args:
+        source: file or package.
+        name: name of the function.
+        arguments: keyword arguments of every call, which it must accept.
+        position: index among the job's functions.
 
     Raises:
-        ConfigError: the module cannot be imported, or has no such function; the place is in the
-            reward (``source.path``).
+        ConfigError: the module cannot be imported, or has no such function; the place is relative
+            to the reward (``source.path``).
     """
     path, package = source.file, source.package or ""
     try:
@@ -63,10 +67,10 @@ def load_function(
 
 
 def columns_of(function: Callable[..., object]) -> frozenset[str]:
-    """Return the columns of a function: the row's, and those of the response in its signature.
+    """Return the columns that a function gets, by its signature.
 
-    A signature with ``solution_strs`` takes all responses at once, or those to one prompt. In a job
-    with a judge a function gets it too, by the names in its signature.
+    These are the columns of the row, and those of the response and the judge that it names. A
+    function with ``solution_strs`` takes all responses, or those to one prompt.
     """
     try:
         parameters = inspect.signature(function).parameters.keys()
@@ -98,21 +102,20 @@ def _checked(
     of_the_row = _OF_THE_ROW.keys() | set(_OF_THE_ROW.values())
     for taken in sorted(columns & of_the_row & arguments.keys()):
         raise ConfigError(
-            f"arguments: got {name} with {taken}: each call gets it from the row already; "
-            "arguments of other names"
+            f"arguments: got {name} with {taken}: each call gets it from the row; other names"
         )
     try:
         given = columns | arguments.keys()
         inspect.signature(function).bind(**dict.fromkeys(given))
     except TypeError as error:
-        told = ", ".join(sorted(given))
+        names = ", ".join(sorted(given))
         allowed = SIGNATURE
         if BATCHED in columns:
             allowed = GROUP_SIGNATURE if columns & OF_THE_PROMPT.keys() else BATCH_SIGNATURE
         raise ConfigError(
             f"function: got {name}{inspect.signature(function)}: {path}: it cannot be called with "
-            f"{told}: {error}; def {name}{allowed}"
+            f"{names}: {error}; def {name}{allowed}"
         ) from None
     except ValueError:
-        return function  # a builtin without a signature is found out by calling it
+        return function  # a builtin without a signature
     return function

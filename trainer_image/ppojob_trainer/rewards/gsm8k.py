@@ -29,9 +29,9 @@ def gsm8k(
 
     Departs from verl: ``flexible`` there leaves commas in ("1,234" is not "1234"), keeps a full
     stop at the end of a sentence ("is 42." is not "42") and reads a typographic minus as no minus.
-    None of it says anything about the answer, so here commas and the full stop are dropped and
-    U+2212 is a minus. And an answer of commas and full stops alone ("#### ,") is no answer here;
-    verl gives it ``format_score``.
+    None of it concerns the answer, so here commas and the full stop are dropped and U+2212 is a
+    minus. And an answer of only commas and full stops ("#### ,") is no answer here; verl gives it
+    ``format_score``.
     """
     tail = response[-_READ_CHARACTERS:]
     prediction = _last_strict(tail) if method == "strict" else _last_number(tail)
@@ -39,7 +39,7 @@ def gsm8k(
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:
-    """Say what is wrong with a ground truth, before anything is started."""
+    """Return what is allowed, if a ground truth does not have this form."""
     if isinstance(ground_truth, str) and re.fullmatch(r"-?[0-9]+(\.[0-9]+)?", ground_truth):
         return None
     return 'the number as text without commas, such as "72"'

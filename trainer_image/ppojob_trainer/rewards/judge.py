@@ -1,4 +1,4 @@
-"""Scores from other services: an LLM judge, or any HTTP endpoint that scores.
+"""Scores from services: an LLM judge, or any HTTP endpoint that scores.
 
 A judge is called by OpenAI's chat API, which vLLM and most model servers support (Zheng et al.
 2023, arXiv:2306.05685, on LLM judges).
@@ -38,20 +38,20 @@ Explain in a few sentences. Then write, on a line of its own, "Score: " and a wh
 (wrong) to 10 (right)."""
 _FIELD = re.compile(r"\{(data_source|response|ground_truth|extra_info(?:\.\w+)?)\}")
 _BRACED = re.compile(r"(?<![\w^])\{([^\W\d][\w.]*)\}")
-"""What looks like a field; LaTeX, as in ``\\boxed{x}`` and ``a^{n}``, does not."""
+"""Text that looks like a field, unlike LaTeX such as ``\\boxed{x}`` and ``a^{n}``."""
 _SCORE = r"(?im)^[^:=\n]{0,40}\bscore\b[^:=\n]{0,40}[:=]\W{0,5}?(-?[0-9]+(?:\.[0-9]+)?)"
 ANSWER_TOKENS: Final = 1024
 _CACHED = 4_096
-_UNTIL_THE_LIMIT = 86_400.0
-_SAID: dict[bytes, str] = {}
-"""Answers of judges, by the digest of the request."""
+_NO_LIMIT_SECONDS = 86_400.0
+_ANSWERS: dict[bytes, str] = {}
+"""Cached answers of judges, by the digest of the request."""
 _RANGES: dict[str, tuple[Callable[[float], bool], str, str]] = {
     "retries": (lambda number: number >= 0, "it is below 0", "0 or more"),
     "attempt_seconds": (lambda number: number > 0, "it allows no attempt", "above 0"),
     "best": (lambda number: number > 0, "scores are divided by it", "above 0"),
     "max_tokens": (lambda number: number >= 1, "the judge could generate nothing", "1 or more"),
 }
-"""Arguments that are numbers: which are allowed, why not others, and how that is said."""
+"""Numeric arguments: whether a value is allowed, why another is not, and what is allowed."""
 
 
 def judge(
@@ -70,48 +70,47 @@ def judge(
     max_tokens: int = ANSWER_TOKENS,
     temperature: float = 0.0,
 ) -> dict[str, Json]:
-    """Ask a model for a number from 0 to ``best``; the score is its share of ``best``.
+    """Ask a model for a number from 0 to ``best``; the score is its fraction of ``best``.
 
-    The same request is sent once a process; its answer is kept.
+    Answers are cached per process.
 
     Args:
         response: text of the response.
-        ground_truth: of the row.
-        row: what else may stand in the prompt.
-        url: of the chat interface, such as ``http://judge:8000/v1/chat/completions``; without it
-            ``spec.judge`` is asked, the job's own.
-        model: its name there.
-        prompt: what the judge is asked, with {response}, {ground_truth}, {data_source} and
-            {extra_info.NAME} where they belong.
-        score_pattern: finds the number in what the judge says, as its first group; the last match
-            counts. By default a line such as "Score: 8" or "Score (0-10): 8".
+        ground_truth: ground truth of the row.
+        row: further values for the prompt.
+        url: URL of the chat API, such as ``http://judge:8000/v1/chat/completions``; by default that
+            of ``spec.judge``.
+        model: name of the model there.
+        prompt: prompt with the fields {response}, {ground_truth}, {data_source} and
+            {extra_info.NAME}.
+        score_pattern: regular expression whose first group is the number; the last match counts.
+            By default a line such as "Score: 8" or "Score (0-10): 8".
         best: the largest number that the judge may give.
-        key_variable: environment variable that holds the key.
+        key_variable: environment variable with the API key.
         retries: attempts after the first.
-        attempt_seconds: longest silence of the judge.
-        max_tokens: of the judge's answer.
-        temperature: of the judge's answer.
+        attempt_seconds: timeout of an attempt without data.
+        max_tokens: limit of the judge's answer.
+        temperature: temperature of the judge's answer.
 
     Raises:
-        CallFailed: the row lacks what the prompt names, there was no answer, or no such number in
-            it.
+        CallFailed: the row lacks a field of the prompt, or there is no valid answer.
     """
     is_own = not url
     if is_own:
-        # Its server is watched, and may have to start first: no attempt ends before the call does.
+        # The job restarts this server when needed: only the limit of the call applies.
         url = f"{os.environ.get(contract.ENV_JUDGE_URL, '')}/chat/completions"
-        model, attempt_seconds = os.environ.get(contract.ENV_JUDGE_MODEL, ""), _UNTIL_THE_LIMIT
+        model, attempt_seconds = os.environ.get(contract.ENV_JUDGE_MODEL, ""), _NO_LIMIT_SECONDS
     body: dict[str, Json] = {
         "model": model,
         "messages": [{"role": "user", "content": _filled(prompt, response, ground_truth, row)}],
         "max_tokens": max_tokens,
         "temperature": temperature,
     }
-    if is_own:  # the sampled answer depends on the request, and not on the order of arrival
+    if is_own:  # so the sampled answer does not depend on the order of requests
         digest = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).digest()
         body["seed"] = int.from_bytes(digest[:4])
-    said = _asked(url, body, key_variable, retries, attempt_seconds)
-    return {"score": _number(said, score_pattern, best) / best, "judge": said}
+    answer = _answer(url, body, key_variable, retries, attempt_seconds)
+    return {"score": _number(answer, score_pattern, best) / best, "judge": answer}
 
 
 def http_score(
@@ -124,12 +123,12 @@ def http_score(
     retries: int = RETRIES,
     attempt_seconds: float = ATTEMPT_SECONDS,
 ) -> Json:
-    """Post the arguments of a reward function as JSON; the answer is what one may return.
+    """Post the arguments of a reward function as JSON, and return the JSON answer.
 
-    The key is sent as a bearer token; `retries` and `attempt_seconds` are those of `judge`.
+    The key is sent as a bearer token; `retries` and `attempt_seconds` are as for `judge`.
 
     Raises:
-        CallFailed: there was no answer.
+        CallFailed: there is no valid answer.
     """
     body: Json = {
         "data_source": row.data_source,
@@ -143,17 +142,17 @@ def http_score(
 
 
 def no_truth_needed(ground_truth: Json) -> None:
-    """Every ground truth will do, also none."""
+    """Allow any ground truth, also none."""
 
 
 def judge_problem(arguments: Mapping[str, Json]) -> Wrong | None:
-    """Say what is wrong with the arguments of a judge, before anything is started."""
+    """Return the problem of the arguments of a judge."""
     pattern = str(arguments.get("score_pattern", "()"))
     got, allowed = f"score_pattern {pattern!r}", "a regular expression with (...) around the number"
     try:
         groups = re.compile(pattern).groups
     except re.error as error:
-        return Wrong(got, f"no regular expression: {error}", allowed)
+        return Wrong(got, f"not a regular expression: {error}", allowed)
     if groups < 1:
         return Wrong(got, "it has no group", allowed)
     if "{response}" not in (prompt := str(arguments.get("prompt", PROMPT))):
@@ -170,20 +169,20 @@ def judge_problem(arguments: Mapping[str, Json]) -> Wrong | None:
             )
         return service_problem(arguments)
     if "model" in arguments:
-        return Wrong("model without url", "spec.judge is the model of the job's own judge", "both")
+        return Wrong("model without url", "spec.judge has a model of its own", "both")
     if contract.ENV_JUDGE_URL not in os.environ:
-        return Wrong("no url", "no server has the model", "spec.judge, or url and model")
+        return Wrong("no url", "there is no judge", "spec.judge, or url and model")
     return number_problem(arguments)
 
 
 def service_problem(arguments: Mapping[str, Json]) -> Wrong | None:
-    """Say what is wrong with the endpoint, or with a number, before anything is started."""
+    """Return the problem of the endpoint or of a number."""
     url, key = str(arguments.get("url", "")), str(arguments.get("key_variable", ""))
     return number_problem(arguments) or endpoint_problem(url, key)
 
 
 def number_problem(arguments: Mapping[str, Json]) -> Wrong | None:
-    """Say what is wrong with a number."""
+    """Return the problem of a number."""
     for name, (is_allowed, why, allowed) in _RANGES.items():
         number = arguments.get(name, 1)
         if isinstance(number, int | float) and not is_allowed(number):
@@ -191,18 +190,18 @@ def number_problem(arguments: Mapping[str, Json]) -> Wrong | None:
     return None
 
 
-def _number(said: str, pattern: str, best: float) -> float:
-    """The last number that a judge gave, or CallFailed."""
-    found = [match[1] for match in re.finditer(pattern, said)]
+def _number(answer: str, pattern: str, best: float) -> float:
+    """Return the last number of a judge's answer, or raise CallFailed."""
+    found = [match[1] for match in re.finditer(pattern, answer)]
     number = float(found[-1]) if found else -1.0
     if not 0 <= number <= best:
         why = f"the number {found[-1]}" if found else "no number"
-        raise CallFailed(f"the judge gave {why}, where 0 to {best:g} was asked for: {said[-200:]}")
+        raise CallFailed(f"the judge gave {why} instead of 0 to {best:g}: {answer[-200:]}")
     return number
 
 
 def _filled(prompt: str, response: str, ground_truth: Json, row: Row) -> str:
-    """The prompt in one pass: what is put in is not read again."""
+    """Fill in the fields of the prompt, in one pass."""
     given: dict[str, Json] = {
         "data_source": row.data_source,
         "response": response,
@@ -219,16 +218,16 @@ def _filled(prompt: str, response: str, ground_truth: Json, row: Row) -> str:
     return _FIELD.sub(value, prompt)
 
 
-def _asked(url: str, body: Json, key_variable: str, retries: int, attempt_seconds: float) -> str:
+def _answer(url: str, body: Json, key_variable: str, retries: int, attempt_seconds: float) -> str:
     digest = hashlib.sha256(f"{url}\n{json.dumps(body)}".encode()).digest()
-    if digest in _SAID:
-        return _SAID[digest]
+    if digest in _ANSWERS:
+        return _ANSWERS[digest]
     answer = post_json(
         url, body, key_variable=key_variable, retries=retries, attempt_seconds=attempt_seconds
     )
     match answer:
-        case {"choices": [{"message": {"content": str(said)}}, *_]}:
-            if len(_SAID) >= _CACHED:
-                del _SAID[next(iter(_SAID))]  # the oldest
-            return _SAID.setdefault(digest, said)
+        case {"choices": [{"message": {"content": str(content)}}, *_]}:
+            if len(_ANSWERS) >= _CACHED:
+                del _ANSWERS[next(iter(_ANSWERS))]  # the oldest
+            return _ANSWERS.setdefault(digest, content)
     raise CallFailed(f"{url} answered no chat completion: {json.dumps(answer)[:200]}")

@@ -22,7 +22,7 @@ READERS: Final[dict[str, Callable[[str, str], Verdict]]] = {
     "math_reward": math_reward,
     "math_verify": math_verify,
 }
-"""Scorers whose truths are what they read of a response."""
+"""Scorers whose ground truths have the form of the answers that they extract."""
 _ANY_TRUTH: Final = "0"
 
 
@@ -32,22 +32,22 @@ def majority_vote(
     *,
     scorer: Literal["addition", "gsm8k", "math_dapo", "math_reward", "math_verify"] = "math_verify",
 ) -> list[dict[str, float | str]]:
-    """Score 1 where a response gives the answer of most, as `scorer` reads and compares answers.
+    """Score 1 if a response has the majority answer, as `scorer` extracts and compares answers.
 
-    Votes are counted by the text of answers; of equally many the answer counts that comes first.
-    Responses without an answer, or with an empty one, have no vote, and score 0.
-    ``majority_ratio`` is the share of all responses that gave the answer of most. With a truth
-    ``acc`` says whether a response is right, and ``label_accuracy`` whether the answer of most is.
-    The numbers are those of TTRL's code, which fails where no response has an answer.
+    Votes are counted by the text of answers; the first answer wins a tie. Responses without an
+    answer, or with an empty one, have no vote, and score 0. ``majority_ratio`` is the share of all
+    responses with the majority answer. With a ground truth, ``acc`` is 1 for a right response, and
+    ``label_accuracy`` is 1 if the majority answer is right. The numbers are those of TTRL's code,
+    which fails if no response has an answer.
     """
     compared = READERS[scorer]
     truth = _ANY_TRUTH if ground_truth is None else ground_truth
-    told = [compared(response, truth) for response in responses]
-    votes = Counter(one["pred"] for one in told if one["pred"].strip() not in ("", NO_ANSWER))
+    verdicts = [compared(response, truth) for response in responses]
+    votes = Counter(one["pred"] for one in verdicts if one["pred"].strip() not in ("", NO_ANSWER))
     label, count = votes.most_common(1)[0] if votes else (None, 0)
-    is_right = next((one["acc"] for one in told if one["pred"] == label), 0.0)
+    is_right = next((one["acc"] for one in verdicts if one["pred"] == label), 0.0)
     found = list[dict[str, float | str]]()
-    for response, one in zip(responses, told, strict=True):
+    for response, one in zip(responses, verdicts, strict=True):
         if label is None or one["pred"] == label:
             score = float(label is not None)
         else:
@@ -61,5 +61,5 @@ def majority_vote(
 
 
 def truth_problem(ground_truth: Json) -> str | None:
-    """Say what is wrong with a ground truth, which there need not be."""
+    """Return what is allowed, if an optional ground truth does not have this form."""
     return None if ground_truth is None else text_problem(ground_truth)

@@ -1,4 +1,4 @@
-r"""DAPO: the text behind the last "Answer:", equal to the truth when both are in Minerva's form.
+r"""DAPO: the text after the last "Answer:", compared with the truth in Minerva's normal form.
 
 Yu et al. 2025, arXiv:2503.14476; Lewkowycz et al. 2022, arXiv:2206.14858, appendix D, for the form.
 The rule is that of verl's ``reward_score/math_dapo.py``.
@@ -37,7 +37,7 @@ def math_dapo(
     r"""Score the last "Answer: ..." within the last 300 characters; the numbers are verl's.
 
     ``strict_box_verify`` takes the last ``\boxed{...}`` within the last 100 characters instead,
-    which must be the truth letter by letter.
+    which must equal the truth exactly.
     """
     if strict_box_verify:
         prediction = last_boxed(response[-_BOX_CHARACTERS:])
@@ -50,7 +50,7 @@ def math_dapo(
 
 
 def minerva_form(text: str) -> str:
-    """Bring an answer into one form: words, units and spaces dropped, LaTeX with braces."""
+    """Normalise an answer: drop words, units and spaces, and put braces into LaTeX."""
     text = text.rpartition("=")[2]
     for before, after in _REPLACED:
         text = text.replace(before, after)

@@ -1,4 +1,4 @@
-r"""MATH: the last \boxed{...}, equal to the truth when both are brought into one form of LaTeX.
+r"""MATH: the last \boxed{...}, compared with the truth in a normal form of LaTeX.
 
 Hendrycks et al. 2021, arXiv:2103.03874; the rule is that of verl's ``reward_score/math_reward.py``.
 """
@@ -14,12 +14,11 @@ _UNIT = "\\text{ "
 def math_reward(
     response: str, ground_truth: str, *, score: float = 1.0, format_score: float = 0.0
 ) -> Verdict:
-    r"""Score the last box by the form of its text; nothing is computed. The truth has no box.
+    r"""Score the last box by its normalised text, without computing. The truth has no box.
 
     The numbers are verl's. "0.5" is 1/2 and "2/4" is ``\frac{2}{4}``, but no fraction is reduced,
-    no comma dropped, and of units only ``\text{ ...}``; ``math_verify`` computes. As in verl, a
-    ``\boxed`` with a blank behind it goes before all others, and holds what stands before the next
-    dollar sign.
+    no comma is dropped, and of units only ``\text{ ...}`` is; ``math_verify`` computes. As in verl,
+    a ``\boxed`` before a blank has precedence, and its content ends before the next dollar sign.
     """
     answer = boxed_answer(response)
     if answer is None:
@@ -32,7 +31,7 @@ def math_reward(
 
 
 def plain_form(text: str) -> str:
-    r"""Bring LaTeX into one form: spaces, sizes, units and signs dropped, fractions with braces.
+    r"""Normalise LaTeX: drop spaces, sizes, units and signs, and put braces into fractions.
 
     Raises:
         ValueError: a ``\frac`` or ``\sqrt`` without an argument, or several units.
@@ -59,7 +58,7 @@ def boxed_answer(response: str) -> str | None:
     _, mark, rest = response.rpartition("\\boxed ")
     if mark:
         return rest.partition("$")[0]
-    # A last "\boxed" without a brace is no answer, also behind one that has it.
+    # A last "\boxed" without a brace is no answer, also after one with a brace.
     is_whole = response.rfind("\\boxed") == response.rfind("\\boxed{")
     return last_boxed(response) if is_whole else None
 
@@ -74,7 +73,7 @@ def _with_braces(text: str) -> str:
         if not one:
             raise ValueError("a fraction of nothing")
         if len(one) == 1 and one != "{":
-            return text  # half a fraction: all are left alone
+            return text  # half a fraction: none is changed
     return first + "".join(f"\\frac{_braced_twice(one)}" for one in fractions)
 
 

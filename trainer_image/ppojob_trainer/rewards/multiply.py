@@ -5,7 +5,7 @@ import re
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.records import Verdict, last_answer, verdict
 
-# As many digits as Python's int() takes unless it is told otherwise.
+# Python's int() takes at most so many digits by default.
 _INTEGER = re.compile(r"-?[0-9]{1,4300}")
 
 
@@ -20,7 +20,7 @@ def multiply(
     Departs from TinyZero: an answer may have several lines (see ``last_answer``); an integer is a
     sign and ASCII digits, where Python's ``int()`` takes "4_2", "+42" and full-width digits too; a
     bad ground truth is reported when the data is read and not in the middle of a run. As there, a
-    number of more than 4,300 digits is none.
+    number of more than 4,300 digits is no answer.
     """
     answer = last_answer(response)
     if answer is None or not _INTEGER.fullmatch(answer):
@@ -30,7 +30,7 @@ def multiply(
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:
-    """Say what is wrong with a ground truth, before anything is started."""
+    """Return what is allowed, if a ground truth does not have this form."""
     is_number = isinstance(ground_truth, int | str) and not isinstance(ground_truth, bool)
     if is_number and _INTEGER.fullmatch(str(ground_truth)):
         return None

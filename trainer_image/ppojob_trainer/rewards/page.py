@@ -1,4 +1,4 @@
-"""docs/rewards.md, made of the table of scorers: `python -m ppojob_trainer.rewards.page`."""
+"""Generates docs/rewards.md from the table of scorers: `python -m ppojob_trainer.rewards.page`."""
 
 import inspect
 import sys
@@ -50,7 +50,7 @@ _SHOWN_CHARACTERS = 20
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     rows = "".join(
         f"| `{name}` | {scorer.reads} | {scorer.ground_truth_problem(None) or 'any, or none'} |\n"
         for name, scorer in SCORERS.items()
@@ -69,8 +69,10 @@ def _section(name: str, scorer: Scorer) -> str:
     arguments = [
         f"`{one.name}` ({_default(one)})" for one in parameters if one.kind is one.KEYWORD_ONLY
     ]
-    told = ", ".join(f"`{source}`" for source in sources) or "none, by name alone"
-    return f"\n## {name}\n\n- Data sources: {told}\n- Arguments: {', '.join(arguments) or 'none'}\n"
+    listed = ", ".join(f"`{source}`" for source in sources) or "none, only by name"
+    return (
+        f"\n## {name}\n\n- Data sources: {listed}\n- Arguments: {', '.join(arguments) or 'none'}\n"
+    )
 
 
 def _default(argument: inspect.Parameter) -> str:

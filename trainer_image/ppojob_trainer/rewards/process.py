@@ -41,11 +41,11 @@ from ppojob_trainer.sandbox.executor import Settings, answer_seconds
 _log = logging.getLogger(__name__)
 
 BUILT_IN_SECONDS = 60.0
-"""Timeout of routed rows; the first call of a scorer may import a library in it."""
+"""Timeout of calls routed by data source, in which a scorer may import a library."""
 TOLD_CHARACTERS = 2_000
-"""Characters shown of a response that could not be scored."""
+"""Length limit of a response in an error."""
 BATCH_BYTES = 16 * 1024**2
-"""Limit of responses and ground truths in one call; the rest goes into further calls."""
+"""Size limit of the responses and ground truths of one call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +53,11 @@ class _Function:
     """A reward function of the job.
 
     Attributes:
-        label: how messages name it.
-        name: how its values are named; of several functions of one name, the later are numbered.
-        spec: as the job has it.
-        seconds: limit of a call.
-        drops: whether a response at which a call fails is left out of training.
+        label: name in messages.
+        name: prefix of its values; further functions of the same name are numbered.
+        spec: function of the job.
+        seconds: time limit of a call.
+        drops: whether a response is dropped from training if a call fails.
     """
 
     label: str
@@ -68,21 +68,23 @@ class _Function:
 
 
 class ScoringPool(Closeable):
-    """Children that score responses; no call can outlive its time limit.
+    """Child processes that score responses, with a time limit per call.
 
-    If a call is too slow, or its process dies, that process and everything it started are killed,
-    and the next call gets another. The call of a dead process is retried once: the process may have
-    been killed by something else.
+    If a call is too slow, or its process dies, that process and its descendants are killed, and the
+    next call gets another one. A call whose process died is retried once: it may have been killed
+    from outside.
 
     Args:
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
-        memory_bytes: limit of each process's data.
-        variables: names of environment variables that the functions see, if set.
-        judge: the job's own; calls may wait for it beside their limits.
+        sandbox: ``spec.sandbox``; None for the default.
+        processes: number of child processes.
+        memory_bytes: limit of each process's data segment.
+        variables: names of environment variables that the functions get, if set.
+        judge: the job's judge; a call may wait for it in addition to its limit.
 
     Raises:
         ConfigError: functions cannot be loaded; every problem, one line each.
-        RewardFailed: processes are killed repeatedly while they load them.
+        RewardFailed: processes are killed repeatedly while they load the functions.
     """
 
     def __init__(
@@ -95,15 +97,15 @@ class ScoringPool(Closeable):
         variables: Sequence[str] = (),
         judge: Judge | None = None,
     ) -> None:
-        told = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
+        settings = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
         patience = judge.patience if judge is not None else 0.0
-        self._functions = _functions_of(rewards, answer_seconds(told), patience)
+        self._functions = _functions_of(rewards, answer_seconds(settings), patience)
         self._is_routed = not rewards
         self._numbers = itertools.count(1)
         specs = msgspec.convert(
             [one.spec for one in self._functions], list[Function], from_attributes=True
         )
-        self._request = LoadFunctions(specs, told, self._is_routed, judge)
+        self._request = LoadFunctions(specs, settings, self._is_routed, judge)
         self._batched, self._grouped = frozenset[int](), frozenset[int]()
         with _failures():
             self._children = ChildPool(
@@ -116,15 +118,15 @@ class ScoringPool(Closeable):
             )
 
     def score(
-        self, items: Sequence[RewardItem], tell: Callable[[], object] = lambda: None
+        self, items: Sequence[RewardItem], on_scored: Callable[[], object] = lambda: None
     ) -> list[RewardResult]:
-        """Score responses concurrently; the result is in their order.
+        """Score responses concurrently; results are in order.
 
-        `tell` is called once per response, during scoring.
+        `on_scored` is called once per scored response.
 
         Raises:
-            RewardFailed: a function raised, hung, died or returned nonsense, and has no score for
-                that. The rest is not scored.
+            RewardFailed: a function raised, hung, died or returned an invalid value, and has no
+                error score. The remaining responses are not scored.
             NonFiniteReward: the same for NaN and infinity.
         """
         stop = threading.Event()
@@ -141,7 +143,7 @@ class ScoringPool(Closeable):
                 of_many.result()
             for of_one in single:
                 of_one.result()
-                tell()
+                on_scored()
         finally:
             stop.set()
             for future in futures:
@@ -156,7 +158,7 @@ class ScoringPool(Closeable):
         ]
 
     def close(self) -> None:
-        """End all children at once, also busy ones. Idempotent."""
+        """Kill all child processes, also busy ones. Idempotent."""
         self._children.close()
 
     def _load(self, child: BoundedProcess) -> None:
@@ -186,32 +188,32 @@ class ScoringPool(Closeable):
     def _score_all(
         self, position: int, items: Sequence[RewardItem], stop: threading.Event
     ) -> list[Scored]:
-        """Return a function's score of each response, in one call or few; a group is one call."""
+        """Return a function's score of each response, in few calls; a group is one call."""
         function, answers = self._functions[position], list[Scored]()
         for some in [items] if position in self._grouped else _runs(items):
             called = self._call(position, function, some)
             if called.failure is not None:
-                answers += [self._counted(function, some, called.failure, stop)] * len(some)
+                answers += [self._resolved(function, some, called.failure, stop)] * len(some)
                 continue
             answers += [
-                self._counted(function, [item], answer, stop)
+                self._resolved(function, [item], answer, stop)
                 for item, answer in zip(some, called.scores, strict=True)
             ]
         return answers
 
-    def _counted(
+    def _resolved(
         self,
         function: _Function,
         items: Sequence[RewardItem],
         answer: Scored,
         stop: threading.Event,
     ) -> Scored:
-        """Return the answer to a call, or the score of a failed one.
+        """Return the score of a call, or the error score if it failed.
 
-        If failed calls have a score of their own, the value `FAILED` counts them.
+        With an error score, the value `FAILED` is 1 for failed calls.
 
         Raises:
-            RewardFailed: it failed, and has no such score.
+            RewardFailed: it failed, and there is no error score.
         """
         score = function.spec.error_score
         may_fail = score is not None or function.drops
@@ -221,8 +223,8 @@ class ScoringPool(Closeable):
         if not may_fail:
             stop.set()
             raise failure
-        counts = "it is left out" if function.drops else f"it counts as {score:g}"
-        _log.warning("%s; %s", failure, counts)
+        outcome = "it is dropped" if function.drops else f"it scores {score:g}"
+        _log.warning("%s; %s", failure, outcome)
         return Scored(score or 0.0, {FAILED: 1.0})
 
     def _chosen(self, item: RewardItem) -> list[int]:
@@ -232,7 +234,7 @@ class ScoringPool(Closeable):
         if name is None:
             raise RewardFailed(
                 f"row {item.row}",
-                f"got data source {item.data_source!r}: no scorer knows it; "
+                f"got data source {item.data_source!r}: no scorer supports it; "
                 "one that docs/rewards.md lists, or functions in spec.rewards",
             )
         return [list(SCORERS).index(name)]
@@ -240,8 +242,8 @@ class ScoringPool(Closeable):
     def _call(self, position: int, function: _Function, items: Sequence[RewardItem]) -> Called:
         """Call one function for responses; a failure becomes an answer.
 
-        A process can die of something other than its call (the kernel is out of memory, somebody
-        sends a signal): a call has failed only if a second process also ended during it.
+        A process can die of other causes than its call (out of memory, a signal), so a call has
+        failed only if a second process also ended during it.
         """
         columns = msgspec.json.encode(
             {
@@ -262,7 +264,7 @@ class ScoringPool(Closeable):
                     return self._children.call(request, seconds, Called)
             except ChildTimeout:
                 got = f"no score after {seconds:g} s"
-                why = "killed with everything it had started"
+                why = "killed with its descendants"
                 failure = Scored(reason_code="RewardTimeout", got=got, why=why)
                 break
             except (ChildDied, FrameError, msgspec.MsgspecError) as death:
@@ -274,7 +276,7 @@ class ScoringPool(Closeable):
 def _functions_of(
     rewards: Sequence[RewardSpec], program_seconds: float, patience: float
 ) -> list[_Function]:
-    """Return what the children load: the job's functions, or every scorer for routed rows.
+    """Return the functions to load: those of the job, or every scorer if rows are routed.
 
     Args:
         rewards: ``spec.rewards``.
@@ -290,7 +292,7 @@ def _functions_of(
         label = f"spec.rewards[{position}].function" if rewards else name
         seconds = spec.time_limit_seconds + patience
         if spec.source is None and spec.function in SCORERS:
-            # Programs of a response, or calls of a service, have their own time.
+            # Programs of a response, and calls of a service, take additional time.
             seconds += SCORERS[spec.function].seconds(program_seconds, spec.arguments)
         found.append(_Function(label, name, spec, seconds, drops=spec.on_error == "drop"))
     return found
@@ -308,7 +310,7 @@ def _failures() -> Iterator[None]:
 
 
 def _groups(items: Sequence[RewardItem]) -> list[list[int]]:
-    """Return the places of the responses to each prompt, in their order."""
+    """Return the indices of the responses to each prompt, in order."""
     found: dict[int, list[int]] = {}
     for place, item in enumerate(items):
         found.setdefault(item.prompt, []).append(place)
@@ -319,8 +321,8 @@ def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
     """Split rows into ranges that fit one call; usually one."""
     run, filled = list[RewardItem](), 0
     for item in items:
-        told = [item.response, item.ground_truth, item.extra_info, item.data_source]
-        size = len(msgspec.json.encode(told))
+        columns = [item.response, item.ground_truth, item.extra_info, item.data_source]
+        size = len(msgspec.json.encode(columns))
         if run and filled + size > BATCH_BYTES:
             yield run
             run, filled = [], 0
@@ -331,7 +333,7 @@ def _runs(items: Sequence[RewardItem]) -> Iterator[list[RewardItem]]:
 
 
 def _failure(function: _Function, items: Sequence[RewardItem], answer: Scored) -> RewardFailed:
-    """Return why a call failed, for one response or for several."""
+    """Build the error of a failed call, for one response or several."""
     name = f"{function.label} {function.spec.function!r}"
     why = f": {answer.why}" if answer.why else ""
     reason = f"{answer.reason_code}: got {answer.got}{why}"
@@ -353,10 +355,10 @@ def _number(text: str) -> float:
 
 
 def _combined(answers: list[tuple[_Function, Scored]]) -> RewardResult:
-    """Return the weighted sum, and the values that go with it.
+    """Return the weighted sum of the scores, with the values of the functions.
 
-    Values of one function keep their names; of several they are ``<function>/<name>``, with each
-    function's own score as ``<function>/score``.
+    The values of a single function keep their names; those of several are ``<function>/<name>``,
+    with each function's score as ``<function>/score``.
     """
     score = sum(function.spec.weight * answer.score for function, answer in answers)
     extras: dict[str, float | str] = {}

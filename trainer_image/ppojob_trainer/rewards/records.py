@@ -7,14 +7,14 @@ from typing import Final, Literal, TypedDict
 from ppojob_trainer.json_value import Json
 
 ValueKind = Literal["number", "text"]
-"""Type of a value that scorers return beside the score."""
+"""Type of a value that scorers return besides the score."""
 
 DROPPED: Final = "dropped"
-"""Value of a response that is left out of training, 1, and of one that is not, 0: of all where a
-function says `onError: drop`."""
+"""Name of a value: 1 for a response that is dropped from training, else 0. All responses have it if
+a function has `onError: drop`."""
 
 FAILED: Final = "failed"
-"""Value of a response at which a function failed, 1, where that does not fail the job."""
+"""Name of a value: 1 for a response at which a function failed, if that does not fail the job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +25,9 @@ class RewardItem:
         row: number of the response in the step, for messages.
         response: decoded text, without the prompt.
         ground_truth: ``reward_model.ground_truth`` of the row.
-        response_tokens: the end token included.
+        response_tokens: number of tokens, with the end token.
         finish_reason: ``stop``, or ``length`` if the response reached the limit.
-        prompt: number of the prompt that it answers.
+        prompt: number of its prompt in the step.
     """
 
     row: int
@@ -42,11 +42,10 @@ class RewardItem:
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """The score of one response, and named values for validation metrics.
+    """The score of a response, and named values for validation metrics.
 
-    "acc" is always among the values: 1 or 0 from the built-in scorers, else what the function gave
-    under that name, else the score (as in verl). "pred" is the answer that was read, for majority
-    votes.
+    "acc" is always among the values: 1 or 0 from built-in scorers, else the value of this name from
+    the function, else the score (as in verl). "pred" is the extracted answer, for majority votes.
     """
 
     score: float
@@ -55,14 +54,14 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A row, for scorers that need more than response and truth."""
+    """A row, for scorers that need more than response and ground truth."""
 
     data_source: str = ""
     extra_info: Mapping[str, Json] = field(default_factory=dict)
 
 
 class Verdict(TypedDict):
-    """What a built-in scorer returns: the form that users' functions may return too."""
+    """Result of a built-in scorer, in the form that custom functions may return too."""
 
     score: float
     acc: float
@@ -70,7 +69,7 @@ class Verdict(TypedDict):
 
 
 def value_kinds(values: Iterable[Mapping[str, float | str]]) -> dict[str, ValueKind]:
-    """Names of the values of rows, sorted: text where any row has text."""
+    """Return the kinds of the values of rows, sorted by name; text if any row has text."""
     kinds: dict[str, ValueKind] = {}
     for own in values:
         for name, value in own.items():
@@ -81,16 +80,16 @@ def value_kinds(values: Iterable[Mapping[str, float | str]]) -> dict[str, ValueK
 
 _BOX = "\\boxed{"
 NO_ANSWER = "[INVALID]"
-"""The prediction of a response without an answer (verl's word for it)."""
+"""verl's prediction of a response without an answer."""
 
 
 def text_verdict(
     prediction: str | None, ground_truth: Json, *, score: float, format_score: float
 ) -> Verdict:
-    """As `verdict`; right is what equals the truth letter by letter.
+    """Return the `verdict` on an answer that must equal the ground truth exactly.
 
     Raises:
-        TypeError: the truth is no text; the truths that rows tell tools are not checked before.
+        TypeError: the ground truth is not text; those for tools are not checked earlier.
     """
     if not isinstance(ground_truth, str):
         raise TypeError(f"ground_truth: got {ground_truth!r}: a number as text")
@@ -108,7 +107,7 @@ def verdict(
 
 
 def scored(score: float, prediction: str | None, *, is_right: bool) -> Verdict:
-    """Return the verdict of a scorer with its own scores."""
+    """Build a verdict with a given score."""
     shown = NO_ANSWER if prediction is None else prediction
     return {"score": score, "acc": float(is_right), "pred": shown}
 
@@ -116,10 +115,10 @@ def scored(score: float, prediction: str | None, *, is_right: bool) -> Verdict:
 def last_answer(response: str) -> str | None:
     """Return the text of the last whole <answer> block, stripped; None without one.
 
-    Departs from TinyZero, which reads the conversation behind the FIRST "Assistant:", in countdown
-    the LAST line of that alone: a trailing newline scores 0 there. In multiply all lines count, but
-    in both an answer over two lines is none. A reward function here gets the response alone, so
-    there is nothing to skip, and an answer may have several lines.
+    Departs from TinyZero, which reads the conversation after the FIRST "Assistant:", and in
+    countdown only its LAST line: a trailing newline scores 0 there. In multiply all lines count,
+    but an answer over two lines counts in neither. Here a function gets only the response, and an
+    answer may have several lines.
     """
     closed = response.split("</answer>")[:-1]
     answers = [text.partition("<answer>")[2] for text in closed if "<answer>" in text]
@@ -127,9 +126,9 @@ def last_answer(response: str) -> str | None:
 
 
 def last_boxed(response: str) -> str | None:
-    r"""Return what the last ``\boxed{`` holds, up to the brace that closes it; None without one.
+    r"""Return the content of the last ``\boxed{...}``; None without one.
 
-    A last box that never ends is no answer, also where another one stands before it.
+    A last box that is not closed is no answer, also after a complete one.
     """
     start = response.rfind(_BOX)
     if start < 0:
@@ -144,7 +143,7 @@ def last_boxed(response: str) -> str | None:
 
 
 def text_problem(ground_truth: object) -> str | None:
-    """Say what is wrong with the ground truth of a scorer of mathematics."""
+    """Return what is allowed, if a ground truth is not the text of an answer."""
     if isinstance(ground_truth, str) and ground_truth.strip():
         return None
     return r'the answer as text, such as "\\frac{1}{2}"'

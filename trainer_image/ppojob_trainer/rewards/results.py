@@ -13,11 +13,12 @@ _EXTRA_CHARACTERS = 1_024
 
 
 class BadResult(Exception):  # noqa: N818  the result is bad
-    """A reward function, or a tool, returned something unusable.
+    """A reward function or a tool returned an invalid value.
 
     Attributes:
         reason_code: ``NonFiniteReward``, ``BadRewardResult`` or ``BadAnswer``.
-        got: what it returned, in at most 80 characters.
+        got: the value, in at most 80 characters.
+        why: why it is invalid.
     """
 
     def __init__(self, reason_code: str, got: str, why: str) -> None:
@@ -26,10 +27,9 @@ class BadResult(Exception):  # noqa: N818  the result is bad
 
 
 def read_result(value: object) -> tuple[float, dict[str, float | str]]:
-    """Take a number, or a mapping with one under "score" and named values besides.
+    """Read a number, or a mapping with a number under "score" and further named values.
 
-    Numbers are Python's, numpy's and CPU tensors' scalars, and booleans. A value of None under
-    another key is left out.
+    Numbers are booleans and scalars of Python, NumPy and CPU tensors. Values of None are ignored.
 
     Raises:
         BadResult: it is anything else.
@@ -54,7 +54,7 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
 
 
 def read_results(value: Any, count: int) -> list[object]:
-    """Take a list, or a one-dimensional array, of one result for each response.
+    """Read a list or a one-dimensional array with one result for each response.
 
     Raises:
         BadResult: it is anything else.
@@ -70,7 +70,7 @@ def read_results(value: Any, count: int) -> list[object]:
 
 
 def shown(value: object) -> str:
-    """A value's repr in one line of at most 80 characters, whatever its repr does."""
+    """Return a value's repr in one line of at most 80 characters, also if its repr raises."""
     try:
         text = repr(value)
     except Exception as error:  # users' objects
@@ -79,12 +79,12 @@ def shown(value: object) -> str:
 
 
 def encodable(value: str) -> str:
-    """Text that UTF-8 can hold: half a surrogate pair becomes its number."""
+    """Escape the lone surrogates of a text, which UTF-8 cannot encode."""
     return value.encode(errors="backslashreplace").decode()
 
 
 def read_number(value: object, wanted: str) -> float:
-    """A number that float32 can hold, else a `BadResult` that says what was wanted."""
+    """Return a number that is finite in float32, or raise a `BadResult` that says `wanted`."""
     number: Any = value
     if hasattr(value, "shape") and hasattr(value, "item"):
         if getattr(value, "is_cuda", False):

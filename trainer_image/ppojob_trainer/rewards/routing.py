@@ -28,19 +28,19 @@ class Scorer:
     """A built-in scorer.
 
     Attributes:
-        score: (response, ground truth, **arguments) -> what a reward function may return, most
-            often a `records.Verdict`.
-        ground_truth_problem: says what form is wanted, where a ground truth has another.
-        reads: what it reads of a response, for the table in the docs.
-        data_sources: values of ``data_source`` that it scores, beside those with one of the
+        score: (response, ground truth, **arguments) -> result of a reward function, usually a
+            `records.Verdict`.
+        ground_truth_problem: ground truth -> what is allowed, if it is not of the right form.
+        reads: the part of a response that it scores, for the docs.
+        data_sources: values of ``data_source`` that it scores, besides those with one of the
             `prefixes` or `words`.
-        prepare: imports what takes long, outside the time limit of a call.
-        runs_code: whether ``score`` runs code of responses, and takes a `Sandbox` for it.
-        takes_row: whether ``score`` takes a `Row` behind the ground truth.
+        prepare: imports slow libraries, outside the time limit of a call.
+        runs_code: whether ``score`` runs code of responses, and takes a `Sandbox`.
+        takes_row: whether ``score`` takes a `Row` after the ground truth.
         takes_group: whether ``score`` takes all responses to a prompt, and returns a list.
-        arguments_problem: says what is wrong with arguments of the right types.
-        seconds: what a call may take beside the limit of the function, by the limit of a program
-            and the arguments.
+        arguments_problem: arguments of the right types -> their problem, if any.
+        seconds: (time limit of a program, arguments) -> time of a call in addition to the limit of
+            the function.
     """
 
     score: Callable[..., object]
@@ -158,7 +158,7 @@ SCORERS: dict[str, Scorer] = {
 
 
 def route(data_source: str) -> str | None:
-    """Name of the scorer of a data source: an exact match, a prefix, then a word in it."""
+    """Return the scorer of a data source: by an exact match, a prefix, then a word in it."""
     rules: tuple[Callable[[Scorer], bool], ...] = (
         lambda scorer: data_source in scorer.data_sources,
         lambda scorer: data_source.startswith(scorer.prefixes),

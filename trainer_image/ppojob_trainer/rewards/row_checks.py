@@ -1,4 +1,4 @@
-"""Checks which rows the job's rewards can score, for the data checks before the start."""
+"""Checks whether the job's rewards can score a row, for the data checks before the start."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -11,22 +11,24 @@ from ppojob_trainer.rewards.routing import SCORERS, route
 
 @dataclass(frozen=True, slots=True)
 class RowChecks:
-    """Fulfils ``data.row_checks.RewardChecks``; `names` is None where rows are routed.
+    """Implements ``data.row_checks.RewardChecks``.
 
-    With `needs_answer` the probability of the ground truth is a reward.
+    Attributes:
+        names: built-in scorers that score every row; None if the data source selects one.
+        needs_answer: whether the probability of the ground truth is a reward.
     """
 
     names: tuple[str, ...] | None = None
     needs_answer: bool = False
 
     def data_source_problem(self, data_source: str) -> str | None:
-        """Say what is allowed, where no scorer knows the data source."""
+        """Return what is allowed, if no scorer supports the data source."""
         if self.names is not None or route(data_source) is not None:
             return None
         return "one that docs/rewards.md lists, or functions in spec.rewards"
 
     def ground_truth_problem(self, data_source: str, ground_truth: Json) -> str | None:
-        """Say what is allowed, where the ground truth is not of a scorer's form."""
+        """Return what is allowed, if the ground truth does not have a scorer's form."""
         is_answer = isinstance(ground_truth, str | int | float) and plain_text(ground_truth).strip()
         if self.needs_answer and not is_answer:
             return "the answer whose probability is the reward, as text or a number"
@@ -37,10 +39,9 @@ class RowChecks:
 
 
 def row_checks(rewards: Sequence[RewardSpec], *, has_model: bool = False) -> RowChecks | None:
-    """What ``PromptDataset.open`` and ``check_files`` take as ``rewards``.
+    """Return the checks for rewards; None if only custom functions score, which may take any row.
 
-    None where only users' own functions score rows: any row may be theirs. Where ``spec.rewards``
-    is empty and the job has a reward model, the model alone scores.
+    If ``spec.rewards`` is empty and the job has a reward model, only the model scores.
     """
     if not rewards:
         return RowChecks(()) if has_model else RowChecks()
@@ -53,7 +54,7 @@ def row_checks(rewards: Sequence[RewardSpec], *, has_model: bool = False) -> Row
 
 
 def checks_of(spec: PPOJobSpec) -> RowChecks | None:
-    """Return the checks of a job; none for a generation-only job, or one with a teacher."""
+    """Return the checks of a job; no scorer in a generation-only job, or one with a teacher."""
     if spec.steps.generate_only:
         return RowChecks(())
     is_model = spec.reward_model is not None

@@ -1,7 +1,7 @@
-"""Search-R1: the answer in the last <answer>, equal to one of the known answers but for its form.
+"""Search-R1: the answer in the last <answer>, compared with the known answers after normalisation.
 
 Jin et al. 2025, arXiv:2503.09516. The rules are those of verl's
-``reward_score/search_r1_like_qa_em.py`` and of Search-R1's ``qa_em_format.py``; the form of answers
+``reward_score/search_r1_like_qa_em.py`` and of Search-R1's ``qa_em_format.py``; the normalisation
 is SQuAD's (Rajpurkar et al. 2016, arXiv:1606.05250).
 """
 
@@ -31,11 +31,11 @@ def search_r1(
 ) -> Verdict:
     """Score the last <answer> block; the numbers are verl's.
 
-    Case, punctuation, articles and spaces make no difference. A right answer among more than ten
-    opening or closing tags has a quarter of the score (with ``exact``).
+    Case, punctuation, articles and spaces are ignored. With ``exact``, a right answer among more
+    than ten opening or closing tags has a quarter of the score. With ``substring``, an answer that
+    contains a known one is right.
 
-    The truth is ``{"target": ["Paris", "city of Paris"]}``, or has one text as its target. With
-    ``substring`` an answer that holds a known one is right.
+    The truth is ``{"target": ["Paris", "city of Paris"]}``, or has one text as its target.
     """
     targets = _targets(ground_truth)
     answer = last_answer(response)
@@ -57,21 +57,21 @@ def search_r1_format(
     final_format_score: float = 0.0,
     retrieval_score: float = 0.0,
 ) -> Verdict:
-    """Score answer, form and what the search found, as Search-R1's ``qa_em_format.py`` does.
+    """Score answer, form and search results, as Search-R1's ``qa_em_format.py`` does.
 
-    Departs from it where it looks into the prompt, which holds an example: there one <answer> block
-    is none, and the word between the example's <information> tags has been found. A target that is
-    text is one target, not its letters.
+    Departs from it where it also reads the prompt, which has an example: there one <answer> block
+    counts as none, and the word between the example's <information> tags as a result. A target that
+    is text is one target here, not its letters.
 
     Args:
-        response: with what the search gave.
+        response: response with the search results.
         ground_truth: as for ``search_r1``.
-        score: for a right answer in the right form; in another one less by
-            ``structure_format_score``.
-        structure_format_score: for another answer in the right form: <think>, then <search>,
-            <information> and <think> any number of times, then <answer>, nothing between them.
-        final_format_score: for another answer in another form.
-        retrieval_score: more for the right form where <information> holds a target.
+        score: score of a right answer in the right form; less ``structure_format_score`` in another
+            form.
+        structure_format_score: score of a wrong answer in the right form: <think>, then any number
+            of <search>, <information> and <think>, then <answer>, without text between them.
+        final_format_score: score of a wrong answer in another form.
+        retrieval_score: added for the right form if <information> contains a target.
     """
     targets = _targets(ground_truth)
     answer = last_answer(response)
@@ -89,7 +89,7 @@ def search_r1_format(
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:
-    """Say what is wrong with a ground truth, before anything is started."""
+    """Return what is allowed, if a ground truth does not have this form."""
     try:
         _targets(ground_truth)
     except TypeError as error:
@@ -98,15 +98,15 @@ def ground_truth_problem(ground_truth: Json) -> str | None:
 
 
 def plain_words(text: str) -> str:
-    """Lower case, without ASCII punctuation and articles, one space between words."""
+    """Normalise a text: lower case, no ASCII punctuation and articles, single spaces."""
     bare = text.lower().translate(_PUNCTUATION)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", bare).split())
 
 
 def has_form(response: str) -> bool:
-    """Whether the tags follow each other as they should, with nothing but spaces between them."""
+    """Whether the tags are in the right order, with only spaces between them."""
     pieces = _TAG.split(response)
-    # Texts and tags in turn: with all tags in pairs, each fourth piece is outside of them.
+    # Texts and tags alternate: if all tags are in pairs, every fourth piece is outside of them.
     is_clean = not any(text.strip() for text in pieces[::4])
     return is_clean and _TURNS.fullmatch("".join(pieces[1::2])) is not None
 

@@ -13,13 +13,13 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 class OverlongPenalty:
     """The soft penalty on responses that come near the length limit.
 
-    DAPO (arXiv:2503.14476), section 3.4, equation 13, with verl's factor: nothing up to the buffer
-    before the limit, then less by equal steps, and `-factor` at the limit.
+    DAPO (arXiv:2503.14476), section 3.4, equation 13, with verl's factor: 0 up to the buffer before
+    the limit, then linear to `-factor` at the limit.
 
     Attributes:
         max_tokens: limit of a response.
-        buffer_tokens: how long before the limit it begins.
-        factor: what the limit costs.
+        buffer_tokens: tokens before the limit where the penalty begins.
+        factor: penalty at the limit.
     """
 
     max_tokens: int
@@ -27,7 +27,7 @@ class OverlongPenalty:
     factor: float
 
     def rewards(self, lengths: Sequence[int]) -> list[float]:
-        """(rows,) `min(0, -(l - (max - buffer)) / buffer * factor)`, l the tokens of a response."""
+        """Return (rows,) `min(0, -(l - (max - buffer)) / buffer * factor)` for l tokens."""
         free = self.max_tokens - self.buffer_tokens
         return [
             -(length - free) / self.buffer_tokens * self.factor if length > free else 0.0
@@ -43,8 +43,8 @@ class ScoreShaping:
         low: lower limit of scores.
         high: upper limit of scores.
         truncation: penalty of a response that reached the length limit.
-        overlong: penalty of long ones; None for none.
-        counts: whether scores themselves count, and not only the penalties.
+        overlong: penalty of long responses; None for none.
+        counts: whether scores count, and not only the penalties.
     """
 
     low: float = -math.inf
@@ -73,11 +73,13 @@ class ScoreShaping:
     def shaped(
         self, scores: Sequence[float], lengths: Sequence[int], truncated: Sequence[bool]
     ) -> list[float]:
-        """Return (rows,) scores, clipped to the limits, less the penalties."""
-        taken = [0.0] * len(lengths) if self.overlong is None else self.overlong.rewards(lengths)
+        """Return (rows,) scores, clipped to the limits, with the penalties."""
+        penalties = (
+            [0.0] * len(lengths) if self.overlong is None else self.overlong.rewards(lengths)
+        )
         return [
             (min(max(score, self.low), self.high) if self.counts else 0.0)
             - self.truncation * is_cut
             + own
-            for score, is_cut, own in zip(scores, truncated, taken, strict=True)
+            for score, is_cut, own in zip(scores, truncated, penalties, strict=True)
         ]

@@ -1,8 +1,8 @@
-"""Code by unit tests: programs that read stdin, and functions that are called.
+"""Code by unit tests: programs that read stdin, or functions that are called.
 
 The rules are those of verl's ``prime_code`` (PRIME, Cui et al. 2025, arXiv:2502.01456; its tests
 and comparisons come from APPS, Hendrycks et al. 2021, arXiv:2105.09938). The code runs in a
-sandbox, a process for each test, which never sees what is expected; the verdict is made here.
+sandbox, in one process per test, which never gets the expected output; it is compared here.
 """
 
 import itertools
@@ -17,11 +17,11 @@ from ppojob_trainer.sandbox.process import Outcome, Program
 SCORED_TESTS = 10
 """Tests whose share is the score, as in verl."""
 MOST_TESTS = 100
-"""Tests of a response that are run; a number, so that no verdict depends on the machine's speed."""
+"""Tests per response at most; a number, so that scores do not depend on the machine's speed."""
 _START_SECONDS = 1.0
-"""What starting a process may take, beside what its program takes."""
+"""Time to start a process, in addition to that of its program."""
 _RELATIVE, _ABSOLUTE = 1e-5, 1e-8
-"""How near numbers are the same; numpy's ``allclose``."""
+"""Tolerances of numbers, as in numpy's ``allclose``."""
 
 _MODULES = (
     "string", "re", "datetime", "collections", "heapq", "bisect", "copy", "math", "random",
@@ -34,26 +34,24 @@ _PRELUDE = "\n".join(
         "sys.setrecursionlimit(600_000)",
     ]
 )
-"""Names that solutions may use without importing them, as they may in verl."""
+"""Imports that solutions may rely on, as in verl."""
 
 
 def code(response: str, ground_truth: Json, sandbox: Runner) -> dict[str, float]:
-    """Score the last fenced block of Python, or the whole response where there is none.
+    """Score the last fenced block of Python, or the whole response without one.
 
-    The score is the share of the first ten tests that pass, however many there are; that is verl's
-    number, also where all ten pass and a later test does not. ``acc`` is 1 only where all pass, of
-    the first hundred.
+    The score is the share of the first ten tests that pass, as in verl, even if a later test fails.
+    ``acc`` is 1 only if all tests pass, of the first hundred.
 
-    Departs from verl: there all tests share one process and one set of modules, with ``open`` and
-    ``sys.stdin`` replaced, and the expected values lie in that process's memory. Here each test is
-    a real program with a real stdin. There a function that fails one test fails all (its tests are
-    run as programs then), and tests whose lines are lists always fail; here they count like others.
-    Tuples at any depth are lists; verl looks one level deep. verl runs all tests and lets each of
-    the ten have its time; here the first that is over its time ends the response, and the tests
-    behind it count as failed.
+    Departs from verl: there all tests share one process and its modules, with ``open`` and
+    ``sys.stdin`` replaced, and the expected values are in that process's memory. Here each test is
+    a separate program with a real stdin. There a function that fails one test fails all (its tests
+    are then run as programs), and tests whose lines are lists always fail; here they count like
+    others. Tuples at any depth are lists; in verl only at the first level. verl runs all tests with
+    a time limit each; here the first timeout ends the response, and later tests count as failed.
 
-    The truth has ``inputs`` and ``outputs``, lists of one length, and ``fn_name`` where a function
-    is called; as an object or as JSON.
+    The truth has ``inputs`` and ``outputs``, lists of equal length, and ``fn_name`` if a function
+    is called; as an object or as JSON text.
     """
     text = response.split("```python")[-1].split("```")[0]
     tests = list(itertools.islice(_tests(text, ground_truth), MOST_TESTS))
@@ -75,12 +73,12 @@ def code(response: str, ground_truth: Json, sandbox: Runner) -> dict[str, float]
 
 
 def longest_seconds(program_seconds: float) -> float:
-    """What all programs of one response take at most, with a time limit for each."""
+    """Return the longest time of all programs of a response, from the limit of each."""
     return MOST_TESTS * (program_seconds + _START_SECONDS)
 
 
 def ground_truth_problem(ground_truth: Json) -> str | None:
-    """Say what is wrong with a ground truth, before anything is started."""
+    """Return what is allowed, if a ground truth does not have this form."""
     try:
         tests = list(_tests("", ground_truth))
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -94,21 +92,21 @@ def ground_truth_problem(ground_truth: Json) -> str | None:
 
 
 def same_text(printed: str, expected: str) -> bool:
-    """Whether a program printed what is expected, by its lines or, line by line, as numbers.
+    """Whether a program printed the expected lines, as text or as numbers.
 
-    White space at both ends does not count, nor that around lines, nor empty lines. Numbers, one on
-    each line, are compared as floats unless all of both sides are digits alone.
+    White space at both ends and around lines is ignored, and so are empty lines. Numbers, one per
+    line, are compared as floats unless all consist of digits only.
     """
     lines = printed.splitlines()
     if expected.strip() in ("\n".join(lines).strip(), "\n".join(map(str.strip, lines)).strip()):
         return True
     wanted = [line.strip() for line in expected.split("\n") if line]
-    told = [line for line in lines if line]
-    return wanted in (lines, told) or _same_numbers(told, wanted)
+    found = [line for line in lines if line]
+    return wanted in (lines, found) or _same_numbers(found, wanted)
 
 
 def same_value(value: Json, expected: Json) -> bool:
-    """Whether a function gave what is expected, which may stand in a list of its own."""
+    """Whether a function returned the expected value, which may be wrapped in a list."""
     return value == expected or (isinstance(expected, list) and value in expected[:1])
 
 
@@ -140,13 +138,13 @@ def _joined(value: Json) -> str:
 
 
 def _call(text: str, function: Json, given: Json) -> Program:
-    """The call of a function, or of a method of ``Solution``."""
+    """Build the call of a function, or of a method of ``Solution``."""
     if not isinstance(function, str) or not function.isidentifier():
         raise TypeError("fn_name is a name")
     values = list(map(json.loads, given.split("\n"))) if isinstance(given, str) else _listed(given)
     owner = "Solution()." if "class Solution" in text else ""
     first = values[0] if values else None
-    # JSON made text of integers that were a mapping's keys; the first argument gets them back.
+    # In JSON integer keys became text; those of the first argument are converted back.
     has_integers = isinstance(first, dict) and all(key.lstrip("-").isdecimal() for key in first)
     return Program(
         text,
@@ -166,11 +164,11 @@ def _is_expected(program: Program, outcome: Outcome, expected: Json) -> bool:
         return False
 
 
-def _same_numbers(told: list[str], wanted: list[str]) -> bool:
-    if len(told) != len(wanted) or all(map(str.isdigit, told + wanted)):
+def _same_numbers(found: list[str], wanted: list[str]) -> bool:
+    if len(found) != len(wanted) or all(map(str.isdigit, found + wanted)):
         return False
     try:
-        pairs = [(float(one), float(other)) for one, other in zip(told, wanted, strict=True)]
+        pairs = [(float(one), float(other)) for one, other in zip(found, wanted, strict=True)]
     except ValueError:
         return False
     return all(one == other or _is_near(one, other) for one, other in pairs)

@@ -9,12 +9,12 @@ from ppojob_trainer.sandbox.executor import Settings
 
 
 class Judge(msgspec.Struct, frozen=True):
-    """The job's own judge, for functions.
+    """The job's judge, for functions.
 
     Attributes:
-        url: its address, up to ``/v1``.
-        model: its name there, which is its folder.
-        patience: seconds that a call may wait for it during a restart.
+        url: URL up to ``/v1``.
+        model: name of the model there, which is its folder.
+        patience: extra seconds of a call, for a restart of the judge.
     """
 
     url: str
@@ -23,14 +23,14 @@ class Judge(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The source of a function; one or the other."""
+    """Source of a function: a file or a package."""
 
     file: str | None
     package: str | None
 
 
 class Function(msgspec.Struct, frozen=True):
-    """The part of a ``RewardSpec`` that children need; its model loads slowly."""
+    """The part of a ``RewardSpec`` for children, for which pydantic would load too slowly."""
 
     function: str
     source: Source | None
@@ -38,12 +38,12 @@ class Function(msgspec.Struct, frozen=True):
 
 
 class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
-    """Load these; calls name them by position.
+    """Load functions; calls refer to them by position.
 
     Attributes:
-        is_routed: these are all scorers, and few will be called: each is prepared by its first
-            call, and says then what it lacks.
-        judge: that of the job; None where it has none.
+        is_routed: whether these are all built-in scorers, of which few will be called: each is
+            prepared by its first call.
+        judge: the job's judge; None without one.
     """
 
     rewards: list[Function]
@@ -56,8 +56,8 @@ class FunctionsLoaded(Loaded, frozen=True):
     """Answer to ``LoadFunctions``.
 
     Attributes:
-        batched: positions of the functions that take all responses at once.
-        grouped: of those that take all responses to a prompt.
+        batched: positions of functions that take all responses at once.
+        grouped: positions of functions that take all responses to a prompt.
     """
 
     batched: list[int] = msgspec.field(default_factory=list)
@@ -68,10 +68,10 @@ class CallFunction(Numbered, frozen=True, tag=True):
     """Score responses with one call of a function.
 
     Attributes:
-        function: position in ``LoadFunctions``; one that is neither batched nor grouped takes one
+        function: position in ``LoadFunctions``; if neither batched nor grouped, it takes one
             response.
-        columns: JSON object of lists with an entry for each response, by the names that batched
-            functions have for them (``custom.SINGULAR``).
+        columns: JSON object of lists with an entry for each response, by the argument names of
+            batched functions (``custom.SINGULAR``).
     """
 
     function: int
@@ -79,11 +79,14 @@ class CallFunction(Numbered, frozen=True, tag=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """A function's score of a response, or of a whole call.
+    """A function's score of a response, or the failure of a response or a call.
 
     Attributes:
-        reason_code: empty for a usable answer; else the problem, with the two below.
+        score: valid if `reason_code` is empty.
+        extras: named values.
+        reason_code: code of the failure; empty for a score.
         got: what it returned or raised, in one line.
+        why: reason of the failure.
     """
 
     score: float = 0.0
@@ -97,8 +100,8 @@ class Called(Numbered, frozen=True):
     """Answer to ``CallFunction``.
 
     Attributes:
-        scores: one for each response, in order; empty where the whole call gave no answer.
-        failure: why not.
+        scores: one for each response, in order; empty if the call failed.
+        failure: failure of the call; else None.
     """
 
     scores: list[Scored] = msgspec.field(default_factory=list)
@@ -110,9 +113,8 @@ class NotScored(msgspec.Struct, frozen=True):
 
     Attributes:
         message: one line.
-        row: number in its batch of the response that could not be scored; None where it was no
-            single one.
-        response: its text, or the beginning of it.
+        row: number in its batch of the response that could not be scored; None for several.
+        response: its text, possibly truncated.
     """
 
     message: str

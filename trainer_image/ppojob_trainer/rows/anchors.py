@@ -13,23 +13,22 @@ from ppojob_trainer.rows.experience import Experience
 
 
 def turn_anchors(rows: Experience) -> Tensor:
-    """Return a hash of the tokens given right before each turn, (tokens,) int64.
+    """Return (tokens,) int64 hashes of the input before each turn.
 
-    At the first token of a turn, which is a run of trained tokens, stands a hash of the tokens and
-    pictures that were given since the turn before; 0 elsewhere. That of a row's first turn is the
-    hash of nothing: only the prompt precedes it.
+    A turn is a run of trained tokens. At its first token is a hash of the tokens and pictures since
+    the turn before, 0 elsewhere. For the first turn of a row, it is the hash of nothing.
     """
     anchors = np.zeros(rows.response_tokens.numel(), np.int64)
     tokens, mask, begin = rows.response_tokens.numpy(), rows.mask.numpy(), 0
-    shown = rows.later_pictures or [b""] * rows.num_rows
-    for pictures, length in zip(shown, rows.lengths.tolist(), strict=True):
+    later = rows.later_pictures or [b""] * rows.num_rows
+    for pictures, length in zip(later, rows.lengths.tolist(), strict=True):
         row = slice(begin, begin + length)
-        _tell(anchors[row], tokens[row], mask[row], unpacked_later(pictures))
+        _set_anchors(anchors[row], tokens[row], mask[row], unpacked_later(pictures))
         begin += length
     return torch.from_numpy(anchors)
 
 
-def _tell(
+def _set_anchors(
     anchors: npt.NDArray[np.int64],
     tokens: npt.NDArray[np.int64],
     mask: npt.NDArray[np.bool_],
@@ -39,9 +38,9 @@ def _tell(
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     before = 0
     for begin, end in edges.reshape(-1, 2).tolist():
-        seen = hashlib.blake2b(tokens[before:begin].tobytes(), digest_size=8)
+        state = hashlib.blake2b(tokens[before:begin].tobytes(), digest_size=8)
         for picture in pictures:
             if before <= picture.start < begin:
-                seen.update(picture.file)
-        anchors[begin] = int.from_bytes(seen.digest(), "little", signed=True)
+                state.update(picture.file)
+        anchors[begin] = int.from_bytes(state.digest(), "little", signed=True)
         before = end

@@ -27,11 +27,11 @@ def assign(costs: Sequence[int], parts: int) -> tuple[int, ...]:
     """Partition items so that the most expensive part is cheap.
 
     The largest differencing method (Karmarkar and Karp, The differencing method of set
-    partitioning, UC Berkeley report UCB/CSD 82/113, 1982), in its form for many parts: two
-    divisions of the greatest spread are laid over each other, the dearest part of the one on the
-    cheapest of the other, until one division is left. On few items the greedy rule is better now
-    and then; it is tried too, so its bound (Graham, SIAM J. Appl. Math. 17, 1969: at most 4/3 of
-    the optimum) holds. Ties are broken by the order of the items.
+    partitioning, UC Berkeley report UCB/CSD 82/113, 1982), in its form for many parts: the two
+    partitions of the greatest spread are merged, the most expensive part of one with the cheapest
+    of the other, until one partition is left. With few items the greedy rule is sometimes better;
+    it is tried too, so its bound (Graham, SIAM J. Appl. Math. 17, 1969: at most 4/3 of the optimum)
+    holds. Ties are broken by the order of the items.
 
     Args:
         costs: of each item, not negative; integers, so that sums are exact in any order.
@@ -76,8 +76,8 @@ def assign_kinds(costs: Sequence[int], kinds: Sequence[int], parts: int) -> tupl
 
 def _largest_differencing(costs: Sequence[int], parts: int) -> list[_Share]:
     empty: list[_Share] = [(0, ())] * (parts - 1)
-    # Spread (negated), first item and shares of each division, dearest share first. No two have an
-    # item in common, so comparing never goes further than the first item.
+    # Negated spread, first item and shares of each partition, the most expensive share first. No
+    # two share an item, so comparisons end at the first item.
     heap = [(-cost, item, [(cost, (item,)), *empty]) for item, cost in enumerate(costs)]
     heapq.heapify(heap)
     while len(heap) > 1:

@@ -23,14 +23,13 @@ class BatchIndex(msgspec.Struct, frozen=True):
     lengths: tuple[int, ...]  # (rows,) tokens of each response
     samples: int  # rows a group
     owners: tuple[int, ...]  # (groups,) the rank that holds each group, prompt and rows together
-    # (groups,) bytes of the pictures of each prompt; empty where none has any
+    # (groups,) bytes of the pictures of each prompt; empty if no prompt has any
     picture_bytes: tuple[int, ...] = ()
-    # (rows,) bytes of those that each row was shown behind it; empty likewise
+    # (rows,) bytes of the pictures after the prompt; empty likewise
     later_picture_bytes: tuple[int, ...] = ()
-    # (groups,) number of the reference model that reads each; empty if there is one for all
+    # (groups,) number of the reference model of each; empty if there is one for all
     teachers: tuple[int, ...] = ()
-    # (rows,) tokens of what the reference reads in the place of each row's prompt; empty where it
-    # reads the prompts
+    # (rows,) tokens of the reference's prompt of each row; empty if it reads the prompts
     teacher_prompt_lengths: tuple[int, ...] = ()
 
     @property
@@ -75,10 +74,9 @@ class BatchIndex(msgspec.Struct, frozen=True):
         return tuple(p for p, owner in enumerate(self.owners) if owner == rank)
 
     def parts_for(self, places: int) -> int:
-        """Return into how many equal parts groups are split, so that there is one for each place.
+        """Return the number of equal parts per group that gives each place at least one part.
 
-        1 if there are as many groups. Else the smallest sufficient divisor of their rows; without
-        one, every row is a part.
+        It is the smallest sufficient divisor of the rows of a group, else their number.
         """
         divisors = (n for n in range(1, self.samples + 1) if self.samples % n == 0)
         return next((n for n in divisors if n * self.num_groups >= places), self.samples)
@@ -97,7 +95,7 @@ class BatchIndex(msgspec.Struct, frozen=True):
         )
 
     def select(self, positions: Sequence[int]) -> BatchIndex:
-        """Return the index of some groups, in the given order, as a batch of their own."""
+        """Return the index of some groups, in the given order, as a separate batch."""
         return BatchIndex(
             prompt_lengths=tuple(self.prompt_lengths[p] for p in positions),
             lengths=tuple(n for p in positions for n in self.group_lengths(p)),

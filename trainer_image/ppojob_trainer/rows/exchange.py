@@ -1,9 +1,9 @@
 """Row exchange between ranks: whole groups, directly from their owners, by a plan.
 
-Each pair of members exchanges one flat buffer: column after column, each with the groups in batch
-order. Both ends know the plan, the sizes (from the index) and the dtypes, so there is no header.
-Rows that stay never touch the link. Every member of the link calls these functions (collective),
-also those that neither hold nor need a group. Bits arrive as they were sent.
+Each pair of members exchanges one flat buffer: the concatenated columns, each with the groups in
+batch order. Both ends know the plan, the sizes (from the index) and the dtypes, so there is no
+header. Rows that stay are not sent. These functions are collective: every member of the link calls
+them, also without groups.
 """
 
 from __future__ import annotations
@@ -293,12 +293,12 @@ def _values(experience: Experience | None, name: str) -> Tensor:
     values: Tensor | None = getattr(experience, name)
     if values is None or values.dtype != dtype:
         got = "nothing" if values is None else values.dtype
-        raise ValueError(f"{name}: got {got}: the column is to be moved; {dtype} a token")
+        raise ValueError(f"{name}: got {got}: the column is sent to other ranks; {dtype}")
     return values
 
 
 def _check_rows(index: BatchIndex, positions: Sequence[int], experience: Experience | None) -> None:
-    """Refuse rows that differ from the index, before sizes disagree on the wire."""
+    """Refuse rows that differ from the index, before buffers of other sizes are sent."""
     expected = index.select(positions)
     prompts = () if experience is None else tuple(experience.prompt_lengths.tolist())
     lengths = () if experience is None else tuple(experience.lengths.tolist())

@@ -29,67 +29,66 @@ class Experience:
     row_groups: Tensor  # (rows,) int64, the index into `prompts` of each row
     response_tokens: Tensor  # (tokens,) int64, sampled ids, the end token included
     lengths: Tensor  # (rows,) int64, tokens of each response
-    # (tokens,) bool, True where the token is trained: the policy wrote it. What models say of
-    # the others (log-probabilities, values) is 0.
+    # (tokens,) bool, True where the token is trained: the policy wrote it. Log-probabilities and
+    # values of other tokens are 0.
     mask: Tensor
     rollout_logprobs: Tensor  # (tokens,) float32, log mu(a_t|s_t) as the sampler reported it
-    # (tokens,) bool, True where the row's next context begins: from there on, neither its prompt
-    # nor what stands before is read. Empty for nowhere.
+    # (tokens,) bool, True where a new context of the row begins, without its prompt and earlier
+    # tokens. Empty for no such tokens.
     context_starts: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.bool))
-    # (tokens,) bool, True where the policy did not write what it learns; its sampler's
-    # log-probability is 0 there. None where it writes all that is trained.
+    # (tokens,) bool, True for trained tokens that the policy did not write; their
+    # rollout_logprobs are 0. None without such tokens.
     given: Tensor | None = None
     # (tokens,) float32, log pi_old(a_t|s_t) of the trainer before the update
     old_logprobs: Tensor | None = None
     ref_logprobs: Tensor | None = None  # (tokens,) float32, log pi_ref(a_t|s_t)
     # (tokens,) float32, of the policy before the update; None if unused
     entropies: Tensor | None = None
-    # (tokens,) float32, squared probabilities of the policy before the update, summed up over
-    # the vocabulary; None likewise
+    # (tokens,) float32, squared probabilities of the policy before the update, summed over the
+    # vocabulary; None if unused
     sum_pi_squared: Tensor | None = None
-    # (tokens,) float32, KL of the uniform distribution to that of the policy before the update;
-    # None likewise
+    # (tokens,) float32, KL of the uniform distribution to the policy before the update; None if
+    # unused
     certainties: Tensor | None = None
-    # (tokens,) float32, at every token what its row earns by the probability of the known answer;
-    # None likewise
+    # (tokens,) float32, at every token the row's reward for the probability of the known answer;
+    # None if unused
     answer_probabilities: Tensor | None = None
-    # (tokens,) float32, by which policy losses are multiplied; None for 1
+    # (tokens,) float32, factors of the policy loss; None for 1
     loss_weights: Tensor | None = None
     values: Tensor | None = None  # (tokens,) float32, V(s_t) of the critic before the update
-    # (tokens,) float32, of a process reward model: what its reference says of the tokens, and the
-    # rewards that it gives them
+    # (tokens,) float32, of a process reward model: log-probabilities of its reference, and its
+    # rewards
     critic_ref_logprobs: Tensor | None = None
     process_rewards: Tensor | None = None
-    # (tokens,) float32, at every token what such a model learns of its row; NaN for nothing
+    # (tokens,) float32, at every token the target of such a model for the row; NaN for none
     outcomes: Tensor | None = None
-    # (tokens,) float32, rewards of turns; None where rows have a single one. Of given answers with
-    # labels: 1 of a good one, -1 of a bad one, none of one that belongs to another prompt.
+    # (tokens,) float32, rewards of turns; None if rows have only one. For labelled answers: 1 for
+    # good, -1 for bad, 0 for the answer to another prompt.
     turn_rewards: Tensor | None = None
     token_rewards: Tensor | None = None  # (tokens,) float32, r_t, penalties included
     advantages: Tensor | None = None  # (tokens,) float32, A_t
     returns: Tensor | None = None  # (tokens,) float32, R_t
-    # (tokens,) float32, at every token what the log-ratio of its row is compared with: the one of
-    # equal rank; None where that of the other answer of its pair is
+    # (tokens,) float32, at every token the log-ratio of equal rank, with which that of its row is
+    # compared; None where rows are compared with the other answer of their pair
     counterparts: Tensor | None = None
-    # (tokens,) bool, what of the mask the updates train on; None for all of it
+    # (tokens,) bool, tokens of the mask that the updates train on; None for all of them
     update_mask: Tensor | None = None
     # (tokens,) bool, at every token whether its row scored well; None if unused
     positives: Tensor | None = None
-    # (tokens, layers, k) int16, experts that each token goes to as the input of every layer, where
-    # passes are to take these; None where their routers choose
+    # (tokens, layers, k) int16, replayed experts of each input token of every layer; None if the
+    # routers choose
     experts: Tensor | None = None
-    # (tokens of all prompts, layers, k) int16, the same of the prompts, one after the other
+    # (tokens of all prompts, layers, k) int16, the same for the prompts, concatenated
     prompt_experts: Tensor | None = None
     # (tokens,) int64, how often the updates train on the row; None for once
     copies: Tensor | None = None
-    # (groups,) the pictures of each prompt as one value (`data.pictures`); empty where none has any
+    # (groups,) pictures of each prompt (`pictures.packed`); empty if no prompt has any
     pictures: list[bytes] = field(default_factory=list)
-    # (rows,) those that each row was shown behind its prompt (`packed_later`); empty likewise
+    # (rows,) pictures of each row after the prompt (`pictures.packed_later`); empty likewise
     later_pictures: list[bytes] = field(default_factory=list)
-    # (groups,) number of the reference's model that reads each; empty where it has one for all
+    # (groups,) number of the reference model of each; empty if there is one for all
     teachers: list[int] = field(default_factory=list)
-    # (rows,) token ids of what the reference reads before each response in the place of its
-    # prompt, as in `prompts`; empty where it reads the prompts
+    # (rows,) token ids of the reference's prompt of each row; empty if it reads `prompts`
     teacher_prompts: list[Tensor] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -153,7 +152,7 @@ class Experience:
         rows = replace(self, teacher_prompts=[], experts=None, prompt_experts=None)
         if not self.teacher_prompts:
             return rows
-        parts: dict[tuple[int, bytes], int] = {}  # the first row of each
+        parts: dict[tuple[int, bytes], int] = {}  # group and prompt to the first row of both
         firsts = [
             parts.setdefault((group, prompt.numpy().tobytes()), row)
             for row, (group, prompt) in enumerate(
@@ -171,10 +170,10 @@ class Experience:
         )
 
     def cut(self, parts: int) -> Experience:
-        """Return the same rows with each group split into so many groups of equal rows.
+        """Return the same rows with each group split into `parts` groups of equal size.
 
-        Groups are consecutive, with equally many rows, which the number of parts divides. Every
-        part has the prompt.
+        Groups are consecutive and equally large, and `parts` divides their size. Every part has
+        the prompt.
         """
         groups = torch.arange(self.num_groups).repeat_interleave(parts)
         rows = self.num_rows // max(1, len(groups))
@@ -189,10 +188,9 @@ class Experience:
         )
 
     def select(self, rows: Tensor | Sequence[int]) -> Experience:
-        """Return the given rows, in the given order, as an experience of their own.
+        """Return the given rows, in the given order, as a separate experience.
 
-        Prompts that no row answers are left out; the others keep the order in which the rows first
-        name them.
+        Prompts without rows are dropped; the others are ordered by their first row.
         """
         rows = torch.as_tensor(rows, dtype=torch.int64)
         positions = {
@@ -223,7 +221,7 @@ class Experience:
 
 
 def _index(lengths: Tensor, chosen: Tensor) -> Tensor:
-    """Return the positions of the tokens of some consecutive pieces, piece by piece."""
+    """Return the token positions of the chosen pieces of a concatenation."""
     ends, own = lengths.cumsum(0), lengths[chosen]
     starts = (ends - lengths)[chosen] - (own.cumsum(0) - own)
     return torch.repeat_interleave(starts, own) + torch.arange(int(own.sum()))

@@ -16,7 +16,7 @@ _POINT: Final = durable.point("responses", *durable.FILE_ACTS)
 
 
 def read_responses(parts: Iterable[Path]) -> list[str]:
-    """(rows,) the responses of a batch, in the order of its rows.
+    """Read (rows,) the responses of a batch, in the order of its rows.
 
     Raises:
         OSError, pyarrow.ArrowException: a part cannot be read.
@@ -27,9 +27,9 @@ def read_responses(parts: Iterable[Path]) -> list[str]:
 
 
 def write_responses(path: Path, prompts: Sequence[PromptRow], responses: Sequence[str]) -> None:
-    """Write a row a prompt: its columns as in files of prompts, and `responses`, as many of each.
+    """Write one row per prompt: the columns of prompt files, and a list of responses.
 
-    Cells of one column that parquet cannot hold together, such as a number and a text, are JSON.
+    Cells of a column that have no common parquet type, such as numbers and texts, become JSON.
 
     Raises:
         StorageError: the disk refused.

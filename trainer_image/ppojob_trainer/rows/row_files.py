@@ -1,7 +1,7 @@
-"""Row files: a parquet folder per step, for people to read and for replay.
+"""Row files: a parquet folder per step, for analysis and for replay.
 
-A folder holds all that was generated and scored, so a reader needs neither rollout engine nor
-reward function: token ids, their log-probabilities, their origin and every score.
+A folder holds everything that was generated and scored (token ids, log-probabilities, their origin
+and scores), so a replay needs neither rollout engine nor reward functions.
 """
 
 from collections import Counter
@@ -31,7 +31,7 @@ _SEGMENT: Final = pa.struct(
 _VERSION: Final = "segments.list.element.version"
 _PICTURE: Final = pa.struct([("start", pa.int32()), ("file", pa.large_binary())])
 _GROUP_ROWS: Final = 16
-"""Rows per group of a part with pictures: a reader of some rows reads few others."""
+"""Rows per row group of a part with pictures, so that reading a few rows reads few others."""
 SCHEMA: Final = pa.schema(
     [
         ("step", pa.int64()),
@@ -58,21 +58,20 @@ SCHEMA: Final = pa.schema(
         ("reward_values", pa.string()),
     ]
 )
-"""Columns of every part; behind them stands one for each of the `reward_values`.
+"""Columns of every part; further columns are the `reward_values`.
 
-- `ground_truth`: what is no text is JSON, as `truth_is_json` says; null where there is none.
-- `score`: NaN where nobody scores, in a job that only generates.
-- `segments`: which tokens of a response belong together. `version` is that of the weights that drew
-  them; null where they were given (by a tool, say) and are not trained; -1 where the data gave
-  them and they are trained (algorithm.guidance). `reward` is what a tool
-  gave for a turn. `begins_context`: what follows is read behind it, and behind nothing before it.
-- `experts`: of each token of prompt and response that the engine read, which experts of every layer
-  it went to; null where nobody asks.
-- `pictures`: those that tools showed the row, each with its first token in the response; null
-  where there are none; `picture_bytes` is how many bytes they are on the wire, null for 0.
+- `ground_truth`: text, or JSON if `truth_is_json`; null if there is none.
+- `score`: NaN in a job that only generates.
+- `segments`: consecutive tokens of a response by one author. `version` is that of the weights that
+  generated them; null for given tokens (of a tool, say) that are not trained; -1 for given tokens
+  of the data that are trained (algorithm.guidance). `reward` is a tool's reward for a turn.
+  `begins_context`: a new context begins here, without the tokens before it.
+- `experts`: experts of each token that the engine read, in every layer; null if not recorded.
+- `pictures`: pictures from tools, each with its first token in the response; null if there are
+  none; `picture_bytes` is their encoded size, null for 0.
 - `figures`: JSON object of turns and calls; null for rows of one turn.
 - `extra_info`: JSON object.
-- `reward_values`: JSON object of what the scorers said beside the score.
+- `reward_values`: JSON object of the values that scorers returned besides the score.
 """
 
 ADVANTAGES: Final = pa.schema(
@@ -87,9 +86,8 @@ ADVANTAGES: Final = pa.schema(
         ("advantage", pa.float64()),
     ]
 )
-"""What became of the rows of a step that were trained on: `step`, `round` and `row` are those of
-their parts. `reward` is the score with its penalties (length, KL), `advantage` the mean over the
-trained tokens."""
+"""Columns of the trained rows of a step; `step`, `round` and `row` are those of their parts.
+`reward` is the score with its penalties (length, KL), `advantage` the mean over trained tokens."""
 
 _VALUE_TYPES: Final = {"number": pa.float64(), "text": pa.string()}
 _VERDICT: Final = (
@@ -141,7 +139,7 @@ def truth_cells(truth: Json) -> dict[str, str | bool | None]:
 
 
 def with_values(schema: pa.Schema, kinds: Mapping[str, ValueKind]) -> pa.Schema:
-    """Return a schema with a further column for each value of scorers."""
+    """Add a column for each value of the scorers to a schema."""
     of_values = [pa.field(_value_column(name), _VALUE_TYPES[kind]) for name, kind in kinds.items()]
     return pa.schema([*schema, *of_values])
 
@@ -157,7 +155,7 @@ def value_cells(
 
 
 def _value_column(name: str) -> str:
-    """Return the column of a value; a name that is already a column's gets another one."""
+    """Return the column of a value, prefixed if the name is already a column."""
     return f"reward_extra/{name}" if name in SCHEMA.names else name
 
 
@@ -167,11 +165,11 @@ def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
     Raises:
         StorageError: the disk refused.
     """
-    aside = path.with_suffix(".part")
+    temporary = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(pa.Table.from_pylist(rows, schema=ADVANTAGES), aside)
-        aside.replace(path)
+        pq.write_table(pa.Table.from_pylist(rows, schema=ADVANTAGES), temporary)
+        temporary.replace(path)
     except OSError as error:
         durable.raise_storage_error(path, "write", error)
 
@@ -201,7 +199,7 @@ def later_pictures(cell: list[dict[str, Any]] | None) -> tuple[LaterPicture, ...
 
 
 def has_given(part: Path) -> bool:
-    """Whether some responses of a part were given (`OF_DATA`), by its footer.
+    """Whether a part has given responses (`OF_DATA`), by the statistics in its footer.
 
     Raises:
         OSError, pyarrow.ArrowException: it cannot be read.
@@ -210,7 +208,7 @@ def has_given(part: Path) -> bool:
     groups = map(footer.row_group, range(footer.num_row_groups))
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
     of_versions = [one.statistics for one in columns if one.path_in_schema == _VERSION]
-    return any(told and told.has_min_max and told.min < 0 for told in of_versions)
+    return any(one and one.has_min_max and one.min < 0 for one in of_versions)
 
 
 def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
@@ -234,11 +232,11 @@ def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[
 def _read(
     parts: Iterable[Path], columns: Sequence[str], first: int = 0, last: int | None = None
 ) -> pa.Table:
-    wanted = [("row", ">=", first)] + ([] if last is None else [("row", "<", last)])
+    filters = [("row", ">=", first)] + ([] if last is None else [("row", "<", last)])
     tables = []
     for part in parts:
-        # Rows that an earlier version wrote have fewer columns.
-        there = set(pq.read_schema(part).names)
-        own = [name for name in columns if name in there]
-        tables.append(pq.read_table(part, columns=own, filters=wanted, use_threads=False))
+        # Parts of earlier versions have fewer columns.
+        present = set(pq.read_schema(part).names)
+        own = [name for name in columns if name in present]
+        tables.append(pq.read_table(part, columns=own, filters=filters, use_threads=False))
     return pa.concat_tables(tables).sort_by("row")

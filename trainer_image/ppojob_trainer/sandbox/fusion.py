@@ -1,7 +1,7 @@
 """Code of responses in a SandboxFusion service, by its HTTP interface (``/run_code``).
 
-Its walls are its own affair. As in our own sandbox, what is expected never goes there: the service
-hands back what a program printed, or what a called function returned, and the verdict is made here.
+The service is responsible for isolation. As in our own sandbox, it never gets expected values: it
+returns what a program printed, or the return value of a function, which is compared here.
 https://github.com/bytedance/SandboxFusion
 """
 
@@ -10,10 +10,10 @@ import secrets
 from ppojob_trainer.http_calls import RETRIES, CallFailed, post_json
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.sandbox.inside import NOT_PYTHON
-from ppojob_trainer.sandbox.process import Limits, Outcome, Program, behind_nonce
+from ppojob_trainer.sandbox.process import Limits, Outcome, Program, after_nonce
 
 ANSWER_SECONDS = 20.0
-"""What an answer may take beside the limit of its program: the way, and a queue."""
+"""Time limit of an answer in addition to its program's: for the network, and a queue."""
 
 _WRAPPER = """
 import json, os, sys
@@ -45,7 +45,7 @@ else:
 
 
 class FusionSandbox:
-    """Runs programs in the service."""
+    """Runs programs in a SandboxFusion service."""
 
     def __init__(self, url: str, limits: Limits) -> None:
         self._url = url
@@ -53,10 +53,10 @@ class FusionSandbox:
         self.description = f"sandbox: the service at {url}"
 
     def run(self, program: Program) -> Outcome:
-        """Run a program until it ends or meets a limit.
+        """Run a program until it ends or exceeds a limit.
 
         Raises:
-            CallFailed: the service gave no answer, or could not run it: that is no verdict.
+            CallFailed: the service gave no answer, or could not run it, so there is no result.
         """
         nonce = secrets.token_hex(16)
         answer = post_json(
@@ -77,18 +77,18 @@ class FusionSandbox:
         return self._outcome(answer, nonce)
 
     def _outcome(self, answer: Json, nonce: str) -> Outcome:
-        told = answer if isinstance(answer, dict) else {}
-        ended = told.get("run_result")
-        if told.get("status") not in ("Success", "Failed") or not isinstance(ended, dict):
-            said = f"{told.get('status')}: {told.get('message')}"[:200]
-            raise CallFailed(f"{self._url} ran nothing: {said}")
-        code, printed = ended.get("return_code"), str(ended.get("stdout") or "")
+        fields = answer if isinstance(answer, dict) else {}
+        result = fields.get("run_result")
+        if fields.get("status") not in ("Success", "Failed") or not isinstance(result, dict):
+            error = f"{fields.get('status')}: {fields.get('message')}"[:200]
+            raise CallFailed(f"{self._url} ran nothing: {error}")
+        code, printed = result.get("return_code"), str(result.get("stdout") or "")
         last = (printed.splitlines() or [""])[-1].encode(errors="surrogatepass")
         return Outcome(
             stdout=printed.encode(errors="surrogatepass"),
-            answer=behind_nonce(last, nonce),
-            errors=str(ended.get("stderr") or "").encode(errors="surrogatepass"),
-            is_well=ended.get("status") == "Finished" and code == 0,
+            answer=after_nonce(last, nonce),
+            errors=str(result.get("stderr") or "").encode(errors="surrogatepass"),
+            is_well=result.get("status") == "Finished" and code == 0,
             is_python=code != NOT_PYTHON,
-            stopped="time" if ended.get("status") == "TimeLimitExceeded" else "",
+            stopped="time" if result.get("status") == "TimeLimitExceeded" else "",
         )

@@ -1,9 +1,9 @@
 """Entry of a sandboxed process: it confines itself irrevocably, then runs the program.
 
-`ppojob_trainer.sandbox.process` hands the text of this file to a new interpreter, with a message
-on a pipe. Nothing of the program is compiled or run before `_confine` is done, and nothing that it
-does can undo it. The message holds no expected value: whoever reads all of this process's memory
-learns what the program was given, and a nonce that only tells answers from other bytes.
+`ppojob_trainer.sandbox.process` passes the text of this file to a new interpreter, and a message on
+a pipe. The program is compiled and run only after `_confine`, which it cannot undo. The message has
+no expected value, so the memory of this process reveals only the program's own input, and a nonce
+that marks answers.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import resource
 import sys
 from types import ModuleType
 
-TYPE_CHECKING = False  # what is not needed by every program is not loaded: typing, json, signal
+TYPE_CHECKING = False  # fast start: typing, json and signal are not always needed
 if TYPE_CHECKING:
     from typing import Any
 
@@ -29,7 +29,7 @@ _LANDLOCK_CREATE, _LANDLOCK_ADD, _LANDLOCK_RESTRICT = 444, 445, 446
 _LANDLOCK_RULE_PATH_BENEATH = 1
 _EXECUTE, _READ_FILE, _READ_DIR = 1 << 0, 1 << 2, 1 << 3
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 5: 16}
-"""Number of rights on files that Landlock knows since a version of its interface."""
+"""Number of file rights by Landlock version."""
 _NETWORK_SINCE, _SCOPES_SINCE = 4, 6
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -63,7 +63,7 @@ def _main(message_fd: int, answer_fd: int) -> None:
 
 
 def _arguments(message: dict[str, Any]) -> list[Any]:
-    """Those of the call, read where no name of the program means anything."""
+    """Decode the arguments of the call, before the program can replace any name."""
     import json
 
     arguments: list[Any] = json.loads(message["arguments"])
@@ -73,7 +73,7 @@ def _arguments(message: dict[str, Any]) -> list[Any]:
 
 
 def _answer(value: object, nonce: str, answer_fd: int) -> None:
-    """Hand a value out as JSON."""
+    """Send a value as JSON."""
     import json
 
     answer = memoryview((nonce + json.dumps(value)).encode())
@@ -110,15 +110,15 @@ def _limit(message: dict[str, Any]) -> None:
 
 
 def _drop_capabilities() -> None:
-    """Keep none, where this is root: together with no_new_privs for good."""
+    """Drop all capabilities of root; no_new_privs makes it irrevocable."""
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     _checked("capset", _libc.capset(header, (ctypes.c_uint32 * 6)()))
 
 
 def _hide_files(version: int, readable: tuple[str, ...]) -> None:
-    """Landlock: nothing can be read but what is beneath a few folders, and nothing written.
+    """Landlock: allow only reading, and only in a few folders.
 
-    Where the kernel knows how, ports and other processes' signals are out of reach as well.
+    If the kernel supports it, ports and signals to other processes are also blocked.
     """
     rights = (1 << max(n for since, n in _FILE_RIGHTS.items() if since <= version)) - 1
     ports = 0b11 if version >= _NETWORK_SINCE else 0
@@ -140,7 +140,7 @@ class _Filter(ctypes.Structure):
 
 
 def _filter_system_calls(instructions: bytes) -> None:
-    """Seccomp: the kernel refuses whatever the filter does not name."""
+    """Seccomp: the kernel refuses all system calls that the filter does not allow."""
     kept = ctypes.create_string_buffer(instructions, len(instructions))
     program = _Filter(len(instructions) // 8, ctypes.addressof(kept))
     _control(_PR_SET_SECCOMP, _SECCOMP_MODE_FILTER, ctypes.byref(program))

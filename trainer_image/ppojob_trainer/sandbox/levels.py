@@ -21,71 +21,71 @@ _NO_LANDLOCK = {
 
 
 class Level(enum.IntEnum):
-    """What stands between a program and the machine; each level has all of the one before."""
+    """Isolation of a program; each level includes the one before."""
 
     NONE = 0
-    """Limits on memory, time, output and threads, and an empty environment. No wall."""
+    """Limits on memory, time, output and threads, and an empty environment; no isolation."""
 
     RESTRICTED = 1
-    """Seccomp and Landlock, which need no privilege: no network, no processes, no file but the
-    interpreter's, no signals. What a pod under Pod Security `restricted` can give."""
+    """Seccomp and Landlock, which need no privilege: no network, no processes, no files except
+    the interpreter's, no signals. Possible in a pod under Pod Security `restricted`."""
 
     NAMESPACES = 2
-    """Besides, bubblewrap: user, process, mount, network and IPC namespaces of its own."""
+    """Also bubblewrap: separate user, process, mount, network and IPC namespaces."""
 
 
 @dataclass(frozen=True, slots=True)
-class Walls:
-    """What a process is isolated with.
+class Isolation:
+    """Means of isolating a process.
 
     Attributes:
-        landlock: version of the kernel's interface; 0 without.
-        filter: program for seccomp; empty without.
-        command: bubblewrap's, in front of the interpreter's command line, or empty.
-        readable: folders that can be read.
-        lacking: why there is no more, for messages; empty where nothing is lacking.
+        landlock: version of the kernel's interface; 0 for none.
+        filter: program for seccomp; empty for none.
+        command: prefix of the interpreter's command line, for bubblewrap; empty for none.
+        readable: readable folders.
+        limitation: why the level is not higher, for messages; empty at the highest.
     """
 
     landlock: int
     filter: bytes
     command: tuple[str, ...]
     readable: tuple[str, ...]
-    lacking: str = ""
+    limitation: str = ""
 
     @property
     def level(self) -> Level:
-        """The level that these walls make, if they hold."""
+        """The level, if the means work."""
         if not (self.landlock and self.filter):
             return Level.NONE
         return Level.NAMESPACES if self.command else Level.RESTRICTED
 
-    def without_namespaces(self, reason: str) -> "Walls":
-        """The same but for bubblewrap."""
-        return Walls(self.landlock, self.filter, (), self.readable, reason)
+    def without_namespaces(self, reason: str) -> "Isolation":
+        """Return the same without bubblewrap, for a reason."""
+        return Isolation(self.landlock, self.filter, (), self.readable, reason)
 
-    def without_any(self, reason: str) -> "Walls":
-        """None of them."""
-        return Walls(0, b"", (), self.readable, reason)
+    def without_any(self, reason: str) -> "Isolation":
+        """Return no isolation, for a reason."""
+        return Isolation(0, b"", (), self.readable, reason)
 
 
-def walls_here() -> Walls:
-    """All walls that this machine seems to have; whether they hold, a program has to try."""
+def supported_isolation() -> Isolation:
+    """Return all isolation that this machine seems to support; test it with a program."""
     readable = _readable()
     try:
         instructions = filter_program()
     except FilterError as error:
-        return Walls(0, b"", (), readable, str(error))
+        return Isolation(0, b"", (), readable, str(error))
     landlock, reason = _landlock()
     if not landlock:
-        return Walls(0, b"", (), readable, reason)
+        return Isolation(0, b"", (), readable, reason)
     bubblewrap = shutil.which("bwrap")
     if bubblewrap is None:
-        return Walls(landlock, instructions, (), readable, "bubblewrap is not installed")
-    return Walls(landlock, instructions, _bubblewrap(bubblewrap, readable), readable)
+        return Isolation(landlock, instructions, (), readable, "bubblewrap is not installed")
+    return Isolation(landlock, instructions, _bubblewrap(bubblewrap, readable), readable)
 
 
 def _readable() -> tuple[str, ...]:
-    """The system's libraries, and the interpreter's with the packages that are installed for it."""
+    """Return the folders of the system's libraries, the interpreter and its packages."""
     folders = ("/usr", "/lib", "/lib64", sys.base_prefix, sys.prefix)
     return tuple(dict.fromkeys(folder for folder in folders if Path(folder).is_dir()))
 
@@ -98,7 +98,7 @@ def _bubblewrap(program: str, readable: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _landlock() -> tuple[int, str]:
-    """The version of the kernel's interface, or why there is none."""
+    """Return the version of the kernel's interface, or 0 and why there is none."""
     libc = ctypes.CDLL(None, use_errno=True)
     version = libc.syscall(_LANDLOCK_CREATE, None, ctypes.c_size_t(0), _LANDLOCK_VERSION)
     if version > 0:

@@ -1,4 +1,4 @@
-"""Untrusted program: its input, its result, and its process."""
+"""Untrusted program: its input, its outcome, and its process."""
 
 import contextlib
 import io
@@ -25,19 +25,19 @@ _ENVIRONMENT = {
 }
 _INSIDE = Path(inside.__file__).read_text(encoding="utf-8")
 _LOOK_SECONDS = 0.02
-"""How often the number of threads is looked at."""
+"""Interval at which the number of threads is checked."""
 _PIECE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a program may use.
+    """Resource limits of a program.
 
     Attributes:
-        seconds: of wall time and, rounded up, of processor time.
+        seconds: wall time and, rounded up, processor time.
         memory_bytes: address space.
-        output_bytes: of all that it writes.
-        threads: at one time.
+        output_bytes: all output together.
+        threads: concurrent threads.
     """
 
     seconds: float = 10.0
@@ -48,13 +48,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """Python code from somewhere.
+    """Untrusted Python code.
 
     Attributes:
-        prelude: our own code, which runs before it in the same module.
-        function: an expression of our own that gives a function when the code has run; what it
-            returns is handed out. Empty: the code is a whole program.
-        arguments: of that function, a list in JSON.
+        prelude: trusted code, which runs before it in the same module.
+        function: a trusted expression for a function of the code; its return value is the answer.
+            Empty if the code is a whole program.
+        arguments: of that function, a JSON list.
         integer_keys: whether the keys of the first argument, an object, are integers.
     """
 
@@ -66,7 +66,7 @@ class Program:
     integer_keys: bool = False
 
     def message(self, nonce: str) -> dict[str, object]:
-        """What its process is told of it: all but what stands in stdin."""
+        """Return the message for its process, which has everything except stdin."""
         message = {**asdict(self), "nonce": nonce}
         del message["stdin"]
         return message
@@ -74,13 +74,13 @@ class Program:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a program.
+    """Outcome of a program.
 
     Attributes:
-        answer: JSON of what the function returned; empty where there is none.
+        answer: return value of the function in JSON; empty for none.
         is_well: whether it ended by itself, without an error, and within its limits.
-        is_python: whether its code compiles, as far as its process says.
-        stopped: the limit that it ran into: ``time``, ``output`` or ``threads``; empty if none.
+        is_python: whether its code compiles, as reported by its process.
+        stopped: the exceeded limit: ``time``, ``output`` or ``threads``; empty for none.
     """
 
     stdout: bytes
@@ -91,28 +91,28 @@ class Outcome:
     stopped: str
 
 
-def behind_nonce(given: bytes, nonce: str) -> bytes:
-    """The answer that stands behind the nonce; anything else is no answer."""
+def after_nonce(given: bytes, nonce: str) -> bytes:
+    """Return the answer that follows the nonce; empty without the nonce."""
     mark = nonce.encode()
     return given.removeprefix(mark) if given.startswith(mark) else b""
 
 
 def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Limits) -> Outcome:
-    """Run an interpreter as ``ppojob_trainer.sandbox.inside`` describes.
+    """Run `ppojob_trainer.sandbox.inside` in a new interpreter.
 
-    The answer is all that was written to the pipe for answers.
+    The outcome's answer is everything that was written to the pipe for answers.
 
     Args:
-        command: goes before the interpreter's command line.
-        message: a Python literal, for the interpreter.
+        command: prefix of the interpreter's command line.
+        message: a Python literal for the interpreter.
         stdin: of the program.
-        limits: when to end it.
+        limits: after which it is killed.
     """
     with contextlib.ExitStack() as pipes:
         message_read, message_write = _pipe(pipes)
         answer_read, answer_write = _pipe(pipes)
         given = (message_read.fileno(), answer_write.fileno())
-        # -S: what is installed beside the interpreter may run code at every start.
+        # -S: installed packages may run code at every start.
         python = (sys.executable, "-P", "-s", "-S", "-B", "-c", _INSIDE, *map(str, given))
         process = subprocess.Popen(
             (*command, *python),
@@ -135,7 +135,7 @@ def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Li
         try:
             stopped = _watch(process.pid, traffic, limits)
         finally:
-            # The process is not reaped yet, so the number is still its group's and nobody else's.
+            # The process is not reaped yet, so the number is still its group's.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             status = process.wait()
@@ -151,7 +151,7 @@ def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Li
 
 
 class _Traffic:
-    """Bytes on their way: `unsent` into streams, which are closed then, and `taken` from others."""
+    """Sends `unsent` bytes to streams, which it then closes, and receives from those of `taken`."""
 
     def __init__(self, unsent: dict[io.FileIO, bytes], taken: dict[io.FileIO, bytearray]) -> None:
         self._unsent = {stream: memoryview(body) for stream, body in unsent.items()}
@@ -164,17 +164,17 @@ class _Traffic:
 
     @property
     def taken_bytes(self) -> int:
-        """All that has come out."""
+        """Number of received bytes."""
         return sum(map(len, self.taken.values()))
 
     def move(self, seconds: float) -> None:
-        """Move what can be moved now, or soon."""
+        """Send and receive once, if a stream becomes ready in time."""
         for key, _ in self.selector.select(seconds):
             if isinstance(key.fileobj, io.FileIO):
                 self._send(key.fileobj) if key.fileobj in self._unsent else self._take(key.fileobj)
 
     def drain(self, most_bytes: int) -> None:
-        """Take what the pipes still hold of a process that has ended."""
+        """Receive what the pipes still hold after the process has ended."""
         for stream in list(self.taken):
             while not stream.closed and self.taken_bytes <= most_bytes:
                 if not self._take(stream):
@@ -183,7 +183,7 @@ class _Traffic:
     def _send(self, stream: io.FileIO) -> None:
         try:
             sent = stream.write(self._unsent[stream][:_PIECE])
-        except BrokenPipeError:  # the program does not want it
+        except BrokenPipeError:  # the program does not read it
             sent = len(self._unsent[stream])
         self._unsent[stream] = self._unsent[stream][sent or 0 :]
         if not self._unsent[stream]:
@@ -202,11 +202,11 @@ class _Traffic:
 
 
 def _watch(pid: int, traffic: _Traffic, limits: Limits) -> str:
-    """Wait until a process ends or meets a limit; the limit."""
+    """Wait until a process ends or exceeds a limit; return the limit, or an empty text."""
     deadline = time.monotonic() + limits.seconds
     with contextlib.ExitStack() as opened:
         opened.callback(traffic.selector.close)
-        with contextlib.suppress(OSError):  # where it is refused, the end is seen at the next look
+        with contextlib.suppress(OSError):  # else the end is noticed at the next check
             ended = os.pidfd_open(pid)
             opened.callback(os.close, ended)
             traffic.selector.register(ended, selectors.EVENT_READ)
@@ -227,7 +227,7 @@ def _has_ended(pid: int) -> bool:
 
 
 def _thread_count(pid: int) -> int:
-    """Threads of a process, or, where bubblewrap stands before it, of its only grandchild."""
+    """Count the threads of a process or, with bubblewrap, of its only grandchild."""
     try:
         while children := Path(f"/proc/{pid}/task/{pid}/children").read_bytes().split():
             pid = int(children[0])

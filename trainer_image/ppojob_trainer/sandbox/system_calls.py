@@ -1,9 +1,9 @@
 """Seccomp filter of the sandbox: allowed system calls; the kernel refuses all others.
 
-What is here computes, waits, starts threads and reads files that are open to it. What is missing is
-the point: no sockets, no processes and programs, no signals to anybody, no other process's memory,
-limits or priority, no owners, modes and times of files (which Landlock does not guard), no mounts
-and namespaces, no shared memory that outlives its maker, and nothing that is newer than this list.
+The list allows to compute, wait, start threads and read accessible files. It deliberately lacks
+sockets, processes and programs, signals, memory, limits and priority of other processes, owners,
+modes and times of files (which Landlock does not protect), mounts and namespaces, shared memory
+that outlives its creator, and all newer system calls.
 """
 
 import ctypes
@@ -35,23 +35,23 @@ _CLONE_THREAD = 0x10000
 _STREAM, _KINDS_OF_SOCKET = 1, 0xF
 _UNIX = 1
 _EQUAL, _MASKED = 4, 7
-"""How libseccomp compares an argument: with a value, and with a value after a mask."""
+"""Comparisons of libseccomp: an argument, or a masked one, equals a value."""
 
 _CONDITIONAL: tuple[tuple[str, tuple[tuple[int, int, int, int], ...]], ...] = (
-    # Only to read. Landlock says which files; its first versions let them be cut to nothing.
+    # Only to read. Landlock restricts the files; its first versions allow to truncate them.
     ("open", ((1, _MASKED, _OPEN_TO_WRITE, 0),)),
     ("openat", ((2, _MASKED, _OPEN_TO_WRITE, 0),)),
     # Threads, and no processes.
     ("clone", ((0, _MASKED, _CLONE_THREAD, _CLONE_THREAD),)),
-    # asyncio wakes itself by a pair of sockets: connected, and sent to without an address.
+    # asyncio wakes itself by a connected pair of sockets, without an address.
     ("socketpair", ((0, _EQUAL, _UNIX, 0), (1, _MASKED, _KINDS_OF_SOCKET, _STREAM))),
     ("sendto", ((4, _EQUAL, 0, 0),)),
-    # The program's own limits, and names of its threads.
+    # Its own limits, and names of its threads.
     ("prlimit64", ((0, _EQUAL, 0, 0),)),
     *(("prctl", ((0, _EQUAL, option, 0),)) for option in (15, 16)),
     # Duplicates, flags and locks of descriptors: none of the commands that send signals.
     *(("fcntl", ((1, _EQUAL, command, 0),)) for command in (0, 1, 2, 3, 4, 5, 6, 7, 1030, 1032)),
-    # Is it a terminal, how wide, how much can be read; close on exec, do not block.
+    # Terminal or not, its width, readable bytes; close on exec, non-blocking.
     *(
         ("ioctl", ((1, _EQUAL, request, 0),))
         for request in (0x5401, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
@@ -63,7 +63,7 @@ _REFUSE = 0x00050000
 
 
 class FilterError(Exception):
-    """There is no filter: libseccomp is missing, or does not do what is asked."""
+    """libseccomp is missing, or failed."""
 
 
 class _Comparison(ctypes.Structure):
@@ -76,10 +76,10 @@ class _Comparison(ctypes.Structure):
 
 
 def filter_program() -> bytes:
-    """The list as a program of the kernel's filter machine, made by libseccomp for this processor.
+    """Compile the list to a BPF program for this processor, by libseccomp.
 
     Raises:
-        FilterError: it cannot be made here.
+        FilterError: it cannot be compiled here.
     """
     try:
         library = ctypes.CDLL("libseccomp.so.2")
@@ -93,8 +93,8 @@ def filter_program() -> bytes:
             if number >= 0:  # not every processor has every call
                 found = [_Comparison(*each) for each in comparisons]
                 array = (_Comparison * len(found))(*found)
-                add, told = library.seccomp_rule_add_array, ctypes.c_uint32(action)
-                _checked(add(context, told, number, len(found), array))
+                add, code = library.seccomp_rule_add_array, ctypes.c_uint32(action)
+                _checked(add(context, code, number, len(found), array))
         return _exported(library, context)
     finally:
         library.seccomp_release(context)
@@ -105,7 +105,7 @@ def _rules() -> Iterator[tuple[int, str, tuple[tuple[int, int, int, int], ...]]]
         yield _ALLOW, name, ()
     for name, comparisons in _CONDITIONAL:
         yield _ALLOW, name, comparisons
-    # The C library then uses clone, whose flags can be looked at.
+    # The C library then uses clone, whose flags can be checked.
     yield _REFUSE | errno.ENOSYS, "clone3", ()
 
 

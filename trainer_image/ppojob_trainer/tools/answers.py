@@ -1,4 +1,4 @@
-"""Return values of tools and user simulators, and the text that the model gets for them."""
+"""Return values of tools and user simulators, and their texts for the model."""
 
 import base64
 import json
@@ -16,7 +16,7 @@ from ppojob_trainer.rewards.results import BadResult, encodable, read_number, sh
 Side = Literal["left", "middle", "right"]
 CUT = "(truncated)"
 MARK_CHARACTERS = len(f"...{CUT}...")
-"""Most characters by which a truncated answer exceeds its limit."""
+"""Characters by which a truncated answer may exceed its limit."""
 REPLY_CHARACTERS: Final = 1_000_000
 """Limit of a user simulator's text; verl has no limit."""
 _NAME_CHARACTERS = 64
@@ -35,10 +35,13 @@ _ROLES: Final = ("system", "user", "assistant")
 
 
 class Reply(NamedTuple):
-    """A user simulator's answer: whether the conversation ends, its text, and the turn's score.
+    """A user simulator's answer.
 
     Attributes:
-        context: messages of a new context, in place of text; empty for none.
+        ends: whether the conversation ends.
+        text: its message.
+        score: score of the model's turn.
+        context: messages of a new context, instead of a text; empty for none.
     """
 
     ends: bool
@@ -48,15 +51,15 @@ class Reply(NamedTuple):
 
 
 def read_answer(value: object) -> tuple[str, list[bytes], float]:
-    """Text, encoded pictures and reward that a tool returned, by the rules of verl's tools.
+    """Read the text, the encoded pictures and the reward that a tool returned, as in verl.
 
-    It is a response, or a tuple of it, a reward and metrics, of which the last may be left out. A
-    response is text, a picture of PIL or a list of them, verl's `ToolResponse`, a dict, of which
-    the model gets the JSON, or anything else, of which it gets what `str` makes of it.
+    The value is a response, or a tuple (response, reward, metrics), of which the last two may be
+    omitted. A response is text, a PIL picture or a list of them, verl's `ToolResponse`, a dict,
+    which becomes JSON, or any other object, which is converted by `str`.
 
     Raises:
-        BadResult: the reward is no finite number, the tuple has another length, or what should be
-            a picture is none.
+        BadResult: the reward is not a finite number, the tuple has another length, or a picture is
+            invalid.
     """
     if not isinstance(value, tuple):
         return *_response(value), 0.0
@@ -68,14 +71,14 @@ def read_answer(value: object) -> tuple[str, list[bytes], float]:
 
 
 def response(text: str, images: Sequence[Json]) -> object:
-    """Build the input of `read_answer` for a service that returns pictures in base64.
+    """Build the input of `read_answer` from a service's text and pictures in base64.
 
     Raises:
         BadResult: a picture is not base64.
     """
     files = []
     for image in images:
-        text_of_file = str(image).rpartition(";base64,")[2]  # a data URL says it in front
+        text_of_file = str(image).rpartition(";base64,")[2]  # also a data URL
         try:
             files.append(base64.b64decode("".join(text_of_file.split()), validate=True))
         except ValueError:
@@ -84,27 +87,27 @@ def response(text: str, images: Sequence[Json]) -> object:
 
 
 def read_reply(value: object) -> Reply:
-    """Read what a user returned.
+    """Read the return value of a user simulator.
 
-    By the rules of verl's `generate_response`, which returns whether the conversation ends, text, a
-    score and a dict of metrics. All behind the text may be left out, and all but the text, in whose
-    place a list of messages may stand. No score counts as 0.
+    As for verl's `generate_response`, it is a tuple (whether the conversation ends, text, score,
+    metrics), of which the last two may be omitted; or only the text. Instead of the text it may be
+    a list of messages, a new context. Without a score it is 0.
 
     Raises:
-        BadResult: it is something else, or the score is no finite number.
+        BadResult: it is anything else, or the score is not a finite number.
     """
     if isinstance(value, str | list):
         value = (False, value)
     if not isinstance(value, tuple) or not 2 <= len(value) <= 4:
         raise _no_reply(value)
-    ends, said, score = bool(value[0]), value[1], (*value, None)[2]
-    if not isinstance(said, str | list):
+    ends, content, score = bool(value[0]), value[1], (*value, None)[2]
+    if not isinstance(content, str | list):
         raise _no_reply(value)
     number = 0.0 if score is None else read_number(score, "a score is a number")
-    if isinstance(said, str):
-        text = for_the_model(str.__str__(said), REPLY_CHARACTERS, "left")
+    if isinstance(content, str):
+        text = for_the_model(str.__str__(content), REPLY_CHARACTERS, "left")
         return Reply(ends, text, number, [])
-    return Reply(ends, "", number, read_context(said))
+    return Reply(ends, "", number, read_context(content))
 
 
 def _no_reply(value: object) -> BadResult:
@@ -113,10 +116,10 @@ def _no_reply(value: object) -> BadResult:
 
 
 def read_context(messages: object) -> list[dict[str, str]]:
-    """Read the messages of a new context, which are texts.
+    """Read the messages of a new context, with text content.
 
     Raises:
-        BadResult: they are something else, the last one needs no answer, or there are too many.
+        BadResult: they are invalid, end with an assistant message, or are too long.
     """
     found = []
     if not isinstance(messages, list):
@@ -129,7 +132,7 @@ def read_context(messages: object) -> list[dict[str, str]]:
             raise BadResult("BadAnswer", shown(message), why)
         found.append({"role": role, "content": encodable(str.__str__(content))})
     if not found or found[-1]["role"] == "assistant":
-        why = "the last message of a new context is one that the model answers"
+        why = "a new context ends with a message for the model to answer"
         raise BadResult("BadAnswer", shown(messages), why)
     if (size := sum(len(one["content"]) for one in found)) > REPLY_CHARACTERS:
         why = f"a new context has at most {REPLY_CHARACTERS}"
@@ -138,7 +141,7 @@ def read_context(messages: object) -> list[dict[str, str]]:
 
 
 def cut(text: str, most: int, side: Side) -> str:
-    """Truncate a long answer at a side, as verl does: left keeps its end, right its beginning."""
+    """Truncate a long answer on a side, as verl does: left keeps its end, right its beginning."""
     if len(text) <= most:
         return text
     if side == "left":
@@ -150,7 +153,7 @@ def cut(text: str, most: int, side: Side) -> str:
 
 
 def for_the_model(text: str, most: int, side: Side) -> str:
-    """Truncate a text, and replace characters that UTF-8 cannot hold."""
+    """Truncate a text, and escape what UTF-8 cannot encode."""
     return cut(encodable(cut(text, most, side)), most + MARK_CHARACTERS, side)
 
 
@@ -168,7 +171,7 @@ def _response(response: Any) -> tuple[str, list[bytes]]:
         return "", [_picture(response)]
     if all(hasattr(response, name) for name in ("text", "image", "video")):
         if response.video:
-            raise BadResult("BadAnswer", "a film", "a response is text and pictures here")
+            raise BadResult("BadAnswer", "a video", "a response is text and pictures here")
         text, _ = _response(response.text or "")
         return text, [_picture(one) for one in response.image or () if one is not None]
     if isinstance(response, list) and any(isinstance(one, Image.Image) for one in response):
@@ -185,5 +188,5 @@ def _picture(one: object) -> bytes:
         except ValueError as error:
             raise BadResult("BadAnswer", f"a picture of mode {one.mode}", str(error)) from None
     if not isinstance(one, bytes):
-        raise BadResult("BadAnswer", shown(one), "a picture is one of PIL, or the bytes of a file")
+        raise BadResult("BadAnswer", shown(one), "a picture is a PIL image, or a file as bytes")
     return one

@@ -22,13 +22,14 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
 
 
 class WrongArguments(Exception):  # noqa: N818  the arguments are wrong
-    """Arguments that the tool must not be called with; reads on from "wrong arguments for f: "."""
+    """Invalid arguments; its text continues "wrong arguments for f: "."""
 
 
 def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
-    """Return the arguments as JSON, with the right types and all required ones.
+    """Validate arguments, and return them as JSON.
 
-    Of the schema, `type`, `nullable`, `properties`, `items` and `required` are read, at any depth.
+    Of the schema, `type`, `nullable`, `properties`, `items` and `required` are checked, at any
+    depth.
 
     Raises:
         WrongArguments: they do not match.
@@ -44,7 +45,7 @@ def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
 
 
 def _problems(value: Json, schema: Json, where: str) -> Iterator[str]:
-    """Yield what is wrong; an invalid part of the schema is ignored."""
+    """Yield the mismatches; invalid parts of the schema are ignored."""
     if not isinstance(schema, dict) or (value is None and schema.get("nullable") is True):
         return
     given = schema.get("type")

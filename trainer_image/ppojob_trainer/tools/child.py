@@ -1,7 +1,7 @@
 """Child process that runs tools and user simulators.
 
-It does not trust them: every call gets objects of its own, whatever a tool raises is an answer, and
-its output cannot reach the pipes. The parent and the guardian end loops, bombs and dead processes
+It does not trust them: every call gets its own objects, exceptions become answers, and output
+cannot reach the pipes. The parent and the guardian end loops, fork bombs and dead processes
 (``ppojob_trainer.tools.pool``, ``ppojob_trainer.children.guardian``).
 """
 
@@ -44,12 +44,12 @@ from ppojob_trainer.tools.program import Program, ProgramRaised, open_listener
 from ppojob_trainer.tools.schemas import tool_schema
 from ppojob_trainer.tools.wire import (
     AgentCode,
-    Asked,
     CallTool,
     Conversation,
     Described,
     DescribeTools,
     LoadTools,
+    ModelRequest,
     ServerCode,
     Source,
     ToolCalled,
@@ -63,7 +63,7 @@ from ppojob_trainer.tools.wire import (
 if TYPE_CHECKING:
     import asyncio
 
-# Bound before users' code is loaded, which may replace them in their modules.
+# Bound before users' code is imported, which may replace them.
 _decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_json: Final = msgspec.json.Encoder().encode
@@ -76,19 +76,19 @@ class _Loaded:
     """A loaded tool or user simulator.
 
     Attributes:
-        ask: a `Tool` or a `User`.
+        call: a `Tool` or a `User`.
         folder: folder of its file; empty without one.
     """
 
     name: str
-    ask: Callable[..., object]
+    call: Callable[..., object]
     is_user: bool
     folder: str
 
     @property
     def is_loop(self) -> bool:
         """Whether it is a user simulator that cannot continue after a failure."""
-        return isinstance(self.ask, Loop | Program)
+        return isinstance(self.call, Loop | Program)
 
 
 class Tools:
@@ -103,7 +103,7 @@ class Tools:
         self._imports = ImportFolder()
 
     def load(self, request: LoadTools) -> ToolsLoaded:
-        """Load all; say what is wrong with each that cannot be used."""
+        """Load all tools and users; return the problems of those that cannot be used."""
         self._request = request
         self._agent = agent = request.agent
         if any(one.interface == "openai" for one in agent.interactions):
@@ -132,28 +132,30 @@ class Tools:
             return ToolsDescribed([], [_unreachable(server.name, server, failed)])
 
     def call(self, request: CallTool) -> ToolCalled:
-        """Call a tool with objects decoded for this call alone."""
+        """Call a tool or a user with objects decoded for this call only."""
         tool, number = self._tools[request.tool], request.number
         try:
             self._imports.enter(tool.folder)
             decode = _decode_conversation if tool.is_user else _decode_json
             created = _decode_json(request.created)
             given = () if tool.is_user else (request.pictures or [],)
-            value = tool.ask(decode(request.arguments), created, request.instance, *given)
+            value = tool.call(decode(request.arguments), created, request.instance, *given)
             if inspect.isawaitable(value):
                 value = self._run(_result(value))
-            if isinstance(value, Asked):
+            if isinstance(value, ModelRequest):
                 return ToolCalled(number, asked=_encode_json(value))
-            if tool.is_user:  # models read all of what users say
+            if tool.is_user:  # without the length limit of tools
                 ends, text, score, context = read_reply(value)
-                told = _encode_json(context) if context else b""
-                return ToolCalled(number, text, score, ends=ends, context=told)
+                encoded = _encode_json(context) if context else b""
+                return ToolCalled(number, text, score, ends=ends, context=encoded)
             text, pictures, reward = read_answer(value)
             if pictures and request.pictures is None:
-                why = "the model, its chat template, its critic or its reference sees none of tools"
+                why = (
+                    "the model, its chat template, its critic or its reference takes none of tools"
+                )
                 raise BadResult("BadAnswer", "a picture", why)
             if (size := sum(map(len, pictures))) > MOST_BYTES:
-                why = f"all pictures of a row have at most {MOST_BYTES}"
+                why = f"all pictures of a row together have at most {MOST_BYTES}"
                 raise BadResult("BadAnswer", f"pictures of {size} bytes", why)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
@@ -163,14 +165,14 @@ class Tools:
         except ProgramRaised as of_program:
             text, where = of_program.args
             return ToolCalled(number, raised=text, where=where)
-        except BaseException as error:  # SystemExit and its kin are answers too
+        except BaseException as error:  # also SystemExit
             text, where = raised(error, __file__)
             return ToolCalled(number, raised=text, where=where)
 
     @cached_property
     def _loop(self) -> "asyncio.Runner":
-        """Return one event loop for all calls: open connections of a coroutine live on in it."""
-        import asyncio  # late: it takes long to load, and few tools are coroutines
+        """Return the event loop of all calls, so that coroutines can keep connections open."""
+        import asyncio  # late: it imports slowly, and few tools are coroutines
 
         return asyncio.Runner()
 
@@ -178,7 +180,7 @@ class Tools:
         return self._loop.run(work)
 
     def _open_servers(self) -> list[str]:
-        """Ask the servers for their tools' schemas, if needed; return the problems of each."""
+        """Read the tools' schemas from the MCP servers, if needed; return the problems."""
         problems: list[str] = []
         for position, code in enumerate(self._agent.mcp_servers):
             where, server = f"spec.agent.mcpServers[{position}]", McpServer(code, self._run)
@@ -215,7 +217,7 @@ class Tools:
         source = tool.source or Source()
         if source.mcp_server is not None:
             if source.mcp_server not in self._servers:
-                return _answered_elsewhere  # never called: the server is a problem already
+                return _answered_elsewhere  # never called: the server has a problem
             server, offered = self._servers[source.mcp_server]
             return mcp_tool(source.tool or tool.name, tool.parameters, server, offered)
         if source.url is not None:
@@ -253,7 +255,7 @@ def _answered_elsewhere(*_: object) -> object:
 def _unreachable(where: str, server: ServerCode, failed: McpFailed) -> str:
     got = shown(server.url or " ".join(server.command))
     why = f"the server does not list its tools: {failed}"
-    return f"{where}: got {got}: {why}; an MCP server that is up"
+    return f"{where}: got {got}: {why}; a running MCP server"
 
 
 async def _result(value: object) -> object:

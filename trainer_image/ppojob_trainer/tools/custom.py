@@ -1,7 +1,7 @@
 """Custom tools and user simulators of a job: functions, classes in verl's form, services.
 
-Any free process runs a user simulator's turn. So no state is kept between two turns: it gets the
-whole conversation, and one that may have state gets its earlier turns repeated first.
+Any free process runs a turn of a user simulator, so no state is kept between turns: a function gets
+the whole conversation, and an object, which may have state, first repeats its earlier turns.
 """
 
 import copy
@@ -25,22 +25,22 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.answers import response
-from ppojob_trainer.tools.loop import Loop, told_by_row
+from ppojob_trainer.tools.loop import Loop, without_name
 from ppojob_trainer.tools.wire import Conversation, Message, ToolCode, UserCode
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenPicture]], object]
-"""(arguments, the row's constructor arguments, name of the call, pictures of the row) -> what
-`answers.read_answer` takes, or an awaitable of it.
+"""(arguments, the row's constructor arguments, name of the call, pictures of the row) -> a value
+for `answers.read_answer`, or an awaitable of it.
 """
 User = Callable[[Conversation, dict[str, Json], str], object]
-"""(conversation, the row's arguments, name of the row) -> what `answers.read_reply` takes, or an
+"""(conversation, the row's arguments, name of the row) -> a value for `answers.read_reply`, or an
 awaitable of it.
 """
 _TOOLS: Final = "a function, or a class with verl's execute"
 _USERS: Final = "a function, or a class with verl's generate_response"
-_PROGRAMS: Final = "a function that asks the model at OPENAI_BASE_URL"
+_PROGRAMS: Final = "a function that calls the model at OPENAI_BASE_URL"
 PICTURES: Final = "images"
-"""Argument by which a function gets the pictures of the row; the model's schema omits it."""
+"""Argument of a function for the pictures of the row; it is not in the model's schema."""
 SEEN_SIZE: Final = "seen_size"
 _WITH_REWARD: Final = frozenset({"text", "reward", "images"})
 
@@ -48,18 +48,18 @@ _WITH_REWARD: Final = frozenset({"text", "reward", "images"})
 def load_tool(
     path: str, name: str, tool: ToolCode, schema: dict[str, Json], modules: dict[str, ModuleType]
 ) -> Tool:
-    """Import a file and make a tool of the function or class of this name in it.
+    """Load a tool from a function or class in a file.
 
     Args:
         path: the file.
-        name: in it.
-        tool: as the job has it.
-        schema: what the model is told.
-        modules: files that were imported already; a file is imported once for all that is in it.
+        name: name of the function or class.
+        tool: tool of the job.
+        schema: schema for the model.
+        modules: imported files; each file is imported once.
 
     Raises:
-        ConfigError: the file cannot be imported, or what is in it cannot be called so; the place is
-            in the tool (``source.path``).
+        ConfigError: the file cannot be imported, or the function or class is invalid; the place is
+            relative to the tool (``source.path``).
     """
     verl_imports.provide()
     found = _named_in(path, name, tool.config, modules, _TOOLS)
@@ -69,10 +69,10 @@ def load_tool(
 
 
 def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleType]) -> User:
-    """Import a file and make a user of the function or class of this name in it; as `load_tool`.
+    """Load a user simulator from a function or class in a file; see `load_tool`.
 
     Raises:
-        ConfigError: the file cannot be imported, or what is in it is no user.
+        ConfigError: the file cannot be imported, or the function or class is invalid.
     """
     verl_imports.provide()
     found = _named_in(path, name, user.config, modules, _USERS)
@@ -85,7 +85,7 @@ def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleTyp
         raise ConfigError(f"source.function: got {name}: {why}; a loop by def, without async")
 
     def answer(conversation: Conversation, arguments: dict[str, Json], _row: str) -> object:
-        return found(conversation.contexts()[-1], **told_by_row(arguments))
+        return found(conversation.contexts()[-1], **without_name(arguments))
 
     return answer
 
@@ -93,10 +93,10 @@ def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleTyp
 def load_program(
     path: str, name: str, user: UserCode, modules: dict[str, ModuleType]
 ) -> Callable[..., object]:
-    """Import a file and take the function of this name in it, which asks the model; as `load_user`.
+    """Load an agent program, a function that calls the model; see `load_tool`.
 
     Raises:
-        ConfigError: the file cannot be imported, or what is in it is no program.
+        ConfigError: the file cannot be imported, or has no such function.
     """
     found = _named_in(path, name, user.config, modules, _PROGRAMS)
     if isinstance(found, type) or inspect.isgeneratorfunction(inspect.unwrap(found)):
@@ -106,14 +106,14 @@ def load_program(
 
 
 def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
-    """Make a tool of a service; nobody is asked yet.
+    """Make a tool that calls a service.
 
-    A call is a POST of its arguments, a JSON object. What the model gets is the body of the answer:
-    the text, or the JSON where its `Content-Type` says that it is some. A JSON text is that text,
-    and an object of `text`, and if need be `reward` and `images`, is an answer with these.
+    A call is a POST of its arguments, a JSON object. The answer for the model is the body: text, or
+    JSON by its `Content-Type`. A JSON text is that text, and an object with only `text`, `reward`
+    and `images` is an answer with these.
 
     Raises:
-        ConfigError: it cannot be asked.
+        ConfigError: the URL or the key is invalid.
     """
     wrong = endpoint_problem(url, key_variable, role="tools")
     if wrong is not None:
@@ -125,7 +125,7 @@ def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
             arguments,
             read=json_or_text,
             key_variable=key_variable,
-            attempt_seconds=seconds,  # which ends all attempts, too
+            attempt_seconds=seconds,  # also the limit of all attempts
         )
         return returned(answer)
 
@@ -133,7 +133,7 @@ def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
 
 
 def returned(answer: Json) -> object:
-    """The answer of a service, as a function returns it."""
+    """Convert the answer of a service to the return value of a function."""
     if isinstance(answer, str):
         return answer
     if isinstance(answer, dict) and answer.keys() <= _WITH_REWARD:
@@ -151,7 +151,7 @@ def _named_in(
     modules: dict[str, ModuleType],
     allowed: str,
 ) -> Callable[..., object]:
-    """What a file has by a name; the file is imported unless it was. A function has no settings."""
+    """Return a function or class of a file, which is imported once; only classes take settings."""
     module = modules.get(path)
     if module is None:
         try:
@@ -167,7 +167,7 @@ def _named_in(
         raise ConfigError(f"source.function: got {got}: not callable; {allowed}")
     if config and not isinstance(found, type):
         raise ConfigError(
-            f"config: got {shown(config)}: {name} is a function, and only a class "
+            f"config: got {shown(config)}: {name} is a function, but only a class "
             "takes settings; remove it, or a class in verl's form"
         )
     return found
@@ -176,7 +176,7 @@ def _named_in(
 def _object_of(
     name: str, kind: type, methods: Sequence[str], make: Callable[[], object], allowed: str
 ) -> Any:
-    """An object of a user's class, which has these methods."""
+    """Create an object of a user's class, which must have these methods."""
     missing = [one for one in methods if not hasattr(kind, one)]
     if missing:
         why = f"the class has no {', '.join(missing)}"
@@ -186,7 +186,7 @@ def _object_of(
     except BaseException as error:  # the class is the user's
         text, where = raised(error, __file__)
         raise ConfigError(
-            f"source.function: got {name}: making one raised {text} ({where}); "
+            f"source.function: got {name}: its constructor raised {text} ({where}); "
             "a class that takes its config"
         ) from None
 
@@ -194,19 +194,19 @@ def _object_of(
 def _tool_of_function(
     name: str, function: Callable[..., object], parameters: Mapping[str, Any]
 ) -> Tool:
-    told = parameters.get("properties") or {}
+    properties = parameters.get("properties") or {}
     takes: list[str] = []
     try:
         signature = inspect.signature(function)
-        takes += [one for one in signature.parameters if one == PICTURES and one not in told]
-        signature.bind(**dict.fromkeys([*told, *takes]))
+        takes += [one for one in signature.parameters if one == PICTURES and one not in properties]
+        signature.bind(**dict.fromkeys([*properties, *takes]))
     except TypeError as error:
         raise ConfigError(
             f"parameters: got {name}{signature}: it cannot be called with the properties of "
             f"parameters: {error}; the arguments of the function"
         ) from None
     except ValueError:
-        pass  # a builtin without a signature; calling it will show what it takes
+        pass  # a builtin without a signature
 
     def call(
         arguments: dict[str, Json], _created: object, _instance: str, seen: Sequence[SeenPicture]
@@ -246,7 +246,7 @@ def _tool_of_class(name: str, kind: type, config: dict[str, Json], schema: dict[
 
 
 def _opened(seen: Sequence[SeenPicture]) -> list[Image.Image]:
-    """Pictures of a row for a tool; `info` of each says how large the model sees it."""
+    """Decode the pictures of a row; `info` of each has the size of the model's input."""
     images = [opened(one.file) for one in seen]
     for image, one in zip(images, seen, strict=True):
         image.info[SEEN_SIZE] = one.width, one.height
@@ -260,11 +260,11 @@ def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
     async def answer(conversation: Conversation, arguments: dict[str, Json], row: str) -> object:
         await user.start_interaction(row, **arguments)
         try:
-            for said in conversation.spoken:
-                await _repeat(user, row, conversation.contexts(said.behind)[-1], arguments)
+            for turn in conversation.user_turns:
+                await _repeat(user, row, conversation.contexts(turn.start)[-1], arguments)
             return await user.generate_response(row, conversation.contexts()[-1], **arguments)
         finally:
-            # In verl's base class this method takes nothing, in its examples the row.
+            # In verl's base class this method has no argument, in its examples the row.
             finalize = user.finalize_interaction
             await (finalize(row) if inspect.signature(finalize).parameters else finalize())
 
@@ -272,7 +272,7 @@ def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
 
 
 async def _repeat(user: Any, row: str, messages: list[Message], arguments: dict[str, Json]) -> None:
-    """An earlier turn; what it raised, the model was told then."""
+    """Repeat an earlier turn; an exception was reported when it was first called."""
     try:
         await user.generate_response(row, copy.deepcopy(messages), **arguments)
     except Exception:

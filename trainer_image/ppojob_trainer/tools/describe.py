@@ -1,7 +1,7 @@
 """Tool schemas from a Python file (signatures and docstrings) or from an MCP server.
 
-A child process reads them, since the file is the user's (``ppojob tools``); a job reads the result,
-which is data in its manifest.
+A child process reads them, since the file is the user's (``ppojob tools``). The result is data in
+the manifest of a job.
 """
 
 import functools
@@ -28,20 +28,20 @@ _FORM = "a docstring with a summary and `Args:`, and a type for each argument"
 
 
 def read_tools(path: str) -> list[Described]:
-    """The tools of a file, read in a child.
+    """Read the tools of a file, in a child process.
 
     Raises:
-        ConfigError: it cannot be imported, or functions do not say what a model has to know.
+        ConfigError: it cannot be imported, or functions have no complete description.
     """
     allowed = "a file that can be imported"
     return _asked(DescribeTools(path), f"{path}: got a file whose import", allowed)
 
 
 def read_server(server: ServerCode) -> list[Described]:
-    """The tools of an MCP server, read in a child.
+    """Read the tools of an MCP server, in a child process.
 
     Raises:
-        ConfigError: it does not say which it has.
+        ConfigError: it does not list them.
     """
     got = f"{server.name}: got a server of which the client"
     variables = (server.key_variable,) if server.key_variable else ()
@@ -81,9 +81,9 @@ def describe_tools(path: str) -> ToolsDescribed:
             tools.append(_described(name, function, schema))
         except Exception as error:
             place, why = f"{path}: {function.__name__}", printable(str(error), 300)
-            problems.append(f"{place}: got what cannot be told to a model: {why}; {_FORM}")
+            problems.append(f"{place}: got no complete description: {why}; {_FORM}")
     if not tools and not problems:
-        problems.append(f"{path}: got no function: no tool is in it; public functions")
+        problems.append(f"{path}: got no function: there is no tool; public functions")
     return ToolsDescribed(tools, problems)
 
 
@@ -101,24 +101,23 @@ def _found(module: ModuleType) -> Iterator[tuple[str, Callable[..., object], Any
 
 
 def _schema(function: Callable[..., object]) -> dict[str, Any]:
-    """By transformers, as verl has it, so that a file means the same to both.
+    """Build the schema by transformers, as verl does, so that a file means the same in both.
 
-    Of pictures of the row, which the model does not choose, it is told nothing; an argument of that
-    name whose type is text is the model's.
+    The argument for the pictures of the row is omitted, unless its type is text.
     """
     signature = inspect.signature(function)
     if PICTURES in signature.parameters and "str" not in str(
         function.__annotations__.get(PICTURES)
     ):
-        told: Any = functools.wraps(function)(lambda: None)
+        reduced: Any = functools.wraps(function)(lambda: None)
         kept = [one for one in signature.parameters.values() if one.name != PICTURES]
-        told.__signature__ = signature.replace(parameters=kept)
+        reduced.__signature__ = signature.replace(parameters=kept)
         hints = function.__annotations__.items()
-        told.__annotations__ = {name: hint for name, hint in hints if name != PICTURES}
-        function, signature = told, told.__signature__
+        reduced.__annotations__ = {name: hint for name, hint in hints if name != PICTURES}
+        function, signature = reduced, reduced.__signature__
     for one in signature.parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
-            raise ValueError(f"a model cannot be told what {one} takes")
+            raise ValueError(f"a schema cannot describe {one}")
     schema: dict[str, Any] = importlib.import_module("transformers.utils").get_json_schema(function)
     return schema
 
@@ -128,6 +127,6 @@ def _described(name: str, function: Callable[..., object], schema: Any) -> Descr
         schema = _schema(function)
     elif not isinstance(schema, dict):
         schema = schema.model_dump(exclude_unset=True, exclude_none=True)
-    told = schema["function"]
-    parameters = msgspec.json.encode(told.get("parameters", {"type": "object"}))
-    return Described(name, function.__name__, told["description"], parameters)
+    described = schema["function"]
+    parameters = msgspec.json.encode(described.get("parameters", {"type": "object"}))
+    return Described(name, function.__name__, described["description"], parameters)

@@ -1,7 +1,7 @@
 """MCP tools, by the official client, in the child process that runs tools.
 
-Every call opens its own connection, and a command server its own process, so no state of a server's
-connection lasts from one call to the next.
+Every call opens its own connection, to a server process of its own if the server is a command, so
+calls share no connection state.
 """
 
 import json
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 from ppojob_api.problem import printable, shown
 from ppojob_trainer.errors import ConfigError, Wrong
 from ppojob_trainer.http_calls import endpoint_problem
-from ppojob_trainer.json_value import Json
+from ppojob_trainer.json_value import Json, without_nulls
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.custom import Tool
@@ -30,11 +30,11 @@ _WHY_CHARACTERS: Final = 200
 
 
 class McpFailed(Exception):  # noqa: N818  it says what happened
-    """A server gave no answer, or one that says that the call failed."""
+    """A server gave no answer, or reported that the call failed."""
 
 
 class McpServer:
-    """An MCP server."""
+    """An MCP server; `run` runs a coroutine."""
 
     def __init__(self, code: ServerCode, run: Callable[..., Any]) -> None:
         self.name = code.name
@@ -43,13 +43,13 @@ class McpServer:
         self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
 
     def problem(self) -> Wrong | None:
-        """Return what is wrong with its address, before any request."""
+        """Return the problem of its URL or key, before any request."""
         if not self._code.url:
             return None
         return endpoint_problem(self._code.url, self._code.key_variable or "", role="tools")
 
     def tools(self) -> dict[str, Described]:
-        """Return its tools by name; retries an unreachable server for some seconds.
+        """Return its tools by name; an unreachable server is retried for some seconds.
 
         Raises:
             McpFailed: it does not list them.
@@ -58,10 +58,10 @@ class McpServer:
             try:
                 found: dict[str, Described] = self._run(self._listed())
             except TimeoutError:
-                raise McpFailed(f"it said nothing in {LIST_SECONDS:g} s") from None
-            except BaseException as error:  # the client raises groups, of whatever it met
+                raise McpFailed(f"no answer in {LIST_SECONDS:g} s") from None
+            except BaseException as error:  # the client raises groups of any exceptions
                 if wait is None:
-                    raise McpFailed(self._told(error)) from None
+                    raise McpFailed(self._reason(error)) from None
                 time.sleep(wait)
             else:
                 return found
@@ -71,14 +71,14 @@ class McpServer:
         """Call a tool.
 
         Raises:
-            McpFailed: there is no answer, or it says that the call failed.
-            BadResult: there is something else than text and pictures in it.
+            McpFailed: there is no answer, or the call failed.
+            BadResult: the answer has other content than text and pictures.
         """
         try:
             async with self._connected() as client:
                 result = await client.call_tool(name, dict(arguments))
         except BaseException as error:
-            raise McpFailed(self._told(error)) from None
+            raise McpFailed(self._reason(error)) from None
         text, images = _parts_of(result)
         text = text.replace(self._key, "***") if self._key else text
         if result.is_error:
@@ -86,7 +86,7 @@ class McpServer:
         return response(text, images)
 
     async def _listed(self) -> dict[str, Described]:
-        import asyncio  # late: it takes long to load, and few jobs need it
+        import asyncio  # late: it imports slowly, and few jobs need it
 
         found: dict[str, Described] = {}
         async with asyncio.timeout(LIST_SECONDS), self._connected() as client:
@@ -95,21 +95,21 @@ class McpServer:
                 page = await client.list_tools(cursor=cursor)
                 for tool in page.tools:
                     parameters = json.dumps(without_nulls(tool.input_schema)).encode()
-                    told = tool.description or ""
-                    found[tool.name] = Described(tool.name, tool.name, told, parameters)
+                    description = tool.description or ""
+                    found[tool.name] = Described(tool.name, tool.name, description, parameters)
                 cursor = page.next_cursor
                 if not cursor:
                     return found
 
     @asynccontextmanager
     async def _connected(self) -> "AsyncIterator[Client]":
-        import httpx2  # what mcp takes a client of; both take long to load, and few jobs need them
+        import httpx2  # for mcp; both import slowly, and few jobs need them
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
 
         if url := self._code.url:
             headers = {"Authorization": f"Bearer {self._key}"} if self._key else {}
-            # The limit of a call, and that of the list, end what takes too long.
+            # Calls and the list of tools have their own time limits.
             async with (
                 httpx2.AsyncClient(headers=headers, timeout=None) as http,
                 Client(streamable_http_client(url, http_client=http), cache=None) as client,
@@ -121,8 +121,8 @@ class McpServer:
         async with Client(server, cache=None) as client:
             yield client
 
-    def _told(self, error: BaseException) -> str:
-        """The first thing that went wrong, in one line and without the key."""
+    def _reason(self, error: BaseException) -> str:
+        """Return the first exception in one line, without the key."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         text = f"{type(error).__name__}: {error}"
@@ -136,13 +136,16 @@ def mcp_tool(
     server: McpServer,
     offered: Mapping[str, Described] | None,
 ) -> Tool:
-    """Make a tool of a server's tool of this name.
+    """Make a tool that calls a server's tool of this name.
 
-    The parameters that the model is told are compared with what the server says of its tools, or
-    with nothing where that was compared already.
+    Args:
+        name: name of the tool at the server.
+        parameters: schema for the model.
+        server: the server.
+        offered: the server's tools, whose schemas are compared; None to skip the comparison.
 
     Raises:
-        ConfigError: the server has no such tool, or one that takes other arguments.
+        ConfigError: the server has no such tool, or one with another schema.
     """
     if offered is not None:
         if name not in offered:
@@ -154,21 +157,14 @@ def mcp_tool(
         if (found := _difference(without_nulls(parameters), theirs, "parameters")) is not None:
             place, mine, theirs = found
             raise ConfigError(
-                f"{place}: got {mine}: {server.name} says {theirs} of {name} now; what "
-                "`ppojob tools --mcp` prints of it, where the model is to be told that"
+                f"{place}: got {mine}: {server.name} now has {theirs} for {name}; the output of "
+                "`ppojob tools --mcp`"
             )
 
     async def call(arguments: dict[str, Json], *_: object) -> object:
         return await server.call(name, arguments)
 
     return call
-
-
-def without_nulls(value: Json) -> Json:
-    """A schema without what is null: a manifest holds none."""
-    if isinstance(value, dict):
-        return {key: without_nulls(one) for key, one in value.items() if one is not None}
-    return [without_nulls(one) for one in value] if isinstance(value, list) else value
 
 
 def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | None:
@@ -186,7 +182,7 @@ def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | 
 
 
 def _parts_of(result: "CallToolResult") -> tuple[str, list[Json]]:
-    """Text and pictures of an answer; structured content stands in where there is neither."""
+    """Return text and pictures of an answer; without any, its structured content."""
     texts, images = [], list[Json]()
     for block in result.content:
         if block.type == "image":

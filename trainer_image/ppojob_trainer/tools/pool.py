@@ -38,30 +38,34 @@ from ppojob_trainer.tools.requests import read_message
 from ppojob_trainer.tools.schemas import parameters_of
 from ppojob_trainer.tools.wire import (
     AgentCode,
-    Asked,
     CallTool,
     LoadTools,
+    ModelRequest,
     ToolCalled,
     ToolsLoaded,
 )
 
 
 class ToolPool(Closeable):
-    """Children that run tool calls and user simulators; no call can outlive its time limit.
+    """Child processes that run tool calls and user simulators, with a time limit per call.
 
-    Any outcome of a tool or a model is an answer. If a call is too slow, or its process dies, that
-    process and everything it started are killed, and the next call gets another. A call whose
-    process dies is retried once, within the rest of its time: the process may have been killed from
-    outside, or damaged by an earlier call.
+    Any failure of a tool or a model is an answer. If a call is too slow, or its process dies, that
+    process and its descendants are killed, and the next call gets another one. A call whose process
+    died is retried once, within the rest of its time: it may have been killed from outside, or
+    damaged by an earlier call.
 
     Args:
-        memory_bytes: limit of each process's data.
-        variables: names of environment variables that tools see, if set.
+        agent: tools and user simulators.
+        sandbox: ``spec.sandbox``; None for the default.
+        processes: number of child processes.
+        memory_bytes: limit of each process's data segment.
+        variables: names of environment variables that tools get, if set.
         elsewhere: names of tools that another role runs.
+        log: for output and failures of tools.
 
     Raises:
         ConfigError: tools cannot be loaded; every problem, one line each.
-        JobFailed: processes are killed repeatedly while they load them.
+        JobFailed: processes are killed repeatedly while they load tools.
     """
 
     def __init__(
@@ -108,35 +112,35 @@ class ToolPool(Closeable):
         """Run calls in sequence, concurrently with those of other turns.
 
         Args:
-            calls: as the model wrote them, or a turn for a user simulator.
-            instances: (calls,) names of the calls, the same for every repetition.
-            tools: names of those that may be called; empty for all.
-            pictures: of the row so far; None where tools cannot show it any.
+            calls: calls of the model, or a turn for a user simulator.
+            instances: (calls,) names of the calls, the same in every repetition.
+            tools: names of tools that may be called; empty for all.
+            pictures: pictures of the row so far; None if tools cannot return pictures.
         """
         known = tools or self._tools
 
-        def make() -> list[ToolAnswer]:
-            made: list[ToolAnswer] = []
-            held = sum(len(one.file) for one in pictures or ())
+        def run() -> list[ToolAnswer]:
+            answers: list[ToolAnswer] = []
+            total = sum(len(one.file) for one in pictures or ())
             for call, instance in zip(calls, instances, strict=True):
-                answer = self._make(call, instance, known, pictures)
-                size = held + len(answer.pictures)
+                answer = self._run(call, instance, known, pictures)
+                size = total + len(answer.pictures)
                 if answer.pictures and size > MOST_BYTES:
                     why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
                     self._log.warning("%s: %s: %s", instance, call.name, why)
-                    failed, size = self._failed("raised", call, why), held
+                    failed, size = self._failed("raised", call, why), total
                     answer = msgspec.structs.replace(failed, seconds=answer.seconds)
-                made.append(answer)
-                held = size
-            return made
+                answers.append(answer)
+                total = size
+            return answers
 
-        return self._children.submit(make)
+        return self._children.submit(run)
 
     def close(self) -> None:
-        """End all children at once, also busy ones. Idempotent."""
+        """Kill all child processes, also busy ones. Idempotent."""
         self._children.close()
 
-    def _make(
+    def _run(
         self,
         call: ToolCall,
         instance: str,
@@ -147,17 +151,17 @@ class ToolPool(Closeable):
         began = time.monotonic()
         if call.to_user:
             position = len(self._tools) + self._users.index(call.name)
-            made = self._called(call, instance, position, call.arguments.encode())
+            answer = self._called(call, instance, position, call.arguments.encode())
         elif call.name not in known or call.name not in self._tools:
-            made = self._failed("unknown", call, ", ".join(known))
+            answer = self._failed("unknown", call, ", ".join(known))
         else:
             position = self._tools.index(call.name)
             try:
                 arguments = read_arguments(call.arguments, self._parameters[position])
-                made = self._called(call, instance, position, arguments, pictures)
+                answer = self._called(call, instance, position, arguments, pictures)
             except WrongArguments as wrong:
-                made = self._failed("arguments", call, str(wrong))
-        return msgspec.structs.replace(made, seconds=time.monotonic() - began)
+                answer = self._failed("arguments", call, str(wrong))
+        return msgspec.structs.replace(answer, seconds=time.monotonic() - began)
 
     def _called(
         self,
@@ -183,18 +187,18 @@ class ToolPool(Closeable):
         if not call.to_user:
             answer = msgspec.structs.replace(answer, ends=False, context=b"", asked=b"")
         try:
-            shown = packed(read_pictures(answer.pictures))
+            shown_pictures = packed(read_pictures(answer.pictures))
             if answer.context:
                 read_context(msgspec.json.decode(answer.context))
             if answer.asked:
-                for message in msgspec.json.decode(answer.asked, type=Asked).messages:
+                for message in msgspec.json.decode(answer.asked, type=ModelRequest).messages:
                     read_message(message)
         except (BadResult, msgspec.DecodeError) as bad_context:
             return self._failed("raised", call, f"a new context: {bad_context}")
         except BadPicture as bad:
             self._log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, str(bad))
-        # The child has cut it already, unless the tool has written the answer itself.
+        # The child has truncated it, unless the tool wrote to the pipe itself.
         limit_of_tools = self._agent.max_tool_response_characters
         most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
         text = cut(answer.text, most, self._agent.tool_response_truncate_side)
@@ -202,7 +206,7 @@ class ToolPool(Closeable):
             text,
             answer.reward,
             ends=answer.ends,
-            pictures=shown,
+            pictures=shown_pictures,
             context=answer.context,
             asked=answer.asked,
         )
@@ -243,5 +247,5 @@ class ToolPool(Closeable):
             what="tools",
         )
         self._loops = frozenset(loaded.loops)
-        # A replacement child does not ask the servers again: the job has begun.
+        # Only the first child compares schemas with those of the servers.
         self._is_compared = True

@@ -1,7 +1,7 @@
 """OpenAI chat-completion requests of a program, and their answers.
 
-Unsupported requests are refused, in one line: otherwise a program that asks for another temperature
-than the job's would be trained on tokens that it did not ask for.
+Unsupported requests are refused in one line: otherwise a program that requests another temperature,
+say, would be trained on tokens of the job's temperature.
 """
 
 import json
@@ -13,15 +13,15 @@ import msgspec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult, encodable, shown
 from ppojob_trainer.tools.answers import REPLY_CHARACTERS
-from ppojob_trainer.tools.wire import Drawn, Message
+from ppojob_trainer.tools.wire import Message, ModelTurn
 
 _ROLES: Final = {"developer": "system"} | {
     role: role for role in ("system", "user", "assistant", "tool")
 }
 _OF_MESSAGES: Final = frozenset({"role", "content", "tool_calls", "tool_call_id", "name"})
 _READ: Final = frozenset({"messages", "tools", "max_tokens", "max_completion_tokens"})
-_UNREAD: Final = frozenset({"model", "user", "metadata", "store", "parallel_tool_calls"})
-"""Keys without effect on generation; `maxParallelCalls` is the job's."""
+_IGNORED: Final = frozenset({"model", "user", "metadata", "store", "parallel_tool_calls"})
+"""Keys without effect here; the job's `maxParallelCalls` limits parallel calls."""
 _ONLY: Final[dict[str, Json]] = {
     "n": 1,
     "stream": False,
@@ -34,14 +34,14 @@ _ONLY: Final[dict[str, Json]] = {
 """Keys with the one value that is supported."""
 
 
-class Wanted(NamedTuple):
+class ChatRequest(NamedTuple):
     """A request.
 
     Attributes:
-        messages: in the form of `read_message`.
-        tools: their schemas.
-        max_tokens: of the answer; 0: no limit of its own.
-        model: its model name, which the answer repeats.
+        messages: normalised messages (`read_message`).
+        tools: tool schemas.
+        max_tokens: limit of the answer; 0 for none.
+        model: model name, which the answer repeats.
     """
 
     messages: list[Message]
@@ -50,56 +50,55 @@ class Wanted(NamedTuple):
     model: Json
 
 
-def read_request(body: bytes, sampling: Mapping[str, float]) -> Wanted:
+def read_request(body: bytes, sampling: Mapping[str, float]) -> ChatRequest:
     """Read a request; `sampling` are settings of the job that it may repeat.
 
     Raises:
         BadResult: it is not supported.
     """
     try:
-        asked = msgspec.json.decode(body, type=dict[str, Any])
+        request = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
-        raise _refused("a body that is no JSON object", str(error)) from None
-    done = {**_ONLY, **sampling}
-    for key, value in asked.items():
-        if value is None or key in _READ or key in _UNREAD:
+        raise _refused("a body that is not a JSON object", str(error)) from None
+    supported = {**_ONLY, **sampling}
+    for key, value in request.items():
+        if value is None or key in _READ or key in _IGNORED:
             continue
-        if key not in done:
-            raise _refused(f"{key} {shown(value)}", "it cannot be done here; leave it out")
-        if value != (only := done[key]):
-            why = "this row is drawn with" if key in sampling else "a row is drawn with nothing but"
-            raise _refused(f"{key} {shown(value)}", f"{why} {shown(only)}; leave it out")
-    limits = [asked.get(key) for key in ("max_completion_tokens", "max_tokens")]
+        if key not in supported:
+            raise _refused(f"{key} {shown(value)}", "it is not supported; omit it")
+        if value != (only := supported[key]):
+            why = "this row is sampled with" if key in sampling else "the only supported value is"
+            raise _refused(f"{key} {shown(value)}", f"{why} {shown(only)}; omit it")
+    limits = [request.get(key) for key in ("max_completion_tokens", "max_tokens")]
     limit = next((one for one in limits if one is not None), 0)
     if type(limit) is not int or (limit < 1 and limits != [None, None]):
         raise _refused(f"max_tokens {shown(limit)}", "a number of tokens, at least 1")
-    messages = _named([read_message(one) for one in _listed(asked, "messages")])
+    messages = _named([read_message(one) for one in _listed(request, "messages")])
     if not messages or messages[-1]["role"] == "assistant":
-        why = "the last message is one that the model answers"
-        raise _refused(f"messages {shown(asked.get('messages'))}", why)
+        why = "the last message must be one for the model to answer"
+        raise _refused(f"messages {shown(request.get('messages'))}", why)
     if (size := sum(len(one["content"]) for one in messages)) > REPLY_CHARACTERS:
         raise _refused(f"{size} characters", f"a request has at most {REPLY_CHARACTERS}")
-    tools = [_tool(one) for one in _listed(asked, "tools")]
-    return Wanted(messages, tools, limit, asked.get("model"))
+    tools = [_tool(one) for one in _listed(request, "tools")]
+    return ChatRequest(messages, tools, limit, request.get("model"))
 
 
 def read_message(message: object) -> Message:
     """Normalise a message, for storage and comparison.
 
-    Clients return messages with further keys of their own, texts as parts, and arguments of calls
-    with other spaces.
+    Clients return messages with additional keys, texts as parts, and other spaces in arguments.
 
     Raises:
-        BadResult: it is no message, or has content that no model here reads.
+        BadResult: it is not a message, or has unsupported content.
     """
     one = message if isinstance(message, dict) else {}
     role = _ROLES.get(str(one.get("role")))
     if role is None:
-        raise _refused(f"message {shown(message)}", f"its role is one of {', '.join(_ROLES)}")
-    unread = next((key for key in one.keys() - _OF_MESSAGES if one[key]), None)
-    if unread is not None or (one.get("name") and role != "tool"):
-        key = unread or "name"
-        raise _refused(f"{key} {shown(one[key])} of a message", "no model here reads it")
+        raise _refused(f"message {shown(message)}", f"the role must be one of {', '.join(_ROLES)}")
+    unknown = next((key for key in one.keys() - _OF_MESSAGES if one[key]), None)
+    if unknown is not None or (one.get("name") and role != "tool"):
+        key = unknown or "name"
+        raise _refused(f"{key} {shown(one[key])} of a message", "it is not supported")
     found: Message = {"role": role, "content": _content(one.get("content"))}
     if calls := one.get("tool_calls"):
         found["tool_calls"] = [_call(call) for call in calls]
@@ -109,11 +108,10 @@ def read_message(message: object) -> Message:
     return found
 
 
-def completion(number: int, model: Json, message: Message, drawn: Drawn) -> Message:
-    """Return the answer to a program, from a turn of the model."""
-    told = (
-        {**message, "content": message["content"] or None} if "tool_calls" in message else message
-    )
+def completion(number: int, model: Json, message: Message, turn: ModelTurn) -> Message:
+    """Build the answer to a program from a turn of the model."""
+    if "tool_calls" in message:
+        message = {**message, "content": message["content"] or None}
     return {
         "id": f"chatcmpl-{number}",
         "object": "chat.completion",
@@ -122,21 +120,21 @@ def completion(number: int, model: Json, message: Message, drawn: Drawn) -> Mess
         "choices": [
             {
                 "index": 0,
-                "message": told,
+                "message": message,
                 "logprobs": None,
-                "finish_reason": drawn.finish_reason,
+                "finish_reason": turn.finish_reason,
             }
         ],
         "usage": {
-            "prompt_tokens": drawn.read,
-            "completion_tokens": drawn.written,
-            "total_tokens": drawn.read + drawn.written,
+            "prompt_tokens": turn.prompt_tokens,
+            "completion_tokens": turn.completion_tokens,
+            "total_tokens": turn.prompt_tokens + turn.completion_tokens,
         },
     }
 
 
 def _named(messages: list[Message]) -> list[Message]:
-    """Return the same messages; each tool answer with the name of its call."""
+    """Add the name of the called tool to each tool message."""
     names: dict[str, str] = {}
     for message in messages:
         for call in message.get("tool_calls", ()):
@@ -149,8 +147,8 @@ def _named(messages: list[Message]) -> list[Message]:
     return messages
 
 
-def _listed(asked: Mapping[str, Json], key: str) -> Sequence[Json]:
-    listed = asked.get(key) or []
+def _listed(request: Mapping[str, Json], key: str) -> Sequence[Json]:
+    listed = request.get(key) or []
     if not isinstance(listed, list):
         raise _refused(f"{key} {shown(listed)}", "a list")
     return listed
@@ -169,13 +167,13 @@ def _call(call: object) -> Message:
     function = one.get("function")
     if not isinstance(function, dict):
         raise _refused(f"call {shown(call)}", 'it has id and function, {"name": ..., "arguments"}')
-    told = {key: _text(function.get(key), key) for key in ("name", "arguments")}
-    told["arguments"] = _arguments(told["arguments"])
-    return {"id": _text(one.get("id"), "id"), "type": "function", "function": told}
+    found = {key: _text(function.get(key), key) for key in ("name", "arguments")}
+    found["arguments"] = _arguments(found["arguments"])
+    return {"id": _text(one.get("id"), "id"), "type": "function", "function": found}
 
 
 def _arguments(text: str) -> str:
-    """Normalise spaces of arguments as `json.dumps`: many clients parse and rewrite them."""
+    """Normalise the spaces of arguments, since many clients parse and rewrite them."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

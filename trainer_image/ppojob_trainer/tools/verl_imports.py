@@ -9,9 +9,9 @@ from types import ModuleType
 
 
 class _Verl(MetaPathFinder, Loader):
-    """Finds what no other finder has, so of an installed verl what it lacks.
+    """Finds modules that no other finder has; of an installed verl those that it lacks.
 
-    That is `verl.interactions` since April 2026.
+    Since April 2026 that is `verl.interactions`.
     """
 
     def find_spec(
@@ -25,16 +25,16 @@ class _Verl(MetaPathFinder, Loader):
         vars(module).update(_modules()[module.__name__])
         for name in _modules():
             if name.rpartition(".")[0] == module.__name__:
-                importlib.import_module(name)  # whoever imports one has all
+                importlib.import_module(name)  # importing a package imports all its modules
 
 
 def provide() -> None:
-    """Have imports find them, from here on."""
+    """Install the import hook. Idempotent."""
     if not any(isinstance(one, _Verl) for one in sys.meta_path):
         sys.meta_path.append(_Verl())
 
 
 def _modules() -> dict[str, dict[str, object]]:
-    from ppojob_trainer.tools.verl_names import MODULES  # late: the forms take long to load
+    from ppojob_trainer.tools.verl_names import MODULES  # late: pydantic imports slowly
 
     return MODULES

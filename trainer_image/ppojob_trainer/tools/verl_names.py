@@ -11,7 +11,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class _Form(BaseModel):
-    """A JSON object, with more in it than is named here."""
+    """A JSON object with further entries."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -33,7 +33,7 @@ class OpenAIFunctionParametersSchema(_Form):
 
 
 class OpenAIFunctionSchema(_Form):
-    """What a model is told of a function."""
+    """Schema of a function."""
 
     name: str
     description: str = ""
@@ -42,14 +42,14 @@ class OpenAIFunctionSchema(_Form):
 
 
 class OpenAIFunctionToolSchema(_Form):
-    """The same of a tool."""
+    """Schema of a tool."""
 
     type: str = "function"
     function: OpenAIFunctionSchema
 
 
 class ToolResponse(_Form):
-    """What a tool answers; of films nothing is made here."""
+    """Answer of a tool; videos are not supported."""
 
     text: str | None = None
     image: list[Any] | None = None
@@ -57,7 +57,7 @@ class ToolResponse(_Form):
 
 
 class BaseTool:
-    """A tool: made once, created for a call, executed, released."""
+    """A tool: constructed once; created, executed and released for each call."""
 
     def __init__(self, config: dict[str, Any], tool_schema: OpenAIFunctionToolSchema) -> None:
         self.config = config
@@ -65,59 +65,62 @@ class BaseTool:
         self.name = self.tool_schema.function.name
 
     def get_openai_tool_schema(self) -> OpenAIFunctionToolSchema:
-        """What the model is told."""
+        """Return the schema for the model."""
         return self.tool_schema
 
     async def create(
         self, instance_id: str | None = None, **_created: Any
     ) -> tuple[str, ToolResponse]:
-        """Get ready for a call."""
+        """Prepare for a call."""
         return instance_id or "", ToolResponse()
 
     async def execute(
         self, _instance_id: str, _parameters: dict[str, Any], **_more: Any
     ) -> tuple[ToolResponse, float, dict[str, Any]]:
-        """Make it; a tool has its own, and one without is told so, as by verl."""
+        """Execute the call; subclasses must override it, as in verl."""
         raise NotImplementedError(f"{type(self).__name__} has no execute")
 
     async def calc_reward(self, _instance_id: str, **_more: Any) -> float:
-        """The reward of what was done."""
+        """Return the reward of the call."""
         return 0.0
 
     async def release(self, _instance_id: str, **_more: Any) -> None:
-        """Forget the call."""
+        """End the call."""
 
 
 class BaseInteraction:
-    """A simulated user: made once, started for a row, asked turn after turn, finalized."""
+    """A user simulator: constructed once, started and finalized for each row."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.config = config
         self.name: str = config.get("name", "interaction_agent")
 
-    async def start_interaction(self, instance_id: str | None = None, **_told: Any) -> str:
-        """Get ready for a row."""
+    async def start_interaction(self, instance_id: str | None = None, **_arguments: Any) -> str:
+        """Prepare for a row."""
         return instance_id or ""
 
     async def generate_response(
-        self, _instance_id: str, _messages: list[dict[str, Any]], **_told: Any
+        self, _instance_id: str, _messages: list[dict[str, Any]], **_arguments: Any
     ) -> tuple[bool, str, float, dict[str, Any]]:
-        """Answer a turn; a user has its own, and one without is told so, as by verl."""
+        """Answer a turn; subclasses must override it, as in verl."""
         raise NotImplementedError(f"{type(self).__name__} has no generate_response")
 
     async def calculate_score(self, _instance_id: str | None = None, **_more: Any) -> float:
-        """The score of what was said."""
+        """Return the score of the conversation."""
         return 0.0
 
     async def finalize_interaction(self, _instance_id: str | None = None, **_more: Any) -> None:
-        """Forget the row."""
+        """End the row."""
 
 
 @dataclass(eq=False)  # users may keep them in sets
 class FunctionTool:
-    """A function `fn` that was registered as a tool, by another name if need be.
+    """A function that is registered as a tool.
 
-    `schema` is what the model is told, where the file says it; else it is read off the function.
+    Attributes:
+        name: name of the tool.
+        fn: the function.
+        schema: schema for the model; None to derive it from the function.
     """
 
     name: str
@@ -125,23 +128,23 @@ class FunctionTool:
     schema: Any
 
     async def call(self, parameters: dict[str, Any]) -> Any:
-        """Call it by names."""
-        made = self.fn(**parameters)
-        return await made if asyncio.iscoroutinefunction(self.fn) else made
+        """Call the function with keyword arguments."""
+        result = self.fn(**parameters)
+        return await result if asyncio.iscoroutinefunction(self.fn) else result
 
 
 FUNCTION_TOOL_REGISTRY: dict[str, FunctionTool] = {}
 
 
 def function_tool(name: Any = None, *, schema: Any = None) -> Any:
-    """Register a function as a tool, under its name or another; with brackets or without."""
+    """Register a function as a tool, optionally with another name; usable without brackets."""
     if callable(name):
         return _registered(name, name.__name__, schema)
     return lambda fn: _registered(fn, name or fn.__name__, schema)
 
 
 def rollout_trace_op(function: Function) -> Function:
-    """Verl's trace of a call: none here."""
+    """Return the function; verl would trace its calls."""
     return function
 
 
@@ -167,4 +170,4 @@ MODULES: Final[dict[str, dict[str, Any]]] = {
     "verl.utils": {},
     "verl.utils.rollout_trace": {"rollout_trace_op": rollout_trace_op},
 }
-"""What is in each."""
+"""Contents of each module."""

@@ -13,46 +13,47 @@ from ppojob_trainer.tools.answers import Side
 Message = dict[str, Any]
 
 
-class Spoken(msgspec.Struct, frozen=True, array_like=True):
-    """An earlier answer of a user simulator.
+class UserTurn(msgspec.Struct, frozen=True, array_like=True):
+    """An earlier answer of a user simulator, or request of a program.
 
     Attributes:
-        behind: number of messages before it.
-        messages: number of its messages, right after those.
+        start: number of messages before it.
+        messages: number of its messages.
         begins_context: whether they begin a context.
         tools: of a program, tool schemas for the model from here on.
-        max_tokens: of a program, for the answering turn; 0: the job's limit.
+        max_tokens: of a program, limit of the next turn of the model; 0 for the job's limit.
     """
 
-    behind: int
+    start: int
     messages: int = 1
     begins_context: bool = False
     tools: list[Message] = []
     max_tokens: int = 0
 
 
-class Drawn(msgspec.Struct, frozen=True, array_like=True):
-    """Metadata of a model turn for a program, beside its message.
+class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
+    """Metadata of a turn of the model, for a program.
 
     Attributes:
-        finish_reason: in OpenAI's words.
-        read: tokens of its context before it.
-        written: tokens of it.
+        finish_reason: by OpenAI's names.
+        prompt_tokens: tokens of its context before it.
+        completion_tokens: tokens of the turn.
     """
 
     finish_reason: str
-    read: int
-    written: int
+    prompt_tokens: int
+    completion_tokens: int
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ModelRequest(msgspec.Struct, frozen=True):
     """A program's request to the model.
 
     Attributes:
-        messages: as `tools.requests.read_messages` leaves them; without a new context, those that
-            follow the turn before, none for the prompt of the data.
+        messages: normalised messages (`tools.requests.read_message`): all of a new context, else
+            those after the last turn; none if the request is the prompt of the data.
+        begins_context: whether they begin a context.
         tools: tool schemas for the model.
-        max_tokens: of the turn; 0: the job's limit.
+        max_tokens: limit of the turn; 0 for the job's limit.
     """
 
     messages: list[Message]
@@ -62,42 +63,50 @@ class Asked(msgspec.Struct, frozen=True):
 
 
 class Conversation(msgspec.Struct):
-    """A conversation as its user simulator hears it.
+    """A conversation, as the input of its user simulator.
 
     Attributes:
-        messages: with "role" and "content", of all contexts, concatenated.
-        prompt: how many of them are the prompt.
-        spoken: the user's answers, in order; of a program its requests, the first turn too.
-        drawn: of a program, the turns that answered it, in order.
-        sampling: of a program, the settings of the job that it may repeat, by OpenAI's names.
+        messages: messages of all contexts, concatenated.
+        prompt: number of messages of the prompt.
+        user_turns: answers of the user simulator, or requests of the program, in order.
+        model_turns: of a program, the turns that answered its requests.
+        sampling: of a program, settings of the job that it may repeat, by OpenAI's names.
     """
 
     messages: list[Message]
     prompt: int
-    spoken: list[Spoken] = msgspec.field(default_factory=list)
-    drawn: list[Drawn] = msgspec.field(default_factory=list)
+    # The encoded names are those of checkpoints with rows in flight.
+    user_turns: list[UserTurn] = msgspec.field(default_factory=list, name="spoken")
+    model_turns: list[ModelTurn] = msgspec.field(default_factory=list, name="drawn")
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
 
-    def say(self, messages: list[Message], *, begins_context: bool = False) -> None:
-        """Append the user's messages."""
-        self.spoken.append(Spoken(len(self.messages), len(messages), begins_context))
+    def add_messages(self, messages: list[Message], *, begins_context: bool = False) -> None:
+        """Append a turn of the user simulator."""
+        self.user_turns.append(UserTurn(len(self.messages), len(messages), begins_context))
         self.messages += messages
 
-    def ask(self, asked: Asked) -> None:
+    def add_request(self, request: ModelRequest) -> None:
         """Append a program's request."""
-        begins, told = asked.begins_context, (asked.tools, asked.max_tokens)
-        self.spoken.append(Spoken(len(self.messages), len(asked.messages), begins, *told))
-        self.messages += asked.messages
+        self.user_turns.append(
+            UserTurn(
+                len(self.messages),
+                len(request.messages),
+                request.begins_context,
+                request.tools,
+                request.max_tokens,
+            )
+        )
+        self.messages += request.messages
 
     @property
     def tools(self) -> list[Message]:
-        """Return the tool schemas for the model in its context, from the program."""
-        return self.spoken[-1].tools if self.spoken else []
+        """Return the tool schemas of the last request of the program."""
+        return self.user_turns[-1].tools if self.user_turns else []
 
     def contexts(self, length: int | None = None) -> list[list[Message]]:
-        """Return the messages of each context, up to `length` messages; None: of all."""
+        """Return the messages of each context, up to `length` messages; None for all."""
         length = len(self.messages) if length is None else length
-        starts = (one.behind for one in self.spoken if one.begins_context)
+        starts = (one.start for one in self.user_turns if one.begins_context)
         edges = [0, *(start for start in starts if start < length), length]
         return [self.messages[start:end] for start, end in pairwise(edges)]
 
@@ -106,8 +115,9 @@ class ServerCode(msgspec.Struct, frozen=True):
     """An MCP server.
 
     Attributes:
-        url: of Streamable HTTP; None where it is a command.
-        key_variable: environment variable with the key; None for none.
+        url: URL of Streamable HTTP; None if the server is a command.
+        command: program and arguments; empty if the server has a URL.
+        key_variable: environment variable with the API key; None for none.
     """
 
     name: str
@@ -117,7 +127,7 @@ class ServerCode(msgspec.Struct, frozen=True):
 
 
 class Source(msgspec.Struct, frozen=True):
-    """The source of a tool or a user simulator, as in ``ToolSource`` and ``UserSource``."""
+    """Source of a tool or a user simulator, as in ``ToolSource`` and ``UserSource``."""
 
     file: str | None = None
     function: str | None = None
@@ -128,7 +138,7 @@ class Source(msgspec.Struct, frozen=True):
 
 
 class ToolCode(msgspec.Struct, frozen=True):
-    """The part of a ``ToolSpec`` that children need."""
+    """The part of a ``ToolSpec`` for children."""
 
     name: str
     source: Source | None
@@ -139,7 +149,7 @@ class ToolCode(msgspec.Struct, frozen=True):
 
 
 class UserCode(msgspec.Struct, frozen=True):
-    """The part of an ``InteractionSpec`` that children need."""
+    """The part of an ``InteractionSpec`` for children."""
 
     name: str
     source: Source | None
@@ -148,7 +158,7 @@ class UserCode(msgspec.Struct, frozen=True):
 
 
 class AgentCode(msgspec.Struct, frozen=True):
-    """The part of an ``AgentSpec`` that children need; its model loads slowly."""
+    """The part of an ``AgentSpec`` for children, for which pydantic would load too slowly."""
 
     tools: list[ToolCode]
     interactions: list[UserCode]
@@ -158,11 +168,11 @@ class AgentCode(msgspec.Struct, frozen=True):
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
-    """Load the tools and users of a job; calls name them by position, users behind the tools.
+    """Load the tools and users of a job; calls refer to them by position, first the tools.
 
     Attributes:
-        elsewhere: names of tools that another role answers, and nothing is loaded for.
-        compares: whether MCP servers are asked what their tools take.
+        elsewhere: names of tools that another role runs, which are not loaded.
+        compares: whether schemas are compared with those of the MCP servers.
     """
 
     agent: AgentCode
@@ -175,21 +185,21 @@ class ToolsLoaded(Loaded, frozen=True):
     """Answer to ``LoadTools``.
 
     Attributes:
-        loops: names of users that cannot go on behind a failure.
+        loops: names of user simulators that cannot continue after a failure.
     """
 
     loops: list[str]
 
 
 class CallTool(Numbered, frozen=True, tag=True):
-    """Call a tool, or ask a user.
+    """Call a tool or a user simulator.
 
     Attributes:
         tool: position in ``LoadTools``.
-        instance: names the call, the same whenever it is made again.
-        arguments: JSON object; of a user the `Conversation`.
-        created: JSON object: what the row says its tool is made with, or tells its user.
-        pictures: of the row so far; None where a tool cannot show it any.
+        instance: name of the call, the same in every repetition.
+        arguments: JSON object; for a user simulator the `Conversation`.
+        created: JSON object: the row's constructor arguments, or arguments of the user simulator.
+        pictures: pictures of the row so far; None if tools cannot return pictures.
     """
 
     tool: int
@@ -200,17 +210,17 @@ class CallTool(Numbered, frozen=True, tag=True):
 
 
 class DescribeTools(msgspec.Struct, frozen=True, tag=True):
-    """Say which tools a Python file has, or an MCP server where there is no file."""
+    """Describe the tools of a Python file, or of an MCP server if there is no file."""
 
     path: str
     server: ServerCode | None = None
 
 
 class Described(msgspec.Struct, frozen=True):
-    """A tool's description, from a function or an MCP server.
+    """Description of a tool, from a function or an MCP server.
 
     Attributes:
-        function: its name in the file, or at the server.
+        function: name in the file or at the server.
         parameters: JSON schema.
     """
 
@@ -231,12 +241,12 @@ class ToolCalled(Numbered, frozen=True):
     """Answer to ``CallTool``.
 
     Attributes:
-        raised: what the tool raised instead of an answer; empty: nothing.
-        where: it was raised, for the log.
-        ends: the user ends the conversation.
-        pictures: encoded.
-        context: JSON list of the messages of a new context; empty where the user begins none.
-        asked: JSON of what a program asks, `Asked`; empty of all others.
+        raised: exception of the tool, as text; empty without one.
+        where: place of the exception, for the log.
+        ends: whether the user simulator ends the conversation.
+        pictures: encoded pictures.
+        context: JSON list of the messages of a new context; empty without one.
+        asked: JSON of a program's `ModelRequest`; empty for others.
     """
 
     text: str = ""

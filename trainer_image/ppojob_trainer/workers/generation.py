@@ -23,7 +23,7 @@ from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_readers import seen_by_all
+from ppojob_trainer.data.media.picture_readers import all_take_pictures
 from ppojob_trainer.data.media.pictures import packed_later
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
@@ -207,7 +207,7 @@ class Generation:
             (row.batch.conversations for row in rows if row.batch.conversations),
             Conversations([], rewinds=0),
         )
-        self.chat.tell_time(conversations.began)
+        self.chat.set_time(conversations.began)
         tools = self._tools(conversations, step, rows, turns)
         Driver(self.engine, tools, turns.delay, turns.fails, is_enough).run(episodes)
 
@@ -362,7 +362,7 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
     if agent is None:
         return None
     template = TurnTemplate(chat, spec.data.apply_chat_template_kwargs)
-    sees = seen_by_all(spec)
+    sees = all_take_pictures(spec)
     return Turns(
         agents={
             name: _agent(own, template, len(agent.tools), sees)

@@ -28,7 +28,7 @@ def reprompt(
     """
     settings = spec.algorithm.reprompt
     assert settings is not None, "a job without it asks for no prompts"
-    chat.tell_time(request.began)
+    chat.set_time(request.began)
     prompts: list[Prompt] = [msgspec.json.decode(prompt) for prompt in request.prompts]
     responses = torch.split(rows.response_tokens, rows.lengths.tolist())
     groups, good = rows.row_groups.tolist(), dict[int, dict[int, str]]()

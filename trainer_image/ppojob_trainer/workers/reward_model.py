@@ -48,7 +48,7 @@ class RewardModelStages:
             for item in request.items
             for prompt in [msgspec.json.decode(item.prompt)] * (item.last - item.first)
         ]
-        self._chat.tell_time(request.began)
+        self._chat.set_time(request.began)
         with self._turns.of_guest(self._resident):
             return ModelScored(self._engine.scores(answers))
 

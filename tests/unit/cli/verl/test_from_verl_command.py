@@ -10,7 +10,7 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api import manifest, validation
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
-from ppojob_trainer.data.media.picture_readers import why_blind
+from ppojob_trainer.data.media.picture_readers import why_no_pictures
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"
@@ -52,7 +52,7 @@ def test_what_is_carried_over_whole_is_a_valid_job(name: str) -> None:
     assert not read.problems
     job = validation.validate(read.value)
     assert isinstance(job, PPOJob)
-    assert name != "pictures.sh" or (job.spec.rollout.engine, why_blind(job.spec)("")) == (
+    assert name != "pictures.sh" or (job.spec.rollout.engine, why_no_pictures(job.spec)("")) == (
         "vllm",
         "",
     )

@@ -37,8 +37,8 @@ from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
-from ppojob_trainer.data.media.picture_readers import seen_by_all
+from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
+from ppojob_trainer.data.media.picture_readers import all_take_pictures
 from ppojob_trainer.data.media.pictures import is_picture, opened, packed, unpacked
 from ppojob_trainer.data.media.sounds import packed_sound, sound_of
 from ppojob_trainer.data.media.videos import packed_clip
@@ -168,7 +168,7 @@ def test_positions_are_those_of_the_thinker(tmp_path: Path, kind: str, pace: int
     [
         (
             {"audios": [{"bytes": tone_file(440, 3.2)}]},
-            "audios: got a sound of 3.2 seconds: the model hears 3 of them, and no more; ",
+            "audios: got a sound of 3.2 seconds: the model takes at most 3 seconds; ",
         ),
         ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
         (
@@ -203,11 +203,11 @@ def test_folders_with_unknown_settings_show_nothing(tmp_path: Path, kind: str) -
     save_omni_model(tmp_path, kind)
     path = tmp_path / "preprocessor_config.json"
     told = json.loads(path.read_text())
-    assert why_shown_none(tmp_path) == ""
+    assert why_no_media(tmp_path) == ""
     for changes in ({"dither": 0.1}, {"feature_extractor_type": "Other"}):
         path.write_text(json.dumps(told | changes))
         assert read_form(tmp_path) is None
-        assert "WhisperFeatureExtractor" in why_shown_none(tmp_path)
+        assert "WhisperFeatureExtractor" in why_no_media(tmp_path)
     path.write_text(json.dumps(told))
     config = json.loads((tmp_path / "config.json").read_text())
     audio = config["audio_config"]
@@ -228,4 +228,4 @@ def test_towers_stay_as_they_are(folder: Path) -> None:
         "spec.model.freezeVisionTower",
         ReasonCode.NO_EFFECT,
     )
-    assert seen_by_all(spec)  # tools may show it pictures
+    assert all_take_pictures(spec)  # tools may show it pictures

@@ -42,8 +42,8 @@ from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImag
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_form import Wanted
-from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
+from ppojob_trainer.data.media.picture_form import RequestedSize
+from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
 from ppojob_trainer.data.media.pictures import opened, packed
 
 TOKEN = NAMES.index(PICTURE)
@@ -180,19 +180,23 @@ def test_a_prompt_has_the_tokens_of_the_processor(
 def test_lines_are_as_large_as_is_wanted(folders: dict[str, Path], size: tuple[int, int]) -> None:
     """Up to a token of a side, within what the processor makes of it."""
     form, unit = form_of(folders["mistral"]), 2 * PATCH
-    width, height = form.sides(form.fitted(picture("red", size), Wanted(most=8 * unit**2)))
+    width, height = form.size_of(
+        form.resized(picture("red", size), RequestedSize(max_pixels=8 * unit**2))
+    )
     assert (width - unit) * (height - unit) <= 8 * unit**2
-    width, height = form.sides(form.fitted(picture("red", size), Wanted(least=8 * unit**2)))
+    width, height = form.size_of(
+        form.resized(picture("red", size), RequestedSize(min_pixels=8 * unit**2))
+    )
     assert width * height >= 8 * unit**2 or max(width, height) == 16 * PATCH
 
 
 @pytest.mark.parametrize("size", SIZES)
 def test_tiles_are_bounded_by_pixels(folders: dict[str, Path], size: tuple[int, int]) -> None:
     form, file = form_of(folders["internvl"]), picture("red", size)
-    few = form.fitted(file, Wanted(most=2 * TILE**2))
-    assert math.prod(form.sides(few)) <= 2 * TILE**2
-    assert form.sides(few) == opened(few).size or few == file
-    assert form.fitted(file, Wanted(most=10**6)) == file
+    few = form.resized(file, RequestedSize(max_pixels=2 * TILE**2))
+    assert math.prod(form.size_of(few)) <= 2 * TILE**2
+    assert form.size_of(few) == opened(few).size or few == file
+    assert form.resized(file, RequestedSize(max_pixels=10**6)) == file
 
 
 @pytest.mark.processes
@@ -250,7 +254,7 @@ def test_squares_of_the_hub_are_of_896_pixels_and_256_tokens(tmp_path: Path) -> 
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     form = form_of(tmp_path)
-    assert form.sides(picture("red", (40, 20))) == (896, 896)
+    assert form.size_of(picture("red", (40, 20))) == (896, 896)
     assert form.expanded([2, 262_144], packed([picture("red")])) == [2, *[262_144] * 256]
     said = "<start_of_image><image_soft_token><end_of_image>"
     assert form.rewritten("user\n<start_of_image>a") == f"user\n\n\n{said}\n\na"
@@ -284,11 +288,11 @@ def save_gemma4(folder: Path, **said: object) -> None:
 def test_pictures_of_gemma_4_of_the_hub_have_280_tokens_at_most(tmp_path: Path, kind: str) -> None:
     save_gemma4(tmp_path, image_processor_type=kind)
     form = form_of(tmp_path)
-    assert form.sides(picture("red", (1_000, 500))) == (1_104, 528)
+    assert form.size_of(picture("red", (1_000, 500))) == (1_104, 528)
     tokens = [255_999, *[258_880] * 23 * 11, 258_882]
     assert form.expanded([2, 258_880], packed([picture("red", (1_000, 500))])) == [2, *tokens]
     assert form.sees_ahead
-    assert form.told == (JOINED if "Unified" in kind else {})
+    assert form.processor_arguments == (JOINED if "Unified" in kind else {})
 
 
 def test_models_that_differ_in_what_tokens_see_take_pictures_alike(tmp_path: Path) -> None:
@@ -314,7 +318,7 @@ def test_models_that_differ_in_what_tokens_see_take_pictures_alike(tmp_path: Pat
 )
 def test_other_settings_of_gemma_4_are_judged(tmp_path: Path, said, is_shown: bool) -> None:
     save_gemma4(tmp_path, **said)
-    assert (read_form(tmp_path) is not None) == is_shown == (why_shown_none(tmp_path) == "")
+    assert (read_form(tmp_path) is not None) == is_shown == (why_no_media(tmp_path) == "")
 
 
 def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path]) -> None:
@@ -327,9 +331,9 @@ def test_pictures_keep_their_shape_as_by_the_processor(folders: dict[str, Path])
         made = images(images=[opened(file)], return_tensors="pt")
         positions = made["image_position_ids"][0]
         across, down = (positions.amax(dim=0) + 1).tolist()
-        assert form.sides(file) == (across * PATCH, down * PATCH)
-        assert form.fitted(file, Wanted(most=8)) == file
-        written = form.written(*form.sides(file))
+        assert form.size_of(file) == (across * PATCH, down * PATCH)
+        assert form.resized(file, RequestedSize(max_pixels=8)) == file
+        written = form.tokens(*form.size_of(file))
         assert written.count(TOKEN) == made["num_soft_tokens_per_image"][0]
 
 
@@ -347,12 +351,12 @@ def test_pictures_of_any_shape_are_cut_as_by_the_processor(
         for _ in range(60):
             image = Image.new("RGB", (sizes.randint(1, 99), sizes.randint(1, 99)))
             made = processor(images=[image], return_row_col_info=True, return_tensors="pt")
-            across, down = (side // TILE for side in form.sides_of(*image.size))
+            across, down = (side // TILE for side in form.target_size(*image.size))
             cut = [down, across] if max(across, down) > 1 else [0, 0]
             assert [made["rows"][0][0], made["cols"][0][0]] == cut
             squares = down * across + 1 if cut[0] else 1
             assert made["pixel_values"].shape == (1, squares, 3, TILE, TILE)
-            written = form.written(across * TILE, down * TILE)
+            written = form.tokens(across * TILE, down * TILE)
             assert written.count(TOKEN) == 4 * squares
 
 
@@ -392,9 +396,9 @@ def test_crops_of_the_hub_are_up_to_17_of_64_tokens(tmp_path: Path) -> None:
     for name, content in files.items():
         (tmp_path / name).write_text(json.dumps(content))
     form = form_of(tmp_path)
-    assert form.sides(picture("red", (40, 20))) == (2048, 1024)
-    assert form.sides(picture("red")) == (2048, 2048)
-    written = form.written(2048, 2048)
+    assert form.size_of(picture("red", (40, 20))) == (2048, 1024)
+    assert form.size_of(picture("red")) == (2048, 2048)
+    written = form.tokens(2048, 2048)
     assert written.count(TOKEN) == 17 * 64
     assert written.count(len(NAMES)) == 18  # around squares
     assert form.video is None
@@ -402,8 +406,8 @@ def test_crops_of_the_hub_are_up_to_17_of_64_tokens(tmp_path: Path) -> None:
 
 def test_squares_have_one_size(folders: dict[str, Path]) -> None:
     form, file = form_of(folders["gemma"]), picture("red", (40, 20))
-    assert form.fitted(file, Wanted(most=8, sides=(8, 8))) == file
-    assert form.sides(file) == (TILE, TILE)
+    assert form.resized(file, RequestedSize(max_pixels=8, size=(8, 8))) == file
+    assert form.size_of(file) == (TILE, TILE)
 
 
 def test_a_folder_without_the_tokens_around_pictures_is_shown_none(tmp_path: Path) -> None:
@@ -457,10 +461,10 @@ def test_why_a_folder_is_shown_none_names_its_processor(
     folder = shutil.copytree(folders["internvl"], tmp_path / "model")
     path = folder / "preprocessor_config.json"
     (folder / "processor_config.json").unlink(missing_ok=True)
-    assert why_shown_none(folder) == ""
+    assert why_no_media(folder) == ""
     path.write_text(json.dumps({**json.loads(path.read_text()), "max_patches": "4"}))
-    assert "has a GotOcr2ImageProcessor" in why_shown_none(folder)
+    assert "has a GotOcr2ImageProcessor" in why_no_media(folder)
     path.write_text(json.dumps({"image_processor_type": "SiglipImageProcessor"}))
-    assert "is a SiglipImageProcessor, and those are known whose names" in why_shown_none(folder)
+    assert "is a SiglipImageProcessor, and the supported ones begin" in why_no_media(folder)
     path.unlink()
-    assert f"has neither a processor_config.json nor a {path.name}" in why_shown_none(folder)
+    assert f"has neither a processor_config.json nor a {path.name}" in why_no_media(folder)

@@ -19,7 +19,7 @@ from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.media.picture_readers import seen_by_all, why_blind
+from ppojob_trainer.data.media.picture_readers import all_take_pictures, why_no_pictures
 from ppojob_trainer.data.media.pictures import opened, packed, unpacked, with_parts
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 from ppojob_trainer.models.layout_checks import check_layouts
@@ -145,9 +145,9 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
     [
         (
             {"images": [{"bytes": b"\x89PNG"}]},
-            "images: got bytes that are no picture: no picture of a known format; ",
+            "images: got bytes that are not a picture: unknown picture format; ",
         ),
-        ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": no picture of a known'),
+        ({"images": [{"path": "/dev/null"}]}, 'images: got "/dev/null": unknown picture format'),
         ({"images": [{"path": "a\0.png"}]}, 'images: got "a\\u0000.png": it cannot be read; '),
         (
             {"images": ["data:image/png,iVBORw0"]},
@@ -155,15 +155,18 @@ def test_wide_greys_of_a_pgm_are_seen_as_such() -> None:
         ),
         ({"images": ["iVBORw0" * 99]}, 'images: got "iVBORw0iVBORw0'),
         ({"images": [{"path": "nowhere.png"}]}, 'images: got "nowhere.png": No such file'),
-        ({"images": [7]}, "images: got int: it is no picture"),
+        ({"images": [7]}, "images: got int: it is not a picture"),
         *(
-            ({"images": [greys_of_32_bits(mode)]}, "images: got bytes that are no picture: greys")
+            (
+                {"images": [greys_of_32_bits(mode)]},
+                "images: got bytes that are not a picture: the white of 32-bit grey",
+            )
             for mode in "IF"
         ),
-        ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels says how large"),
+        ({"images": [{"bytes": RED, "max_pixels": 0}]}, "images: got 0: max_pixels sets the size"),
         (
             {"images": [{"bytes": RED, "resized_width": 4001, "resized_height": 20}]},
-            "images: got 4001 by 20 pixels: no model takes it",
+            "images: got 4001 by 20 pixels: no model takes such a shape",
         ),
         (
             {"images": [{"bytes": RED, "max_pixels": 50, "min_pixels": 60}]},
@@ -217,7 +220,7 @@ def test_rows_with_their_answers_show_pictures_too(folder: Path, kind: str) -> N
             "images": [{"bytes": RED}] * 2,
         }
         (line,) = files.errors(files.table("c.parquet", later), given=kind)
-        assert line.startswith("c.parquet:0:prompt: got <image> behind an answer: ")
+        assert line.startswith("c.parquet:0:prompt: got <image> after an answer: ")
 
 
 @pytest.mark.parametrize("kind", [None, "seeing_squares"])
@@ -276,7 +279,7 @@ def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> 
         report = files.report(
             files.table("a.parquet", given_rows("sft", "a <image>b")), given="sft"
         )
-    assert any("(the processor of pictures of " in line for line in report.warnings)
+    assert any("(the image processor of " in line for line in report.warnings)
 
 
 def test_a_mark_without_a_picture_is_told(folder: Path) -> None:
@@ -312,7 +315,7 @@ def test_a_row_has_no_more_than_tools_are_given(folder: Path) -> None:
         draw = ("promptsPerStep", 1)
         report = check_files(files.spec(table), chat, rewards=None, agents=agents, draw=draw)
     (line,) = report.errors
-    assert "bytes of pictures: tools are given them; at most 33554432 bytes a row" in line
+    assert "bytes of pictures: tools get them; at most 33554432 bytes a row" in line
 
 
 SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
@@ -331,8 +334,8 @@ SHARED = {"ranksPerReplica": 2, "parallelism": {"sequence": 2}}
 def test_what_keeps_a_job_from_showing_pictures(tmp_path, folder: Path, changes, told) -> None:
     manifest = tiny_jobs.write_manifest(tmp_path, folder, **changes)
     spec = resolve(load_job(manifest)).spec
-    why = why_blind(spec)("tiny")
-    assert (told is None) == (why == "") == seen_by_all(spec)
+    why = why_no_pictures(spec)("tiny")
+    assert (told is None) == (why == "") == all_take_pictures(spec)
     assert told is None or told in why
 
 
@@ -369,9 +372,11 @@ def test_vllm_draws_no_rows_on_gpus_whose_pictures_are_seen_ahead(
     changes["roles"] = {"actorRollout": {"gpusPerReplica": gpus}}
     changes["model"] = {"path": str(folder / "model"), "freezeVisionTower": False}
     spec = resolve(load_job(tiny_jobs.write_manifest(folder / "job", folder, **changes))).spec
-    why = why_blind(spec)("tiny")
+    why = why_no_pictures(spec)("tiny")
     is_refused = engine == "vllm" and not given and gpus > 0 and kind != "seeing_told"
-    assert is_refused == ("spec.rollout.engine: huggingface" in why) == (not seen_by_all(spec))
+    assert (
+        is_refused == ("spec.rollout.engine: huggingface" in why) == (not all_take_pictures(spec))
+    )
     assert is_refused or why == ""
     where = "spec.model.freezeVisionTower"
     found = [one.where for one in check_layouts(spec)]
@@ -397,7 +402,7 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
         steps={"total": 1},
         reference={"path": str(seeing), "teachers": teachers},
     )
-    why = why_blind(resolve(load_job(manifest)).spec)
+    why = why_no_pictures(resolve(load_job(manifest)).spec)
     assert why("another") == ""
     assert why("finer").startswith(f"{finer} of spec.reference ")
     assert why("blind").startswith(f"{blind} of spec.reference ")
@@ -406,12 +411,12 @@ def test_each_of_several_teachers_sees_as_the_policy_or_not_at_all(folder: Path)
 def test_a_teacher_with_prompts_of_its_own_is_shown_no_pictures(tmp_path, folder: Path) -> None:
     data = tiny_jobs.make_manifest(folder)["spec"]["data"] | {"teacherPromptKey": "hint"}
     manifest = tiny_jobs.write_manifest(tmp_path, folder, **tiny_jobs.PPO, data=data)
-    assert "prompts of its own" in why_blind(resolve(load_job(manifest)).spec)("tiny")
+    assert "has its own prompts" in why_no_pictures(resolve(load_job(manifest)).spec)("tiny")
 
 
 def test_a_job_that_cannot_show_pictures_refuses_them(folder: Path) -> None:
     seen = good_row("<image>?", images=[{"bytes": RED}])
-    with ChatTokenizer(folder / "model", blind=lambda _: "no pictures with vLLM") as chat:
+    with ChatTokenizer(folder / "model", why_no_pictures=lambda _: "no pictures with vLLM") as chat:
         files = PromptFiles(folder, chat)
         (line,) = files.errors(files.table("a.parquet", seen, good_row(images=[])))
     assert line.startswith("a.parquet:0:images: got pictures: no pictures with vLLM; ")

@@ -29,8 +29,8 @@ from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_forms import read_form, why_shown_none
-from ppojob_trainer.data.media.picture_readers import seen_by_all, why_blind
+from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
+from ppojob_trainer.data.media.picture_readers import all_take_pictures, why_no_pictures
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.sounds import packed_sound, sound_of
 from ppojob_trainer.models.layout_checks import check_layouts
@@ -149,11 +149,11 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"audios": [{"bytes": b"RIFF"}]}, "audios: got bytes that are no sound: "),
+        ({"audios": [{"bytes": b"RIFF"}]}, "audios: got bytes that are not a sound: "),
         ({"audios": [{"bytes": tone_file(440, 0.5, kind="FLAC")[:2000]}]}, "audios: got "),
         (
             {"audios": [{"bytes": tone_file(440, 0.5, kind="OGG")[:-100]}]},
-            "audios: got bytes that are no sound: it breaks off, or is empty; a whole sound",
+            "audios: got bytes that are not a sound: it is truncated or empty; a complete sound",
         ),
         (
             {"audios": ["data:audio/wav;base64,UklG?"]},
@@ -162,21 +162,27 @@ def test_another_column_may_hold_the_sounds(folder: Path) -> None:
         ({"audios": [{"path": "nowhere.wav"}]}, 'audios: got "nowhere.wav": No such file'),
         (
             {"audios": [{"bytes": bytes(PIPED)}]},
-            "audios: got bytes that are no sound: it does not say how long it is",
+            "audios: got bytes that are not a sound: its header has no number of samples",
         ),
         ({"audios": ["a\0.wav"]}, 'audios: got "a\\u0000.wav": it cannot be read; '),
-        ({"audios": [7]}, "audios: got int: it is no sound"),
+        ({"audios": [7]}, "audios: got int: it is not a sound"),
         (
             {"audios": [{"bytes": LONG}]},
-            "audios: got a sound of 1.2 seconds: the model hears 1 of them, and no more; "
-            "one of 1 at most",
+            "audios: got a sound of 1.2 seconds: the model takes at most 1 seconds; "
+            "a shorter sound",
         ),
-        ({"audios": [{"bytes": tone_file(440, 0.01)}]}, "audios: got a sound of 0.01 seconds: no "),
-        ({"audios": [{"array": [0.1] * 900}]}, "audios: got null: sampling_rate says how fast"),
+        (
+            {"audios": [{"bytes": tone_file(440, 0.01)}]},
+            "audios: got a sound of 0.01 seconds: too short ",
+        ),
+        (
+            {"audios": [{"array": [0.1] * 900}]},
+            "audios: got null: the sampling_rate of the array is required",
+        ),
         ({"audios": [{"array": [[[0.1]]], "sampling_rate": RATE}]}, "audios: got an array: it is"),
         (
             {"audios": [{"array": [float("nan")] * 900, "sampling_rate": RATE}]},
-            "audios: got a sample that is no number: ",
+            "audios: got a sample that is not finite: ",
         ),
         ({"audios": [{"bytes": WAVE}] * 2}, "prompt: got 1 mark <audio>: the row has 2 sounds; "),
         (
@@ -222,11 +228,11 @@ def test_folders_with_unknown_settings_hear_nothing(tmp_path: Path) -> None:
     save_hearing_model(tmp_path)
     path = tmp_path / "preprocessor_config.json"
     told = json.loads(path.read_text())
-    assert why_shown_none(tmp_path) == ""
+    assert why_no_media(tmp_path) == ""
     for changes in ({"dither": 0.1}, {"chunk_length": 2}, {"feature_extractor_type": "Other"}):
         path.write_text(json.dumps(told | changes))
         assert read_form(tmp_path) is None
-        assert "WhisperFeatureExtractor" in why_shown_none(tmp_path)
+        assert "WhisperFeatureExtractor" in why_no_media(tmp_path)
     path.unlink()  # as transformers 5 writes a whole processor
     (tmp_path / "processor_config.json").write_text(json.dumps({"feature_extractor": told}))
     assert read_form(tmp_path) is not None
@@ -241,5 +247,5 @@ def test_what_is_said_of_a_vision_tower_and_of_pictures_has_no_effect(folder: Pa
     fields = ["spec.model.freezeVisionTower", "spec.data.maxPicturePixels"]
     found = [(one.where, one.reason_code) for one in check_layouts(spec)]
     assert found == [(field, ReasonCode.NO_EFFECT) for field in fields]
-    assert why_blind(spec)("tiny") == ""
-    assert not seen_by_all(spec)  # no tool shows it pictures
+    assert why_no_pictures(spec)("tiny") == ""
+    assert not all_take_pictures(spec)  # no tool shows it pictures

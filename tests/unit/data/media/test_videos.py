@@ -27,7 +27,7 @@ from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.picture_grids import Grid
 from ppojob_trainer.data.media.pictures import opened, packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
-from ppojob_trainer.data.media.video_files import decoded
+from ppojob_trainer.data.media.video_files import decode
 from ppojob_trainer.data.media.video_forms import Joined
 from ppojob_trainer.data.media.videos import clip_of
 
@@ -125,7 +125,7 @@ def test_frames_are_as_large_as_the_processor_has_them(
         resize = own_function(name, "smart_resize")
         down, across = resize(height=height, width=width, factor=UNIT, **limits, **counted)
         assert form.video is not None
-        assert form.video.sides_of(count, width, height) == (across, down)
+        assert form.video.target_size(count, width, height) == (across, down)
 
 
 @pytest.mark.parametrize(
@@ -144,10 +144,10 @@ def test_frames_of_lists_are_as_large_as_qwen_vl_utils_has_them(
     count: int, width: int, height: int, told: dict[str, int]
 ) -> None:
     video = Joined(CLIP, UNIT, 2, 1, 10**9, None, None)
-    form = Grid(NAMES.index(PICTURE), "Qwen2", PATCH, 2, 1, 10**9, video)
+    form = Grid(NAMES.index(PICTURE), "Qwen2", 1, 10**9, PATCH, 2, video)
     frames = [{"bytes": one} for one in frames_of(count, (width, height))]
     (clips,) = read_videos({"video": frames, **told}, form)
-    assert form.sides(clips[0]) == size_of_frames(told, count, width, height, UNIT)
+    assert form.size_of(clips[0]) == size_of_frames(told, count, width, height, UNIT)
 
 
 def test_processors_may_bound_all_frames(tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_processors_may_bound_all_frames(tmp_path: Path) -> None:
         (folder / "video_preprocessor_config.json").write_text(told)
         bound = read_form(folder)
         (clips,) = read_videos(cell(frames), bound)
-        width, height = bound.sides(clips[0])
+        width, height = bound.size_of(clips[0])
         assert (most - 4) * UNIT**2 < width * height <= most * UNIT**2
 
 
@@ -236,9 +236,9 @@ def test_frames_of_a_file_are_those_of_qwen_vl_utils(
     ("told", "refused"),
     [
         ({"video_start": 1.5, "video_end": 1.0}, "0 frames are between video_start and video_end"),
-        ({"video_start": 0, "video_end": 0}, "video_end says which frames"),
-        ({"nframes": 4, "fps": 2.0}, "each says how many"),
-        ({"nframes": 40}, "40 frames are asked for, and it has 20"),
+        ({"video_start": 0, "video_end": 0}, "video_end sets which frames"),
+        ({"nframes": 4, "fps": 2.0}, "both set the number"),
+        ({"nframes": 40}, "40 frames are requested, and it has 20"),
     ],
 )
 def test_parts_that_a_file_does_not_have_are_refused(
@@ -246,7 +246,7 @@ def test_parts_that_a_file_does_not_have_are_refused(
 ) -> None:
     file = str(written_file(tmp_path / "a.mp4"))
     with pytest.raises(BadPicture, match=refused):
-        decoded(file, told, as_it_is)
+        decode(file, told, as_it_is)
 
 
 def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
@@ -255,20 +255,20 @@ def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
     length = b"\x44\x89\x88"
     assert content.count(length + struct.pack(">d", 2000.0)) == 1
     longer = content.replace(length + struct.pack(">d", 2000.0), length + struct.pack(">d", 2200.0))
-    assert decoded(longer, {}, as_it_is) == decoded(content, {}, as_it_is)
-    with pytest.raises(BadPicture, match=r"it breaks off: \d+ of 20 frames can be read"):
-        decoded(content[: len(content) // 2], {}, as_it_is)
+    assert decode(longer, {}, as_it_is) == decode(content, {}, as_it_is)
+    with pytest.raises(BadPicture, match=r"it is truncated: \d+ of 20 frames can be read"):
+        decode(content[: len(content) // 2], {}, as_it_is)
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
-        ({"videos": [cell([])]}, "videos: got 0 frames: no video; "),
+        ({"videos": [cell([])]}, "videos: got 0 frames: not a video; "),
         ({"videos": [{"fps": 2.0}]}, "videos: got a struct without video: "),
-        ({"videos": [cell(SMALL, fps=1e-300)]}, "videos: got 1e-300: fps says which frames"),
+        ({"videos": [cell(SMALL, fps=1e-300)]}, "videos: got 1e-300: fps sets which frames"),
         ({"videos": [cell([*SMALL, RED])]}, "videos: got 16 by 16 and 24 by 16: frames of a video"),
-        ({"videos": [cell([b"\x89PNG"] * 2)]}, "videos: got bytes that are no picture: "),
-        ({"videos": [cell(SMALL, fps=0)]}, "videos: got 0: fps says which frames"),
+        ({"videos": [cell([b"\x89PNG"] * 2)]}, "videos: got bytes that are not a picture: "),
+        ({"videos": [cell(SMALL, fps=0)]}, "videos: got 0: fps sets which frames"),
         (
             {"videos": [cell(SMALL, video_start=2.0)]},
             "videos: got video_start: not in",
@@ -278,7 +278,7 @@ def test_a_file_has_the_frames_that_are_in_it(tmp_path: Path) -> None:
             {"videos": [{"video": b"no video"}]},
             "videos: got bytes of a video: 0 frames",
         ),
-        ({"videos": [7]}, "videos: got int: it is no video; "),
+        ({"videos": [7]}, "videos: got int: it is not a video; "),
         ({"videos": [cell(SMALL)] * 2}, "prompt: got 1 mark <video>: the row has 2 videos; "),
         ({"videos": [cell(SMALL)], "prompt": "<video>"}, "prompt: got text: the row has 1 video"),
     ],
@@ -300,11 +300,11 @@ def test_videos_are_shown_in_front_of_answers_by_models_that_have_them(tmp_path:
         files = PromptFiles(tmp_path, chat)
         assert files.errors(files.table("a.parquet", row), given="sft") == []
         (line,) = files.errors(files.table("b.parquet", later), given="sft")
-        assert line.startswith("b.parquet:0:prompt: got <video> behind an answer: not in this")
+        assert line.startswith("b.parquet:0:prompt: got <video> after an answer: not in this")
     with ChatTokenizer(saved(tmp_path / "glm", Glm4vForConditionalGeneration)) as chat:
         assert Glm4vForConditionalGeneration not in VIDEOS
         files = PromptFiles(tmp_path, chat)
         seen = good_row("<video>", videos=[cell(SMALL)])
         (line,) = files.errors(files.table("c.parquet", seen))
-        assert line.startswith("c.parquet:0:videos: got 1 video: this model is shown none; ")
+        assert line.startswith("c.parquet:0:videos: got 1 video: this model takes no videos; ")
         assert PICTURE not in line

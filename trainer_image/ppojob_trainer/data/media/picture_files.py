@@ -13,7 +13,7 @@ OF_VIDEOS: Final = "video_preprocessor_config.json"
 NEWER: Final = "processor_config.json"
 """Where transformers 5 saves a whole processor."""
 THINKER: Final = "thinker_config"
-"""Of Qwen-Omni: what reads and writes text. Beside it lies what speaks."""
+"""Section of Qwen-Omni's config.json for the text model; another one is for speech output."""
 
 
 class _Added(msgspec.Struct):
@@ -26,17 +26,17 @@ class _AddedTokens(msgspec.Struct):
 
 
 def added_tokens(folder: Path) -> dict[str, int]:
-    """Tokens of a folder that no text is merged into, by their text."""
+    """Return the ids of a folder's added tokens, by text; empty if it cannot be read."""
     try:
         body = (folder / "tokenizer.json").read_bytes()
         found = msgspec.json.decode(body, type=_AddedTokens)
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # its other readers report it
+        return {}  # other readers report it
     return {one.content: one.id for one in found.added_tokens}
 
 
 def tokens_between(folder: Path, around: str, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return a tokenizer's tokens of each text between two copies of an added token.
+    """Return the tokens of each text between two copies of an added token.
 
     Raises:
         ConfigError: its files are missing or damaged.
@@ -48,7 +48,7 @@ def tokens_between(folder: Path, around: str, texts: Sequence[str]) -> list[tupl
 
 
 def of_thinker(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A config.json as that of the thinker in it; any other one as it is."""
+    """Return the text model's config.json, taken from its section if it has one."""
     thinker = config.get(THINKER)
     if not isinstance(thinker, dict):
         return dict(config)
@@ -57,9 +57,9 @@ def of_thinker(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a file; empty where there is none."""
+    """Read a JSON object; empty if the file is missing or damaged."""
     try:
         found = msgspec.json.decode(path.read_bytes())
     except (OSError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return {}  # its other readers report it
+        return {}  # other readers report it
     return found if isinstance(found, dict) else {}

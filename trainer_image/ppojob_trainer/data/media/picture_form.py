@@ -1,11 +1,11 @@
-"""Picture format of a model: sizes, and the tokens that stand for a picture. Loads no torch.
+"""Picture format of a model: sizes and tokens of a picture. Loads no torch.
 
 transformers' own classes define it too, but load torch, which the controller must not.
 """
 
 import io
 from abc import abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 from PIL import Image
@@ -19,18 +19,18 @@ from ppojob_trainer.data.media.videos import clip_of
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
-    """The requested size of a picture, besides the resizing of the model's processor.
+class RequestedSize:
+    """The size to which a row or the job resizes a picture, before the model's processor does.
 
     Attributes:
-        least: pixels to which a smaller one is enlarged; None for the processor's.
-        most: those that a larger one is reduced to; None for the processor's.
-        sides: width and height in place of its own; None for these.
+        min_pixels: smaller pictures are enlarged to it; None for the processor's limit.
+        max_pixels: larger pictures are reduced to it; None for the processor's limit.
+        size: width and height instead of the picture's own; None for its own.
     """
 
-    least: int | None = None
-    most: int | None = None
-    sides: tuple[int, int] | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
+    size: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,56 +48,60 @@ class PictureForm(MediaForm):
         return None
 
     @abstractmethod
-    def sides_of(self, width: int, height: int) -> tuple[int, int]:
-        """Return width and height in pixels at which the model sees a picture of these sides."""
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
+        """Return width and height to which the model's processor resizes a picture, in pixels."""
 
     @abstractmethod
-    def limited(self, wanted: Wanted) -> Self:
-        """The form of pictures of other numbers of pixels, as far as they are wanted."""
+    def tokens(self, width: int, height: int) -> list[int]:
+        """Return the tokens of a picture of a target size."""
 
-    @abstractmethod
-    def written(self, width: int, height: int) -> list[int]:
-        """Return the tokens of a picture of the seen size."""
-
-    def sides(self, picture: bytes) -> tuple[int, int]:
-        """Width and height in pixels of what the model sees of a picture, or of a clip's frames."""
+    def size_of(self, picture: bytes) -> tuple[int, int]:
+        """Return width and height of the model's input for a picture or a clip, in pixels."""
         clip = clip_of(picture)
         with Image.open(io.BytesIO(clip.frames[0] if clip else picture)) as image:
-            return image.size if clip else self.sides_of(*image.size)
+            return image.size if clip else self.target_size(*image.size)
 
-    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
-        """A picture as large as its row wants it; the same file where it is.
-
-        Source: qwen-vl-utils, `vision_process.py`, `fetch_image`, by which verl makes pictures as
-        large as rows say before the model's processor does.
-        """
-        image = opened(picture)
-        size = self.limited(wanted).sides_of(*(wanted.sides or image.size))
-        return picture if size == image.size else encoded(image.resize(size))
+    def resized(self, picture: bytes, requested: RequestedSize) -> bytes:
+        """Return a picture in the requested size; here unchanged, as the processor sets it."""
+        del requested
+        return picture
 
     def tokens_of(self, file: bytes) -> tuple[int, list[int]]:
         """See `MediaForm`."""
         if self.sound is not None and sound_of(file) is not None:
             return self.sound.tokens_of(file)
         if clip_of(file) is None:
-            return self.token, self.written(*self.sides(file))
-        assert self.video is not None, "a clip for a model that sees no videos"
-        return self.video.token, [self.video.token] * len(self.written(*self.sides(file)))
+            return self.token, self.tokens(*self.size_of(file))
+        assert self.video is not None, "a clip for a model without video input"
+        return self.video.token, [self.video.token] * len(self.tokens(*self.size_of(file)))
 
 
 @dataclass(frozen=True, slots=True)
-class OwnSizes(PictureForm):
-    """Of models whose processors say how large a picture is seen, however large it is."""
+class ResizablePictureForm(PictureForm):
+    """Picture format of a model whose pictures may have any size within limits.
 
-    def limited(self, wanted: Wanted) -> Self:
-        """See `PictureForm`."""
-        del wanted
-        return self
+    Attributes:
+        least: pixels (or tiles) to which a smaller picture is enlarged, about.
+        most: pixels (or tiles) to which a larger one is reduced.
+    """
 
-    def fitted(self, picture: bytes, wanted: Wanted) -> bytes:
-        """See `PictureForm`."""
-        del wanted
-        return picture
+    least: float
+    most: float
+
+    def with_limits(self, requested: RequestedSize) -> Self:
+        """Return the format with the requested limits, where there are some."""
+        least, most = requested.min_pixels or self.least, requested.max_pixels or self.most
+        return replace(self, least=least, most=max(least, most))
+
+    def resized(self, picture: bytes, requested: RequestedSize) -> bytes:
+        """Return a picture in the requested size, or the same file if it has that size.
+
+        Source: qwen-vl-utils, `vision_process.py`, `fetch_image`, by which verl resizes pictures
+        before the model's processor does.
+        """
+        image = opened(picture)
+        size = self.with_limits(requested).target_size(*(requested.size or image.size))
+        return picture if size == image.size else encoded(image.resize(size))
 
 
 def sound_form_of(form: MediaForm | None) -> SoundForm | None:

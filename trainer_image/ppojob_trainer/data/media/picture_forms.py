@@ -1,14 +1,21 @@
 """Picture formats by the processors of model folders. Loads no torch."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from ppojob_api.problem import printable
-from ppojob_trainer.data.media.media_form import MediaForm, Settings
-from ppojob_trainer.data.media.picture_files import NEWER, PROCESSOR, of_thinker, read_json
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.picture_files import (
+    NEWER,
+    OF_VIDEOS,
+    PROCESSOR,
+    of_thinker,
+    read_json,
+)
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_grids import LIMITS, QWEN, Grid, Lines, Pooled
 from ppojob_trainer.data.media.picture_settings import (
@@ -22,22 +29,22 @@ from ppojob_trainer.data.media.picture_settings import (
 from ppojob_trainer.data.media.picture_squares import Crops, Squares, Tiles
 from ppojob_trainer.data.media.sound_form import MODELS, read_sound_form
 
-_Read = Callable[[str, Settings, Settings, Path], PictureForm | None]
+_Read = Callable[[str, Any, Path], PictureForm | None]
 _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
-    **dict.fromkeys(LIMITS, (Grid.of, GridSettings)),
-    "GotOcr2": (Tiles.of, TilesSettings),
-    "Pixtral": (Lines.of, LinesSettings),
-    "Gemma3": (Squares.of, SquaresSettings),
-    **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.of, PooledSettings)),
-    **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.of, CropsSettings)),
+    **dict.fromkeys(LIMITS, (Grid.read, GridSettings)),
+    "GotOcr2": (Tiles.read, TilesSettings),
+    "Pixtral": (Lines.read, LinesSettings),
+    "Gemma3": (Squares.read, SquaresSettings),
+    **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.read, PooledSettings)),
+    **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.read, CropsSettings)),
 }
 """Supported picture processors, by prefix of their names."""
 
 
 def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
-    """Return a folder's picture processor settings, its class, and its supported kind.
+    """Return the settings, the class and the supported kind of a folder's image processor.
 
-    The class is empty for a folder that has none.
+    The class is empty if there is no processor, the kind is None if it is not supported.
     """
     # In transformers' order.
     processor = read_json(folder / NEWER).get("image_processor") or read_json(folder / PROCESSOR)
@@ -46,39 +53,49 @@ def _processor_of(folder: Path) -> tuple[Any, str, str | None]:
     return processor, name, next((one for one in _KINDS if name.startswith(one)), None)
 
 
+def _hears(config: Mapping[str, Any]) -> bool:
+    return str(config.get("model_type")) in MODELS
+
+
 def read_form(folder: Path) -> MediaForm | None:
     """Return the media format of a Hugging Face model; None without pictures and sounds."""
     config = of_thinker(read_json(folder / "config.json"))
-    if str(config.get("model_type")) in MODELS and "vision_config" not in config:
-        return read_sound_form(config, folder)
-    processor, _, known = _processor_of(folder)
-    if known is None or config.get("vision_feature_layer", -1) != -1:
+    sound = read_sound_form(config, folder) if (hears := _hears(config)) else None
+    if hears and "vision_config" not in config:
+        return sound
+    processor, _, kind = _processor_of(folder)
+    if kind is None or config.get("vision_feature_layer", -1) != -1:
         return None
-    of, settings = _KINDS[known]
+    read, settings = _KINDS[kind]
+    # In transformers' order.
+    video = read_json(folder / NEWER).get("video_processor") or read_json(folder / OF_VIDEOS)
+    files = {**config, "processor": processor, "video_processor": video or processor}
     try:
-        msgspec.convert({**config, "processor": processor}, settings)
+        form = read(kind, msgspec.convert(files, settings), folder)
     except msgspec.ValidationError:
         return None
-    return of(known, config, processor, folder)
+    if not hears:
+        return form
+    return replace(form, of_sounds=sound) if sound and isinstance(form, Grid) else None
 
 
-def why_shown_none(folder: Path) -> str:
-    """Return why a model with a tower sees no pictures, or hears no sounds; else empty."""
+def why_no_media(folder: Path) -> str:
+    """Return why a model with a tower gets no pictures or sounds; empty if it gets them."""
     _, name, known = _processor_of(folder)
     config = of_thinker(read_json(folder / "config.json"))
-    hears = str(config.get("model_type")) in MODELS
+    hears = _hears(config)
     if not (name or hears or "vision_config" in config) or read_form(folder) is not None:
         return ""
     if hears and read_sound_form(config, folder) is None:
-        return f"{folder} has no {PROCESSOR} with settings of a WhisperFeatureExtractor as is known"
+        return f"{folder} has no {PROCESSOR} with supported settings of a WhisperFeatureExtractor"
     if not name:
-        return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with a processor of pictures"
+        return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with an image processor"
     if known is None:
         return (
-            f"the processor of pictures of {folder} is a {printable(name)}, and those are known "
-            f"whose names begin with {', '.join(_KINDS)}"
+            f"the image processor of {folder} is a {printable(name)}, and the supported ones begin "
+            f"with {', '.join(_KINDS)}"
         )
     return (
-        f"{folder} has a {printable(name)}, which is known, with settings, a vision_feature_layer "
-        "or tokens around pictures that are not"
+        f"{folder} has a {printable(name)} whose settings, vision_feature_layer or tokens around "
+        "pictures are not supported"
     )

@@ -1,4 +1,4 @@
-"""Picture formats of models that see the whole picture as a grid of tokens. Loads no torch.
+"""Picture formats of models that read the whole picture as a grid of tokens. Loads no torch.
 
 Sources: transformers 5, `get_resize_output_image_size` of
 `models/pixtral/image_processing_pil_pixtral.py`; `get_aspect_ratio_preserving_size` of
@@ -7,16 +7,22 @@ Sources: transformers 5, `get_resize_output_image_size` of
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-from ppojob_trainer.data.media.media_form import Settings
-from ppojob_trainer.data.media.picture_files import NEWER, OF_VIDEOS, added_tokens, read_json
-from ppojob_trainer.data.media.picture_form import OwnSizes, PictureForm, Wanted
+from ppojob_trainer.data.media.media_form import ProcessorArguments
+from ppojob_trainer.data.media.picture_files import added_tokens
+from ppojob_trainer.data.media.picture_form import PictureForm, ResizablePictureForm
+from ppojob_trainer.data.media.picture_settings import (
+    GridSettings,
+    LinesSettings,
+    PixelLimits,
+    PooledSettings,
+)
 from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.data.media.smart_resize import no_shorter, smart_resize
-from ppojob_trainer.data.media.sound_form import MODELS, SoundForm, read_sound_form
+from ppojob_trainer.data.media.sound_form import SoundForm
 from ppojob_trainer.data.media.sounds import sound_of
 from ppojob_trainer.data.media.video_forms import VideoForm
 from ppojob_trainer.data.media.videos import clip_of
@@ -27,59 +33,46 @@ LIMITS: Final = {
     "Glm4v": (112 * 112, 28 * 28 * 15000),
     "Glm46V": (112 * 112, 28 * 28 * 15000),
 }
-_PATCH, _MERGE, _FRAMES = 14, 2, 2
-_PIXTRAL_PATCH, _LONGEST = 16, 1024
-_POOLED: Final = {"patch_size": 16, "pooling_kernel_size": 3}
-_MOST_POOLED, _WINDOW = 280, 512
-_PLACES: Final = ("position_embedding_size", 10_240), ("mm_posemb_size", 1_120)
+_LONGEST: Final = 1024
 _WITH_TOWER, _WITHOUT_TOWER = "Gemma4Image", "Gemma4UnifiedImage"
-_AROUND_POOLED: Final = ("boi", 255_999), ("image", 258_880), ("eoi", 258_882)
 
 
 @dataclass(frozen=True, slots=True)
-class Grid(PictureForm):
-    """Of Qwen and GLM: a picture is whole, in rows and columns of tokens, which positions tell.
+class Grid(ResizablePictureForm):
+    """Picture format of Qwen and GLM: rows and columns of tokens, with positions in 3 dimensions.
 
     Attributes:
-        patch: pixels of a side of what the tower sees at once.
-        merge: such patches of a side of what becomes one token.
-        least: pixels to which a smaller picture is enlarged, about.
-        most: those that a larger one is reduced to.
-        of_videos: how the model takes videos; None where it sees none.
-        of_sounds: how it takes sounds; None where it hears none.
+        patch: pixels of a side of a patch of the tower.
+        merge: patches of a side that become one token.
+        of_videos: the model's video format; None if it takes no videos.
+        of_sounds: its sound format; None if it takes no sounds.
     """
 
     patch: int
     merge: int
-    least: float
-    most: float
     of_videos: VideoForm | None = None
     of_sounds: SoundForm | None = None
 
     @classmethod
-    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
-        """Out of the files of a folder; None where they lack something."""
-        token = config.get("image_token_id", config.get("image_token_index"))
-        hears = str(config.get("model_type")) in MODELS
-        sounds = read_sound_form(config, folder) if hears else None
-        if not isinstance(token, int) or (hears and sounds is None):
+    def read(cls, kind: str, settings: GridSettings, folder: Path) -> Self | None:
+        """Read the format from a model's settings; None if they are incomplete."""
+        del folder
+        token = settings.image_token_id
+        token = settings.image_token_index if token is None else token
+        if token is None:
             return None
-        size = processor.get("size") or {}
-        least, most = (
-            size.get(edge, limit)
-            for edge, limit in zip(("shortest_edge", "longest_edge"), LIMITS[known], strict=True)
-        )
-        if known == QWEN:
-            least = processor.get("min_pixels") or least
-            most = processor.get("max_pixels") or most
-        else:  # which counts pixels of a picture that is as many frames of a video
-            frames = processor.get("temporal_patch_size", _FRAMES)
+        processor = settings.processor
+        size = processor.size or PixelLimits()
+        least: float = size.shortest_edge or LIMITS[kind][0]
+        most: float = size.longest_edge or LIMITS[kind][1]
+        if kind == QWEN:
+            least, most = processor.min_pixels or least, processor.max_pixels or most
+        else:  # GLM's limits are those of a video that repeats the picture
+            frames = processor.temporal_patch_size
             least, most = least / frames, most / frames
-        sides = processor.get("patch_size", _PATCH), processor.get("merge_size", _MERGE)
-        # In transformers' order.
-        videos = read_json(folder / NEWER).get("video_processor") or read_json(folder / OF_VIDEOS)
-        form = VideoForm.of(config, videos or processor, math.prod(sides))
-        return cls(token, known, *sides, least, most, form, sounds)
+        patch, merge = processor.patch_size, processor.merge_size
+        video = VideoForm.read(settings, patch * merge)
+        return cls(token, kind, least, most, patch, merge, video)
 
     @property
     def video(self) -> VideoForm | None:
@@ -91,20 +84,15 @@ class Grid(PictureForm):
         """See `PictureForm`."""
         return self.of_sounds
 
-    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""
         unit = self.patch * self.merge
-        sides = width, height
+        size = width, height
         if self.processor != QWEN:
-            sides = no_shorter(*sides, unit)
-        return smart_resize(*sides, unit, self.least, self.most)
+            size = no_shorter(*size, unit)
+        return smart_resize(*size, unit, self.least, self.most)
 
-    def limited(self, wanted: Wanted) -> Self:
-        """See `PictureForm`."""
-        least, most = wanted.least or self.least, wanted.most or self.most
-        return replace(self, least=least, most=max(least, most))
-
-    def written(self, width: int, height: int) -> list[int]:
+    def tokens(self, width: int, height: int) -> list[int]:
         """See `PictureForm`."""
         unit = self.patch * self.merge
         return [self.token] * (width // unit * (height // unit))
@@ -112,11 +100,11 @@ class Grid(PictureForm):
     def positions(
         self, ids: Sequence[int], pictures: bytes, later: Sequence[int] = ()
     ) -> list[list[int]]:
-        """Time, height and width of each token of a text, which go on from the highest one.
+        """Return time, height and width positions of the tokens of a text (M-RoPE).
 
-        Of text all three count on; a picture has one time, and its rows and columns, and so has
-        each clip of a video, whose rows and columns are the same. Tokens of a sound count on as
-        text: each is as much later as a position is.
+        Text tokens have three equal positions, one above the highest before them. The tokens of a
+        picture, or of a clip of a video, have one time and their row and column. Tokens of a sound
+        count as text.
         """
         found: list[tuple[int, int, int]] = []
         unit = self.patch * self.merge
@@ -126,8 +114,8 @@ class Grid(PictureForm):
             if sound_of(file) is not None:
                 continue
             clip = clip_of(file)
-            across, down = (side // unit for side in self.sides(file))
-            if clip is None or clip.begins:
+            across, down = (side // unit for side in self.size_of(file))
+            if clip is None or clip.has_placeholder:
                 text = range(after, after + start - len(found))
                 found += [(n,) * 3 for n in text]
                 begin = text.stop
@@ -139,43 +127,39 @@ class Grid(PictureForm):
 
 
 @dataclass(frozen=True, slots=True)
-class Lines(PictureForm):
-    """Of Mistral: a picture is whole, in lines of tokens with one more behind each of them.
+class Lines(ResizablePictureForm):
+    """Picture format of Mistral: lines of tokens, each followed by an end token.
 
     Attributes:
-        line_end: the token behind a line.
-        end: that behind the last one.
-        unit: pixels of a side of what becomes one token.
+        line_end: the token after a line.
+        end: the token after the last line.
+        unit: pixels of a side of a token.
         longest: pixels of a side at most.
-        least: pixels to which a smaller picture is enlarged, about.
-        most: those that a larger one is reduced to.
     """
 
     line_end: int
     end: int
     unit: int
     longest: int
-    least: float = 1
-    most: float = math.inf
 
     @classmethod
-    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
-        """Out of the files of a folder; None where they lack something."""
-        token, marks = config.get("image_token_index"), added_tokens(folder)
-        line_end, end = marks.get("[IMG_BREAK]"), marks.get("[IMG_END]")
-        if not isinstance(token, int) or line_end is None or end is None:
+    def read(cls, kind: str, settings: LinesSettings, folder: Path) -> Self | None:
+        """Read the format from a model's settings; None if they are incomplete."""
+        token, added = settings.image_token_index, added_tokens(folder)
+        line_end, end = added.get("[IMG_BREAK]"), added.get("[IMG_END]")
+        if token is None or line_end is None or end is None:
             return None
-        longest = (processor.get("size") or {}).get("longest_edge", _LONGEST)
-        merge = config.get("spatial_merge_size", _MERGE)
-        unit = config["vision_config"].get("patch_size", _PIXTRAL_PATCH) * merge
-        return cls(token, known, line_end, end, unit, longest)
+        size = settings.processor.size
+        longest = _LONGEST if size is None else size.longest_edge
+        unit = settings.vision_config.patch_size * settings.spatial_merge_size
+        return cls(token, kind, 1, math.inf, line_end, end, unit, longest)
 
     @property
-    def told(self) -> Settings:
-        """See `PictureForm`."""
+    def processor_arguments(self) -> ProcessorArguments:
+        """See `MediaForm`."""
         return {"patch_size": self.unit}
 
-    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""
         pixels = width * height
         shrink = max(
@@ -188,29 +172,24 @@ class Lines(PictureForm):
         )
         return across * self.unit, down * self.unit
 
-    def limited(self, wanted: Wanted) -> Self:
-        """See `PictureForm`."""
-        least, most = wanted.least or self.least, wanted.most or self.most
-        return replace(self, least=least, most=max(least, most))
-
-    def written(self, width: int, height: int) -> list[int]:
+    def tokens(self, width: int, height: int) -> list[int]:
         """See `PictureForm`."""
         line = [*[self.token] * (width // self.unit), self.line_end]
         return [*(line * (height // self.unit))[:-1], self.end]
 
 
 @dataclass(frozen=True, slots=True)
-class Pooled(OwnSizes):
-    """Of Gemma 4: a picture keeps its shape, and has as many tokens as fit; a token is a square.
+class Pooled(PictureForm):
+    """Picture format of Gemma 4: square tokens, as many as fit; a picture keeps its aspect ratio.
 
     Attributes:
-        begin: the token in front of those of a picture.
-        end: the token behind them.
-        unit: pixels of a side of what becomes one token.
+        begin: the token before those of a picture.
+        end: the token after them.
+        unit: pixels of a side of a token.
         most: tokens of a picture at most.
-        joined: whether the model is given the pixels of a token at once, for it has no tower.
-        ahead: whether these see those behind them, in layers that see a window. Models that read
-            the same tokens may differ in it.
+        joined: whether the model has no tower, and so gets the pixels of a token as one patch.
+        ahead: whether attention among a picture's tokens is bidirectional, in sliding-window
+            layers. Models that read the same tokens may differ in it.
     """
 
     begin: int
@@ -221,45 +200,48 @@ class Pooled(OwnSizes):
     ahead: bool = field(default=False, compare=False)
 
     @classmethod
-    def of(cls, known: str, config: Settings, processor: Settings, folder: Path) -> Self | None:
-        """Out of the files of a folder; None where they lack something."""
-        begin, token, end = (config.get(f"{name}_token_id", id_) for name, id_ in _AROUND_POOLED)
+    def read(cls, kind: str, settings: PooledSettings, folder: Path) -> Self | None:
+        """Read the format from a model's settings; None if they are incomplete or inconsistent."""
+        begin, token, end = settings.boi_token_id, settings.image_token_id, settings.eoi_token_id
         if not {begin, token, end} <= set(added_tokens(folder).values()):
             return None
-        tower, text = config["vision_config"], config["text_config"]
-        patch, side = (processor.get(name, usual) for name, usual in _POOLED.items())
-        most = processor.get("max_soft_tokens", _MOST_POOLED)
-        is_of_tower = all(
-            tower.get(name, usual) == processor.get(name, usual) for name, usual in _POOLED.items()
+        tower, text, processor = settings.vision_config, settings.text_config, settings.processor
+        patch, side, most = (
+            processor.patch_size,
+            processor.pooling_kernel_size,
+            processor.max_soft_tokens,
         )
-        joined = known == _WITHOUT_TOWER
-        needed, (name, usual) = (most, _PLACES[1]) if joined else (most * side, _PLACES[0])
-        ahead = text.get("use_bidirectional_attention") == "vision"
-        window = text.get("sliding_window", _WINDOW)
-        # Beyond a window transformers lets tokens see ahead, and vLLM does not.
-        if not is_of_tower or tower.get(name, usual) < needed or (ahead and window < most):
+        joined = kind == _WITHOUT_TOWER
+        has_positions = (
+            tower.mm_posemb_size >= most if joined else tower.position_embedding_size >= most * side
+        )
+        ahead = text.use_bidirectional_attention == "vision"
+        # Beyond a window attention is bidirectional in transformers, and causal in vLLM.
+        is_in_window = not ahead or text.sliding_window >= most
+        is_of_tower = (patch, side) == (tower.patch_size, tower.pooling_kernel_size)
+        if not (is_of_tower and has_positions and is_in_window):
             return None
         return cls(token, _WITH_TOWER, begin, end, patch * side, most, joined, ahead)
 
     @property
-    def told(self) -> Settings:
-        """See `PictureForm`.
+    def processor_arguments(self) -> ProcessorArguments:
+        """See `MediaForm`.
 
-        transformers has no class for PIL that joins patches, which are the same pixels as one.
+        transformers has no PIL class that joins patches; a large patch has the same pixels.
         """
         return {"patch_size": self.unit, "pooling_kernel_size": 1} if self.joined else {}
 
     @property
     def sees_ahead(self) -> bool:
-        """See `PictureForm`."""
+        """See `MediaForm`."""
         return self.ahead
 
     @property
     def ahead_in_windows(self) -> bool:
-        """See `PictureForm`."""
+        """See `MediaForm`."""
         return True
 
-    def sides_of(self, width: int, height: int) -> tuple[int, int]:
+    def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""
         factor = math.sqrt(self.most * self.unit**2 / (width * height))
         across, down = (math.floor(factor * side / self.unit) for side in (width, height))
@@ -269,7 +251,7 @@ class Pooled(OwnSizes):
             across, down = 1, min(height // width, self.most)
         return across * self.unit, down * self.unit
 
-    def written(self, width: int, height: int) -> list[int]:
+    def tokens(self, width: int, height: int) -> list[int]:
         """See `PictureForm`."""
         tokens = width // self.unit * (height // self.unit)
         return [self.begin, *[self.token] * tokens, self.end]

@@ -1,34 +1,42 @@
-"""Settings of picture processors, as in their files. Loads no torch.
+"""Settings of vision models and their image processors, as typed structs. Loads no torch.
 
-transformers reads no folder with other types, so such a model sees no pictures.
+Fields are named as in the files; defaults are those of transformers 5. transformers reads no folder
+with values of other types, so a model with such a folder gets no pictures.
 """
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-_Number = Annotated[int, Meta(ge=1)]
-_Sides = Annotated[list[_Number], Meta(min_length=2, max_length=2)]
-_May = _Number | UnsetType
+_Count = Annotated[int, Meta(ge=1)]
+_Sides = Annotated[list[_Count], Meta(min_length=2, max_length=2)]
 
 
-class _Limits(Struct):
-    shortest_edge: _May = UNSET
-    longest_edge: _May = UNSET
+class PixelLimits(Struct):
+    """Limits of a resized picture or video, in pixels; their defaults depend on the processor."""
+
+    shortest_edge: _Count | UnsetType = UNSET
+    longest_edge: _Count | UnsetType = UNSET
 
 
-class _TileSize(Struct):
-    height: _May = UNSET
-    width: _May = UNSET
+class TileSize(Struct):
+    """Height and width of a tile in pixels."""
+
+    height: _Count = 384
+    width: _Count = 384
 
 
-class _SquareSize(Struct):
-    height: _Number
-    width: _Number
+class SquareSize(Struct):
+    """Height and width of a picture in pixels."""
+
+    height: _Count
+    width: _Count
 
 
-class _LongestEdge(Struct):
-    longest_edge: _Number
+class LongestEdge(Struct):
+    """Pixels of the longer side of a picture."""
+
+    longest_edge: _Count
 
 
 class _CutEdge(Struct):
@@ -36,127 +44,156 @@ class _CutEdge(Struct):
 
 
 class _GridProcessor(Struct):
-    size: _Limits | None = None
-    min_pixels: _Number | None = None
-    max_pixels: _Number | None = None
-    patch_size: _May = UNSET
-    merge_size: _May = UNSET
-    temporal_patch_size: _May = UNSET
+    size: PixelLimits | None = None
+    min_pixels: _Count | None = None
+    max_pixels: _Count | None = None
+    patch_size: _Count = 14
+    merge_size: _Count = 2
+    temporal_patch_size: _Count = 2
 
 
-class _TilesProcessor(Struct):
-    size: _TileSize | None = None
-    min_patches: _Number | None = None
-    max_patches: _Number | None = None
+class _VideoLimits(Struct):
+    shortest_edge: _Count | None = None
+    longest_edge: _Count | None = None
 
 
-class _LinesProcessor(Struct):
-    size: _LongestEdge | None = None
+class _VideoProcessor(Struct):
+    size: _VideoLimits | None = None
+    min_pixels: _Count | None = None
+    max_pixels: _Count | None = None
+    temporal_patch_size: _Count = 2
+    cap_pixels_per_frame: bool = False
+    max_video_tokens: _Count | None = None
 
 
-class _SquaresProcessor(Struct):
-    size: _SquareSize | None = None
-    do_resize: Literal[True] | UnsetType = UNSET
-    do_pan_and_scan: Literal[False] | None = None
-
-
-class _CropsProcessor(Struct):
-    size: _CutEdge | None = None
-    max_image_size: _LongestEdge | None = None
-    do_resize: Literal[True] | UnsetType = UNSET
-    do_image_splitting: bool | UnsetType = UNSET
-
-
-class _PooledProcessor(Struct):
-    patch_size: _May = UNSET
-    pooling_kernel_size: _May = UNSET
-    max_soft_tokens: Literal[70, 140, 280, 560, 1120] | UnsetType = UNSET
-    do_resize: Literal[True] | UnsetType = UNSET
-
-
-class _TilesTower(Struct):
-    patch_size: _Number | _Sides | UnsetType = UNSET
-
-
-class _LinesTower(Struct):
-    patch_size: _May = UNSET
-
-
-class _SquaresTower(Struct):
-    image_size: _May = UNSET
-    patch_size: _May = UNSET
-
-
-class _CropsTower(Struct):
-    image_size: _Number
-    patch_size: _Number
-
-
-class _PooledTower(Struct):
-    patch_size: _May = UNSET
-    pooling_kernel_size: _May = UNSET
-    position_embedding_size: _May = UNSET
-    mm_posemb_size: _May = UNSET
-
-
-class _SquaresText(Struct):
-    sliding_window: _Number | None = None
-
-
-class _PooledText(Struct):
-    sliding_window: _May = UNSET
+class _GridTower(Struct):
+    tokens_per_second: int | float = 4.0
 
 
 class GridSettings(Struct):
-    """A config.json, with the settings of its processor."""
+    """A config.json of Qwen or GLM, with its image and video processors."""
 
-    vision_config: dict[str, Any]
+    vision_config: _GridTower
     processor: _GridProcessor
+    video_processor: _VideoProcessor
+    model_type: str = ""
+    image_token_id: int | None = None
+    image_token_index: int | None = None
+    video_token_id: int | None = None
+    video_token_index: int | None = None
+    position_id_per_seconds: int | float = 25
 
 
-class TilesSettings(Struct):
-    """See `GridSettings`."""
+class _LinesProcessor(Struct):
+    size: LongestEdge | None = None
 
-    vision_config: _TilesTower
-    processor: _TilesProcessor
-    downsample_ratio: float | UnsetType = UNSET
+
+class _LinesTower(Struct):
+    patch_size: _Count = 16
 
 
 class LinesSettings(Struct):
-    """See `GridSettings`."""
+    """A config.json of Mistral, with its image processor."""
 
     vision_config: _LinesTower
     processor: _LinesProcessor
-    spatial_merge_size: _May = UNSET
+    image_token_index: int | None = None
+    spatial_merge_size: _Count = 2
 
 
-class SquaresSettings(Struct):
-    """See `GridSettings`."""
-
-    vision_config: _SquaresTower
-    processor: _SquaresProcessor
-    text_config: _SquaresText | None = None
-    mm_tokens_per_image: _May = UNSET
-    boi_token_index: _May = UNSET
-    image_token_index: _May = UNSET
-    eoi_token_index: _May = UNSET
+class _Pooling(Struct):
+    patch_size: _Count = 16
+    pooling_kernel_size: _Count = 3
 
 
-class CropsSettings(Struct):
-    """See `GridSettings`."""
+class _PooledProcessor(_Pooling):
+    max_soft_tokens: Literal[70, 140, 280, 560, 1120] = 280
+    do_resize: Literal[True] = True
 
-    vision_config: _CropsTower
-    processor: _CropsProcessor
-    image_token_id: int
-    scale_factor: _May = UNSET
+
+class _PooledTower(_Pooling):
+    position_embedding_size: _Count = 10_240
+    mm_posemb_size: _Count = 1_120
+
+
+class _PooledText(Struct):
+    sliding_window: _Count = 512
+    use_bidirectional_attention: str | bool | None = None
 
 
 class PooledSettings(Struct):
-    """See `GridSettings`."""
+    """A config.json of Gemma 4, with its image processor."""
 
     vision_config: _PooledTower
     text_config: _PooledText
     processor: _PooledProcessor
-    boi_token_id: _May = UNSET
-    image_token_id: _May = UNSET
-    eoi_token_id: _May = UNSET
+    boi_token_id: _Count = 255_999
+    image_token_id: _Count = 258_880
+    eoi_token_id: _Count = 258_882
+
+
+class _TilesProcessor(Struct):
+    size: TileSize | None = None
+    min_patches: _Count | None = None
+    max_patches: _Count | None = None
+
+
+class _TilesTower(Struct):
+    patch_size: _Count | _Sides = 14
+
+
+class TilesSettings(Struct):
+    """A config.json of InternVL, with its image processor."""
+
+    vision_config: _TilesTower
+    processor: _TilesProcessor
+    image_token_id: int | None = None
+    downsample_ratio: float = 0.5
+
+
+class _SquaresProcessor(Struct):
+    size: SquareSize | None = None
+    do_resize: Literal[True] = True
+    do_pan_and_scan: Literal[False] | None = None
+
+
+class _SquaresTower(Struct):
+    image_size: _Count = 224
+    patch_size: _Count = 16
+
+
+class _SquaresText(Struct):
+    sliding_window: _Count | None = None
+
+
+class SquaresSettings(Struct):
+    """A config.json of Gemma 3, with its image processor."""
+
+    vision_config: _SquaresTower
+    processor: _SquaresProcessor
+    text_config: _SquaresText | None = None
+    mm_tokens_per_image: _Count = 256
+    boi_token_index: _Count = 255_999
+    image_token_index: _Count = 262_144
+    eoi_token_index: _Count = 256_000
+
+
+class _CropsProcessor(Struct):
+    size: _CutEdge | None = None
+    max_image_size: LongestEdge | None = None
+    do_resize: Literal[True] = True
+    do_image_splitting: bool = True
+
+
+class _CropsTower(Struct):
+    image_size: _Count
+    patch_size: _Count
+
+
+class CropsSettings(Struct):
+    """A config.json of SmolVLM or Idefics3, with its image processor."""
+
+    vision_config: _CropsTower
+    processor: _CropsProcessor
+    image_token_id: int
+    scale_factor: _Count = 2

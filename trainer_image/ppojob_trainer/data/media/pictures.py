@@ -1,10 +1,9 @@
-"""Picture files of rows, and placeholders for them in messages. Loads no torch.
+"""Picture files of rows, and their placeholders in messages. Loads no torch.
 
-Among them are the clips of videos, in the order of what a text shows (`data.videos`), and for
-models that hear there are sounds in their place (`data.sounds`). Encoded files are what travels:
-those of a prompt as one value (`packed`), and with their places those that tools show a row behind
-it (`LaterPicture`). Source of the form of messages: verl 0.8, `utils/dataset/rl_dataset.py`,
-`_build_messages`.
+The files of a prompt are one value (`packed`), in the order of the text. Among them are clips of
+videos (`media.videos`) and sounds (`media.sounds`). Files after the prompt, from tools or later
+messages, are stored with their positions (`LaterPicture`). Source of the form of messages: verl
+0.8, `utils/dataset/rl_dataset.py`, `_build_messages`.
 """
 
 import io
@@ -28,9 +27,9 @@ MOST_BYTES: Final = 32 * 1024 * 1024
 """Limit of all pictures of a row, for tools."""
 _MARKS: Final = re.compile(f"{MARK}|{VIDEO}|{SOUND}")
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
-"""Files that are opened: Pillow would start a program for some others."""
+"""Supported formats; for some others Pillow would start a program."""
 _KEPT: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
-"""Modes of pictures that PNG has, as models see them."""
+"""Modes that PNG stores without conversion."""
 
 Messages = Sequence[Mapping[str, Json]]
 
@@ -39,8 +38,8 @@ class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
     """A picture after the prompt of a row.
 
     Attributes:
-        start: its first token that stands for what is seen, as the response counts them.
-        file: encoded.
+        start: index of its first feature token in the response.
+        file: encoded picture.
     """
 
     start: int
@@ -48,33 +47,33 @@ class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
 
 
 def packed(pictures: Sequence[bytes]) -> bytes:
-    """The pictures of a prompt as one value; empty for none."""
+    """Encode the files of a prompt as one value; empty for none."""
     return msgspec.msgpack.encode(pictures) if pictures else b""
 
 
 def unpacked(pictures: bytes) -> list[bytes]:
-    """The pictures again."""
+    """Decode the files of `packed`."""
     return msgspec.msgpack.decode(pictures, type=list[bytes]) if pictures else []
 
 
 def packed_later(pictures: Sequence[LaterPicture]) -> bytes:
-    """The pictures of a row behind its prompt as one value; empty for none."""
+    """Encode the pictures after a prompt as one value; empty for none."""
     return msgspec.msgpack.encode(pictures) if pictures else b""
 
 
 def unpacked_later(pictures: bytes) -> list[LaterPicture]:
-    """The pictures again."""
+    """Decode the pictures of `packed_later`."""
     return msgspec.msgpack.decode(pictures, type=list[LaterPicture]) if pictures else []
 
 
 def opened(picture: bytes) -> Image.Image:
-    """A picture as models see it, in red, green and blue; RGBA on white where it is transparent.
+    """Decode a picture to RGB, the input of models; RGBA is put on a white background.
 
-    Pillow refuses a picture by its size before it decodes it: what asks for gigabytes ends a pod.
-    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, which verl opens pictures by.
+    Pillow refuses a picture by its size before decoding it, which could exhaust the memory.
+    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, by which verl opens pictures.
 
     Raises:
-        ValueError: see `encoded`; or each format's own error, where it cannot be read.
+        ValueError: see `encoded`; or the error of the format, if it cannot be read.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -88,15 +87,15 @@ def opened(picture: bytes) -> Image.Image:
 
 
 def is_picture(file: bytes) -> bool:
-    """Whether a file is that of a picture, and none of a clip or a sound."""
+    """Whether a file is a picture, rather than a clip or a sound."""
     return clip_of(file) is None and sound_of(file) is None
 
 
 def encoded(image: Image.Image) -> bytes:
-    """The file of a picture as models see it, of which not a pixel is lost.
+    """Encode a picture as PNG, without loss.
 
     Raises:
-        ValueError: its greys are numbers of which none is known to be white.
+        ValueError: it has grey levels of 32 bits, whose white is not defined.
     """
     file = io.BytesIO()
     image = image if image.mode in _KEPT else _in_colour(image)
@@ -105,17 +104,17 @@ def encoded(image: Image.Image) -> bytes:
 
 
 def _in_colour(image: Image.Image) -> Image.Image:
-    """A picture in red, green and blue, of which Pillow alone makes most greys of 16 bits white."""
-    is_wide = image.mode == "I" and image.format == "PPM"  # which Pillow reads as 16 bits
+    """Convert to RGB; grey levels of 16 bits are scaled first, where Pillow would clip them."""
+    is_wide = image.mode == "I" and image.format == "PPM"  # Pillow's mode for 16 bits
     if image.mode in {"I", "F"} and not is_wide:
-        raise ValueError("greys of 32 bits do not say which of them is white")
+        raise ValueError("the white of 32-bit grey levels is not defined")
     if is_wide or image.mode.startswith("I;16"):
         image = image.convert("I").point(lambda grey: grey / 256).convert("L")
     return image.convert("RGB")
 
 
 def behind_pictures(text: str, count: int) -> Json:
-    """The content of a message: so many pictures, and a text behind them."""
+    """Build the content of a message: `count` pictures, then a text."""
     if not count:
         return text
     parts: list[Json] = [{"type": "image"} for _ in range(count)]
@@ -123,9 +122,9 @@ def behind_pictures(text: str, count: int) -> Json:
 
 
 def with_parts(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Json]]:
-    """Messages with parts for the files that they show, as templates take them.
+    """Replace the marks in messages by parts, as chat templates take them.
 
-    A mark of what is not among the files, of pictures, videos or sounds, is text.
+    A mark of a medium (picture, video, sound) that is not among the files is text.
     """
     clips = [clip for clip in map(clip_of, files) if clip is not None]
     sounds = sum(sound_of(file) is not None for file in files)
@@ -147,7 +146,7 @@ def pictures_in(messages: Messages) -> int:
 
 
 def marks(messages: Messages) -> list[str]:
-    """The marks of pictures, videos and sounds in messages, in their order."""
+    """Return the marks of pictures, videos and sounds in messages, in order."""
     return [mark for message in messages for mark in _MARKS.findall(str(message["content"]))]
 
 

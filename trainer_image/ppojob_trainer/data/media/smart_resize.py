@@ -18,9 +18,16 @@ def smart_resize(
     frames: int = 1,
     shortest: int = 0,
 ) -> tuple[int, int]:
-    """Sides as multiples of a unit, for so many pixels about as are allowed.
+    """Return width and height as multiples of a unit, within limits in pixels, about.
 
-    So many frames share the pixels. No side is rounded to fewer units than the shortest has.
+    Args:
+        width: of the picture.
+        height: of the picture.
+        unit: pixels.
+        least: pixels to which smaller ones are enlarged.
+        most: pixels to which larger ones are reduced.
+        frames: number of frames that share the pixels.
+        shortest: units of a side at least, before the limits apply.
     """
     down, across = (max(shortest, round(side / unit)) for side in (height, width))
     pixels = frames * down * across * unit**2
@@ -34,7 +41,7 @@ def smart_resize(
 
 
 def no_shorter(width: int, height: int, unit: int) -> tuple[int, int]:
-    """Sides of which none is shorter than a unit, of the same shape."""
+    """Enlarge width and height, in proportion, so that no side is shorter than a unit."""
     if min(height, width) >= unit:
         return width, height
     grow = max(unit / height, unit / width)

@@ -1,28 +1,28 @@
-"""Sound files of rows, and placeholders for them in messages.
+"""Sounds as files among the pictures of a row, and their placeholders.
 
-A sound travels as what models hear of it: one channel of float32, at the pace of their features.
+A file holds one channel of float32 at the sampling rate of the model.
 """
 
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-if TYPE_CHECKING:  # children that call tools load this module too, and have no time for it
+if TYPE_CHECKING:  # tool processes import this module, and numpy would slow their start
     import numpy as np
     from numpy.typing import NDArray
 
 MARK: Final = "<audio>"
 _BEGIN: Final = b"\0sound"
-"""No file of a picture begins so."""
+"""Prefix of a sound; no picture file begins with it."""
 
 Samples: TypeAlias = "NDArray[np.float32]"
 
 
 def packed_sound(samples: Samples) -> bytes:
-    """A sound as a file among those of pictures."""
+    """Encode (samples,) a sound as a file."""
     return _BEGIN + samples.astype("<f4").tobytes()
 
 
 def sound_of(file: bytes) -> "Samples | None":
-    """The samples of the sound that a file is; None of a picture's or a clip's."""
+    """Decode (samples,) float32 from the sound in a file; None for another file."""
     if not file.startswith(_BEGIN):
         return None
     import numpy as np

@@ -22,23 +22,23 @@ FPS: Final = 2.0
 MOST_FRAMES: Final = 768
 _LEAST_FRAMES, _FACTOR = 4, 2
 _LEAST, _MOST = 1e-6, 2**40
-_THERE: Final = 0.9
-"""Of the frames that a file tells as many are there at least: some tell them out of the length of
-its sound, which may go on longer."""
+_READABLE: Final = 0.9
+"""Share of a file's frame count that must be readable: some files count the frames by the duration
+of their sound, which may be longer."""
 _ALLOWED: Final = "a list of pictures, or a video file that OpenCV reads"
 
-Sized = Callable[[tuple[int, int], int], tuple[int, int]]
-"""Says of what sides, and how many frames, how large a model sees them."""
+TargetSize = Callable[[tuple[int, int], int], tuple[int, int]]
+"""((width, height), number of frames) -> width and height to which they are resized."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frames:
-    """Frames of a video that models are shown.
+    """Sampled frames of a video.
 
     Attributes:
-        files: encoded, as large as the model sees them.
-        seconds: when each is seen.
-        fps: how many a second has, on average.
+        files: encoded pictures in the model's size.
+        seconds: time of each frame.
+        fps: frames per second, on average.
     """
 
     files: Sequence[bytes]
@@ -46,23 +46,23 @@ class Frames:
     fps: float
 
 
-def number_of(told: Mapping[object, object], key: str, usual: float) -> float:
-    """What the struct of a video says of its frames.
+def read_number(settings: Mapping[object, object], key: str, default: float) -> float:
+    """Read a number from the struct of a video.
 
     Raises:
-        BadPicture: it is no number, or one that no video has.
+        BadPicture: it is not a number in the range of such settings.
     """
-    said = told.get(key)
-    if said is None:
-        return usual
-    if isinstance(said, bool) or not isinstance(said, int | float) or not _LEAST <= said <= _MOST:
-        why = f"{key} says which frames of a video are seen, or how"
-        raise BadPicture(shown(said), why, f"a number from {_LEAST} to {_MOST}, or none")
-    return float(said)
+    cell = settings.get(key)
+    if cell is None:
+        return default
+    if isinstance(cell, bool) or not isinstance(cell, int | float) or not _LEAST <= cell <= _MOST:
+        why = f"{key} sets which frames of a video are used, or their size"
+        raise BadPicture(shown(cell), why, f"a number from {_LEAST} to {_MOST}, or null")
+    return float(cell)
 
 
-def decoded(content: object, told: Mapping[object, object], sized: Sized) -> Frames:
-    """Some frames of a file, at equal distances: those of its path, or of its bytes.
+def decode(content: object, settings: Mapping[object, object], target_size: TargetSize) -> Frames:
+    """Decode evenly spaced frames of a video file, given as a path or as bytes.
 
     Raises:
         BadPicture: it cannot be read, or has too few frames.
@@ -71,21 +71,25 @@ def decoded(content: object, told: Mapping[object, object], sized: Sized) -> Fra
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)
             file.flush()
-            return _read(Path(file.name), "bytes of a video", told, sized)
+            return _read(Path(file.name), "bytes of a video", settings, target_size)
     if content is None:
-        raise BadPicture("a struct without video", "it is what is shown", _ALLOWED)
+        raise BadPicture("a struct without video", "the video is required", _ALLOWED)
     if not isinstance(content, str):
-        raise BadPicture(type(content).__name__, "it is no video", _ALLOWED)
+        raise BadPicture(type(content).__name__, "it is not a video", _ALLOWED)
     path = content.removeprefix("file://")
     if not Path(path).is_file():
         raise BadPicture(shown(content), "no such file", _ALLOWED)
-    return _read(Path(path), shown(content), told, sized)
+    return _read(Path(path), shown(content), settings, target_size)
 
 
 def _read(
-    path: Path, named: str, told: Mapping[object, object], sized: Sized, there: int | None = None
+    path: Path,
+    named: str,
+    settings: Mapping[object, object],
+    target_size: TargetSize,
+    readable: int | None = None,
 ) -> Frames:
-    """Some frames of a file, of which so many are there; None for as many as it tells."""
+    """Sample frames of a file; `readable` is their number, None for the file's own count."""
     import cv2
 
     video = cv2.VideoCapture(str(path), cv2.CAP_FFMPEG)
@@ -94,48 +98,49 @@ def _read(
         rate = video.get(cv2.CAP_PROP_FPS)
         if total < _FACTOR or not rate > 0:
             raise BadPicture(named, f"{max(total, 0)} frames can be read of it", _ALLOWED)
-        places = _places(there or total, rate, told, named)
+        places = _places(readable or total, rate, settings, named)
         count = len(places)
         files = [
-            encoded(frame.resize(sized(frame.size, count))) for frame in _frames(video, places)
+            encoded(frame.resize(target_size(frame.size, count)))
+            for frame in _frames(video, places)
         ]
         seen = int(video.get(cv2.CAP_PROP_POS_FRAMES))
     finally:
         video.release()
     if len(files) == count:
-        shown_of = places[-1] + 1 - places[0]
-        return Frames(files, [place / rate for place in places], count / shown_of * rate)
-    if there is None and seen >= total * _THERE:
-        return _read(path, named, told, sized, seen)
-    why = f"it breaks off: {seen} of {total} frames can be read"
-    raise BadPicture(named, why, "a whole video")
+        span = places[-1] + 1 - places[0]
+        return Frames(files, [place / rate for place in places], count / span * rate)
+    if readable is None and seen >= total * _READABLE:
+        return _read(path, named, settings, target_size, seen)
+    why = f"it is truncated: {seen} of {total} frames can be read"
+    raise BadPicture(named, why, "a complete video")
 
 
-def _places(total: int, rate: float, told: Mapping[object, object], named: str) -> list[int]:
-    """Which frames are shown, of as many as there are."""
-    first, last = _part(total, rate, told)
+def _places(total: int, rate: float, settings: Mapping[object, object], named: str) -> list[int]:
+    """Return the indices of the sampled frames."""
+    first, last = _part(total, rate, settings)
     if last - first < _FACTOR - 1:
         why = f"{max(last + 1 - first, 0)} frames are between video_start and video_end"
-        raise BadPicture(named, why, f"a part of {_FACTOR} frames at least")
+        raise BadPicture(named, why, f"a part of at least {_FACTOR} frames")
     total = last + 1 - first
-    count = _count(total, rate, told)
+    count = _count(total, rate, settings)
     if not _FACTOR <= count <= total:
-        why = f"{count} frames are asked for, and it has {total}"
+        why = f"{count} frames are requested, and it has {total}"
         raise BadPicture(named, why, "nframes, fps or max_frames for 2 frames, up to all")
     places: list[int] = np.linspace(first, last, count).round().astype(int).tolist()
     return places
 
 
-def _part(total: int, rate: float, told: Mapping[object, object]) -> tuple[int, int]:
-    """The first and the last frame of the seconds that are shown."""
+def _part(total: int, rate: float, settings: Mapping[object, object]) -> tuple[int, int]:
+    """Return the first and the last frame of the requested part."""
     length = total / rate
-    start = 0.0 if told.get("video_start") == 0 else number_of(told, "video_start", 0.0)
-    end = number_of(told, "video_end", length)
+    start = 0.0 if settings.get("video_start") == 0 else read_number(settings, "video_start", 0.0)
+    end = read_number(settings, "video_end", length)
     return math.ceil(min(start, length) * rate), min(math.floor(min(end, length) * rate), total - 1)
 
 
 def _frames(video: Any, places: Sequence[int]) -> Iterator[Image.Image]:
-    """Frames of these places, from the first to the last, until the video ends."""
+    """Decode the frames at ascending indices, until the video ends."""
     at = -1
     for place in places:
         while at < place:
@@ -148,13 +153,13 @@ def _frames(video: Any, places: Sequence[int]) -> Iterator[Image.Image]:
         yield Image.fromarray(pixels[:, :, ::-1].copy())
 
 
-def _count(total: int, rate: float, told: Mapping[object, object]) -> int:
+def _count(total: int, rate: float, settings: Mapping[object, object]) -> int:
     """Return how many frames are sampled."""
-    if told.get("nframes") is not None:
-        if told.get("fps") is not None:
-            raise BadPicture("nframes and fps", "each says how many frames are seen", "one of them")
-        return round(number_of(told, "nframes", 0) / _FACTOR) * _FACTOR
-    least = -(-number_of(told, "min_frames", _LEAST_FRAMES) // _FACTOR) * _FACTOR
-    most = number_of(told, "max_frames", min(MOST_FRAMES, total)) // _FACTOR * _FACTOR
-    wanted = total / rate * number_of(told, "fps", FPS)
-    return int(min(max(wanted, least), most, total) // _FACTOR) * _FACTOR
+    if settings.get("nframes") is not None:
+        if settings.get("fps") is not None:
+            raise BadPicture("nframes and fps", "both set the number of frames", "one of them")
+        return round(read_number(settings, "nframes", 0) / _FACTOR) * _FACTOR
+    least = -(-read_number(settings, "min_frames", _LEAST_FRAMES) // _FACTOR) * _FACTOR
+    most = read_number(settings, "max_frames", min(MOST_FRAMES, total)) // _FACTOR * _FACTOR
+    sampled = total / rate * read_number(settings, "fps", FPS)
+    return int(min(max(sampled, least), most, total) // _FACTOR) * _FACTOR

@@ -1,6 +1,6 @@
 """Video formats of Qwen models: frame sizes and clips. Loads no torch.
 
-transformers' own classes say it too, but load torch, and want torchvision. Sources: transformers 5,
+transformers' own classes define them too, but load torch and torchvision. Sources: transformers 5,
 `resize` of `models/qwen2_vl/video_processing_qwen2_vl.py` and
 `models/qwen3_vl/video_processing_qwen3_vl.py`; `replace_video_token` of
 `models/qwen3_vl/processing_qwen3_vl.py`; `get_rope_index` of
@@ -8,20 +8,18 @@ transformers' own classes say it too, but load torch, and want torchvision. Sour
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Literal
 
 import numpy as np
 
+from ppojob_trainer.data.media.picture_settings import GridSettings
 from ppojob_trainer.data.media.smart_resize import no_shorter, smart_resize
 from ppojob_trainer.data.media.videos import Clip
 
-Settings = Mapping[str, Any]
-
-_PER_SECOND, _PER_MOMENT, _FRAMES = 4.0, 25, 2
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
-"""Of a frame, or of all of them, where a folder says no limits: transformers'."""
+"""transformers' default limits, of a frame or of all frames."""
 _SHARE: Final = 0.9
 
 
@@ -30,12 +28,12 @@ class VideoForm(ABC):
     """Video format of a model.
 
     Attributes:
-        token: what stands for a video or a clip in text, and then as often as there are features.
-        unit: pixels of a side of what becomes one token.
-        frames: that the tower sees at once.
+        token: placeholder of a video or a clip in text, and token of its features.
+        unit: pixels of a side of a token.
+        frames: frames of a clip, which the tower reads at once.
         least: pixels to which smaller frames are enlarged, about.
-        most: those that larger ones are reduced to.
-        bound: tokens by which frames are bounded where many are; None for no such bound.
+        most: pixels to which larger frames are reduced.
+        bound: tokens that limit the frames of a long video; None for no such limit.
     """
 
     token: int
@@ -46,38 +44,45 @@ class VideoForm(ABC):
     bound: int | None
 
     @staticmethod
-    def of(config: Settings, processor: Settings, unit: int) -> "VideoForm | None":
-        """Out of config.json and the settings of videos; None where the model has none."""
-        kind = _KINDS.get(str(config.get("model_type")))
-        token = config.get("video_token_id", config.get("video_token_index"))
-        if kind is None or not isinstance(token, int):
+    def read(settings: GridSettings, unit: int) -> "VideoForm | None":
+        """Read the format from a model's settings; None if it takes no videos."""
+        kind = _KINDS.get(settings.model_type)
+        token = settings.video_token_id
+        token = settings.video_token_index if token is None else token
+        if kind is None or token is None:
             return None
-        frames = processor.get("temporal_patch_size", _FRAMES)
-        # Those of Qwen-Omni are transformers', whatever a folder says.
-        size = {} if kind.tells == "moments" else dict(processor.get("size") or {})
-        if kind.tells in ("numbers", "seconds"):
-            size["shortest_edge"] = processor.get("min_pixels") or size.get("shortest_edge")
-            size["longest_edge"] = processor.get("max_pixels") or size.get("longest_edge")
-        least = size.get("shortest_edge") or _LEAST_TOKENS * (2 * kind.patch) ** 2
-        most = size.get("longest_edge") or _MOST_TOKENS * (2 * kind.patch) ** 2
+        processor, least, most = settings.video_processor, None, None
+        # For Qwen-Omni transformers ignores the limits of the folder.
+        if kind.time != "moments" and processor.size is not None:
+            least, most = processor.size.shortest_edge, processor.size.longest_edge
+        if kind.time in ("numbers", "seconds"):
+            least, most = processor.min_pixels or least, processor.max_pixels or most
+        least = least or _LEAST_TOKENS * (2 * kind.patch) ** 2
+        most = most or _MOST_TOKENS * (2 * kind.patch) ** 2
         bound = None
-        if processor.get("cap_pixels_per_frame"):
-            bound = processor.get("max_video_tokens", kind.bound)
-        sizes = token, unit, frames, least, most, bound
-        if kind.tells == "text":
+        if processor.cap_pixels_per_frame:
+            bound = processor.max_video_tokens or kind.bound
+        sizes = token, unit, processor.temporal_patch_size, least, most, bound
+        if kind.time == "text":
             return Timed(*sizes)
-        if kind.tells == "moments":
-            return Joined(*sizes, config.get("position_id_per_seconds", _PER_MOMENT), True)
-        paced = config["vision_config"].get("tokens_per_second", _PER_SECOND)
-        return Joined(*sizes, paced if kind.tells == "seconds" else None)
+        if kind.time == "moments":
+            return Joined(*sizes, settings.position_id_per_seconds, True)
+        paced = settings.vision_config.tokens_per_second
+        return Joined(*sizes, paced if kind.time == "seconds" else None)
 
-    def whole(self, count: int) -> int:
-        """Return how many frames whole clips of so many frames have."""
+    def in_whole_clips(self, count: int) -> int:
+        """Round a number of frames up to whole clips."""
         return count + -count % self.frames
 
     def clips(self, frames: Sequence[bytes], seconds: Sequence[float], fps: float) -> list[Clip]:
-        """A video as clips; its last frame goes on where the last clip lacks some."""
-        lacking = self.whole(len(frames)) - len(frames)
+        """Split a video into clips; the last frame is repeated to fill the last clip.
+
+        Args:
+            frames: encoded pictures.
+            seconds: time of each frame.
+            fps: frames per second, on average.
+        """
+        lacking = self.in_whole_clips(len(frames)) - len(frames)
         shown = [*frames, *[frames[-1]] * lacking]
         times = [*seconds, *(seconds[-1] + (n + 1) / fps for n in range(lacking))]
         found = []
@@ -88,10 +93,10 @@ class VideoForm(ABC):
         return found
 
     @abstractmethod
-    def sides_of(self, count: int, width: int, height: int) -> tuple[int, int]:
-        """Width and height in pixels of what the model sees of frames of these sides.
+    def target_size(self, count: int, width: int, height: int) -> tuple[int, int]:
+        """Return width and height to which frames are resized, in pixels.
 
-        So many are those of whole clips.
+        `count` is the number of frames, in whole clips.
         """
 
     @abstractmethod
@@ -100,17 +105,18 @@ class VideoForm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Joined(VideoForm):
-    """Of Qwen2-VL, 2.5-VL and Qwen-Omni: one run of tokens, whose positions tell the time.
+    """Video format of Qwen2-VL, 2.5-VL and Qwen-Omni: one run of tokens, with time positions.
 
     Attributes:
-        per_second: positions of a second; None where each clip has the next one.
-        by_moments: whether those of a clip are made of its time; else of the time of one clip.
+        per_second: time positions per second; None if each clip has the next one.
+        by_moments: whether a position is rounded from the clip's time, or from a multiple of the
+            rounded duration of a clip.
     """
 
     per_second: float | None
     by_moments: bool = False
 
-    def sides_of(self, count: int, width: int, height: int) -> tuple[int, int]:
+    def target_size(self, count: int, width: int, height: int) -> tuple[int, int]:
         """See `VideoForm`: the limits are those of a frame."""
         most = self.most
         if self.bound is not None:
@@ -131,16 +137,16 @@ class Joined(VideoForm):
 
 @dataclass(frozen=True, slots=True)
 class Timed(VideoForm):
-    """Of Qwen3-VL and Qwen3.5: each clip is told its time in text, and is else as a picture."""
+    """Video format of Qwen3-VL and Qwen3.5: each clip is like a picture, after its time as text."""
 
-    def sides_of(self, count: int, width: int, height: int) -> tuple[int, int]:
+    def target_size(self, count: int, width: int, height: int) -> tuple[int, int]:
         """See `VideoForm`: the limits are those of all frames together."""
         most = self.most
         if self.bound is not None:
             each = min(self.bound * self.unit**2, most // count)
             most = max(each, int(self.least * 1.05)) * count
-        sides = no_shorter(width, height, self.unit)
-        return smart_resize(*sides, self.unit, self.least, most, frames=count)
+        size = no_shorter(width, height, self.unit)
+        return smart_resize(*size, self.unit, self.least, most, frames=count)
 
     def _clip(self, frames: list[bytes], number: int, middle: float, fps: float) -> Clip:
         del fps
@@ -149,9 +155,9 @@ class Timed(VideoForm):
 
 @dataclass(frozen=True, slots=True)
 class _Kind:
-    """What transformers takes for granted of a family: how time is told, and sizes."""
+    """transformers' constants of a family, and how it encodes the time of a clip."""
 
-    tells: str
+    time: Literal["numbers", "seconds", "moments", "text"]
     patch: int
     bound: int
 

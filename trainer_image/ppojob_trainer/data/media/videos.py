@@ -1,7 +1,7 @@
-"""Video clips of rows, among their picture files, and placeholders. Loads no torch.
+"""Video clips as files among the pictures of a row, and their placeholders. Loads no torch.
 
-A clip is what a tower sees at once: a few frames, two of Qwen. No tower looks from one to the next,
-so the clips of a video travel, are cut and are seen as pictures are.
+A clip is the frames that a tower reads at once, two in Qwen's models. No tower attends from one
+clip to another, so clips are stored, sent and encoded like pictures.
 """
 
 from collections.abc import Iterable
@@ -14,17 +14,17 @@ from ppojob_trainer.json_value import Json
 COLUMN: Final = "videos"
 MARK: Final = "<video>"
 _BEGIN: Final = b"\0clip"
-"""No file of a picture begins so."""
+"""Prefix of a clip; no picture file begins with it."""
 
 
 class Clip(msgspec.Struct, frozen=True, array_like=True):
-    """Frames of a video that a tower sees at once.
+    """Frames of a video that a tower reads at once.
 
     Attributes:
-        frames: encoded, as large as the model sees them.
-        number: of the clips of its video that are before it.
-        ahead: by how much the time of its positions is ahead of its video's first clip's.
-        text: what the model reads before it; empty where it goes on from the clip before it.
+        frames: encoded pictures in the model's size.
+        number: index of the clip in its video.
+        ahead: time position relative to the first clip of its video.
+        text: text before the clip; empty if it directly follows the clip before it.
     """
 
     frames: list[bytes]
@@ -33,31 +33,31 @@ class Clip(msgspec.Struct, frozen=True, array_like=True):
     text: str = ""
 
     @property
-    def begins(self) -> bool:
-        """Whether a template writes a token for it: for the video, or for each of its clips."""
+    def has_placeholder(self) -> bool:
+        """Whether a template writes a token for it: per video, or per clip if they have texts."""
         return self.number == 0 or bool(self.text)
 
 
 def packed_clip(clip: Clip) -> bytes:
-    """A clip as a file among those of pictures."""
+    """Encode a clip as a file."""
     return _BEGIN + msgspec.msgpack.encode(clip)
 
 
 def clip_of(file: bytes) -> Clip | None:
-    """The clip that a file is; None of a picture's."""
+    """Decode the clip in a file; None for another file."""
     if not file.startswith(_BEGIN):
         return None
     return msgspec.msgpack.decode(memoryview(file)[len(_BEGIN) :], type=Clip)
 
 
 def parts_of(clips: Iterable[Clip]) -> list[list[Json]]:
-    """Of each video the parts of a message that stand for it: a template writes a token each."""
+    """Return the message parts of each video, for a chat template."""
     videos: list[list[Json]] = []
     for clip in clips:
         if clip.number == 0:
             videos.append([])
         if clip.text:
             videos[-1].append({"type": "text", "text": clip.text})
-        if clip.begins:
+        if clip.has_placeholder:
             videos[-1].append({"type": "video"})
     return videos

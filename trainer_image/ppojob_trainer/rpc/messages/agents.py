@@ -66,7 +66,7 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
         ends: the user simulator ends the conversation.
         pictures: pictures before the text, packed by `data.pictures.packed`.
         context: JSON list of messages with which the user begins a new context; empty for none.
-        asked: JSON of a program's request, as `tools.wire.Asked`; empty for others.
+        asked: JSON of a program's request, as `tools.wire.ModelRequest`; empty for others.
     """
 
     text: str

@@ -13,8 +13,6 @@ TOOLS: Final[dict[str, BuiltIn]] = {
     "python": python.TOOL,
     "search": search.TOOL,
 }
-"""By the name that a model calls them by; `well_known.BUILT_IN_TOOLS` is held to it by a test."""
+"""Built-in tools by name, as in `well_known.BUILT_IN_TOOLS`."""
 USERS: Final[dict[str, BuiltInUser]] = {"gsm8k": gsm8k_user.USER}
-"""The same of user simulators, by the name that rows select them by
-(`well_known.BUILT_IN_INTERACTIONS`).
-"""
+"""Built-in user simulators by name, as in `well_known.BUILT_IN_INTERACTIONS`."""

@@ -1,12 +1,12 @@
 """Answer tools for GSM8K and Geometry3K: verl's `Gsm8kTool` and `Geo3kTool`.
 
-A row has the answer in its ``extra_info``: ``tools_kwargs.NAME.create_kwargs.ground_truth``. In
-verl too a call has no state of earlier ones, so an answer that was right before still counts as an
-improvement.
+A row has the answer in its ``extra_info``: ``tools_kwargs.NAME.create_kwargs.ground_truth``. As in
+verl, calls share no state, so repeating a right answer also counts as an improvement.
 """
 
 from typing import Final
 
+from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.geometry3k import geometry3k
 from ppojob_trainer.rewards.gsm8k import gsm8k
 from ppojob_trainer.tools.built_in.tool import BuiltIn, Call, parameters
@@ -16,19 +16,24 @@ _DOES = "Checks an answer to the problem: 1.0 where it is right, 0.0 where it is
 
 
 def calc_gsm8k_reward(call: Call) -> tuple[str, float]:
-    """Say whether an answer is right; the reward is 0 where it is, and a penalty where it is not.
+    """Return whether an answer is right; the reward is 0 if it is, else a penalty.
 
-    The answer is found by our `flexible` method, which departs from verl's.
+    The answer is extracted by our `flexible` method, which departs from verl's.
     """
     answer, truth = _given(call)
-    form = answer if answer.startswith("#### ") else f"#### {answer}"
-    return _told(answer, gsm8k(form, truth, method="flexible")["score"])
+    return _result(answer, gsm8k_score(answer, truth))
 
 
 def calc_geo3k_reward(call: Call) -> tuple[str, float]:
-    """The same of an answer that is all of the text; compared as `geometry3k` does."""
+    """Return the same for an answer without further text, compared as by `geometry3k`."""
     answer, truth = _given(call)
-    return _told(answer, geometry3k(f"\\boxed{{{answer}}}", truth, format_score=0.0)["score"])
+    return _result(answer, geometry3k(f"\\boxed{{{answer}}}", truth, format_score=0.0)["score"])
+
+
+def gsm8k_score(answer: str, truth: Json) -> float:
+    """Score an answer, or a text that ends with it, by `gsm8k` as verl's tool and user do."""
+    text = answer if answer.startswith("#### ") else f"#### {answer}"
+    return gsm8k(text, truth, method="flexible")["score"]
 
 
 def _given(call: Call) -> tuple[str, str]:
@@ -38,7 +43,7 @@ def _given(call: Call) -> tuple[str, str]:
     return str(call.arguments["answer"]), str(truth)
 
 
-def _told(answer: str, reward: float) -> tuple[str, float]:
+def _result(answer: str, reward: float) -> tuple[str, float]:
     return f"Current parsed {answer=} {reward=}", 0.0 if reward > 0.0 else _PENALTY
 
 

@@ -1,4 +1,4 @@
-"""A calculator: exact arithmetic on what a model writes, with bounds on every number."""
+"""Calculator: exact arithmetic with bounds on every number."""
 
 import ast
 import operator
@@ -13,7 +13,7 @@ _MOST_BITS = 4_096
 _MOST_DEPTH = 100
 _DIGITS = 12
 _SIGNS: Final = str.maketrans({"\u00d7": "*", "\u00f7": "/", "\u2212": "-", "^": "**"})
-"""Other ways to write operators: the signs of schoolbooks, and a hat for a power."""
+"""Alternative operator signs."""
 _OPERATORS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fraction | int]]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -25,11 +25,11 @@ _OPERATORS: Final[dict[type[ast.operator], Callable[[Fraction, Fraction], Fracti
 
 
 class _Wrong(Exception):  # noqa: N818  the expression is wrong
-    """Why an expression has no value."""
+    """The expression has no value."""
 
 
 def calculator(call: Call) -> str:
-    """The value of an expression, or why it has none."""
+    """Return the value of an expression, or an error."""
     try:
         return _shown(_value(_read(str(call.arguments["expression"])), 0))
     except _Wrong as wrong:
@@ -52,7 +52,7 @@ def _value(node: ast.expr, depth: int) -> Fraction:
         raise _Wrong("too deeply nested")
     match node:
         case ast.Constant(value=int() | float() as number) if not isinstance(number, bool):
-            # As it is written: 0.1 is a tenth.
+            # By its decimal digits: 0.1 is 1/10.
             return _bounded(Fraction(str(number)) if abs(number) != float("inf") else None)
         case ast.UnaryOp(op=ast.USub(), operand=operand):
             return -_value(operand, depth + 1)
@@ -101,7 +101,7 @@ def _float(number: Fraction) -> float:
 
 
 def _shown(number: Fraction) -> str:
-    """All digits of an integer, twelve of what has a fraction."""
+    """Format all digits of an integer, twelve digits of a fraction."""
     if number.denominator == 1:
         return str(number.numerator)
     return f"{_float(number):.{_DIGITS}g}"

@@ -13,13 +13,13 @@ _STOPPED: Final = {
 
 
 def python(call: Call) -> str:
-    """What a program wrote, its errors last."""
+    """Return the output of a program, its errors last."""
     outcome = call.sandbox().run(Program(str(call.arguments["code"])))
     parts = [outcome.stdout] if outcome.is_well else [outcome.stdout, outcome.errors]
-    said = [part.decode("utf-8", errors="backslashreplace").rstrip("\n") for part in parts]
+    texts = [part.decode("utf-8", errors="backslashreplace").rstrip("\n") for part in parts]
     if not outcome.is_well:
-        said.append(_STOPPED.get(outcome.stopped, ""))
-    return "\n".join(filter(None, said))
+        texts.append(_STOPPED.get(outcome.stopped, ""))
+    return "\n".join(filter(None, texts))
 
 
 TOOL: Final = BuiltIn(

@@ -1,4 +1,4 @@
-"""Corpus search: Search-R1's, in a local index or by an HTTP service."""
+"""Corpus search, as in Search-R1: in a local index or by an HTTP service."""
 
 import json
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ _WHERE: Final = "index (a folder that ppojob index made) or url"
 
 
 def search(call: Call) -> str:
-    """The best passages for a query, or for each of a list."""
+    """Return the best passages for a query, or for each query of a list."""
     index, url, top = _settings(call.config)
     return answer(_retriever(index, url), call.arguments, top)
 
@@ -32,24 +32,24 @@ def answer(retriever: Retriever, arguments: Mapping[str, Json], passages: int) -
     """Format passages: for `query` as Search-R1, for `query_list` as verl's SearchTool.
 
     Raises:
-        WrongArguments: there is neither, and the tool's parameters require none.
-        RetrievalFailed: the service cannot be asked.
+        WrongArguments: there is neither (the tool's parameters may require none).
+        RetrievalFailed: the service gave no valid answer.
     """
-    asked = arguments.get("query_list")
-    if asked is None and "query" not in arguments:
+    queries = arguments.get("query_list")
+    if queries is None and "query" not in arguments:
         raise WrongArguments("query is missing")
-    if not isinstance(asked, list):
+    if not isinstance(queries, list):
         return passages_to_string(retriever.search([str(arguments["query"])], passages)[0])
-    found = retriever.search([str(one) for one in asked], passages)
-    told = "\n---\n".join(passages_to_paragraphs(one) for one in found)
-    return json.dumps({"result": told or "No search results found."}, ensure_ascii=False)
+    found = retriever.search([str(one) for one in queries], passages)
+    text = "\n---\n".join(passages_to_paragraphs(one) for one in found)
+    return json.dumps({"result": text or "No search results found."}, ensure_ascii=False)
 
 
 def open_search(config: Mapping[str, Json]) -> None:
-    """Open what the settings name, so that a mistake is found before the first call.
+    """Open the index or the service, so that a mistake is found before the first call.
 
     Raises:
-        ConfigError: the settings are not those of a search, or name no index.
+        ConfigError: the settings are invalid, or there is no index.
     """
     index, url, _ = _settings(config)
     try:
@@ -74,17 +74,17 @@ def _settings(config: Mapping[str, Json]) -> tuple[str, str, int]:
 
 
 def passages_a_query(config: Mapping[str, Json]) -> int:
-    """Return the passages per query, if another setting defines the corpus.
+    """Return the passages per query, for a corpus that is defined elsewhere.
 
     Raises:
-        ConfigError: there are other settings, or it is no number.
+        ConfigError: there are other settings, or it is not a positive number.
     """
     for name in sorted(config.keys() - {"topk"}):
         got = shown(config[name])
-        raise ConfigError(f"config.{name}: got {got}: agent.retriever says what is searched; topk")
+        raise ConfigError(f"config.{name}: got {got}: agent.retriever sets what is searched; topk")
     top = config.get("topk", _PASSAGES)
     if not isinstance(top, int) or isinstance(top, bool) or top < 1:
-        raise ConfigError(f"config.topk: got {shown(top)}: no number of passages; at least 1")
+        raise ConfigError(f"config.topk: got {shown(top)}: not a number of passages; at least 1")
     return top
 
 
@@ -92,7 +92,7 @@ def passages_a_query(config: Mapping[str, Json]) -> int:
 def _retriever(index: str, url: str) -> Retriever:
     if not index:
         return HttpRetriever(url)
-    # It loads numpy, and children of tools are started by the dozen.
+    # Late: it imports NumPy, which most tool processes do not need.
     from ppojob_trainer.retrieval.index import open_index
 
     return open_index(Path(index))

@@ -14,10 +14,11 @@ class Call:
     """One call of a tool.
 
     Attributes:
-        arguments: valid by the schema.
-        created: the row's constructor arguments of the tool.
-        sandbox: opens the sandbox for model-written code; the same for all calls.
-        pictures: of the row so far.
+        arguments: arguments, validated by the schema.
+        created: constructor arguments in the row.
+        config: settings of the tool.
+        sandbox: returns the sandbox for model-written code; the same for all calls.
+        pictures: pictures of the row so far.
     """
 
     arguments: Mapping[str, Json]
@@ -29,16 +30,17 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BuiltIn:
-    """A tool that is built in.
+    """A built-in tool.
 
     Attributes:
-        answer: what `answers.read_answer` takes. What a model did
-            wrong is text too; an exception is a mistake of ours, or of the data.
-        description: for the model, where the job has no other; so is `parameters`, a JSON schema.
+        answer: returns a value for `answers.read_answer`. Mistakes of the model are answers too; an
+            exception is an error of the tool or of the data.
+        description: default description for the model.
+        parameters: default JSON schema of the arguments.
         runs_code: whether it needs a sandbox.
-        shows: whether it answers with pictures.
-        opens: checks its settings and prepares what they name; None where it has none. It raises
-            `ConfigError`, whose place is in the tool (``config.index``).
+        shows: whether it returns pictures.
+        opens: validates and opens its settings; None without settings. It raises `ConfigError`,
+            with a place relative to the tool (``config.index``).
     """
 
     answer: Callable[[Call], object]
@@ -51,11 +53,11 @@ class BuiltIn:
 
 @dataclass(frozen=True, slots=True)
 class BuiltInUser:
-    """A user that is built in.
+    """A built-in user simulator.
 
     Attributes:
-        problem: says what is wrong with what a row tells it, before anything is started: the
-            entry, and what is allowed. None where nothing is.
+        answer: answers a turn.
+        problem: arguments of a row -> the invalid entry and what is allowed, or None.
     """
 
     answer: User
@@ -63,7 +65,7 @@ class BuiltInUser:
 
 
 def parameters(**properties: str) -> Mapping[str, Json]:
-    """The schema of arguments that are all text and all required: their descriptions by name."""
+    """Build the schema of required text arguments, from their descriptions by name."""
     return {
         "type": "object",
         "properties": {

@@ -28,21 +28,21 @@ Box = tuple[float, float, float, float]
 
 
 def image_zoom_in_tool(call: Call) -> object:
-    """What the picture shows in a box; a text and a penalty where that is none.
+    """Return the part of the picture in a box, or an error text and a penalty.
 
-    Boxes are in pixels of what the model sees. What is cut is the picture as it is in the data,
-    which may be larger; verl cuts the one that the model sees.
+    Boxes are in pixels of the model's input. The original picture is cropped, which may be larger;
+    verl crops the model's input.
     """
     if not call.pictures:
         raise ValueError("the row has no picture")
-    seen, asked = call.pictures[0], call.arguments["bbox_2d"]
-    if not isinstance(asked, list) or len(asked) != 4:
+    seen, given = call.pictures[0], call.arguments["bbox_2d"]
+    if not isinstance(given, list) or len(given) != 4:
         return _MISSING, _PENALTY
-    left, top, right, bottom = (float(str(one)) for one in asked)
+    left, top, right, bottom = (float(str(one)) for one in given)
     box = within((left, top, right, bottom), seen.width, seen.height)
     if box is None:
         wrong = "is invalid or results in a crop smaller than the minimum size of"
-        return f"Error: The specified bounding box {asked} {wrong} {_LEAST}x{_LEAST}.", _PENALTY
+        return f"Error: The specified bounding box {given} {wrong} {_LEAST}x{_LEAST}.", _PENALTY
     image = opened(seen.file)
     begin, end = (
         (round(x * image.width / seen.width), round(y * image.height / seen.height))
@@ -51,14 +51,14 @@ def image_zoom_in_tool(call: Call) -> object:
     cut = image.crop((*begin, max(begin[0] + 1, end[0]), max(begin[1] + 1, end[1])))
     label = call.arguments.get("label")
     named = f" with label {label}" if label else ""
-    text = f"Zoomed in on the image to the region {asked}{named}."
+    text = f"Zoomed in on the image to the region {given}{named}."
     return SimpleNamespace(text=text, image=[cut], video=None)
 
 
 def within(box: Box, width: int, height: int) -> Box | None:
-    """A box within a picture, with sides of 28 pixels at least; None where it can be none.
+    """Clip a box to a picture, with sides of at least 28 pixels; None if that is impossible.
 
-    One that is too small grows about its middle, as far as the picture goes.
+    A box that is too small grows around its centre, within the picture.
     """
     left, top, right, bottom = box
     left, top, right, bottom = max(0.0, left), max(0.0, top), min(width, right), min(height, bottom)
