@@ -247,7 +247,9 @@ def as_the_whole(
             for group, response in zip(rows.row_groups.tolist(), responses, strict=True)
         ]
     )
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
+    # On a processor with AMX, transformers' own float32 pass of Gemma 4 E2B's layers is 2.1e-5 from
+    # its float64 pass, and so is ours; gradients differ likewise.
+    torch.testing.assert_close(got, expected, rtol=0, atol=4e-5)
     factors = torch.randn(len(got))
     ours = gradients(model, (factors * got).sum())
     found = gradients(whole, (factors * expected).sum())
@@ -262,7 +264,7 @@ def as_the_whole(
     named = {own_name(name): one for name, one in theirs.items()}
     if not learns:
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}
-    assert relative_difference(ours, named) < 1e-5
+    assert relative_difference(ours, named) < 4e-5
     return got
 
 
