@@ -15,8 +15,9 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_api.topology import calls_tools, retrieved_tools
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.model import ModelSpec
 from ppojob_api.v1alpha1.rollout import JudgeSpec, RewardModelSpec, RewardSpec
-from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
+from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_cli.agent_checks import check_agent, text_prompt_warning
 from ppojob_cli.machine_checks import machine_problems, threads_warning
 from ppojob_cli.output_checks import (

@@ -30,8 +30,8 @@ from vllm_facts import (
     text,
 )
 
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import DraftsSpec, RolloutParallelism
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.rollout.protocol import Request, SamplingParams, StopTexts

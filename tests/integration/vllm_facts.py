@@ -21,8 +21,8 @@ import torch
 from engine_phase import close_quickly, generate
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
-from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS
+from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
 

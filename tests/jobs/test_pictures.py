@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from seeing_models import SEEING
 from tiny_models import NAMES, ZOOMS, noise, picture
 
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.media.pictures import packed, unpacked

@@ -6,8 +6,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
-from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import DataReport, check_files
 from ppojob_trainer.data.dataset import PromptDataset

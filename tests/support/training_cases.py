@@ -45,9 +45,10 @@ from ppojob_api.v1alpha1.algorithm import (
     KlSpec,
     PositiveExamplesSpec,
 )
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.policy_loss import PolicyLossSpec
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_api.v1alpha1.training import LoraSpec, MuonSpec, OptimizerSpec, TrainingSpec
+from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.pictures import packed

@@ -27,8 +27,9 @@ from training_cases import (
     valued_rows,
 )
 
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_api.v1alpha1.training import LoraSpec, TrainingSpec
+from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.shards import Shard

@@ -27,8 +27,8 @@ from tiny_models import draw_corrections, make_model, write_model
 from transformers import PreTrainedModel
 from whole_models import save_whole
 
+from ppojob_api.v1alpha1.model import LoraSpec, ModelSpec
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_api.v1alpha1.training import LoraSpec, ModelSpec
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings

@@ -7,6 +7,8 @@ from pydantic import Field
 
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, SupervisedSpec
+from ppojob_api.v1alpha1.data import DataSpec
+from ppojob_api.v1alpha1.model import LoraSpec, ModelSpec
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.reference import ReferenceSpec
 from ppojob_api.v1alpha1.roles import RolesSpec
@@ -28,14 +30,7 @@ from ppojob_api.v1alpha1.schedule import (
 from ppojob_api.v1alpha1.scheduling import SchedulingSpec
 from ppojob_api.v1alpha1.section import CodeSource, ConfigMapSource, Items, Section, Seed
 from ppojob_api.v1alpha1.status import PPOJobStatus
-from ppojob_api.v1alpha1.training import (
-    CriticSpec,
-    DataSpec,
-    LoraSpec,
-    ModelSpec,
-    OptimizerSpec,
-    TrainingSpec,
-)
+from ppojob_api.v1alpha1.training import CriticSpec, OptimizerSpec, TrainingSpec
 
 Logger = Literal["console", "tensorboard", "wandb", "mlflow", "swanlab", "trackio"]
 

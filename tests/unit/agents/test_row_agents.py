@@ -12,7 +12,7 @@ from prompt_files import CHATML, good_row
 from tiny_models import save_tokenizer
 
 from ppojob_api.v1alpha1.agent import AgentSpec
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.well_known import BUILT_IN_AGENTS
 from ppojob_trainer.agents.named import agents_of, row_agents
 from ppojob_trainer.data.chat import ChatTokenizer

@@ -11,10 +11,10 @@ from prompt_files import PromptFiles, good_row
 from ruamel.yaml import YAML
 
 from ppojob_api import shape, validation
+from ppojob_api.v1alpha1.data import DataSpec, SamplerSpec
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_api.v1alpha1.pod_settings import PodSettings
 from ppojob_api.v1alpha1.rollout import RewardSpec
-from ppojob_api.v1alpha1.training import DataSpec, SamplerSpec
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.score_history import RowHistory, columns

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from prompt_files import PromptFiles, good_row
 
-from ppojob_api.v1alpha1.training import SamplerSpec
+from ppojob_api.v1alpha1.data import SamplerSpec
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.row_sampler import RowSampler
 from ppojob_trainer.data.score_history import columns

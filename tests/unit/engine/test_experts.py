@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import Qwen3MoeForCausalLM
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings

@@ -8,7 +8,8 @@ from tiny_models import make_model
 from torch import Tensor, nn
 from transformers import get_scheduler
 
-from ppojob_api.v1alpha1.training import LoraSpec, MuonSpec, OptimizerSpec
+from ppojob_api.v1alpha1.model import LoraSpec
+from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec
 from ppojob_trainer.engine.muon import orthogonal
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,

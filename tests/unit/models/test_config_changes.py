@@ -11,7 +11,7 @@ from refused_jobs import edit
 from tiny_models import save_model
 from transformers import AutoModelForCausalLM
 
-from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.v1alpha1.model import ModelSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_changes import config_changes

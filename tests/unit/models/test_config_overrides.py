@@ -10,7 +10,7 @@ from overridden import other_values, overridden
 from padded_reference import padded_logprobs
 from tiny_models import TWO_LAYERS, save_model
 
-from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.v1alpha1.model import ModelSpec
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings

@@ -9,7 +9,7 @@ from tiny_models import TWO_LAYERS, save_model
 from torch import nn
 from transformers import Qwen2ForCausalLM
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.architectures import adapter_shapes, sizes_of

@@ -11,7 +11,8 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ppojob_trainer.data.media.sound_form import MODELS
-from ppojob_trainer.models.families import FAMILIES, WHOLES, Family
+from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.family import Family
 from ppojob_trainer.models.kinds import TEXTS, TOKENS
 from ppojob_trainer.models.towers import TOWERS
 

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.experts import split_experts
-from ppojob_trainer.models.families import CORRECTION
+from ppojob_trainer.models.family import CORRECTION
 from ppojob_trainer.models.load import cast_weights, load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
 

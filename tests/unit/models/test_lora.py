@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.adapter_files import check_adapters

@@ -8,7 +8,7 @@ from tiny_models import MIXTURE, TWO_LAYERS, save_model
 from transformers import Qwen2ForCausalLM, Qwen2MoeForCausalLM
 
 from ppojob_api.problem import ReasonCode
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import linear_layers, nf4_bytes, sizes_of

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
-from ppojob_api.v1alpha1.training import LoraSpec, ModelSpec
+from ppojob_api.v1alpha1.model import LoraSpec, ModelSpec
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.models.adapter_names import is_adapter

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from transformers import PreTrainedModel
 from transformers.core_model_loading import revert_weight_conversion
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.folder_checks import check_model_folder

@@ -12,7 +12,7 @@ from family_models import FAMILY_MODELS, MIXTURE_MODELS
 from safetensors.torch import load_file
 from tiny_models import TWO_LAYERS, save_model
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.models.adapter_files import check_adapters
 from ppojob_trainer.models.adapter_names import matrix_names

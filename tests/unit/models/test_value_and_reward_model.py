@@ -16,7 +16,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.folder_checks import check_model_folder

@@ -12,7 +12,7 @@ from seeing_models import THREE_WAYS, save_seeing_model
 from tiny_models import PATCH
 from transformers import PreTrainedModel
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models import families

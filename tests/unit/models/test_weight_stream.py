@@ -7,7 +7,7 @@ from safetensors.torch import load_file, save_file
 from tiny_models import save_model
 
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.families import CORRECTION
+from ppojob_trainer.models.family import CORRECTION
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import named_full_tensors
 from ppojob_trainer.models.weight_stream import stored_weights

@@ -14,7 +14,7 @@ from tiny_models import picture
 from transformers import PreTrainedModel, Qwen2VLForConditionalGeneration
 from whole_models import WHOLES, save_whole
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.models import families

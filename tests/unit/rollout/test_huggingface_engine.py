@@ -8,7 +8,7 @@ from family_models import FAMILY_MODELS
 from tiny_models import TWO_LAYERS, make_model
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.models.lora import adapters_of, add_adapters, draw_adapters
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine

@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 from tiny_models import save_model
 from training_cases import CASES, make_engine, objective, rows_of_step, run_case
 
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.errors import DamagedCheckpoint

@@ -19,10 +19,10 @@ import msgspec
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, JOURNAL_FILE, METRICS_FILE
+from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.schedule import BranchSpec
-from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.checkpoint.identity import Difference, changed_settings

@@ -9,7 +9,8 @@ from pydantic import ValidationError
 
 from ppojob_api.problem import shown
 from ppojob_api.v1alpha1.estimators import ESTIMATORS
-from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
+from ppojob_api.v1alpha1.model import ModelSpec
+from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_trainer import remote_files
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.export import export_adapters, export_model

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.algorithm import SupervisedSpec
+from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
-from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_api.validation import check_length, length_warnings
 from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.data.chat import ChatTokenizer

@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ppojob_api.problem import counted
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
-from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.order import mixture_problems

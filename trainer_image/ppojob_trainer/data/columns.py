@@ -14,8 +14,8 @@ from collections.abc import Collection, Mapping
 from pydantic.alias_generators import to_camel
 
 from ppojob_api.problem import ABSENT, shown
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
-from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.problems import BadCell, DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow

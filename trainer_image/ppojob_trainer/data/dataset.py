@@ -6,8 +6,8 @@ from typing import Self
 
 import msgspec
 
+from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
-from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.order import Mixture, PromptOrder, mixture_problems
 from ppojob_trainer.data.prompt_store import PromptStore

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from ppojob_api.problem import shown
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools
 from ppojob_trainer.data.columns import (
     EXTRA_COLUMN,

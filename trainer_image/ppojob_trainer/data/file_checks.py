@@ -8,8 +8,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
-from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data.columns import allowed_columns, read_columns, required_columns
 from ppojob_trainer.data.custom_rows import CustomRows
 from ppojob_trainer.data.formats import ParquetRows, RowFile, open_json

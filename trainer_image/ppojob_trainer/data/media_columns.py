@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from ppojob_api.problem import counted
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
-from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.media import pictures, sounds, videos
 from ppojob_trainer.data.media.media_form import MediaForm

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from ppojob_api.problem import shown
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, up_to_padding
 from ppojob_trainer.data.columns import as_prompt, cell_of, conversation
 from ppojob_trainer.data.demonstrations import (

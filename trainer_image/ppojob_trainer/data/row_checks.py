@@ -12,7 +12,7 @@ from typing import Protocol
 import msgspec
 
 from ppojob_api.problem import ABSENT, shown
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, GROUND_TRUTH, INTERACTION
 from ppojob_trainer.data.media import pictures, sounds, videos

@@ -3,8 +3,8 @@
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
+from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
-from ppojob_api.v1alpha1.training import DataFile, DataSpec
 from ppojob_trainer.data import row_checks
 from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools
 from ppojob_trainer.data.columns import read_row

@@ -14,7 +14,7 @@ from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, SamplerFailed
 
 if TYPE_CHECKING:  # the child imports this module too, and these would slow its start
-    from ppojob_api.v1alpha1.training import SamplerSpec
+    from ppojob_api.v1alpha1.data import SamplerSpec
     from ppojob_trainer.data.prompt_store import PromptStore
 
 FIELD: Final = "spec.data.sampler"

@@ -6,8 +6,8 @@ from functools import lru_cache
 import msgspec
 
 from ppojob_api.problem import shown
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
-from ppojob_api.v1alpha1.training import DataSpec
 from ppojob_trainer.data.chat import Tools
 from ppojob_trainer.data.columns import as_json, cell_of
 from ppojob_trainer.data.formats import Row

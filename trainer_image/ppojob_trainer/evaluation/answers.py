@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 
 from ppojob_api.problem import printable, shown
 from ppojob_api.run_layout import JOB_FILE, RESPONSES_FILE
-from ppojob_api.v1alpha1.training import DataFile, DataSpec
+from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_trainer.data.columns import EXTRA_COLUMN, REWARD_COLUMN, read_row
 from ppojob_trainer.data.file_checks import listed_columns, open_row_file
 from ppojob_trainer.data.formats import ParquetRows, Row

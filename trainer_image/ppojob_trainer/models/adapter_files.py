@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, ReasonCode, shown
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import PEFT_MATRICES, peft_name, peft_shape, saved_name
 from ppojob_trainer.models.architectures import (

@@ -5,7 +5,7 @@ Does not import torch.
 
 from typing import Final
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.models.mixtures import STACKS
 
 A: Final = "lora_a"

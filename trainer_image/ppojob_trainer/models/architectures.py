@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, shown
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.policy_loss import Loss
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import magnitude_name, matrix_names
 from ppojob_trainer.models.config_files import read_config, with_usual_keys
-from ppojob_trainer.models.families import FAMILIES, Family, Mixture
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.family import Family, Mixture
 from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
 from ppojob_trainer.models.liquid import with_own_keys
 from ppojob_trainer.models.mixtures import (

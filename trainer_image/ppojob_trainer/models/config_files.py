@@ -10,7 +10,8 @@ from ppojob_api.problem import Problem
 from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
-from ppojob_trainer.models.families import FAMILIES, LANGUAGE_PART, WHOLES
+from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.family import LANGUAGE_PART
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 TEXT_SECTION: Final = "text_config"

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.problem import Problem, ReasonCode, shown
-from ppojob_api.v1alpha1.training import ModelSpec
+from ppojob_api.v1alpha1.model import ModelSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import read_sizes
 from ppojob_trainer.models.config_files import read_config
-from ppojob_trainer.models.families import FAMILIES, Family
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.family import Family
 from ppojob_trainer.models.mixtures import key_of_chosen, key_of_experts, mixture_in
 
 ROPE_BASE: Final = "rope_theta"

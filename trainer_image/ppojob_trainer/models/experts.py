@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.family import BIAS_MODULE, CORRECTION, EXPERT_BIAS, Mixture
 from ppojob_trainer.models.gemma import Gemma4Router
 from ppojob_trainer.models.mixtures import mixture_in
 from ppojob_trainer.models.module_names import rename_modules

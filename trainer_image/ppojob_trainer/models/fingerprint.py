@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import CriticSpec, ModelSpec
+from ppojob_api.v1alpha1.model import ModelSpec
+from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 _SMALL: Final = (".json", ".jinja", ".model", ".txt", ".py")

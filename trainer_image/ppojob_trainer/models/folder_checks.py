@@ -30,7 +30,8 @@ from ppojob_trainer.models.config_files import (
     read_config,
     with_usual_keys,
 )
-from ppojob_trainer.models.families import FAMILIES, WHOLES, Family
+from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.family import Family
 from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, TEXTS, ModelKind, label_count
 from ppojob_trainer.models.layer_kinds import KINDS, layer_kinds
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in

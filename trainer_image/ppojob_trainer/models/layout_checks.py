@@ -10,7 +10,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.suggestions import NEAR
 from ppojob_api.topology import model_pods
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.training import ALL_LINEAR, LoraSpec
+from ppojob_api.v1alpha1.model import ALL_LINEAR, LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.data.media.picture_form import (
     PictureForm,

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ppojob_api.problem import Problem
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import WEIGHTS_FILE, check_adapters
@@ -29,7 +29,8 @@ from ppojob_trainer.models.config_files import (
     read_config,
 )
 from ppojob_trainer.models.experts import experts_of, split_experts
-from ppojob_trainer.models.families import CORRECTION, EXPERT_BIAS, FAMILIES
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.folder_checks import check_changed_config
 from ppojob_trainer.models.kinds import POLICY, REWARD, TEXTS, ModelKind
 from ppojob_trainer.models.log_partition import (

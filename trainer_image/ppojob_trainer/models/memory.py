@@ -14,9 +14,9 @@ from typing import Final
 from ppojob_api import topology
 from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import TrainingParallelism
 from ppojob_api.v1alpha1.rollout import JudgeSpec
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import (
     HEAD,

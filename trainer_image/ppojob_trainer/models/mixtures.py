@@ -10,7 +10,8 @@ from typing import Final
 
 from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.families import BIAS_MODULE, CORRECTION, EXPERT_BIAS, FAMILIES, Mixture
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.family import BIAS_MODULE, CORRECTION, EXPERT_BIAS, Mixture
 from ppojob_trainer.models.layer_kinds import EXPERTS, layer_kinds
 from ppojob_trainer.models.problems import ModelReason
 

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
-from ppojob_trainer.models.families import Family
+from ppojob_trainer.models.family import Family
 
 
 def rename_modules(model: PreTrainedModel, family: Family) -> None:

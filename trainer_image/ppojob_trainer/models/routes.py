@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ppojob_trainer.models.families import Mixture
+from ppojob_trainer.models.family import Mixture
 from ppojob_trainer.models.mixtures import chosen_count
 
 EXPERT_DTYPE = torch.int16

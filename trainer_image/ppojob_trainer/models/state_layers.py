@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.families import Recurrence
+from ppojob_trainer.models.family import Recurrence
 from ppojob_trainer.models.layer_kinds import STATE
 
 

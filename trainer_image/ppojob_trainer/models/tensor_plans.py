@@ -14,7 +14,8 @@ from torch import nn
 from ppojob_trainer.models.adapter_names import A, B, M
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.experts import experts_of
-from ppojob_trainer.models.families import FAMILIES, Family, Mixture
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.family import Family, Mixture
 from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
 from ppojob_trainer.models.mixtures import LATENT
 from ppojob_trainer.models.state_nets import layers_with_states

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.experts import split_experts

@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from transformers import PretrainedConfig
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import (
     Sizes,

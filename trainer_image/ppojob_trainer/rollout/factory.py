@@ -7,8 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.rollout.protocol import (

@@ -37,8 +37,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.json_value import Json

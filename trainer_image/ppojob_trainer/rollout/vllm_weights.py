@@ -23,11 +23,11 @@ from vllm.model_executor.models import apertus
 from vllm.model_executor.models.glm4 import Glm4ForCausalLM
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from ppojob_api.v1alpha1.training import LoraSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.models.adapter_names import LAYERS, is_adapter, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.config_files import file_name
-from ppojob_trainer.models.families import Mixture
+from ppojob_trainer.models.family import Mixture
 from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
 from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
 from ppojob_trainer.rollout.protocol import RolloutError

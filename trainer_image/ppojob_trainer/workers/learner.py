@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_api.v1alpha1.training import LoraSpec
 from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.tensors import read_parts, read_shard

@@ -13,7 +13,7 @@ import soundfile
 import soxr
 
 from ppojob_api.problem import counted, shown
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.media.picture_cells import BadPicture, bytes_at, items_of
 from ppojob_trainer.data.media.sound_form import SoundForm
