@@ -49,7 +49,8 @@ _HERE = (
 The second table is not evaluated at admission."""
 
 
-def _either(values: list[str]) -> str:
+def _alternatives(values: list[str]) -> str:
+    """Return `a`, `a or b` or `a, b or c`."""
     *others, last = values
     return f"{', '.join(others)} or {last}" if others else last
 
@@ -66,7 +67,7 @@ def _rules(table: tuple[tuple[str, str, str, str], ...], here: str) -> tuple[Rul
                 "SECTIONS": sections,
                 "FIELDS": fields,
                 "OTHER": other,
-                "NAMES": _either(values.split()),
+                "NAMES": _alternatives(values.split()),
                 "VALUES": words(values.split()),
             }
             for sections, fields, other, values in table
