@@ -254,7 +254,7 @@ def test_a_file_that_changes_after_it_was_read_changes_nothing(files) -> None:
 MEASURE = """
 import random, sys
 from pathlib import Path
-from ppojob_api.v1alpha1.training import DataSpec
+from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
 
