@@ -97,8 +97,9 @@ class View(Closeable):
         if self.state.is_waiting:
             return "stopping before a step begins"
         if self._work == "Training":
-            stage = "validation" if self.state.status.stage == _VALIDATING else "step"
-            return f"finishing the {stage}, then writing a checkpoint"
+            if self.state.status.stage == _VALIDATING:
+                return "leaving the validation to the next start, and writing a checkpoint"
+            return "finishing the step, then writing a checkpoint"
         return f"{self._work.lower()} to the end, for there is no checkpoint on the way"
 
     def show_new(self) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from typing import Any
 
 import job_points
 import pytest
@@ -79,11 +80,50 @@ def test_ctrl_c_checkpoints_and_the_same_command_goes_on(
     run.process.send_signal(signal.SIGINT)
     assert run.wait() == 130
     run_folders.wait_until_gone(parts)
-    done = run_folders.metrics(parts)[-1]["step"]
-    assert (parts / "checkpoints" / f"step-{int(done):06d}" / "manifest.json").exists()
-    assert json.loads((parts / "summary.json").read_text())["phase"] == "Interrupted"
+    assert_saved(parts)
     start(job, parts).succeed()
     assert run_folders.result(parts) == undisturbed
+
+
+def assert_saved(output: Path) -> None:
+    summary = json.loads((output / "summary.json").read_text())
+    assert summary["phase"] == "Interrupted"
+    saved = output / "checkpoints" / f"step-{summary['steps']:06d}"
+    assert (saved / "manifest.json").exists()
+
+
+def test_a_validation_does_not_delay_an_end_and_is_done_by_the_next_start(
+    start, tiny_job, output: Path, alone, once
+):
+    sections: dict[str, Any] = {
+        "steps": {"total": 2, "validateFirst": False, "validateEvery": 1},
+        "rollout": {
+            "engine": "huggingface",
+            "dtype": "float32",
+            "maxSequences": 4,
+            "validation": {"temperature": 1.0, "samples": 25},
+        },
+        "checkpoint": {"every": None},
+    }
+    undisturbed, job = run_folders.result(alone(**sections)), tiny_job(**sections)
+
+    def is_validating() -> bool:
+        status = output / "status.json"
+        return status.exists() and json.loads(status.read_text())["stage"] == "testing"
+
+    run = start(job, output)
+    run.wait_until(is_validating, "the validation of step 1")
+    run.process.send_signal(signal.SIGINT)
+    assert run.wait() == 130, run.logs()
+    assert_saved(output)
+    assert run_folders.metrics(output) == []
+    run = start(job, output, **job_points.armed(once, "controller.step.begin@1=stop"))
+    run.interrupt_where_it_stopped()
+    assert run.wait() == 130, run.logs()
+    assert_saved(output)
+    assert [record["step"] for record in run_folders.metrics(output)] == [1]
+    start(job, output).succeed()
+    assert run_folders.result(output) == undisturbed
 
 
 def test_sigterm_to_all_processes_at_once_checkpoints(start, tiny_job, output: Path):
@@ -92,8 +132,7 @@ def test_sigterm_to_all_processes_at_once_checkpoints(start, tiny_job, output: P
     for pid in (*run_folders.processes_of(output), run.process.pid):
         os.kill(pid, signal.SIGTERM)
     assert run.wait() == 130, run.logs()
-    done = int(run_folders.metrics(output)[-1]["step"])
-    assert (output / "checkpoints" / f"step-{done:06d}" / "manifest.json").exists()
+    assert_saved(output)
     run_folders.wait_until_gone(output)
 
 

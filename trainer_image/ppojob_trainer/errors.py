@@ -46,9 +46,13 @@ class CustomCodeFailed(JobFailed):
 
 
 class Interrupted(PPOJobError):
-    """Somebody asked the job to end while it was still starting; nothing was lost by that."""
+    """Somebody asked the job to end while it was starting or validating; nothing is lost."""
 
     exit_status: ClassVar[int] = 130
+
+
+class GenerationLeft(PPOJobError):
+    """The controller gave a generation phase up; its rows are not finished."""
 
 
 class RoleLost(PPOJobError):

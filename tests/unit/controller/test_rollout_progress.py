@@ -6,8 +6,9 @@ import pytest
 
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.rollout_progress import RolloutProgressPoll
+from ppojob_trainer.errors import GenerationLeft, Interrupted
 from ppojob_trainer.rpc import client
-from ppojob_trainer.rpc.messages.rollout import RowsDrawn
+from ppojob_trainer.rpc.messages.rollout import AskRowsDrawn, RowsDrawn
 from ppojob_trainer.rpc.methods import BARRIER, ROWS_DRAWN
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId
@@ -50,6 +51,30 @@ def test_rows_are_counted_while_they_are_awaited(role_of, roles_of, tmp_path):
     assert reporter.status.since == began, "the stage goes on"
     reporter.report(stage="reward")
     assert reporter.status.rows == (0, 0)
+
+
+def test_rows_are_given_up_on_request(role_of, roles_of):
+    """Also where the first request came before the rank had begun."""
+    asked, left = [], threading.Event()
+
+    def work(_: Nothing) -> Nothing:
+        assert left.wait(20)
+        raise GenerationLeft("given up")
+
+    def tell(request: AskRowsDrawn) -> RowsDrawn:
+        asked.append(request.leaves)
+        if asked.count(True) == 2:
+            left.set()
+        return RowsDrawn(0, 1)
+
+    group = role_of("actorRollout", [Route(BARRIER, work), Route(ROWS_DRAWN, tell)])
+    roles = roles_of(group)
+    question = RolloutProgressPoll(
+        roles.caller, group.ranks, lambda *_: None, lambda: bool(asked), every_seconds=0.05
+    )
+    with question.asked() as ask, pytest.raises(Interrupted):
+        roles.ask(group, BARRIER, [Nothing()], RequestId(0, 1, "work"), meanwhile=ask)
+    assert asked[:3] == [False, True, True]
 
 
 @pytest.mark.parametrize("routes", [[], [Route(ROWS_DRAWN, lambda _: 1 // 0)]])

@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_trainer.rollout.protocol import Finished, Request
+from ppojob_trainer.errors import GenerationLeft
+from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
-from ppojob_trainer.rpc.messages.rollout import OF_DATA, Generate, PromptTokens
+from ppojob_trainer.rpc.messages.rollout import OF_DATA, AskRowsDrawn, Generate, PromptTokens
 from ppojob_trainer.workers.generation import Generation, generated
 
 
@@ -41,6 +42,35 @@ def generation(engine: OneToken, rollout: RolloutSpec | None = None) -> Generati
         data=SimpleNamespace(max_response_tokens=8),
     )
     return Generation(spec, engine, SimpleNamespace(eos_token_ids=(2, 7)), None, None)
+
+
+class AskedToLeave(OneToken):
+    """An engine that ends one request a step; the controller gives the phase up meanwhile."""
+
+    made: Generation
+    _reason: FinishReason = "stop"
+
+    def step(self) -> list[Finished]:
+        self.made.progress.tell(AskRowsDrawn(leaves=True))
+        ended, self._new = self._new[:1], self._new[1:]
+        return [Finished(one.request_id, (5,), (-1.0,), self._reason, 0) for one in ended]
+
+    def abort(self, request_id: str) -> None:
+        self._reason = "abort"
+
+
+@pytest.mark.parametrize("purpose", ["train", "validation"])
+def test_only_a_validation_is_given_up(purpose) -> None:
+    engine = AskedToLeave()
+    engine.made = generation(engine)
+    batch = Generate(purpose, 1, 0, [PromptTokens(0, [3])], 3, (0, 1))
+    if purpose == "validation":
+        with pytest.raises(GenerationLeft):
+            engine.made.run([batch])
+    else:
+        (rows,) = engine.made.run([batch])
+        assert len(rows.trajectories) == 3
+    assert not engine.has_work()
 
 
 @pytest.mark.parametrize(("ignores", "ends"), [(False, (2, 7, 9)), (True, (7, 9))])

@@ -82,7 +82,7 @@ class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
 
 
 class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
-    """A step has trained the models, but its validation failed: the run ends in it.
+    """A step has trained the models, but its validation failed or was given up: the run ends in it.
 
     A checkpoint of the state follows, with the values of prompts. The step has no metrics line
     until a later controller has validated.

@@ -19,6 +19,7 @@ from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.media.pictures import packed_later
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.errors import Interrupted
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, Demonstration, GivenRows
@@ -53,9 +54,15 @@ class Demonstrations:
         return Rows(batch, is_kept=True)
 
     def loss(self, held_out: PromptDataset, step: int) -> dict[str, float]:
-        """Return the mean loss of held-out rows and its metrics, with a step's weights."""
+        """Return the mean loss of held-out rows and its metrics, with a step's weights.
+
+        Raises:
+            Interrupted: somebody asked the job to end.
+        """
         measured = []
         for first in range(0, len(held_out), self.rows_per_step):
+            if self.roles.stop_requested():
+                raise Interrupted("asked to end during a validation")
             last = min(first + self.rows_per_step, len(held_out))
             before = held_out[(first or len(held_out)) - 1]
             batch = self._batch("validation", held_out.rows(range(first, last)), before)

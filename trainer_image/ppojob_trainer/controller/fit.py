@@ -50,6 +50,7 @@ from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import (
+    Interrupted,
     JobFailed,
     PPOJobError,
     RewardFailed,
@@ -70,6 +71,14 @@ STEP_BEGIN = failpoints.declare("controller.step.begin")
 STEP_COMPUTED = failpoints.declare("controller.step.computed")
 STEP_RECORDED = failpoints.declare("controller.step.recorded")
 STEP_JOURNALED = failpoints.declare("controller.step.journaled")
+
+
+class _ValidationLeft(Exception):  # noqa: N818  it says what happened
+    """Somebody asked to end; `progress` is the state that is not validated."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__(progress)
+        self.progress = progress
 
 
 @dataclass
@@ -183,12 +192,18 @@ class Loop:
             self.reporter.notice(copies.trouble)
 
     def _advance(self, progress: Progress) -> Progress:
-        """Run the first or a missing validation, or a step; return the state after it."""
-        if self._validates_first(progress):
-            return self._record(progress, *self._first_validation(progress))
-        if (owed := self._owed_validation(progress)) is not None:
-            return self._record(progress, *self._late_validation(progress, owed))
-        return self._record(progress, *self._step(progress))
+        """Run the first or a missing validation, or a step; return the state after it.
+
+        When somebody asks a job to end that trains, it gives a validation up, which is then missing.
+        """
+        try:
+            if self._validates_first(progress):
+                return self._record(progress, *self._first_validation(progress))
+            if (owed := self._owed_validation(progress)) is not None:
+                return self._record(progress, *self._late_validation(progress, owed))
+            return self._record(progress, *self._step(progress))
+        except _ValidationLeft as left:
+            return left.progress
 
     def _validates_first(self, progress: Progress) -> bool:
         steps = self.spec.steps
@@ -196,7 +211,7 @@ class Loop:
         return asked and progress.step == 0 and progress.metrics_lines == 0
 
     def _owed_validation(self, progress: Progress) -> StepTrained | None:
-        """Return the last step, if the earlier run ended during its validation."""
+        """Return the last step, if its validation is missing."""
         owed = self._unvalidated
         return owed if owed is not None and owed.progress.step == progress.step else None
 
@@ -204,7 +219,7 @@ class Loop:
         timer = self._timer()
         self.reporter.report(phase="Training", step=0)
         with timer("testing"):
-            metrics = self._validate(0)
+            metrics = self._validate(progress)
         metrics |= clock_metrics(None, timer.finish(), num_devices=self.num_devices)
         return msgspec.structs.replace(progress, metrics_lines=1), metrics
 
@@ -295,14 +310,24 @@ class Loop:
     def _validate_after(
         self, progress: Progress, metrics: dict[str, float], timer: StepTimer
     ) -> dict[str, float]:
-        """Validate; if a reward function fails, the training and its metrics stay."""
+        """Validate; if that is given up or a reward function fails, the training stays.
+
+        So do its metrics.
+        """
         try:
             with timer("testing"):
-                return self._validate(progress.step)
-        except RewardFailed as failure:
-            told = without_tables(progress)
-            self.journal.append(StepTrained(time=time.time(), progress=told, metrics=dict(metrics)))
-            raise self._after_checkpoint(failure, progress) from failure
+                return self._validate(progress)
+        except (_ValidationLeft, RewardFailed) as end:
+            seconds = progress.seconds + timer.finish().step_seconds
+            done = msgspec.structs.replace(progress, seconds=seconds)
+            owed = StepTrained(
+                time=time.time(), progress=without_tables(done), metrics=dict(metrics)
+            )
+            self.journal.append(owed)
+            self._unvalidated = owed
+            if isinstance(end, _ValidationLeft):
+                raise _ValidationLeft(done) from None
+            raise self._after_checkpoint(end, done) from end
 
     def _late_validation(self, progress: Progress, owed: StepTrained) -> Outcome:
         timer = self._timer()
@@ -346,7 +371,15 @@ class Loop:
         is_due = steps.validate_every is not None and progress.step % steps.validate_every == 0
         return is_due or (steps.validate_last and self._is_last(progress))
 
-    def _validate(self, step: int) -> dict[str, float]:
+    def _validate(self, progress: Progress) -> dict[str, float]:
+        if self.stop_requested() and self.spec.steps.trains:
+            raise _ValidationLeft(progress)
+        try:
+            return self._validation_metrics(progress.step)
+        except Interrupted:
+            raise _ValidationLeft(progress) from None
+
+    def _validation_metrics(self, step: int) -> dict[str, float]:
         assert self.validation is not None
         source = self.training.source
         if isinstance(source, Demonstrations):

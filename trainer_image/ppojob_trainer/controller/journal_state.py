@@ -32,7 +32,7 @@ class JournalState:
         progress: state after the last step that the present stateful ranks finished, or were
             restored to; None when they were started and never restored.
         rewinds: number of rewinds to a checkpoint, or to the beginning.
-        unvalidated: the step that was trained last, if its validation failed.
+        unvalidated: the step that was trained last, if its validation failed or was given up.
         begun: the background checkpoint that ranks were writing.
         left: the step whose due checkpoint was not made.
     """

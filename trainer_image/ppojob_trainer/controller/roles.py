@@ -294,6 +294,7 @@ class Roles:
         Raises:
             RoleLost: a rank was lost meanwhile, does not answer in time, or was told otherwise.
             JobFailed: the work itself failed, and would again.
+            Interrupted: the work was given up, since somebody asked the job to end.
             Fenced: another controller has taken over.
         """
         return self.collect(self.begin(group, method, requests, request_id, ranks), meanwhile)
@@ -329,6 +330,8 @@ class Roles:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
             self._raise_if_fenced(refusal)
+            if refusal.kind is ErrorKind.LEFT:
+                raise Interrupted(refusal.failure.message) from refusal
             self.raise_loss_first()
             if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
                 raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal

@@ -6,9 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
-from ppojob_trainer.rpc.messages.rollout import RowsDrawn
+from ppojob_trainer.rpc.messages.rollout import AskRowsDrawn, RowsDrawn
 from ppojob_trainer.rpc.methods import ROWS_DRAWN
-from ppojob_trainer.rpc.wire import Nothing
 
 
 @dataclass
@@ -18,11 +17,13 @@ class RolloutProgressPoll:
     Attributes:
         engines: one rank of each engine.
         tell: callback with the number of finished rows, and of all rows.
+        leaves: whether the rows are given up; then it polls at once, and again and again.
     """
 
     caller: Caller
     engines: Sequence[Peer]
     tell: Callable[[int, int], None]
+    leaves: Callable[[], bool] = lambda: False
     every_seconds: float = 2.0
     _asked: Pending[RowsDrawn] | None = field(default=None)
     _next: float = field(default=0.0)
@@ -40,8 +41,10 @@ class RolloutProgressPoll:
 
     def _look(self) -> None:
         if self._asked is None:
-            if time.monotonic() >= self._next:
-                calls = [Call(rank, ROWS_DRAWN, Nothing()) for rank in self.engines]
+            leaves = self.leaves()
+            if leaves or time.monotonic() >= self._next:
+                question = AskRowsDrawn(leaves)
+                calls = [Call(rank, ROWS_DRAWN, question) for rank in self.engines]
                 self._asked = self.caller.start(calls)
         elif self._asked.is_done:
             done, self._asked = self._asked, None

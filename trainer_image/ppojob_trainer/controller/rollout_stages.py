@@ -41,6 +41,7 @@ class RolloutStages:
         tools: role that runs the tool calls of rows; None without tools.
         retriever: role that answers `search` calls; None if the tools role does.
         tell_drawn: callback with the number of generated rows, and of all.
+        leaves: whether a validation is given up while engines generate it.
     """
 
     roles: Roles
@@ -55,6 +56,7 @@ class RolloutStages:
     tools: RoleGroup | None = None
     retriever: RoleGroup | None = None
     tell_drawn: Callable[[int, int], None] = lambda *_: None
+    leaves: Callable[[], bool] = lambda: False
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
         """Generate, score and record responses to all held-out prompts, with a step's weights."""
@@ -99,9 +101,15 @@ class RolloutStages:
     def ask(
         self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[Drawn]
     ) -> list[Generated]:
-        """Have the engines generate rows, and wait."""
+        """Have the engines generate rows, and wait.
+
+        Raises:
+            Interrupted: the rows are those of a validation, which was given up.
+        """
         one_of_each = self.engines.group.ranks[:: self.engines.tensor]
         drawn = RolloutProgressPoll(self.roles.caller, one_of_each, self.tell_drawn)
+        if batch.purpose == "validation":
+            drawn.leaves = self.leaves
         asked = self.generation(batch, step, greedy, ahead)
         with drawn.asked() as ask_drawn:
             return self.roles.ask(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)

@@ -186,6 +186,8 @@ def _rollout_stages(
         tools=hosts.get("tools"),
         retriever=hosts.get("retriever"),
         tell_drawn=tell_drawn,
+        # Ranks of one engine would not hear of it at the same step of its clock.
+        leaves=roles.stop_requested if spec.steps.trains and tensor == 1 else lambda: False,
     )
 
 

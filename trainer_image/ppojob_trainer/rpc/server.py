@@ -26,7 +26,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ppojob_trainer import failpoints
-from ppojob_trainer.errors import ChannelLost, CustomCodeFailed, StorageError
+from ppojob_trainer.errors import ChannelLost, CustomCodeFailed, GenerationLeft, StorageError
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ANSWER_POINTS, CONTROLLER, Method
 from ppojob_trainer.rpc.wire import (
@@ -41,6 +41,8 @@ from ppojob_trainer.rpc.wire import (
 _log = logging.getLogger(__name__)
 _KINDS = {ChannelLost: ErrorKind.CHANNEL_LOST, StorageError: ErrorKind.STORAGE}
 """Failures that the caller distinguishes."""
+_EXPECTED = {CustomCodeFailed: ErrorKind.CUSTOM_CODE, GenerationLeft: ErrorKind.LEFT}
+"""Failures that are not logged here."""
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 """Decoder errors for bytes that no client of ours has sent."""
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
@@ -244,8 +246,8 @@ class RpcServer:
         try:
             outcome = act()
             return outcome if isinstance(outcome, Future) else (encode(outcome), False)
-        except CustomCodeFailed as problem:
-            return encode(Failure(ErrorKind.CUSTOM_CODE, str(problem))), True
+        except (CustomCodeFailed, GenerationLeft) as problem:
+            return encode(Failure(_EXPECTED[type(problem)], str(problem))), True
         except Exception as problem:
             _log.exception("%s failed", route.method.name)
             message = f"{type(problem).__name__}: {problem}"

@@ -49,7 +49,8 @@ class ErrorKind(StrEnum):
     """Why a call was not answered.
 
     `CHANGED`: the id is known with another content, since its source (a reward function) did not
-    say the same again; so the step cannot be ended as it was begun.
+    say the same again; so the step cannot be ended as it was begun. `LEFT`: the caller gave the
+    work up.
     """
 
     BAD_REQUEST = "bad_request"
@@ -61,6 +62,7 @@ class ErrorKind(StrEnum):
     CHANNEL_LOST = "channel_lost"
     STORAGE = "storage"
     CUSTOM_CODE = "custom_code"
+    LEFT = "left"
 
 
 class AnswerHeader(msgspec.Struct, frozen=True, array_like=True):

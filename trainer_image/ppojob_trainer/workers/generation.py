@@ -27,6 +27,7 @@ from ppojob_trainer.data.media.picture_readers import all_take_pictures
 from ppojob_trainer.data.media.pictures import packed_later
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
+from ppojob_trainer.errors import GenerationLeft
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
@@ -39,6 +40,7 @@ from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import (
     OF_DATA,
+    AskRowsDrawn,
     Conversations,
     Generate,
     Generated,
@@ -46,11 +48,11 @@ from ppojob_trainer.rpc.messages.rollout import (
     RowsDrawn,
 )
 from ppojob_trainer.rpc.messages.rows import BatchName
-from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.tools.schemas import tool_schemas
 from ppojob_trainer.workers.row_transfer import GeneratedRows
 
 TRAIN = "train"
+VALIDATION = "validation"
 GREEDY = "greedy"
 """Purpose of greedy baseline responses; they are not trained on."""
 _SINGLE_TURN: Final = AgentSpec()
@@ -117,18 +119,20 @@ class GenerationProgress:
 
     asked: int = 0
     ended: int = 0
+    is_left: bool = False  # whether the controller gave the phase up
 
     @contextmanager
     def of(self, rows: int) -> Iterator[None]:
         """Count a phase of `rows` rows."""
-        self.asked = rows
+        self.asked, self.is_left = rows, False
         try:
             yield
         finally:
             self.asked = self.ended = 0
 
-    def tell(self, _: Nothing) -> RowsDrawn:
+    def tell(self, request: AskRowsDrawn) -> RowsDrawn:
         """Answer the controller's poll."""
+        self.is_left |= request.leaves
         return RowsDrawn(self.ended, self.asked)
 
 
@@ -148,18 +152,25 @@ class Generation:
     progress: GenerationProgress = field(default_factory=GenerationProgress)
 
     def run(self, batches: list[Generate]) -> list[GeneratedRows]:
-        """Run one generation phase; return the rows of each batch that this rank keeps."""
+        """Run one generation phase; return the rows of each batch that this rank keeps.
+
+        Raises:
+            GenerationLeft: it is a validation, which the controller gave up.
+        """
+        is_validation = batches[0].purpose == VALIDATION
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
         asked = [number for number, one in enumerate(episodes) if not one.state.is_over]
 
         def count(_: int, ended: int) -> bool:
             self.progress.ended = ended
-            return False
+            return is_validation and self.progress.is_left
 
         with self.progress.of(len(asked)):
             own_rows, own = [rows[one] for one in asked], [episodes[one] for one in asked]
             self.drive(batches[0].step, own_rows, own, count)
+        if not all(episode.state.is_over for episode in own):
+            raise GenerationLeft("the controller gave the validation up")
         drawn = iter(episodes)
         made = []
         for batch in batches:

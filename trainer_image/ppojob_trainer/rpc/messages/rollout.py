@@ -118,6 +118,15 @@ class Generated(msgspec.Struct, frozen=True):
     counts: dict[str, int] = {}
 
 
+class AskRowsDrawn(msgspec.Struct, frozen=True):
+    """Ask for the progress of a generation phase; `leaves` also gives it up, if it is a validation.
+
+    It is then answered as failed, at the next step of the engine.
+    """
+
+    leaves: bool = False
+
+
 class RowsDrawn(msgspec.Struct, frozen=True):
     """Progress of an engine's generation phase; 0 of 0 without one."""
 
