@@ -194,7 +194,7 @@ class Loop:
     def _advance(self, progress: Progress) -> Progress:
         """Run the first or a missing validation, or a step; return the state after it.
 
-        When somebody asks a job to end that trains, it gives a validation up, which is then missing.
+        If somebody asks a job that trains to end, a validation is given up, and is then missing.
         """
         try:
             if self._validates_first(progress):

@@ -219,7 +219,8 @@ class Scoring:
 
 def _failed(group: RoleGroup, failure: NotScored, batch: Batch) -> RewardFailed:
     """Return the failure with its prompt, which the scorer does not know."""
-    lines = [failure.message]
+    allowed = "a score for each response, or errorScore or onError: drop in spec.rewards"
+    lines = [f"{failure.message}; {allowed}"]
     if failure.row is not None:
         asked = batch.prompt_of(failure.row)
         prompt = asked.prompt if isinstance(asked.prompt, str) else str(asked.prompt[-1]["content"])

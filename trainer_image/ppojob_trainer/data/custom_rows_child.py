@@ -28,7 +28,7 @@ _dumps: Final = json.dumps
 
 def _made(request: MakeRows) -> Iterator[object]:
     """Import the file and call the function."""
-    allowed = "spec.data.train[].function: one of them"
+    allowed = "a function that returns rows, named by spec.data.train[].function"
     function = load_function(request.path, request.function, _MODULE, allowed)
     if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
         got, why = f"async def {request.function}", "its rows are not awaited"
