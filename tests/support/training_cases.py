@@ -279,6 +279,7 @@ LAYOUTS = {
     "s4": ParallelDims(sequence=4),
     "2x1s2": ParallelDims(replicate=2, sequence=2),
     "t2": ParallelDims(tensor=2),
+    "t4": ParallelDims(tensor=4),  # twice as many as the models have key heads
     "2x1t2": ParallelDims(replicate=2, tensor=2),
     "s2t2": ParallelDims(sequence=2, tensor=2),
     "p3": ParallelDims(pipeline=3),
