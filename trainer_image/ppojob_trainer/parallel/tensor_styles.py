@@ -129,7 +129,7 @@ class Heads(TensorLayer):
         each = output.shape[-1] // sum(shares)
         if each * min(shares) >= self.style.head:
             return output
-        parts = output.split([each * share for share in shares], dim=-1)
+        parts = torch.split(output, [each * share for share in shares], dim=-1)
         heads = [_whole_heads(part, self.style.head, self.ranks) for part in parts]
         return torch.cat(heads, dim=-1)
 
@@ -267,7 +267,7 @@ class _ConfigView:
 
 
 def _share(module: Any, count: str, ranks: int) -> None:
-    """Divide a count of a module, or of its configuration, by the ranks; of a shared head it is 1."""
+    """Divide a count of a module, or of its configuration, by the ranks; at least 1."""
     holder, _, name = count.rpartition(".")
     owner = getattr(module, holder) if holder else module
     share = max(1, getattr(owner, name) // ranks)
@@ -316,7 +316,7 @@ def _whole_heads(part: Tensor, width: int, ranks: DeviceMesh) -> Tensor:
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all (n, ...) of n neighbours, forward and backward: part i goes to the i-th of them."""
+    """All-to-all (n, ...) of n neighbours in both passes: part i goes to the i-th of them."""
 
     @staticmethod
     def forward(ctx: Any, parts: Tensor, ranks: DeviceMesh) -> Tensor:
