@@ -98,13 +98,13 @@ _CASES = {
     "s4": ("small_micro_batches", "long_rows", "experts"),
     "2x1s2": ("small_micro_batches", "long_rows", "dropout", "dropout_recomputed"),
     "t4": (
-        *("small_micro_batches", "biases", "qwen3_recomputed", "adapters_with_lengths", "muon"),
-        *("adapters_recomputed", "bfloat16", *SHARED_HEADS),
+        *("small_micro_batches", "one_key_head", "adapters_with_lengths", "adapters_recomputed"),
+        *("muon", "bfloat16", *SHARED_HEADS),
     ),
     "2x1t2": ("small_micro_batches", "spread", "adapters", "adapters_with_lengths"),
     "s2t2": (
         *("small_micro_batches", "experts", "muon", "full_kl", "dropout", "dropout_recomputed"),
-        "pictures",
+        *("pictures", "one_key_head"),
     ),
     "2p2": (
         "small_micro_batches",
@@ -155,9 +155,9 @@ class Cover:
 
     def cases_of(self, layout: str) -> dict[str, Case]:
         """The cases that are run with a layout, by name."""
-        names = tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
-        if not self.whole:
-            names = (*_CASES[layout], *FAMILIES)
+        names = (*_CASES[layout], *FAMILIES)
+        if self.whole:
+            names += tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
         return {
             name: CASES[name]
             for name in CASES
