@@ -26,17 +26,12 @@ def layouts_of(*always: str) -> list[ParameterSet]:
     return [pytest.param(name, marks=marks) for name, marks in long.items()]
 
 
-def model_of(layout: str) -> str:
-    """Two ranks can share the key heads of `pair`."""
-    return "pair" if layout == "tensor" else "policy"
-
-
 @pytest.mark.parametrize("layout", layouts_of("tensor"))
 def test_killed_ranks_leave_what_undisturbed_ones_do(
     run_through, alone, tiny_folder_of, tmp_path, output, layout
 ):
     """With dropout, so that random states count too, the whole KL in the loss, and tiles."""
-    folder = tiny_folder_of(0.1, model_of(layout))
+    folder = tiny_folder_of(0.1)
     algorithm = tiny_jobs.make_manifest(folder)["spec"]["algorithm"]
     job = {
         "algorithm": {**algorithm, "kl": {"in": "loss", "estimator": "full"}},
@@ -66,7 +61,7 @@ def test_a_run_goes_on_under_another_layout_and_back(
 
     In the middle with other micro-batches too, whose layers are computed again, in tiles.
     """
-    folder = tiny_folder_of(0.0, model_of(layout))
+    folder = tiny_folder_of(0.0)
     job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
     whole = finished("whole", folder, **job)
 

@@ -148,6 +148,7 @@ CASES = {
     "biases": Case((0, 1, 0, 1, 0), model="biased"),
     "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
     "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
+    "one_key_head": Case((0, 1, 0, 1, 0), budget=40, model="one_key_head", recompute=True),
     "qwen3_recomputed": Case((0, 1, 1, 1, 0), model="qwen3_tied", recompute=True),
     "experts": Case((0, 0, 0, 0, 1), budget=30, model="qwen3_moe", routers=ROUTERS),
     "experts_replayed": Case(
@@ -279,6 +280,7 @@ LAYOUTS = {
     "s4": ParallelDims(sequence=4),
     "2x1s2": ParallelDims(replicate=2, sequence=2),
     "t2": ParallelDims(tensor=2),
+    "t4": ParallelDims(tensor=4),  # twice as many as the models have key heads
     "2x1t2": ParallelDims(replicate=2, tensor=2),
     "s2t2": ParallelDims(sequence=2, tensor=2),
     "p3": ParallelDims(pipeline=3),
@@ -304,6 +306,7 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
+    "one_key_head": (Qwen3ForCausalLM, {"head_dim": 8, "num_key_value_heads": 1}),
     "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
     "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
 }

@@ -444,11 +444,13 @@ def test_ranks_share_the_heads_of_layers_without_attention(
     ("ranks", "changes", "allowed"),
     [
         (2, {}, None),
-        (4, {}, "a divisor of 2"),  # key heads
-        (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "a divisor of 3"),
-        (2, {"intermediate_size": 23}, "a divisor of 1"),
-        (2, {"model_type": "phi3"}, None),
-        (2, {**EXPERTS, "moe_intermediate_size": 24}, "a divisor of 1"),  # of 8 features
+        (4, {}, None),  # two ranks a key head
+        (4, {"head_dim": 3}, "one of 1, 2"),  # which they cannot halve
+        (4, {"num_attention_heads": 12, "num_key_value_heads": 3}, "one of 1, 3"),
+        (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "one of 1, 3"),
+        (2, {"intermediate_size": 23}, "one of 1"),
+        (4, {"model_type": "phi3"}, None),
+        (2, {**EXPERTS, "moe_intermediate_size": 24}, "one of 1"),  # of 8 features
     ],
 )
 def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, allowed) -> None:
@@ -475,7 +477,7 @@ JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
             "at most 1",
         ),
         ({"tensor": 4}, {}, None),
-        ({"tensor": 4}, JOINT, "a divisor of 2"),  # heads of the last layer
+        ({"tensor": 4}, JOINT, None),  # two ranks a head of the last layer
         ({"sequence": 4}, JOINT, None),
         ({"tensor": 2}, EXPERTS_BESIDE, None),
         ({"expert": 2}, EXPERTS_BESIDE, None),

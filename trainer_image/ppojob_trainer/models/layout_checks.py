@@ -100,19 +100,18 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
-        heads, keys = sizes.heads, sizes.numbers_of_key_heads
+        heads, tensor = sizes.heads, layout.tensor
+        attention = map(sizes.attention, range(sizes.layers))
+        keys = (own.key_heads * own.head_size for own in attention)  # a shared head has parts
         most = gcd(heads, *keys, sizes.inner, sizes.shared, sizes.plain)
-        why = (
-            f"tensor parallelism splits {heads} query heads, {' or '.join(map(str, keys))} key "
-            f"heads and {sizes.inner} inner features of {folder}"
-        )
         if sizes.experts:
             most = gcd(most, sizes.inner // ALIGNED)
         where = f"spec.roles.{host}.parallelism"
-        if most % layout.tensor:
-            yield _no_divisor(f"{where}.tensor", layout.tensor, why, most)
+        if tensor not in (fitting := _fitting(most, sizes)):
+            why = _why_tensor(sizes, sizes.inner, folder)
+            yield _none_of(f"{where}.tensor", tensor, why, fitting)
         else:
-            heads //= layout.tensor
+            heads //= tensor
         if sizes.states:
             heads = gcd(heads, sizes.states.dealt_heads)
         if heads % layout.sequence:
@@ -120,6 +119,29 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
             why = f"the query heads of {folder}{of_states} are split over the ranks"
             yield _no_divisor(f"{where}.sequence", layout.sequence, why, heads)
         yield from _check_pipeline(f"{where}.pipeline", layout.pipeline, folder, sizes)
+
+
+def _fitting(most: int, sizes: Sizes) -> list[int]:
+    """Return the divisors of a number such that ranks have whole key heads, or share one evenly."""
+    keys = sizes.numbers_of_key_heads
+    return [
+        ranks
+        for ranks in range(1, most + 1)
+        if most % ranks == 0 and not any(own % ranks and ranks % own for own in keys)
+    ]
+
+
+def _why_tensor(sizes: Sizes, inner: int, folder: str) -> str:
+    keys = " or ".join(map(str, sizes.numbers_of_key_heads))
+    return (
+        f"tensor parallelism splits {sizes.heads} query heads, {keys} key heads and {inner} inner "
+        f"features of {folder}"
+    )
+
+
+def _none_of(where: str, ranks: int, why: str, fitting: list[int]) -> Problem:
+    allowed = f"one of {', '.join(map(str, fitting))}"
+    return Problem(where, shown(ranks), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _no_divisor(where: str, ranks: int, why: str, most: int) -> Problem:
@@ -370,27 +392,17 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     """Report heads and widths that the engine's ranks cannot share; each has a key head."""
     tensor = spec.rollout.parallelism.tensor
     inner = sizes.plain if spec.rollout.parallelism.expert > 1 else sizes.inner
-    most, keys = gcd(sizes.heads, inner, sizes.shared, sizes.plain), sizes.numbers_of_key_heads
+    most = gcd(sizes.heads, inner, sizes.shared, sizes.plain)
+    if sizes.model_type in DEALT_KEY_HEADS:
+        most = gcd(most, *sizes.numbers_of_key_heads)
     of_states = ""
     if sizes.states:
         most = gcd(most, sizes.states.key_heads)
         of_states = f", and {sizes.states.key_heads} groups of its layers with states"
-    are_dealt = sizes.model_type in DEALT_KEY_HEADS
-    fitting = [
-        n
-        for n in range(1, most + 1)
-        if most % n == 0 and not any(own % n and (are_dealt or n % own) for own in keys)
-    ]
+    fitting = _fitting(most, sizes)
     if tensor not in fitting:
-        yield Problem(
-            "spec.rollout.parallelism.tensor",
-            shown(tensor),
-            f"tensor parallelism splits {sizes.heads} query heads, "
-            f"{' or '.join(map(str, keys))} key heads and {inner} "
-            f"inner features of {spec.model.path}{of_states}",
-            f"one of {', '.join(map(str, fitting))}",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        why = _why_tensor(sizes, inner, spec.model.path) + of_states
+        yield _none_of("spec.rollout.parallelism.tensor", tensor, why, fitting)
 
 
 def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:

@@ -22,6 +22,7 @@ from ppojob_trainer.models.state_nets import layers_with_states
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeColwise,
     Cut,
+    Heads,
     OfPartialSums,
     OverAllHeads,
     PartialSums,
@@ -233,7 +234,7 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
     """
     config: Any = model.config
     family = FAMILIES[config.model_type]
-    plan = plan_of(family)
+    plan, shared = plan_of(family), _head_layers(family)
     if "qkv_proj" in family.fused and family.counts:  # other models' heads are contiguous
         key = "num_key_value_heads"
         heads, keys = config.num_attention_heads, getattr(config, family.keys.get(key, key))
@@ -253,7 +254,23 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
         place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
         if place in plan or any(True for _ in module.parameters(recurse=False)):
             found[name] = plan[place]
+        if place in shared:
+            attention: Any = model.get_submodule(name.rpartition(".")[0])
+            found[name] = replace(plan[place], layer=shared[place], head=attention.head_dim)
     return found
+
+
+def _head_layers(family: Family) -> dict[str, type[TensorLayer]]:
+    """Return the layers that make key and value heads, which ranks may share, with their classes.
+
+    Of a fused layer whose heads are contiguous each rank has whole ones.
+    """
+    found: dict[str, type[TensorLayer]] = {"k_proj": Heads, "v_proj": Heads}
+    if family.qk_norm == "all heads":
+        found = {family.qk_norm_names[1]: OverAllHeads, "v_proj": Heads}
+    if "qkv_proj" in family.fused:
+        found = {family.attention_in: Heads} if family.counts else {}
+    return {f"model.layers.*.{family.attention}.{name}": kind for name, kind in found.items()}
 
 
 def _computed_alike(model: nn.Module) -> set[nn.Module]:
