@@ -72,7 +72,7 @@ class _Listing:
     version: str
 
 
-def locate(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> RunConfig:
+def fetch(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> RunConfig:
     """The run with paths of this machine for its URLs, whose files are fetched where they are not.
 
     A run that has begun goes on with the files that it began with, whatever lies at the URL now.
@@ -110,8 +110,8 @@ def locate(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> RunCo
     return config.located({url: one.path for url, one in found.items()})
 
 
-def located(config: RunConfig, run_folder: Path) -> RunConfig:
-    """The run with the paths that `locate` found, in every process that comes after it.
+def with_local_paths(config: RunConfig, run_folder: Path) -> RunConfig:
+    """The run with the paths that `fetch` found, in every process that comes after it.
 
     Raises:
         ConfigError: it has not been there.
@@ -123,16 +123,16 @@ def located(config: RunConfig, run_folder: Path) -> RunConfig:
     return config.located({url: known[url].path for url in urls})
 
 
-def places(run_folder: Path) -> dict[str, str]:
-    """The paths that `locate` found for the URLs of a run, by URL."""
+def local_paths(run_folder: Path) -> dict[str, str]:
+    """The paths that `fetch` found for the URLs of a run, by URL."""
     return {url: one.path for url, one in _kept(run_folder).items()}
 
 
-def unreadable(spec: PPOJobSpec) -> Iterator[str]:
+def unreadable_urls(spec: PPOJobSpec) -> Iterator[str]:
     """A line for each URL of a job behind which there is nothing to read; nothing is fetched."""
     for url, where in remote_files.urls(spec).items():
         try:
-            again(partial(_list, url, where), url, "read", patient_seconds=0.0)
+            with_retries(partial(_list, url, where), url, "read", patient_seconds=0.0)
         except (ConfigError, JobFailed) as problem:
             yield from str(problem).splitlines()
 
@@ -201,10 +201,10 @@ def _fetched(url: str, where: str, cache: Path, tell: Tell) -> Fetched:
         path = f"{path}/{listing.last}" if remote_files.is_of_data(where) else path
         return Fetched(path, (folder / "content").read_text())
 
-    return again(attempt, url, "fetched", tell)
+    return with_retries(attempt, url, "fetched", tell)
 
 
-def again(
+def with_retries(
     act: Callable[[], T],
     url: str,
     done: str,

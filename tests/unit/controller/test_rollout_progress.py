@@ -35,7 +35,7 @@ def test_rows_are_counted_while_they_are_awaited(role_of, roles_of, tmp_path):
     roles, reporter, heard = roles_of(group), Reporter(tmp_path), []
 
     def tell(*rows: int) -> None:
-        reporter.drawn(*rows)
+        reporter.report_rows(*rows)
         heard.append(reporter.status.rows)
         if len(heard) == 2:
             enough.set()
@@ -45,7 +45,7 @@ def test_rows_are_counted_while_they_are_awaited(role_of, roles_of, tmp_path):
     question = RolloutProgressPoll(roles.caller, group.ranks, tell, every_seconds=0.05)
     with question.asked() as ask:
         id_ = RequestId(0, 1, "work")
-        roles.ask(group, BARRIER, [Nothing(), Nothing()], id_, meanwhile=ask)
+        roles.call(group, BARRIER, [Nothing(), Nothing()], id_, meanwhile=ask)
     assert heard == [(8, 16), (8, 16)]
     assert reporter.status.since == began, "the stage goes on"
     reporter.report(stage="reward")
@@ -63,5 +63,5 @@ def test_a_rank_that_cannot_tell_is_no_reason_to_end(role_of, roles_of, routes):
     )
     threading.Timer(0.3, enough.set).start()
     with question.asked() as ask:
-        roles.ask(group, BARRIER, [Nothing()], RequestId(0, 1, "work"), meanwhile=ask)
+        roles.call(group, BARRIER, [Nothing()], RequestId(0, 1, "work"), meanwhile=ask)
     assert heard == []

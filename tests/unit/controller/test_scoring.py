@@ -128,7 +128,7 @@ def test_what_was_said_before_another_role_was_lost_counts(role_of, scoring_by):
     with contextlib.suppress(RoleLost), scoring.begun(batch_of(), 1):
         for index in range(1000):
             id_ = RequestId(0, 1, "advantages", index)
-            scoring.roles.ask_all(scoring.owner, ADVANTAGES, Advantages([], 0.0), id_)
+            scoring.roles.broadcast(scoring.owner, ADVANTAGES, Advantages([], 0.0), id_)
             if scoring._begun["train"][1].is_over:
                 break
         raise RoleLost("critic", "it ended")
@@ -142,9 +142,9 @@ def test_scores_that_changed_behind_a_controllers_back_cost_the_step(role_of, sc
     drifting = Drifting()
     roles = scoring_by(role_of("reward", drifting.routes())).roles
     actor, id_ = roles.group("actorRollout"), RequestId(0, 1, "advantages")
-    roles.ask_all(actor, ADVANTAGES, Advantages([0.5], 0.0), id_)
+    roles.broadcast(actor, ADVANTAGES, Advantages([0.5], 0.0), id_)
     with pytest.raises(RoleLost, match="advantages of step 1 came again with another") as caught:
-        roles.ask_all(actor, ADVANTAGES, Advantages([0.25], 0.0), id_)
+        roles.broadcast(actor, ADVANTAGES, Advantages([0.25], 0.0), id_)
     assert caught.value.role == "actorRollout"
 
 

@@ -19,7 +19,7 @@ from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.remote_files import Tell, again, refusing
+from ppojob_trainer.remote_files import Tell, refusing, with_retries
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 RUN_FOLDER: Final = "run"
@@ -42,7 +42,7 @@ class Place:
             with refusing(self._field, self.url, "read and write"):
                 return act()
 
-        return again(attempt, self.url, "reached", self._tell)
+        return with_retries(attempt, self.url, "reached", self._tell)
 
     def _open(self) -> Any:
         import fsspec  # imported late: every controller loads this module, and few copy

@@ -242,7 +242,7 @@ class Batch:
             return None
         return values.get(f"{function}score", self.scores[row])
 
-    def take_lengths(self, answers: list[Generated]) -> None:
+    def set_lengths(self, answers: list[Generated]) -> None:
         """Store the lengths that the owners reported, in the order of their ranges."""
         self.lengths = [length for answer in answers for length in answer.lengths]
         self.truncated = [truncated for answer in answers for truncated in answer.truncated]
@@ -252,7 +252,7 @@ class Batch:
         self.counts = sum((Counter(answer.counts) for answer in answers), Counter())
         self.later_picture_bytes = [n for answer in answers for n in answer.later_picture_bytes]
 
-    def take_scores(self, scores: list[RowScore]) -> None:
+    def set_scores(self, scores: list[RowScore]) -> None:
         """Store scores, which may arrive in any order."""
         ordered = sorted(scores, key=lambda score: score.row)
         self.scores = [score.score for score in ordered]

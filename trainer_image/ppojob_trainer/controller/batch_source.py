@@ -95,7 +95,7 @@ class DynamicSampling:
                 self.ahead.begin(step + 1, step - 1, following, timer)
         if (drawing := self.ahead or self.beside) is not None:
             metrics |= drawing.later.staleness(chosen, step)
-        return Rows(chosen, is_kept=True, metrics=metrics, rounds=rounds)
+        return Rows(chosen, is_recorded=True, metrics=metrics, rounds=rounds)
 
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer
@@ -120,7 +120,7 @@ class DynamicSampling:
         dropped = dropped_rows(batch, None, step) if self.drops else []
         dropped += filtered_rows(batch, self.algorithm.group_filter, dropped, step)
         with timer("write_rows"):
-            self.stages.keep(batch, step)
+            self.stages.record(batch, step)
         return batch, dropped
 
     def _rounds_left(self, total_steps: int, step: int, number: int) -> int:

@@ -18,8 +18,8 @@ from ppojob_api.v1alpha1.schedule import BestCheckpointSpec
 from ppojob_trainer.checkpoint.copies import Copies
 from ppojob_trainer.checkpoint.journal import (
     CheckpointBegun,
-    CheckpointLeft,
     CheckpointSaved,
+    CheckpointSkipped,
     Journal,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
@@ -101,7 +101,7 @@ class Checkpoints:
     Attributes:
         every: steps between checkpoints; None: only on request.
         best: finds the checkpoint that is kept whatever its age; None without one.
-        tell_saved: called with the step once a checkpoint is complete.
+        on_saved: called with the step once a checkpoint is complete.
         write_ahead: writes the prefetched rows of the next step; None without prefetch. Its
             arguments are the state, the checkpoint folder and the name of this attempt.
         copies: copies checkpoints elsewhere during training; None if no copies are requested.
@@ -113,7 +113,7 @@ class Checkpoints:
     every: int | None
     keep_last: int
     best: BestCheckpoint | None
-    tell_saved: Callable[[int], None]
+    on_saved: Callable[[int], None]
     write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
     copies: Copies | None = None
     _failures: int = 0
@@ -121,7 +121,7 @@ class Checkpoints:
     _left: tuple[int, int] | None = None  # rewinds, and the step that the job resumed from
 
     @property
-    def under_way(self) -> int | None:
+    def in_flight_step(self) -> int | None:
         """Return the step whose checkpoint ranks write in the background, or None."""
         return None if (one := self._current()) is None else one.pending.step
 
@@ -134,7 +134,10 @@ class Checkpoints:
         """Whether the state after a step must be saved before the next step begins."""
         if self.every is None or progress.step == 0 or progress.step % self.every:
             return False
-        if self.under_way == progress.step or self._left == (self.roles.rewinds, progress.step):
+        if self.in_flight_step == progress.step or self._left == (
+            self.roles.rewinds,
+            progress.step,
+        ):
             return False
         return not self.is_saved(progress)
 
@@ -182,7 +185,7 @@ class Checkpoints:
             self.store.clear()
             raise
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Complete the background checkpoint once it is written; costs no time while ranks work."""
         one = self._current()
         if one is None or one.is_refused or time.monotonic() < one.look_at:
@@ -200,7 +203,7 @@ class Checkpoints:
                 except (StorageError, DamagedCheckpoint):
                     one.is_refused = True
 
-    def settle(self) -> None:
+    def wait(self) -> None:
         """Wait until the background checkpoint is written, and complete it.
 
         Raises:
@@ -224,12 +227,12 @@ class Checkpoints:
                 raise StorageError(one.pending.folder, str(problem)) from problem
             raise
 
-    def leave(self, step: int) -> None:
+    def skip(self, step: int) -> None:
         """Continue after a step without its checkpoint: the ranks no longer have that state."""
-        self.journal.append(CheckpointLeft(time=time.time(), step=step))
+        self.journal.append(CheckpointSkipped(time=time.time(), step=step))
         self._left = self.roles.rewinds, step
 
-    def take_over(self, position: JournalState) -> None:
+    def adopt(self, position: JournalState) -> None:
         """Take over an earlier controller's background checkpoint, whose ranks are alive."""
         rewinds = self.roles.rewinds
         self._left = None if position.left is None else (rewinds, position.left)
@@ -251,7 +254,7 @@ class Checkpoints:
 
     def _ask(self, one: _InFlight) -> Pending[Written]:
         question = AskWritten(self._place(one.pending))
-        return self.roles.begin_asking(self.roles.saved, SHARDS_WRITTEN, question)
+        return self.roles.submit_query(self.roles.saved, SHARDS_WRITTEN, question)
 
     def _written(self, one: _InFlight) -> list[FileEntry]:
         """Wait until each rank has written its files or was refused; return the files."""
@@ -259,7 +262,7 @@ class Checkpoints:
         deadline = time.monotonic() + limit
         while True:
             asked = self._ask(one)
-            told = list(zip(asked.calls, self.roles.collect(asked), strict=True))
+            told = list(zip(asked.calls, self.roles.gather(asked), strict=True))
             waiting = [call.peer for call, a in told if a.files is None and not a.refusal]
             if not waiting:
                 break
@@ -280,7 +283,7 @@ class Checkpoints:
         self.journal.append(
             CheckpointSaved(time=time.time(), step=progress.step, size_bytes=size_bytes)
         )
-        self.tell_saved(progress.step)
+        self.on_saved(progress.step)
         if self.copies is not None:
             self.copies.start()
         self.prune()
@@ -299,7 +302,7 @@ class Checkpoints:
         id_ = RequestId(0, pending.step, stage, self._failures)
         files = []
         for group in self.roles.saved:
-            saved: list[Saved] = self.roles.ask_all(group, SAVE_SHARDS, request, id_)
+            saved: list[Saved] = self.roles.broadcast(group, SAVE_SHARDS, request, id_)
             files += _files(saved)
         return files
 

@@ -49,8 +49,8 @@ class Demonstrations:
             prompts = draw(self.rows_per_step)
             batch = self._batch("train", prompts, before=prompts[-1])
             requests = list(self._shares(batch))
-            self.roles.ask(self.actor, DEMONSTRATE, requests, RequestId(0, step, "demonstrate"))
-        return Rows(batch, is_kept=True)
+            self.roles.call(self.actor, DEMONSTRATE, requests, RequestId(0, step, "demonstrate"))
+        return Rows(batch, is_recorded=True)
 
     def loss(self, held_out: PromptDataset, step: int) -> dict[str, float]:
         """Return the mean loss of held-out rows and its metrics, with a step's weights."""
@@ -61,13 +61,13 @@ class Demonstrations:
             batch = self._batch("validation", held_out.rows(range(first, last)), before)
             id_ = RequestId(0, step, "measure_loss", first)
             requests = self._given(batch)
-            measured.append(self.roles.ask(self.actor, MEASURE_LOSS, requests, id_)[0])
+            measured.append(self.roles.call(self.actor, MEASURE_LOSS, requests, id_)[0])
         return step_statistics(measured)
 
     def place_beside(self, rows: list[PromptRow], step: int) -> None:
         """Place these rows on their owners beside the rows of a step."""
         requests = self._given(self._batch("train", rows, before=rows[-1]))
-        self.roles.ask(self.actor, SUPERVISE, requests, RequestId(0, step, "supervise"))
+        self.roles.call(self.actor, SUPERVISE, requests, RequestId(0, step, "supervise"))
 
     def _given(self, batch: Batch) -> list[GivenRows]:
         index = batch.index

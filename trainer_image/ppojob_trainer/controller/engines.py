@@ -90,13 +90,13 @@ class StandaloneEngines(Engines):
         """Ask the owners which rows they received."""
         owners = range(len(batches[0].shares))
         request = Recall(self._names(batches, step))
-        told = [one.rows for one in self.channels.ask_owners(RECALL, request, owners)]
+        told = [one.rows for one in self.channels.query_owners(RECALL, request, owners)]
         rows = [one for one in told if one is not None]
         if len(rows) < len(told):
             return False
-        batches[0].take_lengths(rows)
+        batches[0].set_lengths(rows)
         for greedy in batches[1:]:
-            greedy.take_lengths([one.greedy for one in rows if one.greedy is not None])
+            greedy.set_lengths([one.greedy for one in rows if one.greedy is not None])
         return True
 
     def _names(self, batches: Sequence[Batch], step: int) -> list[BatchName]:
@@ -112,11 +112,11 @@ class StandaloneEngines(Engines):
         if self._held == (self.channels.key(self.group), version):
             return
         if self._begun is not None and self._begun[1].rewinds == self.channels.roles.rewinds:
-            self.channels.roles.ask(self.group, GENERATE, *self._begun)
+            self.channels.roles.call(self.group, GENERATE, *self._begun)
         self._begun = None
         step = version + 1
         key = self._open(step)
-        self.channels.ask_both(
+        self.channels.call_both(
             self.group,
             BRING_WEIGHTS,
             lambda role: BringWeights(role, version),
@@ -128,7 +128,7 @@ class StandaloneEngines(Engines):
         """Begin to generate rows, without waiting; a repeated request gets the same answer."""
         roles = self.channels.roles
         self._begun = requests, msgspec.structs.replace(id_, rewinds=roles.rewinds)
-        roles.caller.give_up(roles.begin(self.group, GENERATE, requests, id_))
+        roles.caller.give_up(roles.submit(self.group, GENERATE, requests, id_))
 
     def deliver(self, batches: Sequence[Batch], step: int) -> None:
         """Move each range of prompts to the rank that owns it from now on."""
@@ -136,7 +136,7 @@ class StandaloneEngines(Engines):
         first, key = batches[0], self._open(step)
         makers = self.shares(len(first.prompts))
         names = self._names(batches, step)
-        self.channels.ask_both(
+        self.channels.call_both(
             self.group,
             HAND_OVER,
             lambda role: HandOver(role, names, makers, first.shares),

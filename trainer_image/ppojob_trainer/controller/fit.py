@@ -83,7 +83,7 @@ class Loop:
         sampling: draws prompts by a function instead of `order`; None without one.
         validation: held-out prompts, or None.
         stop_requested: whether somebody asked to end after this step.
-        tell_progress: called when a step is done and journaled.
+        report_progress: called when a step is done and journaled.
     """
 
     spec: PPOJobSpec
@@ -100,7 +100,7 @@ class Loop:
     journal: Journal
     reporter: Reporter
     stop_requested: Callable[[], bool]
-    tell_progress: Callable[[], None]
+    report_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
     _warnings: StepWarnings = field(default_factory=StepWarnings)
     _is_begun: bool = False  # whether ranks may be in the middle of the step after this state
@@ -123,7 +123,7 @@ class Loop:
         self.reporter.training.begin(position.controller_attempt + 1, step, checkpoint)
         progress = self._recovered(partial(self.recovery.resume, position), before)
         if self._is_begun:
-            self.checkpoints.take_over(position)
+            self.checkpoints.adopt(position)
         if self.checkpoints.copies is not None:
             self.checkpoints.copies.start()
         while True:
@@ -164,8 +164,8 @@ class Loop:
                 self.checkpoints.save(progress, in_background=self.spec.checkpoint.background)
 
     def _settle(self) -> None:
-        with self._going_on_without(self.checkpoints.under_way or 0):
-            self.checkpoints.settle()
+        with self._going_on_without(self.checkpoints.in_flight_step or 0):
+            self.checkpoints.wait()
 
     @contextlib.contextmanager
     def _going_on_without(self, step: int) -> Iterator[None]:
@@ -175,7 +175,7 @@ class Loop:
         except StorageError as problem:
             _log.error("no checkpoint after step %d: %s", step, problem)
             self.reporter.report(message=f"no checkpoint: {problem}")
-            self.checkpoints.leave(step)
+            self.checkpoints.skip(step)
 
     def _tell_of_copies(self) -> None:
         copies = self.checkpoints.copies
@@ -413,7 +413,7 @@ class Loop:
         failpoints.hit(STEP_RECORDED)
         self.journal.append(StepDone(time=time.time(), progress=changes(before, progress)))
         failpoints.hit(STEP_JOURNALED)
-        self.tell_progress()
+        self.report_progress()
         self.reporter.training.done(progress.step, metrics)
         return progress
 
@@ -431,7 +431,7 @@ class Loop:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
             stages = self.training.stages
-            stages.roles.ask_all(stages.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
+            stages.roles.broadcast(stages.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
         if self.is_done(progress) and self.checkpoints.copies is not None:
             self.reporter.report(stage="copy")

@@ -9,8 +9,8 @@ import msgspec
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
     CheckpointBegun,
-    CheckpointLeft,
     CheckpointSaved,
+    CheckpointSkipped,
     ControllerStarted,
     Event,
     Resumed,
@@ -122,7 +122,7 @@ def _unsaved(events: Sequence[Event]) -> tuple[CheckpointBegun | None, int | Non
                 begun = place
             case CheckpointSaved():
                 begun = None
-            case CheckpointLeft():
+            case CheckpointSkipped():
                 begun, left = None, event.step
             case Rewound():
                 begun = left = None

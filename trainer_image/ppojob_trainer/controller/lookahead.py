@@ -160,7 +160,7 @@ class Prefetcher:
     def _is_lost(self, batch: Batch, step: int) -> bool:
         """Whether a step's rows are recorded, but not those that were generated beside them."""
         tape = self.later.rollout_round.stages.tape
-        is_there = tape.is_replayed(batch, step) and not tape.is_ahead(batch, step)
+        is_there = tape.is_replayed(batch, step) and not tape.is_prefetched(batch, step)
         return self.later.steps > 1 and is_there
 
 

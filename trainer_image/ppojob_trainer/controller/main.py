@@ -49,7 +49,7 @@ def _reporter(environment: PodEnvironment) -> Iterator[Reporter]:
     )
     writer = StatusWriter(resource.write)
     try:
-        yield Reporter(environment.run_folder, TrainingReport(writer.offer))
+        yield Reporter(environment.run_folder, TrainingReport(writer.submit))
     finally:
         writer.close()
 
@@ -58,7 +58,7 @@ def _drive(
     environment: PodEnvironment, reporter: Reporter, stop: StopRequest, heartbeat: HeartbeatPipe
 ) -> int:
     try:
-        environment = environment.located()
+        environment = environment.with_local_paths()
         # An earlier run of the folder left its summary, which is not true of this one. A power cut
         # may bring it back, until this run writes its own.
         (environment.run_folder / SUMMARY_FILE).unlink(missing_ok=True)
@@ -66,7 +66,7 @@ def _drive(
             _log.warning("%s", problem)
         with contextlib.ExitStack() as stack:
             loop = build_loop(environment, reporter, stop, heartbeat, stack)
-            heartbeat.tell_ready()
+            heartbeat.report_ready()
             progress = loop.fit()
             is_done = loop.is_done(progress)
             phase = "Succeeded" if is_done else "Interrupted"
@@ -91,7 +91,7 @@ def _drive(
 def _fail(message: str, status: int, reporter: Reporter, heartbeat: HeartbeatPipe) -> int:
     _log.error("%s", message)
     reporter.report(phase="Failed", message=message)
-    heartbeat.tell_error(message)
+    heartbeat.report_error(message)
     return status
 
 

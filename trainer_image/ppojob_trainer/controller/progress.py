@@ -19,7 +19,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ppojob_api.v1alpha1.status import TrainingStatus as JobTraining
+from ppojob_api.v1alpha1.status import TrainingStatus
 
 STATUS_FILE = "status.json"
 _log = logging.getLogger(__name__)
@@ -53,7 +53,7 @@ _RECENT_STEPS: Final = 10
 _DIGITS: Final = 4
 
 
-class Pace:
+class StepTimeEstimate:
     """Estimates the duration of a step: the median of recent steps.
 
     Checkpoints and validations, which only some steps have, count by their mean over all steps.
@@ -87,10 +87,10 @@ class TrainingReport:
     Nothing is reported before `begin`: a process that is not yet the controller must not report.
     """
 
-    def __init__(self, hand_on: Callable[[JobTraining], None]) -> None:
+    def __init__(self, hand_on: Callable[[TrainingStatus], None]) -> None:
         self._hand_on = hand_on
-        self._state = JobTraining()
-        self._pace = Pace()
+        self._state = TrainingStatus()
+        self._pace = StepTimeEstimate()
 
     def begin(self, attempt: int, step: int, saved: int | None) -> None:
         """Report that the controller of an attempt has taken over.
@@ -116,7 +116,7 @@ class TrainingReport:
         `saved` is the step of the checkpoint that a restart resumes from; `history` has the metrics
         of the steps that remain, in ascending order.
         """
-        self._pace = Pace()
+        self._pace = StepTimeEstimate()
         changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
         for metrics in history:
             changes |= self._figures(metrics)
@@ -153,7 +153,7 @@ class TrainingReport:
         if self._state.attempt and self._state != before:
             self._hand_on(self._state)
 
-    def _eta(self, state: JobTraining) -> str | None:
+    def _eta(self, state: TrainingStatus) -> str | None:
         missing, each = (state.total_steps or 0) - state.step, self._pace.seconds
         return None if missing <= 0 or each is None else duration(each * missing)
 
@@ -182,7 +182,7 @@ def _rounded(value: float | None) -> float | None:
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
-class TrainingStatus(msgspec.Struct, frozen=True):
+class RunStatus(msgspec.Struct, frozen=True):
     """A snapshot of a job's status.
 
     Attributes:
@@ -217,7 +217,7 @@ class Reporter:
     def __init__(self, folder: Path, training: TrainingReport | None = None) -> None:
         self._path = folder / STATUS_FILE
         self._aside = folder / f".{STATUS_FILE}.aside"
-        self.status = TrainingStatus("Starting", since=time.time())
+        self.status = RunStatus("Starting", since=time.time())
         self.training = training or TrainingReport(lambda _: None)
 
     def report(self, **changes: object) -> None:
@@ -226,11 +226,11 @@ class Reporter:
         self._publish(msgspec.structs.replace(self.status, **changes))
         self.training.change_phase(self.status.phase, self.status.total_steps)
 
-    def drawn(self, ended: int, asked: int) -> None:
+    def report_rows(self, ended: int, asked: int) -> None:
         """Report how many rows of the current stage are generated, of how many."""
         self._publish(msgspec.structs.replace(self.status, rows=(ended, asked)))
 
-    def _publish(self, status: TrainingStatus) -> None:
+    def _publish(self, status: RunStatus) -> None:
         self.status = status
         with contextlib.suppress(OSError):
             self._aside.write_bytes(msgspec.json.encode(status))

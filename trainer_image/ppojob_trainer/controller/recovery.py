@@ -115,7 +115,7 @@ class Recovery:
         _log.warning("%s", loss)
         group = self.roles.group(loss.role)
         if self._has_state and group.has_channels:
-            self.roles.cut_channels(group.name)
+            self.roles.abort_channels(group.name)
         self._start(group)
         for path in self.store.edited(self.code_files(group.name)):
             self.reporter.notice(
@@ -251,8 +251,8 @@ class Recovery:
             total_updates=self.total_updates,
         )
         for group in self.roles.saved:
-            self.roles.ask_all(group, RESTORE, request, RequestId(0, progress.step, "restore"))
-        self.roles.ask_all(
+            self.roles.broadcast(group, RESTORE, request, RequestId(0, progress.step, "restore"))
+        self.roles.broadcast(
             self.roles.group("actorRollout"),
             SYNC_WEIGHTS,
             SyncWeights(progress.policy_version),

@@ -49,7 +49,7 @@ class Reprompting:
         said = self._said_of(batch, step)
         asked = [self._request(batch, dropped, said, first, last) for first, last in batch.shares]
         roles, owner = self.channels.roles, self.channels.owner
-        answers = roles.ask(owner, REPROMPT, asked, RequestId(0, step, "reprompt"))
+        answers = roles.call(owner, REPROMPT, asked, RequestId(0, step, "reprompt"))
         batch.teacher_prompt_tokens = [tokens for answer in answers for tokens in answer.tokens]
         self.channels.place_rows(batch, step, again=True)
         firsts = [first * batch.samples for first, _ in batch.shares]

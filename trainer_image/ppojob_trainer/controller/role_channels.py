@@ -50,7 +50,7 @@ class RoleChannels:
         `seconds` limits each operation on it.
         """
         key = self.key(peer)
-        self.ask_both(
+        self.call_both(
             peer,
             OPEN_CHANNEL,
             lambda role: OpenChannel(
@@ -74,7 +74,7 @@ class RoleChannels:
         opening = f"{self.roles.rewinds}.{self.roles.caller.attempt}"
         return f"{self.owner.name}.{self.owner.attempt}-{peer.name}.{peer.attempt}/{opening}"
 
-    def ask_both(
+    def call_both(
         self,
         peer: RoleGroup,
         method: Method[Any, Nothing],
@@ -84,9 +84,9 @@ class RoleChannels:
         """Ask both sides, each with the name of the other, once both are idle."""
         self.roles.barrier((self.owner, peer), id_.step, id_.stage)
         asked = [(self.owner, request(peer.name)), (peer, request(self.owner.name))]
-        self.roles.ask_each(method, asked, id_)
+        self.roles.broadcast_to(method, asked, id_)
 
-    def ask_owners(
+    def query_owners(
         self, question: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
     ) -> list[Answer]:
         """Ask some owners a question that changes nothing, whatever they work on.
@@ -95,7 +95,7 @@ class RoleChannels:
             RoleLost: one does not answer.
         """
         calls = [Call(self.owner.ranks[rank], question, request) for rank in ranks]
-        return self.roles.collect(self.roles.caller.start(calls))
+        return self.roles.gather(self.roles.caller.start(calls))
 
     def place_rows(
         self, batch: Batch, step: int, *, again: bool = False, answers: Sequence[str] = ()
@@ -110,7 +110,7 @@ class RoleChannels:
             origins = [(origin.round, origin.position) for origin in batch.origins]
         request = PlaceRows(self._index(batch), origins, again, list(answers))
         stage = "place_rows/again" if again else "place_rows"
-        self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
+        self.roles.broadcast(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
 
     def _index(self, batch: Batch) -> BatchIndex:
         """Build the row index: rows, owners, and the reference model of each."""
@@ -128,7 +128,7 @@ class RoleChannels:
         self.open(consumer, step)
         name = BatchName(self.roles.rewinds, step, batch.purpose)
         index = self._index(batch)
-        self.ask_both(
+        self.call_both(
             consumer,
             MOVE_ROWS,
             lambda role: MoveRows(role, name, index),
@@ -148,7 +148,7 @@ class RoleChannels:
         if consumer is self.owner:
             return
         index = self._index(batch)
-        self.ask_both(
+        self.call_both(
             consumer,
             MOVE_COLUMNS,
             lambda role: MoveColumns(role, index, list(columns), to_owners),

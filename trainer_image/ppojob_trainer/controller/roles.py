@@ -216,7 +216,7 @@ class Roles:
                     raise ConfigError(status.reason)
                 raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
 
-    def raise_loss_first(self) -> None:
+    def raise_if_lost(self) -> None:
         """Poll for a while for a lost rank: another rank may have failed only because of it.
 
         Raises:
@@ -277,7 +277,7 @@ class Roles:
         ]
         return ", ".join(missing) or "their pods"
 
-    def ask(
+    def call(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
@@ -296,9 +296,9 @@ class Roles:
             JobFailed: the work itself failed, and would again.
             Fenced: another controller has taken over.
         """
-        return self.collect(self.begin(group, method, requests, request_id, ranks), meanwhile)
+        return self.gather(self.submit(group, method, requests, request_id, ranks), meanwhile)
 
-    def begin(
+    def submit(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
@@ -314,7 +314,7 @@ class Roles:
         peers = [group.ranks[rank] for rank in (range(len(requests)) if ranks is None else ranks)]
         return self.caller.start(self._calls(group, method, peers, requests, request_id))
 
-    def collect(self, begun: Pending[Answer], meanwhile: Watch = None) -> list[Answer]:
+    def gather(self, begun: Pending[Answer], meanwhile: Watch = None) -> list[Answer]:
         """Wait for the answers of begun requests; raises as `ask`."""
 
         def watch() -> None:
@@ -329,7 +329,7 @@ class Roles:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
             self._raise_if_fenced(refusal)
-            self.raise_loss_first()
+            self.raise_if_lost()
             if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
                 raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
@@ -339,7 +339,7 @@ class Roles:
             _log.error("%s\n%s", refusal, refusal.failure.detail)
             raise JobFailed(str(refusal)) from refusal
 
-    def ask_all(
+    def broadcast(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
@@ -347,9 +347,9 @@ class Roles:
         request_id: RequestId,
     ) -> list[Answer]:
         """Send one request to all ranks of a role; raises as `ask`."""
-        return self.ask_each(method, [(group, request)], request_id)
+        return self.broadcast_to(method, [(group, request)], request_id)
 
-    def ask_each(
+    def broadcast_to(
         self,
         method: Method[Any, Answer],
         asked: Iterable[tuple[RoleGroup, msgspec.Struct]],
@@ -366,9 +366,9 @@ class Roles:
                 group, method, group.ranks, [request] * len(group.ranks), request_id
             )
         ]
-        return self.collect(self.caller.start(calls))
+        return self.gather(self.caller.start(calls))
 
-    def begin_asking(
+    def submit_query(
         self, groups: Iterable[RoleGroup], method: Method[Any, Answer], question: msgspec.Struct
     ) -> Pending[Answer]:
         """Begin a question that all ranks of roles answer beside their work; see `begin`."""
@@ -383,9 +383,9 @@ class Roles:
         # A restarted controller does not know its predecessor's requests, so the answer to the
         # predecessor's barrier must not count as the answer to its own.
         id_ = RequestId(0, step, f"idle/{stage}/{self.caller.attempt}")
-        self.ask_each(BARRIER, ((group, Nothing()) for group in groups), id_)
+        self.broadcast_to(BARRIER, ((group, Nothing()) for group in groups), id_)
 
-    def cut_channels(self, role: str) -> None:
+    def abort_channels(self, role: str) -> None:
         """Abort waits on channels to a lost role, at its peers."""
         peers = [
             peer

@@ -19,14 +19,14 @@ class Rows:
 
     Attributes:
         greedy: greedy responses to the prompts of the batch, if a baseline reads them.
-        is_kept: whether they are already scored and recorded on disk.
+        is_recorded: whether they are already scored and recorded on disk.
         metrics: sampling metrics, by name.
         rounds: the generation rounds, if there may be several.
     """
 
     batch: Batch
     greedy: Batch | None = None
-    is_kept: bool = False
+    is_recorded: bool = False
     metrics: dict[str, float] = field(default_factory=dict)
     rounds: Sequence[Batch] = ()
 

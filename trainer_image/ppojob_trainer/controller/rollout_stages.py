@@ -40,7 +40,7 @@ class RolloutStages:
         began: start of the run, in unix seconds.
         tools: role that runs the tool calls of rows; None without tools.
         retriever: role that answers `search` calls; None if the tools role does.
-        tell_drawn: callback with the number of generated rows, and of all.
+        on_progress: callback with the number of generated rows, and of all.
     """
 
     roles: Roles
@@ -54,7 +54,7 @@ class RolloutStages:
     began: float = 0.0
     tools: RoleGroup | None = None
     retriever: RoleGroup | None = None
-    tell_drawn: Callable[[int, int], None] = lambda *_: None
+    on_progress: Callable[[int, int], None] = lambda *_: None
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
         """Generate, score and record responses to all held-out prompts, with a step's weights."""
@@ -62,7 +62,7 @@ class RolloutStages:
         batch = Batch("validation", prompts, samples, owners=len(self.actor.ranks))
         self.generate(batch, step)
         self.score(batch, step)
-        self.keep(batch, step)
+        self.record(batch, step)
         return batch
 
     def generate(
@@ -90,10 +90,10 @@ class RolloutStages:
                 self.engines.prepare(step if batch.purpose == "validation" else step - 1)
         with timer("gen"):
             answers = self.ask(batch, step, greedy, ahead)
-            batch.take_lengths(answers)
+            batch.set_lengths(answers)
             if greedy is not None:
                 of_greedy = [answer.greedy for answer in answers]
-                greedy.take_lengths([answer for answer in of_greedy if answer is not None])
+                greedy.set_lengths([answer for answer in of_greedy if answer is not None])
             self.engines.deliver(together, step)
 
     def ask(
@@ -101,10 +101,10 @@ class RolloutStages:
     ) -> list[Generated]:
         """Have the engines generate rows, and wait."""
         one_of_each = self.engines.group.ranks[:: self.engines.tensor]
-        drawn = RolloutProgressPoll(self.roles.caller, one_of_each, self.tell_drawn)
+        drawn = RolloutProgressPoll(self.roles.caller, one_of_each, self.on_progress)
         asked = self.generation(batch, step, greedy, ahead)
         with drawn.asked() as ask_drawn:
-            return self.roles.ask(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)
+            return self.roles.call(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)
 
     def _are_there(self, batches: list[Batch], step: int) -> bool:
         """Whether the owners already have the rows; then their metadata is filled in."""
@@ -186,10 +186,10 @@ class RolloutStages:
             for first, last in batch.shares
         ]
         id_ = RequestId(0, step, f"{batch.label}/load_rows")
-        self.roles.ask(self.actor, LOAD_ROWS, requests, id_)
+        self.roles.call(self.actor, LOAD_ROWS, requests, id_)
 
     @contextmanager
-    def scoring_of(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
+    def start_scoring(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
         """Begin to score the rows; the returned function waits and fills the scores in."""
         if self.tape.has(batch, step):
             yield lambda: self.tape.fill(batch, step)
@@ -199,16 +199,16 @@ class RolloutStages:
 
     def score(self, batch: Batch, step: int) -> None:
         """Score the rows, wait, and fill in the scores."""
-        with self.scoring_of(batch, step) as finish:
+        with self.start_scoring(batch, step) as finish:
             finish()
 
-    def keep(self, batch: Batch, step: int) -> None:
+    def record(self, batch: Batch, step: int) -> None:
         """Record rows and scores on disk, unless they are there."""
         if not self.tape.has(batch, step):
             folder = batch_key(batch, step).folder
-            self.tape.keep(batch, step, self.write_rows(batch, step, folder))
+            self.tape.record(batch, step, self.write_rows(batch, step, folder))
         elif self.tape.recording is not None:
-            self.tape.keep(batch, step, self.tape.copy(batch, step))
+            self.tape.record(batch, step, self.tape.copy(batch, step))
 
     def write_rows(
         self, batch: Batch, step: int, folder: str, act: str = "write_rows"
@@ -243,7 +243,7 @@ class RolloutStages:
                 for owner in owners
             ]
             id_ = RequestId(0, step, stage, index)
-            answers = self.roles.ask(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
+            answers = self.roles.call(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
             files += [file for answer in answers for file in answer.files]
         return files
 

@@ -174,7 +174,7 @@ def read_recording(recording: Path, *, takes_given: bool) -> Tape:
     return Tape(kept, kept)
 
 
-def rows_ahead(run_folder: Path, step: int) -> dict[BatchKey, Place]:
+def prefetched_rows(run_folder: Path, step: int) -> dict[BatchKey, Place]:
     """Return the prefetched rows of a checkpoint; none if absent or damaged."""
     checkpoint = f"{CHECKPOINTS_FOLDER}/{folder_name(step)}"
     try:
@@ -221,7 +221,7 @@ class RowTape:
             events = self.journal.read()
             rewinds = [event.to_step for event in events if isinstance(event, Rewound)]
             self.began = rewinds[-1] if rewinds else 0
-            self._ahead = rows_ahead(self.run_folder, self.began)
+            self._ahead = prefetched_rows(self.run_folder, self.began)
             tape = read_tape(events, self.settings)
             whole = self._whole(tape.before)
             gone = tape.before.keys() - whole.keys()
@@ -256,7 +256,7 @@ class RowTape:
         rows = self._tape.kept.get(batch_key(batch, step))
         return rows is not None and rows.prompts == batch.prompts_digest
 
-    def is_ahead(self, batch: Batch, step: int) -> bool:
+    def is_prefetched(self, batch: Batch, step: int) -> bool:
         """Whether the checkpoint that the job resumed from has the rows of a batch."""
         return batch_key(batch, step) in self._ahead
 
@@ -307,14 +307,14 @@ class RowTape:
         batch.figures = found.figures if any(found.figures) else []
         batch.versions = found.versions
         batch.later_picture_bytes = found.later_picture_bytes
-        batch.take_scores(
+        batch.set_scores(
             [
                 RowScore(row, score, values)
                 for row, (score, values) in enumerate(zip(found.scores, found.values, strict=True))
             ]
         )
 
-    def keep(self, batch: Batch, step: int, files: Iterable[FileEntry]) -> None:
+    def record(self, batch: Batch, step: int, files: Iterable[FileEntry]) -> None:
         """Journal that a batch is on disk; nothing trains on it before."""
         rows = RowsKept(
             time=time.time(),

@@ -67,10 +67,10 @@ class _Begun(Generic[Answer]):
 
     def answers(self, roles: Roles) -> list[Answer]:
         """Return the answers in item order: rank by rank."""
-        asked = [roles.collect(self.first)]
+        asked = [roles.gather(self.first)]
         for index, requests in enumerate(self.rounds[1:], start=1):
             id_ = msgspec.structs.replace(self.id_, index=index)
-            asked.append(roles.ask(self.group, self.method, requests, id_))
+            asked.append(roles.call(self.group, self.method, requests, id_))
         return [answer for of_rank in zip(*asked, strict=True) for answer in of_rank]
 
 
@@ -106,7 +106,7 @@ class Scoring:
         name = batch.name(self.roles.rewinds, step)
         last, known = self._scored.get(batch.purpose, (None, []))
         if last == name:
-            yield lambda: batch.take_scores(known)
+            yield lambda: batch.set_scores(known)
             return
         functions = None if self.functions is None else self._begin(self.functions, batch, step)
 
@@ -118,7 +118,7 @@ class Scoring:
             if scores is None:  # a job that only generates
                 scores = [RowScore(row, math.nan, b"{}") for row in range(batch.num_rows)]
             self._scored[batch.purpose] = name, scores
-            batch.take_scores(scores)
+            batch.set_scores(scores)
 
         try:
             yield finish
@@ -142,7 +142,7 @@ class Scoring:
         answers = begun.answers(self.roles)
         failure = next((answer.failure for answer in answers if answer.failure is not None), None)
         if failure is not None:
-            self.roles.raise_loss_first()
+            self.roles.raise_if_lost()
             raise _failed(begun.group, failure, batch)
         return [score for answer in answers for score in answer.scores]
 
@@ -186,7 +186,7 @@ class Scoring:
             ]
             for index in range(max(map(len, cuts)))
         ]
-        first = self.roles.begin(group, method, rounds[0], id_)
+        first = self.roles.submit(group, method, rounds[0], id_)
         return _Begun(group, method, rounds, id_, first)
 
     def _send_texts(self, group: RoleGroup, batch: Batch, step: int) -> list[tuple[int, int]]:
@@ -213,7 +213,7 @@ class Scoring:
             stage = f"{batch.label}/send_texts/{group.name}.{group.attempt}"
             id_ = RequestId(0, step, stage, rank)
             ranks = [owner for owner, _, _ in senders]
-            self.roles.ask(self.owner, SEND_TEXTS, requests, id_, ranks=ranks)
+            self.roles.call(self.owner, SEND_TEXTS, requests, id_, ranks=ranks)
         return parts
 
 

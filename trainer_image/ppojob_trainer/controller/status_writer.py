@@ -202,7 +202,7 @@ FINAL_SECONDS: Final = 20.0
 
 
 @dataclass(frozen=True)
-class Pace:
+class RateLimit:
     """Rate limits of requests to the API server.
 
     Attributes:
@@ -230,9 +230,11 @@ class StatusWriter:
     controller is wanted.
     """
 
-    def __init__(self, write: Callable[[TrainingStatus], None], pace: Pace | None = None) -> None:
+    def __init__(
+        self, write: Callable[[TrainingStatus], None], pace: RateLimit | None = None
+    ) -> None:
         self._write = write
-        self._pace = pace or Pace()
+        self._pace = pace or RateLimit()
         self._changed = threading.Condition()
         self._newest: TrainingStatus | None = None
         self._sent: TrainingStatus | None = None
@@ -245,7 +247,7 @@ class StatusWriter:
         self._thread = threading.Thread(target=self._run, name="status-writer", daemon=True)
         self._thread.start()
 
-    def offer(self, state: TrainingStatus) -> None:
+    def submit(self, state: TrainingStatus) -> None:
         """Queue a state, which replaces an unsent one; returns at once."""
         with self._changed:
             self._newest = state

@@ -166,7 +166,7 @@ class TrainingStep:
             refresh = self.spec.algorithm.kl.reference_refresh
             is_due = refresh is not None and step % refresh.every_steps == 0
             weights = SyncWeights(step, refresh_reference=is_due)
-            self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
+            self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
         # A pass over all rows measures more than the updates, which skip rows.
         statistics |= before | rows.metrics | self._penalties(batch)
         if self.spec.algorithm.guidance is not None:
@@ -187,8 +187,10 @@ class TrainingStep:
             with timer("reward"):
                 if rows.greedy is not None:
                     self.stages.score(rows.greedy, step)
-                if not rows.is_kept:
-                    finish_scoring = stack.enter_context(self.stages.scoring_of(rows.batch, step))
+                if not rows.is_recorded:
+                    finish_scoring = stack.enter_context(
+                        self.stages.start_scoring(rows.batch, step)
+                    )
             measured = self._forwards(rows.batch, step, timer)
             if finish_scoring is not None:
                 with timer("reward"):
@@ -199,9 +201,9 @@ class TrainingStep:
         """Write the rows that are not yet on disk."""
         with timer("write_rows"):
             if rows.greedy is not None:
-                self.stages.keep(rows.greedy, step)
-            if not rows.is_kept:
-                self.stages.keep(rows.batch, step)
+                self.stages.record(rows.greedy, step)
+            if not rows.is_recorded:
+                self.stages.record(rows.batch, step)
 
     def _reprompt(
         self, batch: Batch, dropped: Collection[int], step: int, timer: StepTimer
@@ -245,7 +247,9 @@ class TrainingStep:
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
         self.channels.move_rows(forward.host, batch, step)
         id_ = RequestId(0, step, f"forward/{forward.model}")
-        measured = self.stages.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)[0]
+        measured = self.stages.roles.broadcast(forward.host, FORWARD, Forward(forward.model), id_)[
+            0
+        ]
         if forward.column is not None:
             self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
         return step_statistics([measured])
@@ -279,7 +283,7 @@ class TrainingStep:
             positives=self._positives(batch),
         )
         id_ = RequestId(0, step, "advantages")
-        return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
+        return self.stages.roles.broadcast(self.stages.actor, ADVANTAGES, request, id_)[0]
 
     def _known(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
         """Return (prompts,) the tracked value of each; empty if no estimator reads it."""
@@ -326,5 +330,5 @@ class TrainingStep:
             given = beside.of_update(index) if beside is not None and weight else []
             request = Update(updates.model, positions, *weights, list(outcomes), given, weight)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
-            measured.append(self.stages.roles.ask_all(updates.host, UPDATE, request, id_)[0])
+            measured.append(self.stages.roles.broadcast(updates.host, UPDATE, request, id_)[0])
         return step_statistics(measured)

@@ -76,7 +76,7 @@ def build_loop(
     hosts = _hosts(config, roles)
     tape = _tape(spec, journal, run_folder, store.settings, datasets)
     channels = _channels(config, roles, hosts["actorRollout"])
-    stages = _rollout_stages(spec, roles, hosts, channels, tape, began, reporter.drawn)
+    stages = _rollout_stages(spec, roles, hosts, channels, tape, began, reporter.report_rows)
     shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
     records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
     total_steps = steps_of_run(spec, len(train))
@@ -84,7 +84,7 @@ def build_loop(
     source = _source(spec, stages, total_steps, train, order)
     training = _training_step(spec, stages, hosts, channels, source, datasets.demonstrations)
     checkpoints = _checkpoints(config, roles, store, journal, records, shown, reporter)
-    roles.meanwhile = checkpoints.look
+    roles.meanwhile = checkpoints.poll
     if isinstance(source, (PrefetchedSource, DynamicSampling)) and source.ahead is not None:
         checkpoints.write_ahead = source.ahead.save
     return Loop(
@@ -113,7 +113,7 @@ def build_loop(
         journal=journal,
         reporter=reporter,
         stop_requested=stop,
-        tell_progress=heartbeat.tell_progress,
+        report_progress=heartbeat.report_progress,
     )
 
 
@@ -163,7 +163,7 @@ def _rollout_stages(
     channels: RoleChannels,
     tape: RowTape,
     began: float,
-    tell_drawn: Callable[[int, int], None],
+    on_progress: Callable[[int, int], None],
 ) -> RolloutStages:
     actor, model = hosts["actorRollout"], None
     if "rewardModel" in hosts and spec.reward_model is not None:  # not if nothing scores
@@ -185,7 +185,7 @@ def _rollout_stages(
         began=began,
         tools=hosts.get("tools"),
         retriever=hosts.get("retriever"),
-        tell_drawn=tell_drawn,
+        on_progress=on_progress,
     )
 
 
@@ -202,7 +202,7 @@ def _checkpoints(
     best = BestCheckpoint(spec.best, records.history) if spec.best is not None else None
     among = best.among if best is not None else lambda _: None
 
-    def tell_saved(step: int) -> None:
+    def on_saved(step: int) -> None:
         shown.saved(step)
         reporter.training.checkpoint(step)
 
@@ -213,7 +213,7 @@ def _checkpoints(
         every=spec.every,
         keep_last=spec.keep_last,
         best=best,
-        tell_saved=tell_saved,
+        on_saved=on_saved,
         copies=Copies(config, store, among) if spec.copy_to is not None else None,
     )
 
