@@ -248,7 +248,7 @@ class Checkpoints:
 
     def _give_up(self) -> None:
         if self._begun is not None and self._begun.asked is not None:
-            self.roles.caller.give_up(self._begun.asked)
+            self.roles.caller.cancel(self._begun.asked)
             self._begun.asked = None
         self._begun = None
 

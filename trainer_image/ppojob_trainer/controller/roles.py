@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
@@ -43,9 +43,9 @@ class RoleGroup:
     Attributes:
         ranks: in rank order.
         is_stateful: whether its loss costs the steps since the last checkpoint.
-        has_channels: whether its ranks exchange rows with those of other roles.
-        attempt: the attempt that the controller speaks to; 0 before the first.
-        is_saved: whether a checkpoint holds state of its ranks.
+        has_channels: whether its ranks exchange rows with other roles.
+        attempt: current attempt; 0 before the first.
+        is_saved: whether checkpoints contain its state.
     """
 
     name: str
@@ -58,10 +58,9 @@ class RoleGroup:
 
 
 def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int) -> RoleGroup:
-    """Build the group of a role in pods of its own.
+    """Return the group of a role with its own pods; `ahead` is the lookahead of the engines.
 
-    Engines that prefetch (`ahead`) hold the only copy of their weights, and rows of several steps
-    if the lookahead is above one.
+    Engines with lookahead hold the only copy of their weights, and partial rows if it exceeds one.
     """
     supervisors, ranks = [], []
     for pod in topology.pods:
@@ -86,14 +85,14 @@ def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int
 class Roles:
     """Starts the ranks of roles and calls them.
 
-    Every wait here ends with `RoleLost` when a rank is lost or a supervisor does not answer.
+    Every wait raises `RoleLost` if a rank is lost or a supervisor does not answer.
 
     Attributes:
-        groups: the roles that have pods.
-        startup_seconds: longest time from `start` to ready.
-        stop_requested: whether somebody asked the job to end.
-        rewinds: number of rewinds; no answer from before the last one is used.
-        meanwhile: called repeatedly during every wait.
+        groups: the roles with pods.
+        startup_seconds: time limit from `start` to ready.
+        stop_requested: whether the job was asked to stop.
+        rewinds: number of rewinds, a part of request ids.
+        meanwhile: called repeatedly during waits.
     """
 
     caller: Caller
@@ -106,12 +105,12 @@ class Roles:
 
     @property
     def stateful(self) -> list[RoleGroup]:
-        """Return the roles whose loss costs the steps since the last checkpoint."""
+        """Return the roles whose loss requires a rewind."""
         return [group for group in self.groups if group.is_stateful]
 
     @property
     def saved(self) -> list[RoleGroup]:
-        """Return the roles whose state a checkpoint holds."""
+        """Return the roles whose state is in checkpoints."""
         return [group for group in self.groups if group.is_saved]
 
     def group(self, name: str) -> RoleGroup:
@@ -119,39 +118,38 @@ class Roles:
         return next(group for group in self.groups if group.name == name)
 
     def status(self, group: RoleGroup) -> list[PodStatus]:
-        """Return the status that a role's supervisors report."""
-        return self._ask_supervisors(group, STATUS, Nothing())
+        """Return the status of a role's pods."""
+        return self._call_supervisors(group, STATUS, Nothing())
 
-    def is_ready(self, group: RoleGroup) -> bool:
-        """Whether all ranks of the role's attempt serve."""
-        return all(s.attempt == group.attempt and s.phase == "ready" for s in self.status(group))
+    def is_ready(self, group: RoleGroup, phases: Collection[str] = ("ready",)) -> bool:
+        """Whether all pods of the role are in one of these phases of its current attempt."""
+        return all(s.attempt == group.attempt and s.phase in phases for s in self.status(group))
 
     def missing(self) -> list[RoleGroup]:
-        """Return the roles that neither serve in their attempt nor are starting.
+        """Return the roles that are neither ready nor starting.
 
-        Also compares the software of all other roles' pods with that of the pods to be started: a
-        restarted controller has not seen them start.
+        The identities of the other pods are read for the comparison in `start`.
 
         Raises:
-            ConfigError: living pods do not run the same software.
+            ConfigError: running pods differ in code, configuration or models.
         """
         found = []
         for group in self.groups:
-            if group.attempt == 0 or not self._is_coming(group):
+            if group.attempt == 0 or not self.is_ready(group, ("starting", "ready")):
                 found.append(group)
                 continue
             try:
                 self._admit(group, _IDENTITY_OF_LIVING, None)
-            except RoleLost as slow:  # which is no reason to take its ranks
+            except RoleLost as slow:  # its ranks may still be fine
                 _log.warning("%s; no other pod is compared with it", slow)
         return found
 
     def start(self, group: RoleGroup, attempt: int) -> None:
-        """Start an attempt of a role, whose pods may have to be created first; see `wait_ready`.
+        """Start an attempt of a role, once its pods exist; `wait_ready` waits for the ranks.
 
         Raises:
-            ConfigError: a pod does not run the same as the others; nothing of it is started.
-            Interrupted: somebody asked the job to end, and nothing has to be waited for.
+            ConfigError: a pod differs from the others in code, configuration or models.
+            Interrupted: see `_raise_if_stopping`.
         """
 
         def raise_if_stopping() -> None:
@@ -167,19 +165,18 @@ class Roles:
         for peer in group.ranks:
             self.caller.forget(peer)
         group.attempt = attempt
-        self._ask_supervisors(group, START, StartRanks(attempt), raise_if_stopping)
+        self._call_supervisors(group, START, StartRanks(attempt), raise_if_stopping)
 
     def wait_ready(self, *, may_stop: bool) -> None:
-        """Wait until all ranks of all roles serve.
+        """Wait until all ranks of all roles are ready.
 
         Args:
-            may_stop: whether a job that is asked to end does so here; not where other ranks hold
-                a step that is neither done nor in a checkpoint.
+            may_stop: whether a stop request ends the wait; not while ranks hold an unsaved step.
 
         Raises:
             RoleLost: a rank ended while starting.
-            JobFailed: it takes longer than the limit; names the ranks that are missing.
-            Interrupted: somebody asked the job to end.
+            JobFailed: the time limit is over; the message names the missing ranks.
+            Interrupted: the job was asked to stop.
         """
         deadline = time.monotonic() + self.startup_seconds
         waiting = list(self.groups)
@@ -217,24 +214,16 @@ class Roles:
                 raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
 
     def raise_if_lost(self) -> None:
-        """Poll for a while for a lost rank: another rank may have failed only because of it.
-
-        Raises:
-            RoleLost: a rank was lost.
-        """
+        """Watch for two seconds: a call may have failed because another rank was lost."""
         deadline = time.monotonic() + _LOSS_GRACE_SECONDS
         while time.monotonic() < deadline:
             self.watch()
             time.sleep(_POLL_SECONDS)
 
-    def _is_coming(self, group: RoleGroup) -> bool:
-        coming = ("starting", "ready")
-        return all(s.attempt == group.attempt and s.phase in coming for s in self.status(group))
-
     def _raise_if_stopping(self, lost: RoleGroup) -> None:
-        """End a job that was asked to end and waits for a role, if no rank holds an unsaved step.
+        """Raise Interrupted if a stop was requested and no rank holds an unsaved step.
 
-        A job that is deleted loses all its pods at once, and none of them comes back.
+        The pods of a deleted job end all at once and are not recreated.
         """
         if not self.stop_requested():
             return
@@ -247,7 +236,7 @@ class Roles:
                 except RoleLost as also:
                     raise Interrupted(f"asked to end without {lost.name}; {also}") from also
 
-    def _ask_supervisors(
+    def _call_supervisors(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
@@ -264,7 +253,7 @@ class Roles:
             raise
 
     def _admit(self, group: RoleGroup, method: Method[Any, PodIdentity], watch: Watch) -> list[str]:
-        identities = self._ask_supervisors(group, method, Nothing(), watch)
+        identities = self._call_supervisors(group, method, Nothing(), watch)
         return self.agreement.admit([peer.name for peer in group.supervisors], identities)
 
     def _missing_ranks(self, groups: Iterable[RoleGroup]) -> str:
@@ -286,14 +275,19 @@ class Roles:
         ranks: Sequence[int] | None = None,
         meanwhile: Watch = None,
     ) -> list[Answer]:
-        """Call some ranks of a role, and wait for all answers.
+        """Call some ranks of a role and wait for the answers.
 
-        Each of `ranks`, by default the first ones, gets one request; `attempt` and `rewinds` of the
-        id are filled in here. `meanwhile` is called repeatedly.
+        Args:
+            group: the role.
+            method: method to call.
+            requests: one per rank.
+            request_id: without `attempt` and `rewinds`, which are set here.
+            ranks: ranks to call; None for the first ones.
+            meanwhile: called repeatedly during the wait.
 
         Raises:
-            RoleLost: a rank was lost meanwhile, does not answer in time, or was told otherwise.
-            JobFailed: the work itself failed, and would again.
+            RoleLost: a rank was lost, is too late, or got this id with another request.
+            JobFailed: the work itself failed.
             Fenced: another controller has taken over.
         """
         return self.gather(self.submit(group, method, requests, request_id, ranks), meanwhile)
@@ -306,32 +300,31 @@ class Roles:
         request_id: RequestId,
         ranks: Sequence[int] | None = None,
     ) -> Pending[Answer]:
-        """Send requests to some ranks of a role without waiting; the first half of `ask`.
+        """Send the requests of `call` without waiting; follow with `gather` or `caller.cancel`.
 
-        Other requests meanwhile must not be collective with this one. A caller that does not
-        `collect` the answers calls `caller.give_up`.
+        Until then the ranks must get no collective work together with others.
         """
         peers = [group.ranks[rank] for rank in (range(len(requests)) if ranks is None else ranks)]
         return self.caller.start(self._calls(group, method, peers, requests, request_id))
 
-    def gather(self, begun: Pending[Answer], meanwhile: Watch = None) -> list[Answer]:
-        """Wait for the answers of begun requests; raises as `ask`."""
+    def gather(self, pending: Pending[Answer], meanwhile: Watch = None) -> list[Answer]:
+        """Wait for the answers of submitted requests; raises as `call`."""
 
         def watch() -> None:
             self.watch()
-            for act in (self.meanwhile, meanwhile):
-                if act is not None:
-                    act()
+            for callback in (self.meanwhile, meanwhile):
+                if callback is not None:
+                    callback()
 
         try:
-            return self.caller.wait(begun, watch)
+            return self.caller.wait(pending, watch)
         except CallTimeout as silence:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
             self._raise_if_fenced(refusal)
             self.raise_if_lost()
             if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
-                raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal
+                raise RoleLost(_dispensable(pending.calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
                 raise StorageError(Path(refusal.peer.name), refusal.failure.message) from refusal
             if refusal.kind is ErrorKind.CUSTOM_CODE:
@@ -346,22 +339,19 @@ class Roles:
         request: msgspec.Struct,
         request_id: RequestId,
     ) -> list[Answer]:
-        """Send one request to all ranks of a role; raises as `ask`."""
+        """Send one request to all ranks of a role and wait; raises as `call`."""
         return self.broadcast_to(method, [(group, request)], request_id)
 
     def broadcast_to(
         self,
         method: Method[Any, Answer],
-        asked: Iterable[tuple[RoleGroup, msgspec.Struct]],
+        requests: Iterable[tuple[RoleGroup, msgspec.Struct]],
         request_id: RequestId,
     ) -> list[Answer]:
-        """Send all ranks of several roles one joint piece of work; raises as `ask`.
-
-        `asked` has for each role the request that each of its ranks gets.
-        """
+        """Send each role's request to all its ranks, as one joint call; raises as `call`."""
         calls = [
             call
-            for group, request in asked
+            for group, request in requests
             for call in self._calls(
                 group, method, group.ranks, [request] * len(group.ranks), request_id
             )
@@ -371,22 +361,22 @@ class Roles:
     def submit_query(
         self, groups: Iterable[RoleGroup], method: Method[Any, Answer], question: msgspec.Struct
     ) -> Pending[Answer]:
-        """Begin a question that all ranks of roles answer beside their work; see `begin`."""
+        """Send a query to all ranks of roles, which answer it during their work; see `submit`."""
         peers = [peer for group in groups for peer in group.ranks]
         return self.caller.start([Call(peer, method, question) for peer in peers])
 
     def barrier(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
         """Wait until the ranks of these roles have done all earlier requests.
 
-        All of them serve; `stage` is the next stage.
+        All of them must be ready; `stage` is the next stage.
         """
-        # A restarted controller does not know its predecessor's requests, so the answer to the
-        # predecessor's barrier must not count as the answer to its own.
+        # The controller's attempt is in the id: the cached answer of a predecessor's barrier says
+        # nothing about requests that it sent later.
         id_ = RequestId(0, step, f"idle/{stage}/{self.caller.attempt}")
         self.broadcast_to(BARRIER, ((group, Nothing()) for group in groups), id_)
 
     def abort_channels(self, role: str) -> None:
-        """Abort waits on channels to a lost role, at its peers."""
+        """Abort the waits of other roles on channels to a lost role."""
         peers = [
             peer
             for group in self.groups
@@ -399,7 +389,7 @@ class Roles:
             _log.info("a channel to %s was not cut: %s", role, problem)
 
     def _raise_if_fenced(self, refusal: CallRefused) -> None:
-        """Raise `Fenced` where a call was refused because another controller has taken over."""
+        """Raise `Fenced` if another controller has taken over."""
         if refusal.kind is ErrorKind.FENCED:
             attempt = self.caller.attempt
             raise Fenced(refusal.peer.role, attempt, attempt + 1) from refusal
@@ -419,6 +409,6 @@ class Roles:
 
 
 def _dispensable(calls: Sequence[Call[Any]], peer: Peer) -> str:
-    """Return the role to restart if living roles cannot work together: the cheapest one."""
+    """Return the role to restart if running roles cannot work together: the cheapest one."""
     roles = (call.peer.role for call in calls)
     return next((role for role in roles if role != "actorRollout"), peer.role)

@@ -238,9 +238,9 @@ class Caller:
                         self._send(item)
             return pending.answers
         finally:
-            self.give_up(pending)
+            self.cancel(pending)
 
-    def give_up(self, pending: Pending[Any]) -> None:
+    def cancel(self, pending: Pending[Any]) -> None:
         """Stop waiting for calls; what they have begun continues at the peers."""
         for number in pending._numbers:
             self._underway.pop(number, None)
