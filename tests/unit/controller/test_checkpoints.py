@@ -82,7 +82,7 @@ def ranks(tmp_path: Path) -> list[Rank]:
 @pytest.fixture
 def begun(role_of, roles_of, ranks, tmp_path: Path, monkeypatch) -> Callable[..., Checkpoints]:
     """Checkpoints as controllers make them, attempt after attempt, of ranks that outlive them."""
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(client, "_WATCH_SECONDS", 0.05)
     monkeypatch.setattr(client, "_WAIT_MILLISECONDS", 25)
     root = tmp_path / "run" / "checkpoints"

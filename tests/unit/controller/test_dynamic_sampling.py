@@ -189,7 +189,7 @@ class Rounds:
         batch.scores = [score or 0.0 for score in given]
         batch.extras = [msgspec.json.encode({"dropped": float(one is None)}) for one in given]
 
-    def keep(self, batch: Batch, step: int) -> None:
+    def record(self, batch: Batch, step: int) -> None:
         self.kept.append(batch.round)
 
 

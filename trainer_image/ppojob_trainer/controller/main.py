@@ -1,4 +1,4 @@
-"""`ppojob_trainer controller`: runs the loop of a job and reports how it ended."""
+"""`ppojob_trainer controller`: runs the training loop of a job and reports how it ended."""
 
 import contextlib
 import faulthandler
@@ -39,7 +39,7 @@ def run_controller() -> int:
 
 @contextlib.contextmanager
 def _reporter(environment: PodEnvironment) -> Iterator[Reporter]:
-    """Return the reporter of the job; on a cluster it writes the resource once more at the end."""
+    """Yield the reporter of the job; on a cluster it also writes the status of the resource."""
     if environment.api_access is None:
         yield Reporter(environment.run_folder)
         return
@@ -59,8 +59,7 @@ def _drive(
 ) -> int:
     try:
         environment = environment.with_local_paths()
-        # An earlier run of the folder left its summary, which is not true of this one. A power cut
-        # may bring it back, until this run writes its own.
+        # The summary of an earlier run in this folder.
         (environment.run_folder / SUMMARY_FILE).unlink(missing_ok=True)
         for problem in validation.warnings(environment.config.job()):
             _log.warning("%s", problem)
@@ -98,9 +97,9 @@ def _fail(message: str, status: int, reporter: Reporter, heartbeat: HeartbeatPip
 def _write_summary(folder: Path, config: RunConfig, progress: Progress, phase: str) -> None:
     """Write `summary.json`: how a run ended, with the first and the last validation."""
     lines = map(json.loads, durable.read_lines(folder / METRICS_FILE))
-    told = ("val-core/", "val/")
-    cores = ({k: v for k, v in line.items() if k.startswith(told)} for line in lines)
-    validations = [core for core in cores if core]
+    prefixes = ("val-core/", "val/")
+    found = ({k: v for k, v in line.items() if k.startswith(prefixes)} for line in lines)
+    validations = [metrics for metrics in found if metrics]
     summary = {
         "phase": phase,
         "name": config.name,

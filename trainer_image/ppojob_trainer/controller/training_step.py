@@ -1,12 +1,12 @@
-"""One training step: generate, score, forward passes, advantages, updates, weight sync.
+"""One training step.
 
-generate -> score, beside (old, reference log-probabilities, values) -> record the rows ->
-advantages -> update critic -> update policy -> sync weights. A process reward model, the critic of
-PRIME, learns the scores before the advantages, before or after its pass. Teacher prompts that are
-built from good responses precede the teacher's pass too. A batch source generates; one that selects
-rows also scores and records them, before the passes. What a job does not need (a reference without
-KL, a critic without PPO, old log-probabilities when the step is one update) is decided when the
-step is built, never inside it.
+generate -> score, together with the forward passes (old and reference log-probabilities, values)
+-> record the rows -> advantages -> update critic -> update policy -> sync weights.
+
+The process reward model of PRIME is updated with the scores before the advantages are computed.
+Teacher prompts that contain good responses are built before the teacher's pass. Dynamic sampling
+scores and records its rows in the batch source. Which passes and updates a job has is decided when
+the step is built (`step_plan`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ REWARD_KEYS = "spec.algorithm.gdpo.rewardKeys"
 
 
 def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
-    """Return the order of a step's prompts in one epoch over them: a pure function of the seed."""
+    """Return the order of a step's prompts in one epoch, a function of the seed."""
     size = spec.algorithm.prompts_per_step
     if not spec.algorithm.shuffle_mini_batches:
         return list(range(size))
@@ -58,11 +58,14 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step, for the records.
+    """The result of a step.
 
-    `advantaged` is None if tokens have no advantages; `statistics` are by metric name. `dropped`
-    rows, which have no score, and `filtered` ones were not trained on; `drawn` are all rows of the
-    step, also of prompts that were replaced by others.
+    Attributes:
+        advantaged: None if no advantages are estimated.
+        statistics: metrics of the passes and updates.
+        dropped: rows without a score, not trained on.
+        filtered: rows excluded by the group filter, not trained on.
+        drawn: all generated batches of the step, with replaced prompts.
     """
 
     batch: Batch
@@ -74,20 +77,20 @@ class StepResult:
 
     @property
     def kl(self) -> float | None:
-        """Return the mean KL of the reward; None without one."""
+        """Return the mean KL of the KL penalty in the reward, or None."""
         return None if self.advantaged is None else self.advantaged.kl
 
     @property
     def visits(self) -> Iterator[tuple[str, list[float]]]:
-        """Return the trained prompts by key, with the rewards of their rows."""
+        """Return the digests of the trained prompts, with the rewards of their rows."""
         if self.advantaged is None:
             return
-        earned = self.advantaged.row_rewards
-        without = self.batch.given_rows.union(self.advantaged.without_tokens)
+        rewards = self.advantaged.row_rewards
+        excluded = self.batch.given_rows.union(self.advantaged.without_tokens)
         for position, prompt in enumerate(self.batch.prompts):
             first = position * self.batch.samples
             rows = range(first, first + self.batch.samples)
-            yield prompt.prompt_digest, [earned[row] for row in rows if row not in without]
+            yield prompt.prompt_digest, [rewards[row] for row in rows if row not in excluded]
 
     @property
     def scores(self) -> list[float]:
@@ -101,10 +104,10 @@ class TrainingStep:
     """Runs one step on the job's roles.
 
     Attributes:
-        shaping: transforms scores before anything is learnt from them.
-        entropy: adapts the entropy coefficient to the entropy; None if it is fixed.
+        shaping: transforms the scores.
+        entropy: adapts the entropy coefficient; None if it is fixed.
         reprompting: builds teacher prompts; None if they come from the data.
-        supervised: demonstrations beside the rows of the step; None without.
+        supervised: demonstrations that the policy also learns; None without.
     """
 
     spec: PPOJobSpec
@@ -126,9 +129,9 @@ class TrainingStep:
         timer: StepTimer,
         beliefs: Mapping[str, Belief],
     ) -> StepResult:
-        """Run the step; afterwards the rollout engine holds the weights of version `step`.
+        """Run the step, after which the rollout engine has the weights of version `step`.
 
-        `beliefs` are the tracked values of prompts, by key.
+        `beliefs` are the tracked values of prompts, by digest.
         """
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
@@ -141,16 +144,19 @@ class TrainingStep:
         has_outcomes = self.spec.algorithm.estimator.critic == "process_reward"
         outcomes = outcomes_of(batch, left_out, step) if has_outcomes else []
         self._keep(rows, step, timer)
-        untaught = self._reprompt(batch, dropped, step, timer)
-        before |= {} if untaught is None else {TAUGHT: 1.0 - len(untaught) / batch.num_rows}
+        untaught: Collection[int] = ()
+        if self.reprompting is not None:
+            with timer("reprompt"):
+                untaught = self.reprompting.prompts_of(batch, dropped, step)
+            before[TAUGHT] = 1.0 - len(untaught) / batch.num_rows
         statistics = self._learn_outcomes(batch, step, outcomes, timer)
         advantaged = None
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
-                known = self._known(batch, beliefs)
-                statistics |= value_tracking.metrics(known)
+                tracked = self._tracked_values(batch, beliefs)
+                statistics |= value_tracking.metrics(tracked)
                 advantaged = self._advantages(
-                    batch, greedy, step, coefficients.kl, left_out, outcomes, known, untaught or ()
+                    batch, greedy, step, coefficients.kl, left_out, outcomes, tracked, untaught
                 )
         coefficients = self._with_bonus(coefficients, before)
         for updates in self.updates:
@@ -166,7 +172,7 @@ class TrainingStep:
             is_due = refresh is not None and step % refresh.every_steps == 0
             weights = SyncWeights(step, refresh_reference=is_due)
             self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
-        # A pass over all rows measures more than the updates, which skip rows.
+        # Statistics of a pass over all rows take precedence over those of updates, which skip rows.
         statistics |= before | rows.metrics | self._penalties(batch)
         if self.spec.algorithm.guidance is not None:
             statistics |= guidance_metrics(batch.scores, batch.lengths, batch.given_rows, dropped)
@@ -174,13 +180,13 @@ class TrainingStep:
         return StepResult(batch, advantaged, statistics, dropped, filtered, drawn)
 
     def _answers(self, batch: Batch) -> list[str]:
-        """Return (prompts,) the known answers; empty if their probability is no reward."""
+        """Return (prompts,) the ground truths if their probability is a reward; else nothing."""
         if self.spec.algorithm.answer_reward is None:
             return []
         return [plain_text(prompt.ground_truth) for prompt in batch.prompts]
 
     def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
-        """Run the passes, while reward functions score the rows that have no scores yet."""
+        """Run the forward passes while reward functions score the rows."""
         with ExitStack() as stack:
             finish_scoring: Callable[[], None] | None = None
             with timer("reward"):
@@ -204,17 +210,8 @@ class TrainingStep:
             if not rows.is_recorded:
                 self.stages.record(rows.batch, step)
 
-    def _reprompt(
-        self, batch: Batch, dropped: Collection[int], step: int, timer: StepTimer
-    ) -> list[int] | None:
-        """Build the teacher prompts; return the rows without one, None if none are built."""
-        if self.reprompting is None:
-            return None
-        with timer("reprompt"):
-            return self.reprompting.prompts_of(batch, dropped, step)
-
     def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
-        """Return the coefficients, with the entropy bonus adapted to this step's entropy."""
+        """Return the coefficients with the entropy coefficient adapted to this step's entropy."""
         if self.entropy is None:
             return coefficients
         bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
@@ -224,7 +221,7 @@ class TrainingStep:
     def _learn_outcomes(
         self, batch: Batch, step: int, outcomes: list[float], timer: StepTimer
     ) -> dict[str, float]:
-        """Train the model that learns the scores, and run its pass after that."""
+        """Update the process reward model with the scores, and run the passes that follow it."""
         statistics: dict[str, float] = {}
         for updates in self.updates:
             if updates.of_outcomes:
@@ -235,7 +232,7 @@ class TrainingStep:
     def _forwards(
         self, batch: Batch, step: int, timer: StepTimer, *, know_outcomes: bool = False
     ) -> dict[str, float]:
-        """Run the passes of models that learn the outcomes first, or of the others."""
+        """Run the forward passes before the scores are known, or those after."""
         measured: dict[str, float] = {}
         for forward in self.passes:
             if forward.knows_outcomes == know_outcomes:
@@ -261,10 +258,10 @@ class TrainingStep:
         kl_coefficient: float,
         left_out: Sequence[int],
         outcomes: list[float],
-        known: list[Belief],
+        tracked: list[Belief],
         untaught: Collection[int],
     ) -> Advantaged:
-        """Have every owner estimate the whole batch and keep its rows, so all agree bit for bit."""
+        """Have each owner estimate the whole batch and keep its rows, so that all agree exactly."""
         gdpo = self.spec.algorithm.gdpo
         keys = gdpo.reward_keys if gdpo else ()
         masks = self.spec.algorithm.mask_truncated
@@ -278,36 +275,36 @@ class TrainingStep:
             masked=sorted(masked.union(untaught)),
             step=step,
             outcomes=outcomes,
-            baselines=[value(belief) for belief in known],
+            baselines=list(map(value, tracked)),
             positives=self._positives(batch),
         )
         id_ = RequestId(0, step, "advantages")
         return self.stages.roles.broadcast(self.stages.actor, ADVANTAGES, request, id_)[0]
 
-    def _known(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
-        """Return (prompts,) the tracked value of each; empty if no estimator reads it."""
+    def _tracked_values(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
+        """Return (prompts,) the tracked values if the estimator uses them; else nothing."""
         if (spo := self.spec.algorithm.spo) is None:
             return []
         return value_tracking.tracked_values(batch.prompts, beliefs, spo.decay)
 
     def _positives(self, batch: Batch) -> list[int]:
-        """Return the rows that scored well; empty if no loss reads it."""
+        """Return the positive examples if a loss uses them; else nothing."""
         settings = self.spec.algorithm.positive_examples
         if settings is None:
             return []
         return [row for row, score in enumerate(batch.scores) if score >= settings.min_score]
 
     def _shaped(self, batch: Batch) -> list[float]:
-        """Return (rows,) the scores as estimators get them."""
+        """Return (rows,) the shaped scores."""
         return self.shaping.shaped(batch.scores, batch.lengths, batch.truncated)
 
     def _penalties(self, batch: Batch) -> dict[str, float]:
-        """Return the score penalty and the number of penalized rows, under verl's names."""
+        """Return metrics of the overlong penalty, under verl's names."""
         if self.shaping.overlong is None:
             return {}
-        taken = self.shaping.overlong.rewards(batch.lengths)
-        overlong = [float(own < 0) for own in taken]
-        return Spread.of(taken).named("reward_extra/overlong_reward") | Spread.of(overlong).named(
+        rewards = self.shaping.overlong.rewards(batch.lengths)
+        penalized = Spread.of([float(reward < 0) for reward in rewards])
+        return Spread.of(rewards).named("reward_extra/overlong_reward") | penalized.named(
             "reward_extra/overlong"
         )
 
@@ -322,11 +319,11 @@ class TrainingStep:
         self.channels.move_columns(updates.host, batch, step, updates.columns)
         measured = []
         order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
-        beside = self.supervised if updates.model == "policy" else None
-        weight = 0.0 if beside is None else beside.coefficient(step)
+        supervised = self.supervised if updates.model == "policy" else None
+        weight = 0.0 if supervised is None else supervised.coefficient(step)
         for index, positions in enumerate(order):
             weights = (coefficients.kl, coefficients.entropy)
-            given = beside.of_update(index) if beside is not None and weight else []
+            given = supervised.of_update(index) if supervised is not None and weight else []
             request = Update(updates.model, positions, *weights, list(outcomes), given, weight)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
             measured.append(self.stages.roles.broadcast(updates.host, UPDATE, request, id_)[0])

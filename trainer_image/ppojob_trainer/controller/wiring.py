@@ -1,4 +1,4 @@
-"""Wiring: builds the training loop of a job, the one place that names all of its parts."""
+"""Wiring: builds the training loop of a job from its parts."""
 
 import contextlib
 import hashlib
@@ -142,7 +142,7 @@ def _source(
 
 
 def _hosts(config: RunConfig, roles: Roles) -> dict[str, RoleGroup]:
-    """Return the ranks that run each role's model: its own, or those it is colocated with."""
+    """Return the ranks of each role, possibly those that it is colocated with."""
     return {
         role.role: roles.group(role.colocated_with or role.role)
         for role in config.topology.roles
@@ -219,10 +219,9 @@ def _checkpoints(
 
 
 def _code_files(config: RunConfig, host: str | None = None) -> dict[str, str]:
-    """Return digests of the files that decide answers, if the controller's pod can read them.
+    """Return the digests of custom code files and of the index manifest, if readable here.
 
-    These are the files of reward functions, tools, users, samplers, estimators and losses, and the
-    manifest of an index; with a host, those of the roles that live there.
+    With a host, only those of the roles in its pods.
     """
     spec, topology = config.spec, config.topology
     here = {role.role for role in topology.roles} if host is None else topology.living_in(host)
@@ -244,15 +243,15 @@ def _tape(
     settings: bytes,
     datasets: Datasets,
 ) -> RowTape:
-    """Return the tape, whose rows belong to these settings and this data."""
-    decisive = hashlib.sha256(settings)
-    for digest in datasets.digests:
-        decisive.update(b"\0" if digest is None else digest.encode())
+    """Return the tape; its rows are valid for these settings and this data."""
+    digest = hashlib.sha256(settings)
+    for of_data in datasets.digests:
+        digest.update(b"\0" if of_data is None else of_data.encode())
     recording = spec.rollout.replay
     return RowTape(
         journal=journal,
         run_folder=run_folder,
-        settings=decisive.hexdigest(),
+        settings=digest.hexdigest(),
         recording=None if recording is None else Path(recording).resolve(),
         takes_given=spec.algorithm.guidance is not None,
     )

@@ -284,11 +284,6 @@ def _draft_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def progress_metrics(step: int, epoch: int) -> dict[str, float]:
-    """Return the number of finished steps, this one included, and of the epoch, from 0."""
-    return {"training/global_step": float(step), "training/epoch": float(epoch)}
-
-
 def _extra_metrics(extras: Sequence[Mapping[str, float | str]]) -> dict[str, float]:
     """Return each further value of rows, over the rows that have it.
 
