@@ -272,10 +272,10 @@ def test_a_store_that_is_down_for_a_while_ends_nothing(monkeypatch):
         return answer
 
     assert with_retries(ask, "s3://bucket/a", "read", told.append) == 7
-    assert told == ["s3://bucket/a: OSError: down; asked again in 1 s"]
+    assert told == ["s3://bucket/a: OSError: down; retry in 1 s"]
     answers = iter([OSError("down")] * 3)
     with pytest.raises(JobFailed, match="s3://bucket/a: not read: OSError: down"):
-        with_retries(ask, "s3://bucket/a", "read", told.append, patient_seconds=1.0)
+        with_retries(ask, "s3://bucket/a", "read", told.append, seconds=1.0)
     assert next(answers).args == ("down",)  # it was asked twice
 
 

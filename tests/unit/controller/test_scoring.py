@@ -48,7 +48,7 @@ def batch_of(purpose: str = "train") -> Batch:
 
 
 def score(scoring: Scoring, batch: Batch, step: int) -> None:
-    with scoring.begun(batch, step) as finish:
+    with scoring.start(batch, step) as finish:
         finish()
 
 
@@ -125,7 +125,7 @@ def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):
 def test_what_was_said_before_another_role_was_lost_counts(role_of, scoring_by):
     drifting = Drifting()
     scoring = scoring_by(role_of("reward", drifting.routes()))
-    with contextlib.suppress(RoleLost), scoring.begun(batch_of(), 1):
+    with contextlib.suppress(RoleLost), scoring.start(batch_of(), 1):
         for index in range(1000):
             id_ = RequestId(0, 1, "advantages", index)
             scoring.roles.broadcast(scoring.owner, ADVANTAGES, Advantages([], 0.0), id_)

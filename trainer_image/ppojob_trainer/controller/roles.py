@@ -163,7 +163,7 @@ class Roles:
             raise_if_stopping()
             time.sleep(_POLL_SECONDS)
         for peer in group.ranks:
-            self.caller.forget(peer)
+            self.caller.disconnect(peer)
         group.attempt = attempt
         self._call_supervisors(group, START, StartRanks(attempt), raise_if_stopping)
 

@@ -1,12 +1,10 @@
-"""Status writer: sends `status.training` of the job's PPOJob to the Kubernetes API server.
+"""Sends `status.training` of the PPOJob to the Kubernetes API server.
 
-`JobResource` is a client of one request, server-side apply, by the standard library. It opens a
-connection per request, so that none is ever found dead, and none sticks to one of several servers.
-docs/adr/0010 says how a job is told from an earlier one of the same name.
+`JobResource` makes server-side apply requests with the standard library, one connection each. It
+distinguishes the job from an earlier one of the same name (docs/adr/0010).
 
-`StatusWriter` sends the newest state from a thread, so it never blocks the loop; a state that was
-not sent in time is dropped. It sends at most six states a minute, but a change of stage or
-controller goes out at once, and so does the last state, before the process ends.
+`StatusWriter` sends the newest state from a thread, at most six times a minute. A change of stage
+or controller, and the last state, are sent at once.
 """
 
 import http.client
@@ -31,18 +29,14 @@ _log = logging.getLogger(__name__)
 FIELD_MANAGER: Final = "ppojob-controller"
 REQUEST_SECONDS: Final = 10.0
 TAKEN_OVER: Final = "has taken over"
-"""The message of the chart's admission policy for an attempt that decreased."""
+"""Part of the message of the chart's admission policy for a decreased attempt."""
 
 _ATTEMPTS: Final = 3
 _ANSWER_BYTES: Final = 4 << 20
 
 
 class NotWrittenError(Exception):
-    """The API server did not take a state now; it may take the next one.
-
-    Attributes:
-        retry_after: seconds for which it asked to be left alone.
-    """
+    """The state was not written; a retry after `retry_after` seconds may succeed."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -50,15 +44,15 @@ class NotWrittenError(Exception):
 
 
 class RefusedError(NotWrittenError):
-    """The API server refused; a retry soon would be refused too."""
+    """The API server refused the request; a retry is useless."""
 
 
 class DisownedError(Exception):
-    """The job is gone, was replaced, or has another controller: stop writing."""
+    """The job is gone, was replaced, or has a newer controller: stop writing."""
 
 
 class _ConflictError(Exception):
-    """The job changed since it was read."""
+    """The job has changed since its version was read."""
 
 
 class _Metadata(msgspec.Struct):
@@ -67,8 +61,6 @@ class _Metadata(msgspec.Struct):
 
 
 class _Job(msgspec.Struct):
-    """The fields of a PPOJob that are read."""
-
     metadata: _Metadata
 
 
@@ -76,19 +68,13 @@ class _Details(msgspec.Struct):
     name: str = ""
 
 
-class _Refusal(msgspec.Struct):
-    """The fields of an API server's `Status` that are read."""
-
+class _Status(msgspec.Struct):
     message: str = ""
     details: _Details = msgspec.field(default_factory=_Details)
 
 
 class JobResource:
-    """One PPOJob, as its controller sees it.
-
-    `uid` tells it from another job of the same name; `seconds` is how long the API server may be
-    silent.
-    """
+    """Writes the status of one PPOJob, with this uid; `seconds` is the request timeout."""
 
     def __init__(
         self,
@@ -111,15 +97,15 @@ class JobResource:
         self._version = ""
 
     def write(self, training: TrainingStatus) -> None:
-        """Write `status.training`, even if another controller wrote it before.
+        """Write `status.training`, overwriting other field managers.
 
         Raises:
-            NotWrittenError: it could not be written now.
-            DisownedError: it no longer belongs to this controller.
+            NotWrittenError: the request failed.
+            DisownedError: the job no longer belongs to this controller.
         """
         for _ in range(_ATTEMPTS):
             try:
-                # The version is the fence: the API server checks no uid on a status write.
+                # The resource version is the fence: the API server does not check the uid.
                 self._version = self._version or self._current_version(training)
                 self._version = self._apply(training, self._version).version
             except _ConflictError:
@@ -129,7 +115,7 @@ class JobResource:
         raise NotWrittenError(f"others have written {_ATTEMPTS} times meanwhile")
 
     def _current_version(self, training: TrainingStatus) -> str:
-        """Return the job's version, from a dry-run write: this needs no permission to read."""
+        """Return the resource version, from a dry run: this needs no permission to read."""
         found = self._apply(training)
         if found.uid != self._uid:
             raise DisownedError(f"it is another job now, of uid {found.uid}")
@@ -176,16 +162,16 @@ class JobResource:
     def _refusal(self, status: int, text: bytes, retry_after: str) -> Exception:
         """Return the error of an answer other than 200."""
         try:
-            said = msgspec.json.decode(text, type=_Refusal)
+            body = msgspec.json.decode(text, type=_Status)
         except msgspec.MsgspecError:
-            said = _Refusal(text[:200].decode(errors="replace"))
+            body = _Status(text[:200].decode(errors="replace"))
         if status == http.HTTPStatus.CONFLICT:
-            return _ConflictError(said.message)
-        # An API server that comes up may not serve the kind yet, which is a 404 without a name.
-        is_gone = status == http.HTTPStatus.NOT_FOUND and said.details.name == self._name
-        if is_gone or (status == http.HTTPStatus.FORBIDDEN and TAKEN_OVER in said.message):
-            return DisownedError(said.message)
-        why = f"HTTP {status}: {said.message}"
+            return _ConflictError(body.message)
+        # A starting API server may not serve the kind yet: that is a 404 without a name.
+        is_gone = status == http.HTTPStatus.NOT_FOUND and body.details.name == self._name
+        if is_gone or (status == http.HTTPStatus.FORBIDDEN and TAKEN_OVER in body.message):
+            return DisownedError(body.message)
+        why = f"HTTP {status}: {body.message}"
         if status >= 500 or status == http.HTTPStatus.TOO_MANY_REQUESTS:
             return NotWrittenError(why, float(retry_after) if retry_after.isdecimal() else 0.0)
         return RefusedError(why)
@@ -198,18 +184,18 @@ class JobResource:
 
 
 FINAL_SECONDS: Final = 20.0
-"""Longest delay of the controller's end by its last state, in seconds."""
+"""Time limit of sending the last state."""
 
 
 @dataclass(frozen=True)
 class RateLimit:
-    """Rate limits of requests to the API server.
+    """Rate limit and exponential backoff of requests.
 
     Attributes:
         interval_seconds: between two states of the same stage.
         first_pause_seconds: after a failure; doubled by each further one.
         longest_pause_seconds: maximum.
-        final_pause_seconds: after a failure, once the controller wants to end.
+        final_pause_seconds: after a failure during `close`.
     """
 
     interval_seconds: float = 10.0
@@ -218,17 +204,13 @@ class RateLimit:
     final_pause_seconds: float = 0.5
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row."""
+        """Return the pause in seconds after consecutive failures."""
         doubled = self.first_pause_seconds * 2.0 ** min(failures - 1, 16)
         return min(doubled, self.longest_pause_seconds) * random.uniform(0.5, 1.0)
 
 
 class StatusWriter:
-    """Sends states; its thread starts on construction.
-
-    `write` sends a state. It raises NotWrittenError, or DisownedError when nothing more of this
-    controller is wanted.
-    """
+    """Sends states by `write` (see `JobResource.write`) from a thread, started at once."""
 
     def __init__(
         self, write: Callable[[TrainingStatus], None], pace: RateLimit | None = None
@@ -240,7 +222,7 @@ class StatusWriter:
         self._sent: TrainingStatus | None = None
         self._tried_at = float("-inf")
         self._pause_until = float("-inf")
-        self._asked_until = float("-inf")
+        self._retry_at = float("-inf")
         self._failures = 0
         self._is_disowned = False
         self._deadline: float | None = None
@@ -248,17 +230,13 @@ class StatusWriter:
         self._thread.start()
 
     def submit(self, state: TrainingStatus) -> None:
-        """Queue a state, which replaces an unsent one; returns at once."""
+        """Queue a state, which replaces an unsent one, without blocking."""
         with self._changed:
             self._newest = state
             self._changed.notify()
 
     def close(self, seconds: float = FINAL_SECONDS) -> None:
-        """Send the last state, and end.
-
-        Returns when that is done, when it is refused (by a cluster, say, that has deleted the job
-        and its accounts), or after so many seconds.
-        """
+        """Send the last state and end, at the latest after `seconds`, or when it is refused."""
         with self._changed:
             self._deadline = time.monotonic() + seconds
             self._pause_until = float("-inf")
@@ -269,14 +247,14 @@ class StatusWriter:
 
     def _run(self) -> None:
         try:
-            while (state := self._take()) is not None:
+            while (state := self._next()) is not None:
                 self._send(state)
         except DisownedError as problem:
             self._is_disowned = True
             _log.warning("status.training is not written any more: %s", problem)
 
-    def _take(self) -> TrainingStatus | None:
-        """Wait until the newest state is due; None where there is nothing left to send, or time."""
+    def _next(self) -> TrainingStatus | None:
+        """Wait until the newest state is due and return it; None at the end."""
         with self._changed:
             while True:
                 now, is_new = time.monotonic(), self._newest != self._sent
@@ -291,12 +269,12 @@ class StatusWriter:
     def _due_at(self) -> float:
         """Return when the newest state may be sent, in monotonic seconds."""
         if self._deadline is not None:
-            return max(self._asked_until, self._pause_until)
+            return max(self._retry_at, self._pause_until)
         rest = float("-inf") if self._is_change() else self._tried_at + self._pace.interval_seconds
-        return max(self._asked_until, self._pause_until, rest)
+        return max(self._retry_at, self._pause_until, rest)
 
     def _is_change(self) -> bool:
-        """Whether stage or controller differ from the state sent last."""
+        """Whether stage or attempt differ from the last sent state."""
         if self._newest is None or self._sent is None:
             return True
         newest, sent = self._newest, self._sent
@@ -326,4 +304,4 @@ class StatusWriter:
                 if isinstance(problem, RefusedError):
                     self._deadline = now
             self._pause_until = now + pause
-            self._asked_until = now + problem.retry_after
+            self._retry_at = now + problem.retry_after

@@ -1,4 +1,4 @@
-"""CURVE key pairs, one per role, for authentication and authorisation."""
+"""CURVE key pairs of ZeroMQ, one per role, for authentication and authorization."""
 
 import json
 import os
@@ -35,7 +35,7 @@ def write_key_folders(root: Path, roles: tuple[str, ...]) -> None:
     """Generate a key pair per role and write `root/<role>/` for each.
 
     Raises:
-        FileExistsError: a folder is there already; keys are never overwritten.
+        FileExistsError: a folder exists; keys are never overwritten.
     """
     pairs = {role: zmq.curve_keypair() for role in roles}
     public = json.dumps({role: pair[0].decode() for role, pair in pairs.items()}, sort_keys=True)
