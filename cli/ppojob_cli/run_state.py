@@ -168,7 +168,7 @@ class RunReader:
     def read(self) -> RunState:
         """Read the current state."""
         lines = self._lines.read()
-        kept = () if self._lines.is_anew else self._records
+        kept = () if self._lines.is_restarted else self._records
         new = (record for line in lines if (record := step_record(line)) is not None)
         self._records = (*kept, *new) if lines else kept
         return RunState(self._status(), self._records)

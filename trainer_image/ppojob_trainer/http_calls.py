@@ -175,10 +175,7 @@ def _key(variable: str) -> str:
 
 
 def _read(
-    url: str,
-    answer: "HTTPResponse",
-    read: Callable[["HTTPMessage", bytes], Json],
-    key: str,
+    url: str, answer: "HTTPResponse", read: Callable[["HTTPMessage", bytes], Json], key: str
 ) -> Json:
     body = answer.read(_MAX_ANSWER_BYTES + 1)
     if len(body) > _MAX_ANSWER_BYTES:

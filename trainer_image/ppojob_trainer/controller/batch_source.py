@@ -27,12 +27,7 @@ from ppojob_trainer.controller.lookahead import (
     PrefetchedSource,
     Prefetcher,
 )
-from ppojob_trainer.controller.rollout_stages import (
-    Draw,
-    RolloutStages,
-    Rows,
-    SynchronousSource,
-)
+from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows, SynchronousSource
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder

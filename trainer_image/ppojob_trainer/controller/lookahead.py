@@ -215,11 +215,7 @@ class InterleavedSource:
         return Rows(*batches, metrics=self.later.staleness(batches[0], step))
 
     def generate(
-        self,
-        step: int,
-        batches: StepBatches,
-        following: Sequence[StepBatches],
-        timer: StepTimer,
+        self, step: int, batches: StepBatches, following: Sequence[StepBatches], timer: StepTimer
     ) -> None:
         """Generate rows completely, and the following ones as far as they get.
 

@@ -1,10 +1,9 @@
-"""Every metric there is: name, unit, meaning. docs/metrics.md is made from this table.
+"""Table of all metrics: name, unit, meaning; docs/metrics.md is generated from it.
 
     python -m ppojob_trainer.metrics.names > docs/metrics.md
 
-Names are verl's where verl has one. A part in angle brackets stands for any text without a slash
-(a data source may hold slashes, and so may a value of a reward function). What Prometheus calls a
-metric follows from its row.
+Names are verl's where verl has one. A placeholder in angle brackets matches text without slashes
+(but a data source and a reward value may have slashes). Prometheus names are derived from the rows.
 """
 
 import functools
@@ -17,12 +16,12 @@ from typing import Final, Literal, cast
 Kind = Literal["gauge", "counter", "histogram"]
 
 JOB_LABEL: Final = "ppojob"
-"""The label of every series: the job's name. The namespace is the scraped target's."""
+"""Label of every series with the job's name."""
 
 UNREPEATABLE_PREFIXES: Final = ("timing", "perf/", "rpc/")
 """Two runs with one seed agree in every key except `time` and those with these prefixes."""
 
-# Unit of the table -> base unit, as the suffix of a name, and how many of it one of the table's is.
+# Unit -> suffix with the base unit, and the factor between both.
 _BASE_UNITS: Final = {
     "s": ("seconds", 1.0),
     "ms": ("seconds", 1e-3),
@@ -39,12 +38,12 @@ _PLACEHOLDER = re.compile(r"<([a-z ]+)>")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What Prometheus knows of a metric.
+    """A metric in Prometheus.
 
     Attributes:
-        name: begins with ``ppojob_`` and ends in its base unit; a counter's in ``_total``.
+        name: with the prefix ``ppojob_`` and the base unit; ends in ``_total`` for a counter.
         labels: besides ``ppojob``.
-        scale: what a value of the table is multiplied by.
+        scale: factor from the unit of the table to the base unit.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Metric:
 
     Attributes:
         name: key in metrics.jsonl.
-        exported: name and kind for Prometheus where they do not follow from name and unit.
+        exported: name and kind in Prometheus, if not derived from name and unit.
     """
 
     name: str
@@ -70,11 +69,7 @@ class Metric:
 
     @property
     def series(self) -> Series:
-        """Its series: placeholders of the name become labels.
-
-        Without ``exported`` it is a gauge of the same name, with the base unit behind it unless it
-        is there already.
-        """
+        """Return its series, by default a gauge; placeholders of the name become labels."""
         suffix, scale = _BASE_UNITS.get(self.unit, ("", 1.0))
         labels = tuple(label.replace(" ", "_") for label in _PLACEHOLDER.findall(self.name))
         if self.exported is not None:
@@ -90,20 +85,20 @@ class Metric:
         return _pattern(self.name).fullmatch(key) is not None
 
     def label_values(self, key: str) -> tuple[str, ...]:
-        """What the placeholders of the name stand for in a key that matches."""
+        """Return the texts of the placeholders in a matching key."""
         found = _pattern(self.name).fullmatch(key)
         assert found is not None, f"{key} is no {self.name}"
         return found.groups()
 
 
 def _rows(table: str) -> Iterator[Metric]:
-    """The rows of a table: name, unit, meaning, and what Prometheus is told where that is said.
+    """Parse a table: name, unit, meaning, and optionally name and kind in Prometheus.
 
-    What is indented goes on with the row above. A name with an asterisk is three metrics: mean,
-    largest and smallest. The mode of a rejection is a label in Prometheus.
+    Indented lines continue a row. A name with an asterisk stands for mean, max and min. The mode of
+    a rejection is a label in Prometheus.
     """
     for line in re.sub(r"\n +", " ", table.strip()).splitlines():
-        name, unit, meaning, *told = line.split(" | ")
+        name, unit, meaning, *exported = line.split(" | ")
         above, is_spread, _ = name.partition("*")
         if is_spread:
             yield Metric(f"{above}mean", unit, f"mean of {meaning}")
@@ -111,9 +106,9 @@ def _rows(table: str) -> Iterator[Metric]:
             yield Metric(f"{above}min", unit, f"smallest of {meaning}")
             continue
         if "<mode>_" in name:
-            told = [f"ppojob_rollout_corr_rejection_{name.partition('<mode>_')[2]} gauge"]
-        series, _, kind = "".join(told).partition(" ")
-        yield Metric(name, unit, meaning, (series, cast("Kind", kind)) if told else None)
+            exported = [f"ppojob_rollout_corr_rejection_{name.partition('<mode>_')[2]} gauge"]
+        series, _, kind = "".join(exported).partition(" ")
+        yield Metric(name, unit, meaning, (series, cast("Kind", kind)) if exported else None)
 
 
 METRICS: Final = tuple(
@@ -416,12 +411,12 @@ POD_SERIES: Final = (POD_ATTEMPT, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CP
 
 
 def find(key: str) -> Metric | None:
-    """The table's row of a key; None for a key that nobody has named."""
+    """Return the row of a key, or None."""
     return next((metric for metric in METRICS if metric.matches(key)), None)
 
 
 def render() -> str:
-    """docs/metrics.md."""
+    """Return the text of docs/metrics.md."""
     prefixes = ", ".join(f"`{prefix}`" for prefix in UNREPEATABLE_PREFIXES)
     head = (
         "# Metrics\n\n"

@@ -53,11 +53,7 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
         silent_seconds=float(timeouts.liveness_seconds),
         startup_seconds=float(timeouts.startup_seconds),
         restarts_without_progress=environment.config.spec.recovery.restarts_without_progress,
-        environment={
-            **os.environ,
-            **rank_variables(threads),
-            "TMPDIR": str(environment.scratch),
-        },
+        environment={**os.environ, **rank_variables(threads), "TMPDIR": str(environment.scratch)},
         has_gpus=0 < gpus == ranks,
         fork_server=os.environ.get(contract.ENV_FORK_SERVER),
     )
