@@ -31,7 +31,6 @@ _STORAGE_ERRNOS: Final = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
     | {errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 )
-_TAIL_WINDOW_BYTES: Final = 1 << 16
 
 
 def point(name: str, *acts: Act) -> str:
@@ -221,10 +220,6 @@ def _fsync_path(path: Path) -> None:
 def _whole_lines_end(file: int) -> int:
     """Return the offset after the last newline."""
     end = os.fstat(file).st_size
-    while end > 0:
-        start = max(0, end - _TAIL_WINDOW_BYTES)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+    if not end or os.pread(file, 1, end - 1) == b"\n":
+        return end
+    return os.pread(file, end, 0).rfind(b"\n") + 1

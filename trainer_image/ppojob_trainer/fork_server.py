@@ -55,8 +55,6 @@ _ARGUMENTS_IN_STAT = slice(45, 47)
 
 @dataclass(frozen=True)
 class _Fork:
-    """A forked process: the connection of its client, and its pidfd."""
-
     connection: socket.socket
     pid: int
     pidfd: int

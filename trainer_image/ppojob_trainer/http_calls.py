@@ -194,7 +194,6 @@ def _shown(body: bytes, key: str) -> str:
 
 
 def _without(key: str, value: Json) -> Json:
-    """Return a value without the key in its texts."""
     match value:
         case str():
             return value.replace(key, "***")

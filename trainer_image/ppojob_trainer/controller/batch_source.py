@@ -21,12 +21,7 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.lookahead import (
-    InterleavedSource,
-    Lookahead,
-    PrefetchedSource,
-    Prefetcher,
-)
+from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead, PrefetchedSource
 from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows, SynchronousSource
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.dataset import PromptDataset
@@ -56,7 +51,7 @@ class DynamicSampling:
     algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
     drops: bool
-    ahead: Prefetcher | None = None
+    ahead: PrefetchedSource | None = None
     interleaved: InterleavedSource | None = None
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
@@ -146,16 +141,14 @@ def batch_source(
     has_lookahead = later.steps > 0 and spec.rollout.replay is None
     ahead, interleaved = None, None
     if has_lookahead and isinstance(stages.engines, StandaloneEngines):
-        ahead = Prefetcher(later, stages.engines)
+        ahead = PrefetchedSource(later, stages.engines)
     elif has_lookahead:
         interleaved = InterleavedSource(later)
     if sampling is not None:
         return DynamicSampling(
             stages, algorithm, sampling, spec.drops_responses, ahead, interleaved
         )
-    if ahead is not None:
-        return PrefetchedSource(ahead)
-    return interleaved or SynchronousSource(stages, algorithm)
+    return ahead or interleaved or SynchronousSource(stages, algorithm)
 
 
 def has_signal(
@@ -188,7 +181,6 @@ def has_signal(
 
 
 def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:
-    """Return the positions of prompts whose responses are all dropped."""
     counts = Counter(row // batch.samples for row in dropped)
     return [position for position, count in counts.items() if count == batch.samples]
 

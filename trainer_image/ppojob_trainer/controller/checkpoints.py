@@ -97,7 +97,7 @@ class Checkpoints:
         every: steps between checkpoints; None without periodic ones.
         best: selects a checkpoint to keep; None without one.
         on_saved: called with the step of each complete checkpoint.
-        write_ahead: writes the prefetched rows (`Prefetcher.save`); None without prefetch.
+        write_ahead: writes the prefetched rows (`PrefetchedSource.save`); None without prefetch.
         copies: copies checkpoints to a URL; None without copies.
     """
 
@@ -303,5 +303,4 @@ class Checkpoints:
 
 
 def _files(answers: Iterable[Saved | Written]) -> list[FileEntry]:
-    """Return the files that ranks report as written."""
     return [file for answer in answers for file in answer.files or ()]

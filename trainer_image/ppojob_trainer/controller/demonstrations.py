@@ -95,7 +95,6 @@ class Demonstrations:
         )
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
-        """Return each rank's range of rows, possibly empty."""
         for first, last in batch.shares:
             yield Demonstrate(first, list(map(_demonstration, batch.prompts[first:last])))
 

@@ -138,7 +138,6 @@ class StandaloneEngines(Engines):
         )
 
     def _open(self, step: int) -> str:
-        """Open the channel, unless this controller has; return its name."""
         key = self.channels.key(self.group)
         if self._open_channel != key:
             self.channels.open(self.group, step, self.operation_seconds)

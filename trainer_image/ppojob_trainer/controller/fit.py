@@ -26,10 +26,9 @@ from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
-from ppojob_trainer.algorithms.prompt_values import Belief
+from ppojob_trainer.algorithms.prompt_values import Belief, after_visits
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
-from ppojob_trainer.controller import value_tracking
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
@@ -46,7 +45,12 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.step_warnings import StepWarnings
-from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
+from ppojob_trainer.controller.training_step import (
+    Coefficients,
+    StepResult,
+    TrainingStep,
+    tracked_values,
+)
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -158,7 +162,6 @@ class Loop:
         return is_read or progress.step >= self.total_steps
 
     def _save_if_due(self, progress: Progress) -> None:
-        """Complete the background checkpoint, and save the next one if due."""
         self._wait_for_checkpoint()
         if self.checkpoints.is_due(progress):
             with self._skipping(progress.step):
@@ -182,7 +185,6 @@ class Loop:
             self.checkpoints.skip(step)
 
     def _advance(self, progress: Progress) -> Progress:
-        """Run the first or a missing validation, or a step; return the state after it."""
         if self._validates_first(progress):
             return self._record(progress, *self._first_validation(progress))
         if (trained := self._missing_validation(progress)) is not None:
@@ -263,7 +265,6 @@ class Loop:
         return msgspec.structs.replace(trained, seconds=seconds), metrics
 
     def _warn(self, step: int, result: StepResult, metrics: Mapping[str, float]) -> None:
-        """Report the warnings of a step."""
         warnings = [
             self._warnings.no_room(step, result.batch.counts),
             self._warnings.failed_calls(step, metrics.get("tool/failed_share", 0.0)),
@@ -276,7 +277,6 @@ class Loop:
             self.reporter.notice(warning)
 
     def _go_to(self, progress: Progress) -> None:
-        """Set the data cursors to a state."""
         supervised = self.training.supervised
         self.order.place = progress.data.place
         if supervised is not None and progress.demonstrations is not None:
@@ -366,7 +366,6 @@ class Loop:
         log_samples(self.records.run_folder, batch.purpose, step, self.spec.num_examine)
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
-        """Return the metrics of KL coefficients and of the KL penalty in the reward."""
         kl, found = self.spec.algorithm.kl, dict[str, float]()
         if kl.in_ == "loss":
             found["actor/kl_coef"] = coefficient
@@ -401,8 +400,10 @@ class Loop:
     def _next_values(self, progress: Progress, result: StepResult) -> dict[str, Belief]:
         if (spo := self.spec.algorithm.spo) is None:
             return progress.prompt_values
-        beliefs = progress.prompt_values
-        return value_tracking.after_step(result.batch.prompts, beliefs, result.visits, spo.decay)
+        prompts, values = result.batch.prompts, progress.prompt_values
+        tracked = zip(prompts, tracked_values(prompts, values, spo.decay), strict=True)
+        drawn = {prompt.prompt_digest: own for prompt, own in tracked}
+        return {**values, **after_visits(drawn, result.visits, decay=spo.decay)}
 
     def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:
         """Write the metrics, then the journal, so that each journaled step has its metrics."""

@@ -109,8 +109,8 @@ class Lookahead:
 
 
 @dataclass(frozen=True)
-class Prefetcher:
-    """Prefetches rows with standalone engines, in one phase per step.
+class PrefetchedSource:
+    """Batch source that prefetches rows with standalone engines, in one phase per step.
 
     A phase ends when the rows of the next step are finished; rows of later steps are then partial.
     The engines load the newest weights between phases. All of it depends on weights, prompt order
@@ -122,6 +122,14 @@ class Prefetcher:
 
     later: Lookahead
     engines: StandaloneEngines
+
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Wait for a step's rows and start the next phase; raises as `Lookahead.staleness`."""
+        batches, following = self.later.draw_batches(step, draw, timer)
+        self.wait(step, batches, following[: self.later.steps - 1], timer)
+        if following:
+            self.begin(step + 1, step - 1, following, timer)
+        return Rows(*batches, metrics=self.later.staleness(batches[0], step))
 
     def wait(
         self, step: int, batches: StepBatches, beside: Sequence[StepBatches], timer: StepTimer
@@ -184,22 +192,6 @@ class Prefetcher:
 
 
 @dataclass(frozen=True)
-class PrefetchedSource:
-    """Batch source with prefetch: the next rows are generated while a step trains."""
-
-    ahead: Prefetcher
-
-    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Wait for a step's rows and start the next phase; raises as `Lookahead.staleness`."""
-        ahead, later = self.ahead, self.ahead.later
-        batches, following = later.draw_batches(step, draw, timer)
-        ahead.wait(step, batches, following[: later.steps - 1], timer)
-        if following:
-            ahead.begin(step + 1, step - 1, following, timer)
-        return Rows(*batches, metrics=later.staleness(batches[0], step))
-
-
-@dataclass(frozen=True)
 class InterleavedSource:
     """Batch source of colocated engines with lookahead.
 
@@ -219,7 +211,7 @@ class InterleavedSource:
     ) -> None:
         """Generate rows completely, and the following ones as far as they get.
 
-        Rows on disk are generated again, as in `Prefetcher.begin`.
+        Rows on disk are generated again, as in `PrefetchedSource.begin`.
         """
         stages, (batch, greedy) = self.later.stages, batches
         if following and stages.tape.is_replayed(batch, step):

@@ -39,7 +39,6 @@ def run_controller() -> int:
 
 @contextlib.contextmanager
 def _reporter(environment: PodEnvironment) -> Iterator[Reporter]:
-    """Yield the reporter of the job; on a cluster it also writes the status of the resource."""
     if environment.api_access is None:
         yield Reporter(environment.run_folder)
         return

@@ -98,7 +98,6 @@ def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) 
 
 
 def _check_size(field: str, size: int, data: str, rows: int) -> None:
-    """Refuse data with too few usable rows for a step."""
     if rows < size:
         raise ConfigError(
             f"spec.algorithm.{field}: got {size}: {data} has {rows} usable rows; at most that "
@@ -107,7 +106,6 @@ def _check_size(field: str, size: int, data: str, rows: int) -> None:
 
 
 def _check_length(config: RunConfig, rows: int) -> None:
-    """Refuse training data with too few rows for a step, or for the number of steps."""
     _check_size(*config.spec.algorithm.draw, "the training data", rows)
     if problems := check_length(config.job(), rows):
         raise ConfigError(map(str, problems))

@@ -139,7 +139,6 @@ class Recovery:
             )
 
     def _check_data(self, progress: Progress) -> None:
-        """Raise CannotResume if the data differs from that of the run so far."""
         read = [("train", "prompts", progress.data, self.fresh.data)]
         if progress.demonstrations is not None and self.fresh.demonstrations is not None:
             cursors = progress.demonstrations, self.fresh.demonstrations
@@ -154,7 +153,6 @@ class Recovery:
             raise CannotResume(changed)
 
     def _ready_roles(self) -> list[RoleGroup]:
-        """Return the stateful roles whose ranks are all ready."""
         return [
             group
             for group in self.roles.stateful
@@ -211,7 +209,6 @@ class Recovery:
         return progress
 
     def _report_changes(self, refusals: Iterable[Refusal], checkpoint: Checkpoint) -> None:
-        """Report differences between the checkpoint and the job that resumes from it."""
         for refusal in refusals:
             self.reporter.notice(
                 f"checkpoints/{refusal}: this checkpoint is not used; the job goes on from "

@@ -81,7 +81,6 @@ class Reprompting:
     def _request(
         self, batch: Batch, dropped: Collection[int], feedback: list[str], first: int, last: int
     ) -> Reprompt:
-        """Return the request for prompts `[first, last)`."""
         rows = range(first * batch.samples, last * batch.samples)
         unknown = [number for number, row in enumerate(rows) if row in dropped]
         succeeded = [

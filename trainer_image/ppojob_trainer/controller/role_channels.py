@@ -112,7 +112,6 @@ class RoleChannels:
         self.roles.broadcast(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
 
     def _index(self, batch: Batch) -> BatchIndex:
-        """Return the index of the rows, with the reference model of each."""
         if self.reference is None:
             return batch.index
         found = [self.reference.number_for(prompt.data_source) for prompt in batch.prompts]

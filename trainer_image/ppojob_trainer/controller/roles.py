@@ -389,7 +389,6 @@ class Roles:
             _log.info("a channel to %s was not cut: %s", role, problem)
 
     def _raise_if_fenced(self, refusal: CallRefused) -> None:
-        """Raise `Fenced` if another controller has taken over."""
         if refusal.kind is ErrorKind.FENCED:
             attempt = self.caller.attempt
             raise Fenced(refusal.peer.role, attempt, attempt + 1) from refusal

@@ -286,7 +286,6 @@ class RolloutStages:
     def _parts(
         self, whole: WriteRows, samples: int, first: int, last: int
     ) -> list[tuple[int, int]]:
-        """Split a range of prompts into ranges that fit one request each."""
         sizes = [
             len(encode(_part(whole, samples, 0, position, position + 1)))
             for position in range(first, last)
@@ -296,7 +295,6 @@ class RolloutStages:
 
 
 def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> WriteRows:
-    """Return the write request for prompts `[first, last)`."""
     rows = slice(first * samples, last * samples)
     return msgspec.structs.replace(
         whole,

@@ -87,7 +87,6 @@ class RowSampling:
 
 
 def _scores(batch: Batch) -> Iterator[tuple[int, list[float]]]:
-    """Return the data rows of a batch with their valid scores."""
     values = batch.values()
     for position, prompt in enumerate(batch.prompts):
         first = position * batch.samples

@@ -216,7 +216,6 @@ class Scoring:
 
 
 def _failed(group: RoleGroup, failure: NotScored, batch: Batch) -> RewardFailed:
-    """Return the error of a failure, with an excerpt of prompt and response."""
     lines = [failure.message]
     if failure.row is not None:
         row = batch.prompt_of(failure.row)

@@ -16,7 +16,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import msgspec
@@ -73,28 +73,17 @@ class _Status(msgspec.Struct):
     details: _Details = msgspec.field(default_factory=_Details)
 
 
+@dataclass
 class JobResource:
     """Writes the status of one PPOJob, with this uid; `seconds` is the request timeout."""
 
-    def __init__(
-        self,
-        access: ApiAccess,
-        *,
-        namespace: str,
-        name: str,
-        uid: str,
-        seconds: float = REQUEST_SECONDS,
-    ) -> None:
-        self._access = access
-        self._namespace = namespace
-        self._name = name
-        self._uid = uid
-        self._seconds = seconds
-        self._path = (
-            f"/apis/{GROUP}/{VERSION}/namespaces/{urllib.parse.quote(namespace)}"
-            f"/{PLURAL}/{urllib.parse.quote(name)}/status"
-        )
-        self._version = ""
+    access: ApiAccess
+    _: KW_ONLY
+    namespace: str
+    name: str
+    uid: str
+    seconds: float = REQUEST_SECONDS
+    _version: str = ""
 
     def write(self, training: TrainingStatus) -> None:
         """Write `status.training`, overwriting other field managers.
@@ -117,13 +106,13 @@ class JobResource:
     def _current_version(self, training: TrainingStatus) -> str:
         """Return the resource version, from a dry run: this needs no permission to read."""
         found = self._apply(training)
-        if found.uid != self._uid:
+        if found.uid != self.uid:
             raise DisownedError(f"it is another job now, of uid {found.uid}")
         return found.version
 
     def _apply(self, training: TrainingStatus, version: str = "") -> _Metadata:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        metadata = {"namespace": self._namespace, "name": self._name}
+        metadata = {"namespace": self.namespace, "name": self.name}
         if version:
             metadata["resourceVersion"] = version
         else:
@@ -135,12 +124,19 @@ class JobResource:
             "metadata": metadata,
             "status": {"training": state},
         }
-        return self._exchange(f"{self._path}?{urllib.parse.urlencode(query)}", body)
+        path = (
+            f"/apis/{GROUP}/{VERSION}/namespaces/{urllib.parse.quote(self.namespace)}"
+            f"/{PLURAL}/{urllib.parse.quote(self.name)}/status"
+        )
+        return self._exchange(f"{path}?{urllib.parse.urlencode(query)}", body)
 
     def _exchange(self, path: str, body: dict[str, Any]) -> _Metadata:
         try:
-            token = (self._access.credentials / "token").read_text().strip()
-            connection = self._connection()
+            token = (self.access.credentials / "token").read_text().strip()
+            trusted = ssl.create_default_context(cafile=str(self.access.credentials / "ca.crt"))
+            connection = http.client.HTTPSConnection(
+                self.access.host, self.access.port, timeout=self.seconds, context=trusted
+            )
             try:
                 headers = {
                     "Authorization": f"Bearer {token}",
@@ -160,7 +156,6 @@ class JobResource:
         raise self._refusal(answer.status, text, answer.headers.get("Retry-After", ""))
 
     def _refusal(self, status: int, text: bytes, retry_after: str) -> Exception:
-        """Return the error of an answer other than 200."""
         try:
             body = msgspec.json.decode(text, type=_Status)
         except msgspec.MsgspecError:
@@ -168,19 +163,13 @@ class JobResource:
         if status == http.HTTPStatus.CONFLICT:
             return _ConflictError(body.message)
         # A starting API server may not serve the kind yet: that is a 404 without a name.
-        is_gone = status == http.HTTPStatus.NOT_FOUND and body.details.name == self._name
+        is_gone = status == http.HTTPStatus.NOT_FOUND and body.details.name == self.name
         if is_gone or (status == http.HTTPStatus.FORBIDDEN and TAKEN_OVER in body.message):
             return DisownedError(body.message)
         why = f"HTTP {status}: {body.message}"
         if status >= 500 or status == http.HTTPStatus.TOO_MANY_REQUESTS:
             return NotWrittenError(why, float(retry_after) if retry_after.isdecimal() else 0.0)
         return RefusedError(why)
-
-    def _connection(self) -> http.client.HTTPSConnection:
-        trusted = ssl.create_default_context(cafile=str(self._access.credentials / "ca.crt"))
-        return http.client.HTTPSConnection(
-            self._access.host, self._access.port, timeout=self._seconds, context=trusted
-        )
 
 
 FINAL_SECONDS: Final = 20.0
@@ -267,14 +256,12 @@ class StatusWriter:
                 self._changed.wait(min(left, end, threading.TIMEOUT_MAX))
 
     def _due_at(self) -> float:
-        """Return when the newest state may be sent, in monotonic seconds."""
         if self._deadline is not None:
             return max(self._retry_at, self._pause_until)
         rest = float("-inf") if self._is_change() else self._tried_at + self._pace.interval_seconds
         return max(self._retry_at, self._pause_until, rest)
 
     def _is_change(self) -> bool:
-        """Whether stage or attempt differ from the last sent state."""
         if self._newest is None or self._sent is None:
             return True
         newest, sent = self._newest, self._sent

@@ -159,7 +159,6 @@ def updates_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Update
 
 
 def _columns_of_values(spec: PPOJobSpec) -> tuple[str, ...]:
-    """Return the columns that a value model needs."""
     algorithm, correction = spec.algorithm, spec.algorithm.rollout_correction
     rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
     columns = ["returns"]

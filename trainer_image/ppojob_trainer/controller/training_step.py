@@ -12,11 +12,11 @@ the step is built (`step_plan`).
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
-from ppojob_trainer.algorithms.prompt_values import Belief, value
-from ppojob_trainer.controller import value_tracking
+from ppojob_trainer.algorithms.prompt_values import Belief, first_belief, value
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
@@ -26,6 +26,7 @@ from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.controller.step_plan import ForwardPass, Updates
 from ppojob_trainer.data.order import epoch_order
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread, guidance_metrics
@@ -46,6 +47,16 @@ def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
         return list(range(size))
     passes = step * spec.algorithm.epochs + epoch
     return [int(position) for position in epoch_order(size, spec.seed, passes)]
+
+
+def tracked_values(
+    prompts: Sequence[PromptRow], beliefs: Mapping[str, Belief], decay: float
+) -> list[Belief]:
+    """Return (prompts,) the tracked values (SPO); the initial value is that of the data row."""
+    first = [first_belief(prompt.known_scores, decay=decay) for prompt in prompts]
+    return [
+        beliefs.get(prompt.prompt_digest, own) for prompt, own in zip(prompts, first, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +164,18 @@ class TrainingStep:
         advantaged = None
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
-                tracked = self._tracked_values(batch, beliefs)
-                statistics |= value_tracking.metrics(tracked)
+                tracked = list[Belief]()
+                if (spo := self.spec.algorithm.spo) is not None:
+                    tracked = tracked_values(batch.prompts, beliefs, spo.decay)
+                    statistics["spo/p_hats"] = fmean(map(value, tracked))
+                    statistics["spo/Neff"] = fmean(map(sum, tracked))
                 advantaged = self._advantages(
                     batch, greedy, step, coefficients.kl, left_out, outcomes, tracked, untaught
                 )
-        coefficients = self._with_bonus(coefficients, before)
+        if self.entropy is not None:
+            bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
+            before["actor/entropy_coeff"] = bonus
+            coefficients = replace(coefficients, entropy=bonus)
         for updates in self.updates:
             if step >= updates.first_step and not updates.of_outcomes:
                 if self.supervised is not None and updates.model == "policy":
@@ -167,17 +184,22 @@ class TrainingStep:
                 with timer(updates.timer):
                     statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
-            id_ = RequestId(0, step, "sync_weights")
-            refresh = self.spec.algorithm.kl.reference_refresh
-            is_due = refresh is not None and step % refresh.every_steps == 0
-            weights = SyncWeights(step, refresh_reference=is_due)
-            self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
+            self._sync_weights(step)
         # Statistics of a pass over all rows take precedence over those of updates, which skip rows.
         statistics |= before | rows.metrics | self._penalties(batch)
         if self.spec.algorithm.guidance is not None:
             statistics |= guidance_metrics(batch.scores, batch.lengths, batch.given_rows, dropped)
         drawn = rows.rounds or [batch]
         return StepResult(batch, advantaged, statistics, dropped, filtered, drawn)
+
+    def _sync_weights(self, step: int) -> None:
+        refresh = self.spec.algorithm.kl.reference_refresh
+        is_due = refresh is not None and step % refresh.every_steps == 0
+        weights, id_ = (
+            SyncWeights(step, refresh_reference=is_due),
+            RequestId(0, step, "sync_weights"),
+        )
+        self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
 
     def _answers(self, batch: Batch) -> list[str]:
         """Return (prompts,) the ground truths if their probability is a reward; else nothing."""
@@ -203,20 +225,11 @@ class TrainingStep:
         return measured
 
     def _keep(self, rows: Rows, step: int, timer: StepTimer) -> None:
-        """Write the rows that are not yet on disk."""
         with timer("write_rows"):
             if rows.greedy is not None:
                 self.stages.record(rows.greedy, step)
             if not rows.is_recorded:
                 self.stages.record(rows.batch, step)
-
-    def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
-        """Return the coefficients with the entropy coefficient adapted to this step's entropy."""
-        if self.entropy is None:
-            return coefficients
-        bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
-        before["actor/entropy_coeff"] = bonus
-        return replace(coefficients, entropy=bonus)
 
     def _learn_outcomes(
         self, batch: Batch, step: int, outcomes: list[float], timer: StepTimer
@@ -281,12 +294,6 @@ class TrainingStep:
         id_ = RequestId(0, step, "advantages")
         return self.stages.roles.broadcast(self.stages.actor, ADVANTAGES, request, id_)[0]
 
-    def _tracked_values(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
-        """Return (prompts,) the tracked values if the estimator uses them; else nothing."""
-        if (spo := self.spec.algorithm.spo) is None:
-            return []
-        return value_tracking.tracked_values(batch.prompts, beliefs, spo.decay)
-
     def _positives(self, batch: Batch) -> list[int]:
         """Return the positive examples if a loss uses them; else nothing."""
         settings = self.spec.algorithm.positive_examples
@@ -295,7 +302,6 @@ class TrainingStep:
         return [row for row, score in enumerate(batch.scores) if score >= settings.min_score]
 
     def _shaped(self, batch: Batch) -> list[float]:
-        """Return (rows,) the shaped scores."""
         return self.shaping.shaped(batch.scores, batch.lengths, batch.truncated)
 
     def _penalties(self, batch: Batch) -> dict[str, float]:

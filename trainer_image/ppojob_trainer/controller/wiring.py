@@ -112,8 +112,9 @@ class _Wiring:
         self.training = self._training_step()
         self.checkpoints = self._checkpoints()
         self.roles.meanwhile = self.checkpoints.poll
-        if isinstance(self.source, (PrefetchedSource, DynamicSampling)) and self.source.ahead:
-            self.checkpoints.write_ahead = self.source.ahead.save
+        ahead = self.source.ahead if isinstance(self.source, DynamicSampling) else self.source
+        if isinstance(ahead, PrefetchedSource):
+            self.checkpoints.write_ahead = ahead.save
         self.loop = self._loop(heartbeat)
 
     def _loop(self, heartbeat: HeartbeatPipe) -> Loop:

@@ -80,8 +80,6 @@ class _Segment(msgspec.Struct):
 
 
 class _RunRow(msgspec.Struct):
-    """The columns of a run's row that are read."""
-
     step: int | None
     row: int
     prompt_id: int

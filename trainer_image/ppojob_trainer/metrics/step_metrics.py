@@ -202,7 +202,6 @@ def length_metrics(rows: StepRows) -> dict[str, float]:
 
 
 def _turn_metrics(rows: StepRows) -> dict[str, float]:
-    """Return metrics of turns and tool calls, under verl's names if it has them."""
     calls = [own.tool_calls for own in rows.figures]
     asked = sum(calls) + sum(len(own.turn_scores or ()) for own in rows.figures)
     failures = sum(own.tool_failures for own in rows.figures)
@@ -270,7 +269,6 @@ def _engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 def _draft_metrics(counts: Mapping[str, int]) -> dict[str, float]:
-    """Return metrics of speculative decoding, absent likewise."""
     kept, guesses, passes = (counts.get(name, 0) for name in ("kept", "guesses", "passes"))
     return {
         "perf/draft_accept_rate": kept / guesses if guesses else 0.0,

@@ -146,7 +146,6 @@ def _subset_sizes(num_samples: int) -> list[int]:
 
 
 def _samples_of(statistic: str) -> int:
-    """Return the n of ``best@n/mean``."""
     return int(statistic.partition("@")[2].partition("/")[0])
 
 

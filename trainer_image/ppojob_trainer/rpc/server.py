@@ -61,16 +61,12 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Queued work of the main thread."""
-
     route: Route
     request_id: RequestId
     run: Callable[[], Outcome]
 
 
 class _Refusal(Exception):  # noqa: N818
-    """A message that fails a check."""
-
     def __init__(self, kind: ErrorKind, message: str) -> None:
         super().__init__(message)
         self.failure = Failure(kind, message)
@@ -138,7 +134,6 @@ class _AnswerStore:
         return entry
 
     def _evict_before(self, rewinds: int, step: int) -> None:
-        """Drop older answers; work in progress stays."""
         if (rewinds, step) <= self._oldest:
             return
         self._oldest = (rewinds, step)

@@ -178,7 +178,6 @@ class Pod:
                 self._wanted_attempt = self._attempt + 1
 
     def _may_restart(self, controller: Child) -> bool:
-        """Whether a controller was killed, and not too often without progress."""
         if controller.has_progressed:
             self._restarts_without_progress = 0
         self._restarts_without_progress += 1
