@@ -73,10 +73,7 @@ class ChannelLost(PPOJobError):
 
 
 class Fenced(PPOJobError):
-    """A process of an older attempt is still active; it must stop."""
-
-    def __init__(self, role: str, got: int, current: int) -> None:
-        super().__init__(f"{role}: got attempt {got}: it ended; the current attempt is {current}")
+    """A newer attempt has taken over; this process must stop."""
 
 
 class StorageError(PPOJobError):

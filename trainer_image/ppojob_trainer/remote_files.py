@@ -87,7 +87,7 @@ def fetch(config: RunConfig, run_folder: Path, log: Log = _log.info) -> RunConfi
         return config
     known = _fetched(run_folder)
     has_begun = (run_folder / CHECKPOINTS_FOLDER / JOURNAL_FILE).exists()
-    if has_begun and all(url in known and _is_there(known[url]) for url in urls):
+    if has_begun and all(url in known and Path(known[url].path).parent.is_dir() for url in urls):
         return config.located({url: known[url].path for url in urls})
     cache = run_folder.absolute().parent / FETCHED_FOLDER
     problems, found = list[str](), dict[str, Fetched]()
@@ -159,10 +159,6 @@ def _fetched(run_folder: Path) -> dict[str, Fetched]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     return {url: Fetched(**one) for url, one in found.items()}
-
-
-def _is_there(fetched: Fetched) -> bool:
-    return os.path.isdir(os.path.dirname(fetched.path))
 
 
 def _refuse_changed(

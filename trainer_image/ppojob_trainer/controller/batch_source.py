@@ -67,7 +67,8 @@ class DynamicSampling:
             cut = batch.truncated if self.settings.whole_responses else ()
             means = self.settings.means
             signals.append(has_signal(numbers, batch.samples, dropped, means, cut))
-            lost |= {(number, position) for position in _lost(batch, dropped)}
+            counts = Counter(row // batch.samples for row in dropped)
+            lost |= {(number, place) for place, n in counts.items() if n == batch.samples}
             if sum(map(sum, signals)) >= size:
                 break
         found = sum(map(sum, signals))
@@ -178,11 +179,6 @@ def has_signal(
         and not (cut and any(cut[row] for row in group))
         for group in groups
     ]
-
-
-def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:
-    counts = Counter(row // batch.samples for row in dropped)
-    return [position for position, count in counts.items() if count == batch.samples]
 
 
 def choose(

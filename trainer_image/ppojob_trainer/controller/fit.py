@@ -218,7 +218,10 @@ class Loop:
                 self._save_if_due(progress)
         failpoints.hit(STEP_BEGIN)
         self._go_to(progress)
-        coefficients = self._coefficients(progress)
+        entropy, control = progress.entropy_coefficient, self.training.entropy
+        if entropy is None:
+            entropy = self.spec.algorithm.entropy_coefficient
+        coefficients = Coefficients(progress.kl_coefficient or 0.0, entropy)
         try:
             result = self.training.run(
                 step, self._draw, coefficients, timer, progress.prompt_values
@@ -245,7 +248,9 @@ class Loop:
             data=DataCursor(*self.order.place, sha256=progress.data.sha256),
             demonstrations=None if supervised is None else supervised.cursor,
             kl_coefficient=self._next_kl(progress, result),
-            entropy_coefficient=self._next_entropy(coefficients.entropy, result),
+            entropy_coefficient=None
+            if control is None
+            else control.after(entropy, result.statistics["actor/entropy"]),
             prompt_values=self._next_values(progress, result),
             metrics_lines=progress.metrics_lines + 1,
             tokens=progress.tokens + rows.total_tokens,
@@ -375,18 +380,6 @@ class Loop:
             found["actor/reward_kl_penalty"] = result.kl
             found["actor/reward_kl_penalty_coeff"] = coefficient
         return found
-
-    def _coefficients(self, progress: Progress) -> Coefficients:
-        entropy = progress.entropy_coefficient
-        if entropy is None:
-            entropy = self.spec.algorithm.entropy_coefficient
-        return Coefficients(progress.kl_coefficient or 0.0, entropy)
-
-    def _next_entropy(self, coefficient: float, result: StepResult) -> float | None:
-        controller = self.training.entropy
-        if controller is None:
-            return None
-        return controller.after(coefficient, result.statistics["actor/entropy"])
 
     def _next_kl(self, progress: Progress, result: StepResult) -> float | None:
         kl, measured = self.spec.algorithm.kl, result.kl

@@ -136,13 +136,11 @@ class TrainingReport:
 
     def _update(self, **changes: object) -> None:
         before, state = self._state, self._state.model_copy(update=changes)
-        self._state = state.model_copy(update={"eta": self._eta(state)})
+        left, seconds = (state.total_steps or 0) - state.step, self._step_time.seconds
+        eta = None if left <= 0 or seconds is None else duration(seconds * left)
+        self._state = state.model_copy(update={"eta": eta})
         if self._state.attempt and self._state != before:
             self._publish(self._state)
-
-    def _eta(self, state: TrainingStatus) -> str | None:
-        left, seconds = (state.total_steps or 0) - state.step, self._step_time.seconds
-        return None if left <= 0 or seconds is None else duration(seconds * left)
 
 
 def duration(seconds: float) -> str:

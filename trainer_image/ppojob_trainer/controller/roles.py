@@ -390,8 +390,7 @@ class Roles:
 
     def _raise_if_fenced(self, refusal: CallRefused) -> None:
         if refusal.kind is ErrorKind.FENCED:
-            attempt = self.caller.attempt
-            raise Fenced(refusal.peer.role, attempt, attempt + 1) from refusal
+            raise Fenced(str(refusal)) from refusal
 
     def _calls(
         self,

@@ -95,20 +95,17 @@ class JobResource:
         for _ in range(_ATTEMPTS):
             try:
                 # The resource version is the fence: the API server does not check the uid.
-                self._version = self._version or self._current_version(training)
+                if not self._version:  # a dry run needs no permission to read
+                    found = self._apply(training)
+                    if found.uid != self.uid:
+                        raise DisownedError(f"it is another job now, of uid {found.uid}")
+                    self._version = found.version
                 self._version = self._apply(training, self._version).version
             except _ConflictError:
                 self._version = ""
             else:
                 return
         raise NotWrittenError(f"others have written {_ATTEMPTS} times meanwhile")
-
-    def _current_version(self, training: TrainingStatus) -> str:
-        """Return the resource version, from a dry run: this needs no permission to read."""
-        found = self._apply(training)
-        if found.uid != self.uid:
-            raise DisownedError(f"it is another job now, of uid {found.uid}")
-        return found.version
 
     def _apply(self, training: TrainingStatus, version: str = "") -> _Metadata:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
@@ -258,14 +255,10 @@ class StatusWriter:
     def _due_at(self) -> float:
         if self._deadline is not None:
             return max(self._retry_at, self._pause_until)
-        rest = float("-inf") if self._is_change() else self._tried_at + self._pace.interval_seconds
+        newest, sent, rest = self._newest, self._sent, float("-inf")
+        if newest and sent and (newest.attempt, newest.stage) == (sent.attempt, sent.stage):
+            rest = self._tried_at + self._pace.interval_seconds
         return max(self._retry_at, self._pause_until, rest)
-
-    def _is_change(self) -> bool:
-        if self._newest is None or self._sent is None:
-            return True
-        newest, sent = self._newest, self._sent
-        return (newest.attempt, newest.stage) != (sent.attempt, sent.stage)
 
     def _send(self, state: TrainingStatus) -> None:
         self._tried_at = time.monotonic()

@@ -218,8 +218,9 @@ class Caller:
                     watch()
                     watch_at = time.monotonic() + _WATCH_SECONDS
                 for item in self._underway.values():
-                    if item.pending is pending:
-                        self._check_deadline(item, now)
+                    if item.pending is pending and now >= item.deadline:
+                        self.disconnect(item.call.peer)  # its successor must not get its requests
+                        raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
                     if now >= item.repeat_at:
                         item.repeat_at = now + _REPEAT_SECONDS
                         self._send(item)
@@ -262,11 +263,6 @@ class Caller:
             socket.send(item.body, zmq.NOBLOCK)
         if item.call.method.once:
             self.traffic.sent += len(item.header) + len(item.body)
-
-    def _check_deadline(self, item: _Underway, now: float) -> None:
-        if now >= item.deadline:
-            self.disconnect(item.call.peer)  # its successor must not get its requests
-            raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
 
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
         """Wait briefly for one answer; drop it if its call was cancelled."""
