@@ -191,12 +191,7 @@ def remove_tree(path: Path, name: str) -> None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file that child processes do not inherit; return its descriptor.
-
-    Raises:
-        StorageError: error of the disk.
-        FileNotFoundError: the folder does not exist.
-    """
+    """Open a file that children do not inherit; StorageError for errors of the disk."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
     except OSError as error:

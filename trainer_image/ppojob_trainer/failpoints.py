@@ -104,11 +104,7 @@ def all_points() -> tuple[str, ...]:
 
 
 def parse(environ: Mapping[str, str]) -> tuple[Armed, ...]:
-    """Parse the environment variable.
-
-    Raises:
-        ConfigError: the variable does not parse, or points are armed and not enabled.
-    """
+    """Parse the environment variable; ConfigError if it is invalid or not enabled."""
     text = environ.get(POINT_VARIABLE, "")
     if not text:
         return ()
@@ -140,11 +136,7 @@ def arm(environ: Mapping[str, str] | None = None) -> None:
 
 
 def hit(name: str) -> None:
-    """Pass a point, and fire it if it is armed.
-
-    Raises:
-        InjectedFault: the point is armed with ``raise``.
-    """
+    """Pass a point, and fire it if it is armed; InjectedFault if armed with ``raise``."""
     if _plan is None:
         arm()
     assert _plan is not None

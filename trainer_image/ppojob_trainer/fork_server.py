@@ -151,10 +151,8 @@ class _Server:
 def serve(name: str) -> str:
     """Import the modules of a server and serve; return only in a fork, with its subcommand.
 
-    The listening socket is standard input.
-
-    Raises:
-        ConfigError: an import has started threads, which a fork would not have.
+    The listening socket is standard input. ConfigError if an import has started threads, which a
+    fork would not have.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     listener = socket.socket(fileno=os.dup(0))

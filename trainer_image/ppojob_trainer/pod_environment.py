@@ -76,11 +76,7 @@ def variables_of_code(role: RoleName) -> tuple[str, ...]:
 
 
 def read_pod_environment() -> PodEnvironment:
-    """Read the variables set by the operator or the local runner.
-
-    Raises:
-        ConfigError: a variable is missing or invalid.
-    """
+    """Read the variables set by the operator or the runner; ConfigError if they are invalid."""
     given = os.environ
     book, access = given.get(contract.ENV_ADDRESS_BOOK), given.get(contract.ENV_SERVICE_ACCOUNT)
     parent = given.get(contract.ENV_DIE_WITH_PARENT)

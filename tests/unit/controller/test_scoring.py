@@ -143,7 +143,7 @@ def test_scores_that_changed_behind_a_controllers_back_cost_the_step(role_of, sc
     roles = scoring_by(role_of("reward", drifting.routes())).roles
     actor, id_ = roles.group("actorRollout"), RequestId(0, 1, "advantages")
     roles.broadcast(actor, ADVANTAGES, Advantages([0.5], 0.0), id_)
-    with pytest.raises(RoleLost, match="advantages of step 1 came again with another") as caught:
+    with pytest.raises(RoleLost, match="advantages of step 1 was repeated with another") as caught:
         roles.broadcast(actor, ADVANTAGES, Advantages([0.25], 0.0), id_)
     assert caught.value.role == "actorRollout"
 

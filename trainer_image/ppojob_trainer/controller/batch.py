@@ -270,8 +270,7 @@ def interaction_of(prompt: PromptRow) -> Interaction | None:
 def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float]:
     """Return (rows,) the targets of a process reward model: the scores, NaN for dropped rows.
 
-    Raises:
-        RewardFailed: a score is not between 0 and 1.
+    RewardFailed if a score is not between 0 and 1.
     """
     outcomes = list(batch.scores)
     for row in dropped:

@@ -123,11 +123,7 @@ class SupervisedRows:
         dataset: PromptDataset,
         updates: Updates,
     ) -> SupervisedRows:
-        """Build the demonstrations of a job.
-
-        Raises:
-            ConfigError: a file has too few rows for its share of a step.
-        """
+        """Build the demonstrations of a job; ConfigError if a file has too few rows for a step."""
         settings, field = spec.algorithm.supervised, "spec.data.demonstrations"
         assert settings is not None
         assert settings.rows_per_step is not None, "set in a resolved configuration"

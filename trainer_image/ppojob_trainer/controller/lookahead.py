@@ -92,11 +92,7 @@ class Lookahead:
             return batches, self.batches_from(step + 1, self.order.place)
 
     def staleness(self, batch: Batch, step: int) -> dict[str, float]:
-        """Return the staleness metrics of a step's rows.
-
-        Raises:
-            JobFailed: a token is staler than the job allows.
-        """
+        """Return the staleness metrics of a step; JobFailed if a token is staler than allowed."""
         given = batch.given_rows
         drawn = [tokens for row, tokens in enumerate(batch.versions) if row not in given]
         metrics = staleness_metrics(drawn, step - 1)
@@ -160,12 +156,8 @@ class PrefetchedSource:
     def save(self, progress: Progress, folder: str, act: str) -> list[FileEntry]:
         """Write the finished rows of the next step into a checkpoint; return the files.
 
-        `folder` is relative to the run folder; `act` names the attempt. Partial rows of later steps
-        are saved by the engines as their state.
-
-        Raises:
-            RoleLost: a rank was lost.
-            StorageError: a write failed.
+        `folder` is relative to the run folder; `act` names the attempt. The engines save partial
+        rows of later steps as their state. Raises as `Checkpoints.save`.
         """
         stages, step = self.later.stages, progress.step + 1
         following = self.later.batches_from(step, progress.data.place)

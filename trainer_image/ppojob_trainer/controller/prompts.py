@@ -39,10 +39,8 @@ class Datasets(NamedTuple):
 def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) -> Datasets:
     """Open the datasets of a job; those of a generation-only job are the same.
 
-    Chat templates get `began`, the job's start in unix seconds, as the current time.
-
-    Raises:
-        ConfigError: the data cannot be read, or does not fit the job.
+    Chat templates get `began`, the job's start in unix seconds, as the current time. ConfigError if
+    the data is unreadable or does not fit the job.
     """
     spec = config.spec
     tokenizer = Path(spec.model.tokenizer_path or spec.model.path)

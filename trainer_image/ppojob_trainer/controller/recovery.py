@@ -84,11 +84,7 @@ class Recovery:
         return position
 
     def resume(self, position: JournalState) -> Progress:
-        """Start or resume all roles; return the state to continue from.
-
-        Raises:
-            RoleLost: a role was lost meanwhile.
-        """
+        """Start or resume all roles; return the state to continue from. RoleLost on a loss."""
         if position.progress is not None and self._ready_roles() == self.roles.stateful:
             _log.info("the ranks live; going on after step %d", position.progress.step)
             self._check_data(position.progress)
@@ -106,9 +102,7 @@ class Recovery:
     def recover(self, loss: RoleLost, progress: Progress) -> Progress:
         """Restart a lost role, and rewind if necessary; return the state to continue from.
 
-        Raises:
-            RoleLost: another role was lost meanwhile.
-            JobFailed: roles are lost repeatedly without a finished step.
+        RoleLost if another role is lost; JobFailed after too many losses without a finished step.
         """
         self._count(loss, progress.step)
         self.reporter.report(phase="Recovering", message=str(loss), restarts=self._restarts)

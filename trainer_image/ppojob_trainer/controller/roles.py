@@ -128,10 +128,7 @@ class Roles:
     def missing(self) -> list[RoleGroup]:
         """Return the roles that are neither ready nor starting.
 
-        The identities of the other pods are read for the comparison in `start`.
-
-        Raises:
-            ConfigError: running pods differ in code, configuration or models.
+        The identities of the other pods are read for the comparison; ConfigError if they differ.
         """
         found = []
         for group in self.groups:
@@ -147,9 +144,7 @@ class Roles:
     def start(self, group: RoleGroup, attempt: int) -> None:
         """Start an attempt of a role, once its pods exist; `wait_ready` waits for the ranks.
 
-        Raises:
-            ConfigError: a pod differs from the others in code, configuration or models.
-            Interrupted: see `_raise_if_stopping`.
+        ConfigError if a pod differs from the others; Interrupted as in `_raise_if_stopping`.
         """
 
         def raise_if_stopping() -> None:
@@ -197,9 +192,7 @@ class Roles:
     def watch(self) -> None:
         """Poll all supervisors once.
 
-        Raises:
-            RoleLost: a role lost a rank, or a supervisor does not answer.
-            ConfigError: a rank refused its input, and would again.
+        RoleLost if a rank or supervisor is lost; ConfigError if a rank refused its input.
         """
         for group in self.groups:
             if group.attempt == 0:

@@ -163,11 +163,10 @@ class RolloutStages:
             self._requests(one, later_step, its_greedy)
             for later_step, (one, its_greedy) in enumerate(ahead, step + 1)
         ]
-        if later:
-            requests = [
-                msgspec.structs.replace(request, ahead=of_rank)
-                for request, *of_rank in zip(requests, *later, strict=True)
-            ]
+        requests = [
+            msgspec.structs.replace(request, ahead=of_rank)
+            for request, *of_rank in zip(requests, *later, strict=True)
+        ]
         return requests, RequestId(0, step, f"{batch.label}/generate")
 
     def _requests(self, batch: Batch, step: int, greedy: Batch | None) -> list[Generate]:
@@ -194,13 +193,9 @@ class RolloutStages:
         def peers(group: RoleGroup | None) -> list[ToolsPeer]:
             return [ToolsPeer(rank.host, rank.port) for rank in group.ranks] if group else []
 
-        return Conversations(
-            peers(self.tools),
-            self.roles.rewinds,
-            peers(self.retriever),
-            self.engines.attempt,
-            self.began,
-        )
+        tools, retrievers = peers(self.tools), peers(self.retriever)
+        attempt = self.engines.attempt
+        return Conversations(tools, self.roles.rewinds, retrievers, attempt, self.began)
 
     def _load(self, batch: Batch, step: int) -> None:
         """Set the metadata of rows on disk, and have the ranks load the rows of a training step."""

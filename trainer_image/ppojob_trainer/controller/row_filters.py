@@ -17,10 +17,8 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
     """Return the rows to exclude because a reward function failed (`onError: drop`).
 
     A row is dropped if its own reward failed, or that of the greedy response to its prompt. Call
-    this before the rows are recorded: after the error a job with a fixed function scores them anew.
-
-    Raises:
-        RewardFailed: no row would be left.
+    this before the rows are recorded: after the error (RewardFailed: no row is left) a job with a
+    fixed function scores them anew.
     """
     baselines = [{}] * len(batch.prompts) if greedy is None else greedy.values()
     dropped = [
@@ -43,10 +41,8 @@ def filtered_rows(
     """Return the rows that the group filter excludes, in order, without `dropped` ones.
 
     GFPO (arXiv:2508.09726), algorithm 1: keeps the `keep` shortest responses of each prompt, or
-    those with the largest value of another metric; of equal ones the first.
-
-    Raises:
-        RewardFailed: a row has no such number.
+    those with the largest value of another metric (RewardFailed if it is missing); of equal ones
+    the first.
     """
     if settings is None:
         return []

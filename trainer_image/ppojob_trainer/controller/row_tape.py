@@ -142,9 +142,7 @@ def _contiguous(kept: dict[BatchKey, RowsKept], step: int) -> dict[BatchKey, Row
 def read_recording(recording: Path, *, takes_given: bool) -> Tape:
     """Return the tape of another run, which is replayed as a whole.
 
-    Raises:
-        ConfigError: it has no rows, unreadable rows, or given responses although the job has no
-            loss for them (`takes_given`).
+    ConfigError if it has no rows, unreadable rows, or given responses without `takes_given`.
     """
     where = f"spec.rollout.replay: got {shown(str(recording))}"
     journal = Journal(recording / CHECKPOINTS_FOLDER / JOURNAL_NAME)
@@ -209,11 +207,7 @@ class RowTape:
     _prefetched: dict[BatchKey, Location] = field(default_factory=dict)
 
     def read(self) -> None:
-        """Read the journal, at a controller's start and after a rewind.
-
-        Raises:
-            ConfigError: see `read_recording`.
-        """
+        """Read the journal, at a start and after a rewind; raises as `read_recording`."""
         if self.recording is not None:
             self._tape = read_recording(self.recording, takes_given=self.takes_given)
             return
@@ -229,8 +223,7 @@ class RowTape:
     def is_replayed(self, batch: Batch, step: int) -> bool:
         """Whether the rows of a batch are loaded from disk instead of generated.
 
-        Raises:
-            ConfigError: the recording lacks the batch, or has it for other prompts.
+        ConfigError if the recording lacks the batch, or has it for other prompts.
         """
         if self._source(batch, step) is not None:
             return True
@@ -280,10 +273,9 @@ class RowTape:
         return [folder / entry.path for entry in self._tape.kept[key].files]
 
     def load_metadata(self, batch: Batch, step: int) -> None:
-        """Set lengths and scores of a batch that is on disk; prefetched rows have NaN scores.
+        """Set lengths and scores of a batch on disk; prefetched rows have NaN scores.
 
-        Raises:
-            DamagedCheckpoint: a file was changed.
+        DamagedCheckpoint if a file was changed.
         """
         key = batch_key(batch, step)
         if self.has(batch, step):

@@ -88,9 +88,7 @@ class JobResource:
     def write(self, training: TrainingStatus) -> None:
         """Write `status.training`, overwriting other field managers.
 
-        Raises:
-            NotWrittenError: the request failed.
-            DisownedError: the job no longer belongs to this controller.
+        NotWrittenError if the request failed; DisownedError if the job has another controller.
         """
         for _ in range(_ATTEMPTS):
             try:

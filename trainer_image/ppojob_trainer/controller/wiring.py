@@ -56,11 +56,7 @@ def build_loop(
     heartbeat: HeartbeatPipe,
     stack: contextlib.ExitStack,
 ) -> Loop:
-    """Build the loop of a job; `stack` closes its parts.
-
-    Raises:
-        ConfigError: data, keys or checkpoints do not fit the job.
-    """
+    """Build the loop of a job; `stack` closes its parts. ConfigError if data or keys are wrong."""
     return _Wiring(environment, reporter, stop, heartbeat, stack).loop
 
 

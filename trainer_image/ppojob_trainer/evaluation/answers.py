@@ -110,10 +110,8 @@ _Place = tuple[str, str, int]
 def read_answers(path: Path) -> dict[int | None, list[Answer]]:
     """Read all responses of a file, a folder, a pattern, or a run folder's validations, by step.
 
-    Those of a step are in the order of the run, so that means have the same bits.
-
-    Raises:
-        ConfigError: with every problem, one line each.
+    Those of a step are in the order of the run, so that means have the same bits. ConfigError has
+    one line per problem.
     """
     errors, found = Findings(), list[tuple[_Place, _Place, Answer]]()
     for file in _files(path):

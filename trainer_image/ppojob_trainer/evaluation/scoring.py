@@ -55,8 +55,7 @@ def score_answers(
 ) -> list[RewardResult]:
     """Score the answers of a step as in a job; `on_scored` is called after each.
 
-    Raises:
-        RewardFailed: a function returned no valid result; the rest is not scored.
+    RewardFailed at the first function without a valid result.
     """
     try:
         return pool.score([_item(row, answer) for row, answer in enumerate(answers)], on_scored)

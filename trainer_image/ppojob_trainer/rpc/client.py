@@ -175,8 +175,7 @@ class Caller:
     def start(self, calls: Sequence[Call[Answer]]) -> Pending[Answer]:
         """Send calls without waiting, at most one in flight per peer and method.
 
-        Raises:
-            CallRefused: a request exceeds the limit of its method.
+        CallRefused if a request exceeds the limit of its method.
         """
         pending = Pending(calls)
         for call in calls:

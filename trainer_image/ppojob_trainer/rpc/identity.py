@@ -73,8 +73,7 @@ class Agreement:
     def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> list[str]:
         """Admit pods, possibly again; return those that have not read their models yet.
 
-        Raises:
-            ConfigError: pods differ; the message names all differences.
+        ConfigError, with all differences, if pods differ.
         """
         problems = []
         for pod, identity in zip(pods, identities, strict=True):

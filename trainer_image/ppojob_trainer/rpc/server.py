@@ -67,7 +67,7 @@ class _Work:
 
 
 class _Refusal(Exception):  # noqa: N818
-    def __init__(self, kind: ErrorKind, message: str) -> None:
+    def __init__(self, message: str, kind: ErrorKind = ErrorKind.BAD_REQUEST) -> None:
         super().__init__(message)
         self.failure = Failure(kind, message)
 
@@ -104,8 +104,7 @@ class _AnswerStore:
     ) -> tuple[_Entry, bool]:
         """Register a request; return its entry, and whether the work is new.
 
-        Raises:
-            _Refusal: the id is known with another method or body.
+        _Refusal if the id is known with another method or body.
         """
         hashed = hashlib.blake2b(method.encode() + b"\0", digest_size=16)
         hashed.update(body)
@@ -117,9 +116,9 @@ class _AnswerStore:
             return entry, True
         if entry.digest != digest:
             raise _Refusal(
+                f"{request.stage} of step {request.step} was repeated with another content, as if "
+                "a reward function had returned something else",
                 ErrorKind.CHANGED,
-                f"{request.stage} of step {request.step} came again with another content, as where "
-                "a reward function does not say the same twice",
             )
         if entry.answer is None and waiter not in entry.waiting:
             entry.waiting.append(waiter)
@@ -207,8 +206,7 @@ class RpcServer:
                 if self._socket.closed:
                     return
                 self._deliver(item.request_id, answer, is_error=is_error)
-                accepted = self._receive_all()
-            self._enqueue(accepted)
+                self._receive_all()
 
     def close(self) -> None:
         """Stop `work` and the network thread; call it once, from any thread."""
@@ -247,26 +245,19 @@ class RpcServer:
         poller.register(self._stop_out, select.POLLIN)
         while True:
             with self._socket_lock:
-                accepted = self._receive_all()
-            self._enqueue(accepted)
+                self._receive_all()
             if any(ready == self._stop_out for ready, _ in poller.poll()):
                 return
 
-    def _enqueue(self, accepted: list[_Work]) -> None:
-        for item in accepted:
-            self._work.put(item)
-
-    def _receive_all(self) -> list[_Work]:
-        """Receive the available messages and answer the queries; return new work.
+    def _receive_all(self) -> None:
+        """Receive the available messages: answer the queries, and queue the work.
 
         The descriptor is edge-triggered, and any use of the socket may consume the signal, so both
         threads call this before they release the lock.
         """
-        accepted = []
         while int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
             if (item := self._receive()) is not None:
-                accepted.append(item)
-        return accepted
+                self._work.put(item)
 
     def _deliver(self, request_id: RequestId, answer: bytes, *, is_error: bool) -> None:
         entry = self._answers.finish(request_id, answer, is_error=is_error)
@@ -291,11 +282,11 @@ class RpcServer:
         call = 0
         try:
             if len(frames) != 2 or len(frames[0].buffer) > _HEADER_LIMIT:
-                raise _Refusal(ErrorKind.BAD_REQUEST, "a message is a header and a body")
+                raise _Refusal("a message is a header and a body")
             try:
                 header = _HEADER.decode(frames[0].buffer)
             except _MALFORMED as problem:
-                raise _Refusal(ErrorKind.BAD_REQUEST, f"header: {problem}") from None
+                raise _Refusal(f"header: {problem}") from None
             call = header.call
             caller = self._keys.role_of(str(frames[0].get("User-Id")).encode())
             return self._dispatch(connection, caller, header, frames[1].buffer)
@@ -308,22 +299,26 @@ class RpcServer:
     ) -> _Work | None:
         route = self._routes.get(header.method)
         if route is None:
-            raise _Refusal(ErrorKind.BAD_REQUEST, f"no method {header.method!r} here")
+            raise _Refusal(f"no method {header.method!r} here")
         method = route.method
         if caller not in method.callers:
-            raise _Refusal(ErrorKind.FORBIDDEN, f"role {caller} may not call {method.name}")
+            raise _Refusal(f"role {caller} may not call {method.name}", ErrorKind.FORBIDDEN)
         if len(body) > method.limit_bytes:
-            raise _Refusal(
-                ErrorKind.BAD_REQUEST,
-                f"{method.name}: {len(body)} bytes, at most {method.limit_bytes}",
-            )
+            most = method.limit_bytes
+            raise _Refusal(f"{method.name}: {len(body)} bytes, at most {most}")
         self._fence(caller, header, method)
         try:
             request = self._decoders[method.name].decode(body)
         except _MALFORMED as problem:
-            raise _Refusal(ErrorKind.BAD_REQUEST, f"{method.name}: {problem}") from None
+            raise _Refusal(f"{method.name}: {problem}") from None
         if method.once:
-            return self._accept_work(connection, header, route, request, body)
+            if (id_ := header.request_id) is None:
+                raise _Refusal(f"{method.name} needs a request id")
+            waiter = connection, header.call
+            entry, is_new = self._answers.register(id_, method.name, body, waiter)
+            if entry.answer is not None:
+                self._send(connection, header.call, entry.answer, is_error=False)
+            return _Work(route, id_, lambda: route.handler(request)) if is_new else None
         outcome = self._outcome(route, lambda: route.handler(request))
         assert not isinstance(outcome, Future), "a query is answered at once"
         answer, is_error = outcome
@@ -334,34 +329,12 @@ class RpcServer:
         if caller == CONTROLLER:
             if header.caller_attempt < self._seen_controller_attempt:
                 raise _Refusal(
-                    ErrorKind.FENCED,
                     f"attempt {header.caller_attempt} of the controller has ended; "
                     f"attempt {self._seen_controller_attempt} has taken its place",
+                    ErrorKind.FENCED,
                 )
             self._seen_controller_attempt = header.caller_attempt
-        request = header.request_id
-        if request is None or self._attempt is None or not method.has_attempt:
-            return
-        if request.attempt != self._attempt:
-            raise _Refusal(
-                ErrorKind.STALE_ATTEMPT,
-                f"request to attempt {request.attempt} of the role; "
-                f"this is attempt {self._attempt}",
-            )
-
-    def _accept_work(
-        self,
-        connection: bytes,
-        header: RequestHeader,
-        route: Route,
-        request: msgspec.Struct,
-        body: memoryview,
-    ) -> _Work | None:
-        request_id = header.request_id
-        if request_id is None:
-            raise _Refusal(ErrorKind.BAD_REQUEST, f"{header.method} needs a request id")
-        waiter = (connection, header.call)
-        entry, is_new = self._answers.register(request_id, header.method, body, waiter)
-        if entry.answer is not None:
-            self._send(connection, header.call, entry.answer, is_error=False)
-        return _Work(route, request_id, lambda: route.handler(request)) if is_new else None
+        request, own = header.request_id, self._attempt
+        if request and own is not None and method.has_attempt and request.attempt != own:
+            message = f"request to attempt {request.attempt} of the role; this is attempt {own}"
+            raise _Refusal(message, ErrorKind.STALE_ATTEMPT)

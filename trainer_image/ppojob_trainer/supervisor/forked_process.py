@@ -188,11 +188,7 @@ class ForkedProcess:
             self._pending_signals.append(number)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the process has ended; return `returncode`.
-
-        Raises:
-            subprocess.TimeoutExpired: it still runs after `timeout` seconds.
-        """
+        """Wait for the end of the process; return `returncode`, or raise TimeoutExpired."""
         while self.returncode is None:
             if self._pidfd is not None:
                 milliseconds = None if timeout is None else int(timeout * 1000)
