@@ -73,7 +73,7 @@ def test_a_stopped_rank_is_noticed_and_replaced(run_through, tiny_job, output: P
     points = ("rpc.update.answer.before@2=stop", "rpc.score.answer.before@2=stop")
     run = run_through(job, output, *points)
     assert run_folders.result(output) == undisturbed
-    assert "gave no sign of life for 10 s (spec.timeouts.livenessSeconds)" in run.logs()
+    assert "sent no heartbeat for 10 s (spec.timeouts.livenessSeconds)" in run.logs()
 
 
 def test_a_killed_reward_worker_or_controller_costs_no_step(

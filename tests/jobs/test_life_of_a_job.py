@@ -156,7 +156,7 @@ def test_ctrl_c_before_anybody_listens(whose, start, tiny_job, tmp_path: Path, o
         ordered = "controller: attempt 1: started ['by the fork server']"
         run.wait_until(lambda: ordered in run.logs(), "the controller ordered")
         run.process.send_signal(signal.SIGINT)
-        asked = "asked to end; the controller finishes its step"
+        asked = "stop requested; the controller finishes its step"
         run.wait_until(lambda: asked in run.logs(), "the controller told to end")
     (place / "open").touch()
     assert run.wait() == 130, run.logs()

@@ -163,7 +163,7 @@ def serve(name: str) -> str:
     for module in LOADED[name]:
         importlib.import_module(module)
     if (threads := len(os.listdir("/proc/self/task"))) > 1:
-        raise ConfigError(f"{name}: got {threads} threads: processes are started by themselves")
+        raise ConfigError(f"{name}: got {threads} threads: processes are not forked")
     gc.freeze()  # forks do not collect the imported objects
     gc.enable()
     server = os.getpid()

@@ -139,7 +139,7 @@ def post_json(
             reason = _shown(str(getattr(error, "reason", None) or error).encode(), key)
             problem = f"{url} gave no answer: {reason or type(error).__name__}"
         except ValueError:  # its text may hold the key
-            raise CallFailed(f"{url} cannot be asked: no request can hold url or key") from None
+            raise CallFailed(f"{url} cannot be called: no request can hold url or key") from None
         if attempt < retries:
             time.sleep(wait)
     raise CallFailed(f"{problem} ({retries + 1} attempts)")

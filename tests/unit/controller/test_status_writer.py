@@ -88,7 +88,7 @@ def test_an_outage_is_told_once_and_its_end_as_well(caplog: pytest.LogCaptureFix
             recipient.wait_for(state(step))
         writer.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "status.training is not written, the training goes on: no answer",
+        "status.training was not written, the training continues: no answer",
         "status.training is written again",
     ]
 

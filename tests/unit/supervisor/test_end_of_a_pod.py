@@ -105,7 +105,7 @@ def test_a_process_may_load_for_longer_than_it_may_be_silent(startup: float, is_
         child.poll()
         assert child.is_silent == is_silent
         if is_silent:
-            why = "gave no sign of life for 0 s (spec.timeouts.startupSeconds)"
+            why = "sent no heartbeat for 0 s (spec.timeouts.startupSeconds)"
             assert child.describe_loss() == f"controller (pid {child.pid}) {why}"
     finally:
         child.kill()

@@ -86,7 +86,7 @@ class Recovery:
     def resume(self, position: JournalState) -> Progress:
         """Start or resume all roles; return the state to continue from. RoleLost on a loss."""
         if position.progress is not None and self._ready_roles() == self.roles.stateful:
-            _log.info("the ranks live; going on after step %d", position.progress.step)
+            _log.info("the ranks are running; continuing after step %d", position.progress.step)
             self._check_data(position.progress)
             self.records.cut_metrics(position.progress)
             self._has_state = True

@@ -72,8 +72,8 @@ class Reprompting:
         if not any(key in own for own in values):
             there = " or ".join(batch.value_kinds())
             _log.warning(
-                "%s: got %s: no reward function gave it of a response of step %d, so no teacher "
-                "is shown feedback; a name of what they give beside the score: %s",
+                "%s: got %s: no reward function returned it in step %d, so no teacher gets "
+                "feedback; a name of a returned value: %s",
                 *(FEEDBACK_KEY, shown(key), step, there),
             )
         return [str(own.get(key) or "") for own in values]

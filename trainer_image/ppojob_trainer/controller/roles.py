@@ -138,7 +138,7 @@ class Roles:
             try:
                 self._admit(group, _IDENTITY_OF_LIVING, None)
             except RoleLost as slow:  # its ranks may still be fine
-                _log.warning("%s; no other pod is compared with it", slow)
+                _log.warning("%s; it is not compared with other pods", slow)
         return found
 
     def start(self, group: RoleGroup, attempt: int) -> None:
@@ -154,7 +154,9 @@ class Roles:
         deadline = time.monotonic() + limit
         while reading := self._admit(group, IDENTITY, raise_if_stopping):
             if time.monotonic() > deadline:
-                raise RoleLost(group.name, f"{reading[0]}: no word of its models for {limit:g} s")
+                raise RoleLost(
+                    group.name, f"{reading[0]}: its models were not read within {limit:g} s"
+                )
             raise_if_stopping()
             time.sleep(_POLL_SECONDS)
         for peer in group.ranks:
@@ -177,13 +179,13 @@ class Roles:
         waiting = list(self.groups)
         while waiting:
             if may_stop and self.stop_requested():
-                raise Interrupted("asked to end while the roles were starting")
+                raise Interrupted("stopped while the roles were starting")
             self.watch()
             waiting = [group for group in waiting if not self.is_ready(group)]
             if waiting and time.monotonic() > deadline:
                 raise JobFailed(
-                    f"spec.timeouts.startupSeconds: {self.startup_seconds:g} s are over and "
-                    f"{self._missing_ranks(waiting)} do not serve; raise the limit or see their "
+                    f"spec.timeouts.startupSeconds: after {self.startup_seconds:g} s "
+                    f"{self._missing_ranks(waiting)} are not ready; raise the limit or see their "
                     "logs"
                 )
             if waiting:
@@ -199,7 +201,7 @@ class Roles:
                 continue
             for status in self.status(group):
                 if status.attempt < group.attempt:
-                    raise RoleLost(group.name, f"pod {status.pod}: it began anew, without ranks")
+                    raise RoleLost(group.name, f"pod {status.pod}: it was restarted, without ranks")
                 if status.phase != "lost":
                     continue
                 if status.exit_code == contract.EXIT_INVALID:
@@ -221,13 +223,13 @@ class Roles:
         if not self.stop_requested():
             return
         if lost.is_stateful:
-            raise Interrupted(f"asked to end without {lost.name}: the last checkpoint stands")
+            raise Interrupted(f"stopped without {lost.name}: the last checkpoint is kept")
         for group in self.groups:
             if group.is_stateful and group.attempt > 0:
                 try:
                     self.status(group)
                 except RoleLost as also:
-                    raise Interrupted(f"asked to end without {lost.name}; {also}") from also
+                    raise Interrupted(f"stopped without {lost.name}; {also}") from also
 
     def _call_supervisors(
         self,
@@ -379,7 +381,7 @@ class Roles:
         try:
             self.caller.call_all([Call(peer, CUT_CHANNEL, CutChannel(role)) for peer in peers])
         except (CallTimeout, CallRefused) as problem:
-            _log.info("a channel to %s was not cut: %s", role, problem)
+            _log.info("a channel to %s was not closed: %s", role, problem)
 
     def _raise_if_fenced(self, refusal: CallRefused) -> None:
         if refusal.kind is ErrorKind.FENCED:

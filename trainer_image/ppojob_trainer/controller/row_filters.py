@@ -18,7 +18,7 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
 
     A row is dropped if its own reward failed, or that of the greedy response to its prompt. Call
     this before the rows are recorded: after the error (RewardFailed: no row is left) a job with a
-    fixed function scores them anew.
+    fixed function scores them again.
     """
     baselines = [{}] * len(batch.prompts) if greedy is None else greedy.values()
     dropped = [

@@ -272,7 +272,7 @@ class StatusWriter:
 
     def _fail(self, problem: NotWrittenError) -> None:
         if not self._failures:
-            _log.warning("status.training is not written, the training goes on: %s", problem)
+            _log.warning("status.training was not written, the training continues: %s", problem)
         self._failures += 1
         now = time.monotonic()
         with self._changed:

@@ -119,7 +119,7 @@ class Child:
         who = f"{self._name} (pid {self.pid})"
         if self.is_silent:
             field, seconds = self._timeout
-            return f"{who} gave no sign of life for {seconds:g} s (spec.timeouts.{field})"
+            return f"{who} sent no heartbeat for {seconds:g} s (spec.timeouts.{field})"
         code = state.exit_code or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         why = f": {state.error}" if state.error else ""

@@ -92,7 +92,7 @@ def supervise() -> int:
                 pod.tick()
             time.sleep(_TICK_SECONDS)
         if not files.done():
-            raise Interrupted("asked to end while files were fetched; the next start goes on")
+            raise Interrupted("stopped while files were fetched; the next start continues")
         if pod.is_controller:
             _wait_for_controller(pod)
     finally:
@@ -136,7 +136,7 @@ def exit_status(status: PodStatus) -> int:
 
 def _wait_for_controller(pod: Pod) -> None:
     """Ask the controller to finish its step, save a checkpoint and exit; wait for its end."""
-    _log.info("asked to end; the controller finishes its step")
+    _log.info("stop requested; the controller finishes its step")
     pod.request_stop()
     while pod.status().phase in {"starting", "ready"}:
         pod.tick()
