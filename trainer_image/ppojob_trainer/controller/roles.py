@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -146,10 +147,7 @@ class Roles:
 
         ConfigError if a pod differs from the others; Interrupted as in `_raise_if_stopping`.
         """
-
-        def raise_if_stopping() -> None:
-            self._raise_if_stopping(group)
-
+        raise_if_stopping = partial(self._raise_if_stopping, group)
         limit = self.caller.default_deadline_seconds
         deadline = time.monotonic() + limit
         while reading := self._admit(group, IDENTITY, raise_if_stopping):

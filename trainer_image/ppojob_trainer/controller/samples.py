@@ -4,6 +4,7 @@ import logging
 import math
 import re
 from collections.abc import Callable, Collection, Iterator, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -99,7 +100,8 @@ def chosen_samples(
     try:
         parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
         wanted = choose([place for part in parts for place in _rows(part, Place)])
-        found = [row for part in parts for row in _rows(part, Sample) if row.row in wanted]
+        rows = (row for part in parts for row in _rows(part, Sample) if row.row in wanted)
+        found = list(islice(rows, len(wanted)))  # reads no further than the last one
     except (OSError, pa.ArrowException, msgspec.ValidationError):
         return []
     for sample in found:

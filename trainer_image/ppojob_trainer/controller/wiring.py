@@ -71,8 +71,8 @@ class _Wiring:
         heartbeat: HeartbeatPipe,
         stack: contextlib.ExitStack,
     ) -> None:
-        self.environment, self.stop, self.stack = environment, stop, stack
-        self.reporter = reporter
+        self.environment, self.reporter, self.stop = environment, reporter, stop
+        self.stack = stack
         self.config, self.run_folder = environment.config, environment.run_folder
         self.spec = self.config.spec
         root = self.run_folder / CHECKPOINTS_FOLDER
