@@ -86,7 +86,7 @@ def test_a_run_goes_on_under_another_layout_and_back(
     run_folders.assert_close(output, whole)
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     for change in ("1 -> 2", "2 -> 1"):
-        assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: from here on" in log
+        assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: the next steps" in log
 
 
 def test_roles_that_move_change_no_bit(start, alone, even_folder, tmp_path, output, once):
@@ -106,4 +106,4 @@ def test_roles_that_move_change_no_bit(start, alone, even_folder, tmp_path, outp
     assert run_folders.result(output) == run_folders.result(alone(even_folder, **job))
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     for moved in ('"actorRollout" -> "none"', '"none" -> "actorRollout"'):
-        assert f"spec.roles.critic.colocateWith: {moved}: from here on" in log
+        assert f"spec.roles.critic.colocateWith: {moved}: the next steps" in log

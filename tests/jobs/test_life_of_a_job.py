@@ -170,12 +170,12 @@ def test_ctrl_c_before_anybody_listens(whose, start, tiny_job, tmp_path: Path, o
         ordered = "controller: attempt 1: started ['by the fork server']"
         run.wait_until(lambda: ordered in run.logs(), "the controller ordered")
         run.process.send_signal(signal.SIGINT)
-        asked = "asked to end; the controller finishes its step"
+        asked = "stop requested; the controller finishes its step"
         run.wait_until(lambda: asked in run.logs(), "the controller told to end")
     (place / "open").touch()
     assert run.wait() == 130, run.logs()
-    by_itself = "no use of the fork server: it ended, or took too long; the supervisor is started"
-    assert (by_itself in run.logs()) == (whose == "pods")
+    alone = "fork server: it ended, or took too long; the supervisor is started as a new process"
+    assert (alone in run.logs()) == (whose == "pods")
     run_folders.wait_until_gone(output)
 
 

@@ -65,4 +65,4 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
     start(manifest(pods), switched).succeed(600)
     assert run_folders.result(switched) == run_folders.result(calm)
     log = (switched / "logs" / "tiny-controller-0.log").read_text()
-    assert "from here on" not in log
+    assert "the old layout" not in log

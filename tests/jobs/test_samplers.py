@@ -181,7 +181,7 @@ def test_a_mistake_ends_the_job_behind_a_checkpoint_and_a_mended_file_goes_on(
     text = "\n".join(failed.lines)
     told = f"spec.data.sampler: got AssertionError: too far: it raised at {file}:2 mine; a function"
     assert told in text, text
-    assert "step 2 is saved: mend the function" in text
+    assert "step 2 is saved: fix the function" in text
     file.write_text(good)
     start(job, output).succeed()
     for step in range(1, 5):

@@ -138,7 +138,7 @@ def test_a_run_folder_is_no_place_for_its_own_copies(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
 def test_a_package_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     config = job_of(tmp_path, checkpoint={"copyTo": "s3://bucket/runs"})
-    with pytest.raises(ConfigError, match=r"^spec.checkpoint.copyTo: .* s3fs is not installed"):
+    with pytest.raises(ConfigError, match=r"^spec.checkpoint.copyTo: .* Install s3fs"):
         restore(config, tmp_path / "runs" / "sum")
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 
 from ppojob_trainer.controller.progress import Reporter
-from ppojob_trainer.controller.rollout_progress import RolloutProgressPoll
+from ppojob_trainer.controller.rollout_stages import progress_poll
 from ppojob_trainer.rpc import client
 from ppojob_trainer.rpc.messages.rollout import RowsDrawn
 from ppojob_trainer.rpc.methods import BARRIER, ROWS_DRAWN
@@ -35,17 +35,16 @@ def test_rows_are_counted_while_they_are_awaited(role_of, roles_of, tmp_path):
     roles, reporter, heard = roles_of(group), Reporter(tmp_path), []
 
     def tell(*rows: int) -> None:
-        reporter.drawn(*rows)
+        reporter.report_rows(*rows)
         heard.append(reporter.status.rows)
         if len(heard) == 2:
             enough.set()
 
     reporter.report(stage="gen")
     began = reporter.status.since
-    question = RolloutProgressPoll(roles.caller, group.ranks, tell, every_seconds=0.05)
-    with question.asked() as ask:
+    with progress_poll(roles.caller, group.ranks, tell, every_seconds=0.05) as poll:
         id_ = RequestId(0, 1, "work")
-        roles.ask(group, BARRIER, [Nothing(), Nothing()], id_, meanwhile=ask)
+        roles.call(group, BARRIER, [Nothing(), Nothing()], id_, meanwhile=poll)
     assert heard == [(8, 16), (8, 16)]
     assert reporter.status.since == began, "the stage goes on"
     reporter.report(stage="reward")
@@ -58,10 +57,7 @@ def test_a_rank_that_cannot_tell_is_no_reason_to_end(role_of, roles_of, routes):
     work = engine(0, enough)[:1]
     group = role_of("actorRollout", [*work, *routes])
     roles = roles_of(group)
-    question = RolloutProgressPoll(
-        roles.caller, group.ranks, lambda *rows: heard.append(rows), every_seconds=0.1
-    )
     threading.Timer(0.3, enough.set).start()
-    with question.asked() as ask:
-        roles.ask(group, BARRIER, [Nothing()], RequestId(0, 1, "work"), meanwhile=ask)
+    with progress_poll(roles.caller, group.ranks, lambda *rows: heard.append(rows), 0.1) as poll:
+        roles.call(group, BARRIER, [Nothing()], RequestId(0, 1, "work"), meanwhile=poll)
     assert heard == []

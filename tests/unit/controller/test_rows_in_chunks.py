@@ -60,9 +60,7 @@ class Digits:
 def batch() -> Batch:
     """Five prompts: two of the first owner, three of the second."""
     made = Batch("train", PROMPTS, SAMPLES, owners=2)
-    made.take_scores(
-        [RowScore(row, row / 2, msgspec.json.encode(extras(row))) for row in range(10)]
-    )
+    made.set_scores([RowScore(row, row / 2, msgspec.json.encode(extras(row))) for row in range(10)])
     return made
 
 

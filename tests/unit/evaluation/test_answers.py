@@ -96,7 +96,7 @@ def test_lines_of_json_with_one_response_each(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"data_source": "d", "response": "r"}) + "\n")
     (answer,) = read_answers(path)[None]
-    assert (answer.response, answer.ground_truth, answer.kept) == ("r", None, None)
+    assert (answer.response, answer.ground_truth, answer.recorded) == ("r", None, None)
 
 
 @pytest.mark.parametrize(

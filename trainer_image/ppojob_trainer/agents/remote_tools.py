@@ -86,7 +86,7 @@ class RemoteTools:
     def give_up(self, started: Started | None) -> None:
         """Stop waiting for them."""
         if started is not None:
-            self.caller.give_up(started[0])
+            self.caller.cancel(started[0])
 
     def _waited(self, started: Started) -> list[ToolAnswer]:
         pending, places = started

@@ -33,7 +33,7 @@ from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, has_checkp
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.processor import has_native_bfloat16
-from ppojob_trainer.remote_files import Tell
+from ppojob_trainer.remote_files import Log
 
 _log = logging.getLogger(__name__)
 BRANCH_FILE: Final = durable.point("branched.file", *durable.FILE_ACTS)
@@ -120,7 +120,7 @@ def problems(
     return list(map(str, _read_already(config, origin, rows)))
 
 
-def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
+def begin(config: RunConfig, run_folder: Path, tell: Log = _log.info) -> None:
     """Copy the checkpoint that a run starts from into its folder, unless it has one.
 
     Raises:
@@ -136,7 +136,7 @@ def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
 
 
 def _bring(
-    place: Place, branch: BranchSpec, config: RunConfig, run_folder: Path, tell: Tell
+    place: Place, branch: BranchSpec, config: RunConfig, run_folder: Path, tell: Log
 ) -> None:
     """Convert it to a checkpoint of this job; the last rename completes it."""
     root = run_folder / CHECKPOINTS_FOLDER

@@ -45,7 +45,7 @@ from ppojob_trainer.errors import (
     JobFailed,
 )
 from ppojob_trainer.processor import has_native_bfloat16
-from ppojob_trainer.remote_files import Tell
+from ppojob_trainer.remote_files import Log
 
 _log = logging.getLogger(__name__)
 COPY_FILE: Final = failpoints.declare("copied.file")
@@ -58,7 +58,7 @@ FIELD: Final = "spec.checkpoint.copyTo"
 _POLL_SECONDS: Final = 0.2
 
 
-def _place(config: RunConfig, tell: Tell = _log.warning) -> Place:
+def _place(config: RunConfig, tell: Log = _log.warning) -> Place:
     assert config.spec.checkpoint.copy_to is not None
     return Place(posixpath.join(config.spec.checkpoint.copy_to, config.name), FIELD, tell)
 
@@ -179,7 +179,7 @@ class Copies:
                 place.remove(step)
 
 
-def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
+def restore(config: RunConfig, run_folder: Path, tell: Log = _log.info) -> None:
     """Restore the newest complete copy of a run that has no checkpoint in its folder.
 
     Copies are matched by settings: the same settings lead to the same bits.

@@ -187,7 +187,7 @@ def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
 
 def _located(model: ModelSpec, checkpoint: Path) -> ModelSpec:
     """Return the model with the paths of downloaded inputs."""
-    found = remote_files.places(checkpoint.resolve().parents[1])
+    found = remote_files.local_paths(checkpoint.resolve().parents[1])
     given = {"path": model.path, "tokenizer_path": model.tokenizer_path}
     fetched = {name: found[url] for name, url in given.items() if url in found}
     return model.model_copy(update=fetched)

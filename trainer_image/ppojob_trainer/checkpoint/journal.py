@@ -108,7 +108,7 @@ class CheckpointBegun(_Event, frozen=True, kw_only=True, tag="checkpoint_begun")
     files: tuple[FileEntry, ...]
 
 
-class CheckpointLeft(_Event, frozen=True, kw_only=True, tag="checkpoint_left"):
+class CheckpointSkipped(_Event, frozen=True, kw_only=True, tag="checkpoint_left"):
     """A due checkpoint could not be written, and the job continues."""
 
     step: int
@@ -152,7 +152,7 @@ Event = (
     | StepTrained
     | Resumed
     | CheckpointBegun
-    | CheckpointLeft
+    | CheckpointSkipped
     | CheckpointSaved
     | CheckpointRefused
     | Rewound

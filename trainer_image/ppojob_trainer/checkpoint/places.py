@@ -19,7 +19,7 @@ from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.remote_files import Tell, again, refusing
+from ppojob_trainer.remote_files import Log, permanent_errors, with_retries
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 RUN_FOLDER: Final = "run"
@@ -33,16 +33,16 @@ class Place:
     Every method retries while the store fails; `field` is named in errors.
     """
 
-    def __init__(self, url: str, field: str, tell: Tell) -> None:
+    def __init__(self, url: str, field: str, tell: Log) -> None:
         self.url, self._field, self._tell = url, field, tell
         self._system, self._root = self._again(self._open)
 
     def _again(self, act: Callable[[], Any]) -> Any:
         def attempt() -> Any:
-            with refusing(self._field, self.url, "read and write"):
+            with permanent_errors(self._field, self.url, "read and write"):
                 return act()
 
-        return again(attempt, self.url, "reached", self._tell)
+        return with_retries(attempt, self.url, "reached", self._tell)
 
     def _open(self) -> Any:
         import fsspec  # imported late: every controller loads this module, and few copy

@@ -19,9 +19,9 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ppojob_trainer.deterministic import nondeterministic_kernels
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.vocabulary import VocabularyRun
-from ppojob_trainer.repeated_bits import any_kernels
 
 TOKEN_BLOCK = 4096
 """Most tokens of a tile; larger tiles read the output matrix less often."""
@@ -249,7 +249,7 @@ def _logit_gradient(
     at = place.clamp(0, log_p.shape[1] - 1)[:, None]
     added = result.gather(1, at) + torch.where(inside, grad, 0.0)[:, None]
     # Each row has one target, so order does not matter; the deterministic scatter sorts on GPUs.
-    with any_kernels() if result.is_cuda else nullcontext():
+    with nondeterministic_kernels() if result.is_cuda else nullcontext():
         return result.scatter_(1, at, added)
 
 

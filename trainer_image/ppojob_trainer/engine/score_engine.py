@@ -10,7 +10,7 @@ from ppojob_trainer.data.chat import ChatTokenizer, up_to_padding
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.engine.forward_engine import ForwardEngine, as_prompts
 from ppojob_trainer.engine.head import ValueHead
-from ppojob_trainer.errors import ConfigError, NonFiniteReward
+from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.models.folder_checks import context_tokens
 from ppojob_trainer.models.tokenizer_fit import check_score_fit
 from ppojob_trainer.parallel.collectives import refused_together, shared_within
@@ -80,14 +80,15 @@ class ScoreEngine:
         Raises:
             ConfigError: the template refuses a conversation, or a text has no token.
             JobFailed: the same on another rank, or the template's process is killed repeatedly.
-            NonFiniteReward: a score is NaN or infinite.
+            RewardFailed: a score is NaN or infinite.
         """
         with refused_together(self._world):
             texts = [self._trimmed(number, ids) for number, ids in enumerate(self._encode(answers))]
         shared, mine = shared_within(self._world, texts)
         values = self._engine.predict(as_prompts(shared))[0][mine]
         for number in (~values.isfinite()).nonzero()[:, 0].tolist():
-            raise NonFiniteReward(f"rewardModel: answer {number}", values[number].item())
+            got = f"got {values[number].item()}: a reward must be a finite number"
+            raise RewardFailed(f"rewardModel: answer {number}", got)
         scores: list[float] = values.tolist()
         return scores
 

@@ -41,10 +41,10 @@ from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.deterministic import nondeterministic_kernels
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import give_tower, tower_of
-from ppojob_trainer.repeated_bits import any_kernels
 from ppojob_trainer.rollout.process_state import (
     garbage_kept,
     process_state_kept,
@@ -360,7 +360,7 @@ class VllmEngine:
 
     def _kernels(self) -> AbstractContextManager[object]:
         """On GPUs vLLM's sampler adds up in an order that torch refuses the trainer."""
-        return nullcontext() if self._on_cpu else any_kernels()
+        return nullcontext() if self._on_cpu else nondeterministic_kernels()
 
     def _refuse_unusable(self, what: str) -> None:
         if self._unusable is not None:

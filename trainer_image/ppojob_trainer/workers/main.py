@@ -43,7 +43,7 @@ def run_rank() -> int:
     heartbeat = HeartbeatPipe(int(os.environ[contract.ENV_HEARTBEAT]))
     heartbeat.start()
     try:
-        environment = read_pod_environment().located()
+        environment = read_pod_environment().with_local_paths()
         rank = read_rank_environment()
         keys = read_key_ring(environment.keys, environment.role)
         gc.disable()  # among what is loaded there is no garbage worth a second of looking for it
@@ -54,17 +54,17 @@ def run_rank() -> int:
             port = contract.PORT_FIRST_RANK + rank.local_rank
             server = RpcServer(environment.address, port, keys, worker.routes(), rank.attempt)
             server.start()
-            heartbeat.tell_ready()
+            heartbeat.report_ready()
             server.work(watch(environment, rank))
     except PPOJobError as problem:
         _log.error("%s", problem)
-        heartbeat.tell_error(str(problem))
+        heartbeat.report_error(str(problem))
         return problem.exit_status
     except SystemExit as problem:  # it can do no further work, and says why
         _log.error("%s", problem)
-        heartbeat.tell_error(str(problem))
+        heartbeat.report_error(str(problem))
     except Exception as problem:
         _log.exception("the rank failed")
-        heartbeat.tell_error(f"{type(problem).__name__}: {problem}")
+        heartbeat.report_error(f"{type(problem).__name__}: {problem}")
         return contract.EXIT_FAILED
     return contract.EXIT_DONE

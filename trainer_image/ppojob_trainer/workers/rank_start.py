@@ -12,6 +12,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import model_pods, world_size
 from ppojob_api.well_known import RoleName
+from ppojob_trainer.deterministic import make_deterministic
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_overrides import check_overrides
@@ -27,7 +28,6 @@ from ppojob_trainer.models.memory import (
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
-from ppojob_trainer.repeated_bits import repeat_bits
 from ppojob_trainer.rows.assignment import linear_cost
 from ppojob_trainer.workers.batch_rows import GroupCosts
 from ppojob_trainer.workers.row_channels import RowChannels
@@ -57,7 +57,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     device = torch.device("cuda", 0) if role.device == "cuda" else torch.device("cpu")
     check_device(config, role.role, device_facts(device, role.ranks_per_pod))
     torch.set_num_threads(role.threads_per_rank)
-    repeat_bits(device)
+    make_deterministic(device)
     torch.manual_seed(config.spec.seed)
     # Other roles with pods of their own generate the owners' rows, or compute on them.
     others = {own.role for own in config.topology.with_own_pods}
