@@ -411,7 +411,9 @@ def test_other_engines_go_on_with_the_rows_under_way(
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("job", [FAR, BESIDE], ids=["far", "beside"])
+@pytest.mark.parametrize(
+    "job", [pytest.param(FAR, id="far"), pytest.param(BESIDE, id="beside", marks=pytest.mark.long)]
+)
 def test_vllm_goes_on_with_rows_under_way(job, run_through, tiny_job, output, alone):
     """Its own engine, in which a phase is ended by aborts; killed behind a checkpoint."""
     rollout = {**job["rollout"], "engine": "vllm", "kvCacheGib": 0.1}
