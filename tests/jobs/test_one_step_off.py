@@ -114,8 +114,6 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
             "rpc.hand_over.answer.before@2=kill",
             "rpc.hand_over.answer.after@1=kill",
             "rpc.open_channel.answer.before@1=kill",
-        ),
-        (
             "rpc.update.answer.before@3=kill",
             "rpc.update.answer.after@7=kill",
             "rpc.score.answer.before@2=kill",
@@ -141,7 +139,7 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
             "rpc.update.answer.before@10=kill",
         ),
     ],
-    ids=["around the engines", "with the others", "the controller", "stopped"],
+    ids=["engines and others", "the controller", "stopped"],
 )
 def test_killed_anywhere(run_through, tiny_job, output: Path, whole: Path, points):
     job = dict(JOB)
