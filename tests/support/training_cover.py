@@ -2,7 +2,8 @@
 
 In the cover each kind of ranks (shards, copies, shared tokens, shared matrix products, stages)
 meets each case, scenario and checkpoint that concerns it, under one layout or more; so do families
-with the last three. Layouts of two kinds meet what is special where the two come together.
+with shared matrix products, and where they differ from others with shared tokens and stages.
+Layouts of two kinds meet what is special where the two come together.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ SAVED = ("even", "adapters", "muon", "partition")
 BY_SHARDS = tuple(layout for layout in WHOLE_HEADS if LAYOUTS[layout].tensor == 1)
 OF_FAMILIES = ("s2", "t2", "p3")
 """Where each of them is cut by shards and heads, by matrices, and by layers."""
+_BY_MATRICES_ALONE = (
+    *("qwen2_moe", "mixtral", "olmoe", "glm4_moe", "mistral", "phi3", "smollm3", "olmo2", "olmo3"),
+    *("granitemoeshared", "apertus", "hunyuan_v1_dense", "ernie4_5_moe", "stablelm"),
+)
+"""Of these, the ones whose tokens see others, and whose layers follow each other, as in llama,
+Qwen, Granite or Gemma."""
 ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
@@ -151,7 +158,9 @@ class Cover:
         """The cases that are run with a layout, by name."""
         names = tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
         if not self.whole:
-            names = (*_CASES[layout], *FAMILIES)
+            is_cut = layout == "t2"
+            families = [name for name in FAMILIES if is_cut or name not in _BY_MATRICES_ALONE]
+            names = (*_CASES[layout], *families)
         return {
             name: CASES[name]
             for name in CASES
