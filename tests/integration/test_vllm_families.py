@@ -21,7 +21,8 @@ DEALT = ("deepseek_v3", "gpt_oss", "granitemoehybrid")
 """Mixtures whose experts vLLM reads or computes otherwise than Qwen3's."""
 AS_OTHERS = (
     *("glm", "jais2", "nemotron", "olmo", "vaultgemma"),
-    *("mellum", "flex_olmo", "solar_open"),
+    *("mellum", "flex_olmo", "solar_open", "arcee", "hunyuan_v1_dense", "ministral", "olmo2"),
+    "seed_oss",
 )
 """Families that vLLM computes by the same code as others here: with `-m long` alone."""
 Differences = dict[str, float | str]

@@ -37,8 +37,8 @@ LAYOUTS: dict[str, dict[str, object]] = {
     ),
 }
 
-LONG = ("copies, apart", "sequence", "tensor")
-"""Of these, what `make bench-long` takes."""
+LONG = ("copies", "copies, apart", "sequence", "tensor")
+"""Of these, what `make bench-long` takes; test_sft.py has copies too."""
 
 
 def job(folder: Path) -> dict[str, object]:

@@ -2,7 +2,8 @@
 
 In the cover each kind of ranks (shards, copies, shared tokens, shared matrix products, stages)
 meets each case, scenario and checkpoint that concerns it, under one layout or more; so do families
-with the last three. Layouts of two kinds meet what is special where the two come together.
+with shared matrix products, and where they differ from others with shared tokens and stages.
+Layouts of two kinds meet what is special where the two come together.
 """
 
 from dataclasses import dataclass
@@ -22,6 +23,12 @@ OF_FAMILIES = ("s2", "t2", "p3")
 """Where each of them is cut by shards and heads, by matrices, and by layers."""
 SHARED_HEADS = ("olmo2", "gemma4_text", "stablelm")
 """Families that make or count their key heads in other ways, where tensor ranks share them."""
+_BY_MATRICES_ALONE = (
+    *("qwen2_moe", "mixtral", "olmoe", "glm4_moe", "mistral", "phi3", "smollm3", "olmo2", "olmo3"),
+    *("granitemoeshared", "apertus", "hunyuan_v1_dense", "ernie4_5_moe", "stablelm"),
+)
+"""Of these, the ones whose tokens see others, and whose layers follow each other, as in llama,
+Qwen, Granite or Gemma."""
 ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
@@ -155,7 +162,9 @@ class Cover:
 
     def cases_of(self, layout: str) -> dict[str, Case]:
         """The cases that are run with a layout, by name."""
-        names = (*_CASES[layout], *FAMILIES)
+        is_cut = self.whole or layout == "t2"
+        families = [name for name in FAMILIES if is_cut or name not in _BY_MATRICES_ALONE]
+        names = (*_CASES[layout], *families)
         if self.whole:
             names += tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
         return {

@@ -23,8 +23,7 @@ PLAIN = {
 """Models without experts of families that have mixtures too."""
 
 
-@pytest.mark.parametrize("share", [True, False])
-@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("tied", "share"), [(True, False), (False, True)])
 @pytest.mark.parametrize("family", [*DENSE, *PLAIN])
 def test_equals_the_padded_forward_in_float64(make_model, make_rows, family, tied, share):
     changes = PLAIN.get(family, {})
