@@ -26,7 +26,7 @@ class RowState:
         answered: number of answers to them.
         answers: of tools, without their texts, which are in `segments`.
         of_user: of its user simulator, likewise.
-        conversation: what the user simulator hears; None before the first turn.
+        conversation: messages for the user simulator; None before the first turn.
         shown: pictures after the prompt.
     """
 
@@ -72,18 +72,18 @@ class RowState:
 
     def copy(self) -> "RowState":
         """Return an independent copy."""
-        heard = self.conversation
+        own = self.conversation
         return replace(
             self,
             segments=list(self.segments),
             answers=list(self.answers),
             of_user=list(self.of_user),
-            conversation=heard
+            conversation=own
             and msgspec.structs.replace(
-                heard,
-                messages=list(heard.messages),
-                user_turns=list(heard.user_turns),
-                model_turns=list(heard.model_turns),
+                own,
+                messages=list(own.messages),
+                user_turns=list(own.user_turns),
+                model_turns=list(own.model_turns),
             ),
             shown=list(self.shown),
         )

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import give_parts, write_tensors
+from ppojob_trainer.checkpoint.tensors import gather_tensors, write_tensors
 from ppojob_trainer.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from ppojob_trainer.models.adapter_names import peft_name, peft_shape, saved_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
@@ -44,7 +44,7 @@ def write_adapters(
         folder: target.
         adapters: by the names of the weights that they adapt.
         head: by its names; or layers of a language model that are trained whole.
-        join: all-gathers sharded tensors; the other ranks call `give_adapters`.
+        join: all-gathers sharded tensors; the other ranks call `gather_adapters`.
         base: the model that the adapters were trained on.
         kind: its kind.
         layers: transformers' name of its decoder layers.
@@ -82,7 +82,7 @@ def write_adapters(
     durable.write_file(folder / CONFIG_FILE, text.encode() + b"\n", FILE_POINT)
 
 
-def give_adapters(
+def gather_adapters(
     adapters: Mapping[str, Adapter],
     head: Mapping[str, Tensor],
     join: Join,
@@ -92,7 +92,7 @@ def give_adapters(
 ) -> None:
     """Take part in `write_adapters` of another rank, with the same arguments."""
     named, joined = _in_peft(adapters, _whole(head, is_tied=is_tied), join, layers=layers)
-    give_parts(named, join=joined)
+    gather_tensors(named, join=joined)
 
 
 _Named = tuple[str, Tensor]
@@ -100,7 +100,7 @@ _Named = tuple[str, Tensor]
 
 
 def _whole(head: Mapping[str, Tensor], *, is_tied: bool) -> dict[str, _Named]:
-    """Return the layers trained whole by their names in a folder, where PEFT wants both ends."""
+    """Return the layers trained whole by their names in a folder, tied layers twice."""
     whole = {name: (name, tensor) for name, tensor in head.items()}
     if is_tied and EMBEDDING in whole:
         whole[HEAD] = whole[EMBEDDING]

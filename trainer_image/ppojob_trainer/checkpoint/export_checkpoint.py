@@ -74,14 +74,14 @@ def export_checkpoint(
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     tensors = _tensors(checkpoint, found.files, source)
     adapters = _adapters(tensors, model)
-    beside = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
+    head = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     if only_adapters and not adapters:
         raise ConfigError(
             f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
             f"{source.kind.where.removesuffix('path')}lora, or the model without --adapters"
         )
     if only_adapters:
-        export_adapters(target, adapters, model.path, beside, source.kind)
+        export_adapters(target, adapters, model.path, head, source.kind)
         return found.progress.step
     if adapters:
         base = base_of(model.path)
@@ -90,7 +90,7 @@ def export_checkpoint(
         whole = load_model(model.path, dtype, kind=source.kind, overrides=source.overrides)
         if model.lora is not None and model.lora.base_type is not None:
             round_layers(whole)
-        tensors = dict(hf_named_tensors(whole)) | beside
+        tensors = dict(hf_named_tensors(whole)) | head
     export_model(
         target,
         tensors.items(),
@@ -181,7 +181,7 @@ def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
     try:
         return ModelSpec.model_validate(spec.get("model") if isinstance(spec, dict) else None)
     except ValidationError:
-        why = "it says nothing of a model that this version knows"
+        why = "its model settings are of another version"
         raise DamagedCheckpoint(f"{checkpoint.name}/{CONFIG_NAME}", why) from None
 
 

@@ -64,10 +64,9 @@ class Identity:
 
     Attributes:
         config: canonical JSON of the settings that decide the trajectory: an object `spec`, which
-            must
-            be equal to resume, and an object `layout`, which may differ.
+            must be equal to resume, and an object `layout`, which may differ.
         files: path -> SHA-256 of reward function files, which may differ too: users often fix one
-            before they resume. Stored beside the configuration, as its object `files`.
+            before they resume. Stored as the object `files` of the configuration.
         bases: fingerprints of the base models of the checkpoint's adapters, by the fields of their
             folders; empty where checkpoints hold all weights.
     """
@@ -90,15 +89,15 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
     if found.job_uid != owner.job_uid:
         raise CannotResume(
             f"{folder}: got uid {found.job_uid}: this job is {owner.job_uid}; "
-            "name another folder, or go on with the job that made it"
+            "another folder, or resume the job that made it"
         )
     theirs = settings_of(found, folder)
     differences = changed_settings(theirs.get("spec"), json.loads(owner.config).get("spec"))
     if differences:
         raise CannotResume(
             f"{where}: got {new}: checkpoint {folder.name} was made with {old}; "
-            "go on with the old value, or begin a run of its own in another folder "
-            "(spec.checkpoint.branch: with this checkpoint)"
+            "the old value, or a new run in another folder (spec.checkpoint.branch: with this "
+            "checkpoint)"
             for where, old, new in differences
         )
     check_bases(theirs, owner.bases, folder)
@@ -117,8 +116,8 @@ def check_bases(theirs: Mapping[str, Json], bases: Mapping[str, str], folder: Pa
     if differing:
         raise CannotResume(
             f"{where}: got weights {base[:_SHOWN_DIGITS]}: the adapters of checkpoint "
-            f"{folder.name} were trained on {other[:_SHOWN_DIGITS]}; the model as it was, or begin "
-            "a run of its own in another folder"
+            f"{folder.name} were trained on {other[:_SHOWN_DIGITS]}; the same model, or a new run "
+            "in another folder"
             for where, base, other in differing
         )
 

@@ -66,12 +66,11 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         tokens: prompt and response tokens of all steps so far.
         seconds: wall time of all steps so far, without steps that were rewound.
         prompt_values: α and β of the score estimate of each drawn prompt, by the digest of its
-            text;
-            empty if the job keeps none. A journal event of a step has those that it changed, that
-            of a resume has all; others have none.
+            text; empty without estimates. A journal event of a step has the changed ones, that of a
+            resume has all; others have none.
         rows_seen: scores of each drawn row, by its number, where a sampler chooses rows; in the
             journal as prompt_values.
-        sampler_state: JSON that the sampler returned beside its rows.
+        sampler_state: JSON state that the sampler returned.
         demonstrations: position in the order of data.demonstrations; None without any.
     """
 

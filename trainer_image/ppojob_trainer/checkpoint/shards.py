@@ -70,12 +70,9 @@ class Shard:
 
 @dataclass
 class HostCopies:
-    """Reusable host memory for copies of files to be written.
+    """Reusable host memory for copies of files to be written, pinned if there is a GPU."""
 
-    Pinned beside a GPU; allocating that is slow.
-    """
-
-    _places: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by file and tensor
+    _buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by file and tensor
 
     def of(self, shard: Shard) -> Shard:
         """Copy a file's tensors; a previous copy of the same path becomes invalid."""
@@ -85,8 +82,8 @@ class HostCopies:
         return replace(shard, parts=parts)
 
     def _copied(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
-        place = self._places.get(key)
-        if place is None or (place.shape, place.dtype) != (tensor.shape, tensor.dtype):
-            place = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-            self._places[key] = place
-        return place.copy_(tensor, non_blocking=True)
+        buffer = self._buffers.get(key)
+        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[key] = buffer
+        return buffer.copy_(tensor, non_blocking=True)

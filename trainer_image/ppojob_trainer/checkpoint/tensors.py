@@ -1,9 +1,8 @@
 """Safetensors files of checkpoints: hashed while written, memory-mapped when read.
 
-The same tensors give the same bytes on every machine: the order is by element size (which keeps
-every tensor aligned) and then by name, the header has sorted keys. Both directions need one chunk
-of memory: a tensor is written from where it is, and a reader gets views of a private mapping of the
-file, whose pages the kernel may drop.
+The same tensors give the same bytes on every machine: the order is by element size, for alignment,
+and then by name, and the header has sorted keys. A tensor is written in chunks, and read as a view
+of a private mapping of the file.
 
 Format: https://huggingface.co/docs/safetensors (8 bytes length, JSON header, data).
 """
@@ -66,10 +65,10 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
     join: Join = join,
 ) -> tuple[int, str]:
-    """Write a safetensors file in place, with fsync; nobody may read it before its checkpoint.
+    """Write a safetensors file in place, with fsync; not atomic, unlike its checkpoint.
 
-    A sharded tensor is gathered by `join` when its turn comes, and the other ranks take part by
-    `give_parts`. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
+    A sharded tensor is gathered by `join` before it is written; the other ranks call
+    `gather_tensors`. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
 
     Returns:
         Size in bytes and sha256 in hex of the file.
@@ -89,7 +88,7 @@ def write_tensors(
     return size_bytes, sha256
 
 
-def give_parts(
+def gather_tensors(
     tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join
 ) -> None:
     """Take part in `write_tensors` of another rank, with the same arguments."""
@@ -274,7 +273,7 @@ def _chunks(
     stored: Mapping[str, torch.dtype],
     join: Join,
 ) -> Iterator[memoryview]:
-    """Yield the file's bytes in pieces of at most CHUNK_BYTES, which a reader may keep."""
+    """Yield the file's bytes in chunks of at most CHUNK_BYTES."""
     yield memoryview(header)
     for index, name in enumerate(order):
         if index == 1:

@@ -307,7 +307,7 @@ class Checkpoints:
         """Remove checkpoints beyond those to keep; one that cannot be removed only costs space."""
         best = None if self.best is None else self.best.among(self.store.steps())
         try:
-            held = None if self.copies is None else self.copies.under_way
+            held = None if self.copies is None else self.copies.step
             self.store.prune(self.keep_last, best, held)
         except StorageError as problem:
             _log.warning("old checkpoints stay: %s", problem)

@@ -179,8 +179,8 @@ class Loop:
 
     def _tell_of_copies(self) -> None:
         copies = self.checkpoints.copies
-        if copies is not None and copies.trouble is not None:
-            self.reporter.notice(copies.trouble)
+        if copies is not None and copies.problem is not None:
+            self.reporter.notice(copies.problem)
 
     def _advance(self, progress: Progress) -> Progress:
         """Run the first or a missing validation, or a step; return the state after it."""

@@ -75,8 +75,7 @@ def check_files(
     errors = list(dict.fromkeys(line for scan in scans for line in scan.errors.lines()))
     errors += [str(problem) for one in drawn for problem in _too_few(*one)]
     warnings = [line for scan in scans for line in scan.warnings.lines()]
-    found = [_duplicates(train), _duplicates(validation)]
-    found += [_overlaps(trained, validation) for trained in (train, *scans[2:])]
+    found = [_overlaps(trained, validation) for trained in (train, *scans[2:])]
     warnings += [str(problem) for problem in found if problem is not None]
     places = [scan.prompt_place for scan in (train, validation) if scan.prompt_kind == "text"]
     return DataReport(errors, warnings, train.kept, text_prompt=next(iter(places), ""))
@@ -112,24 +111,6 @@ def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[st
             else:
                 opened.close()
     return list(dict.fromkeys(problems))
-
-
-def _duplicates(scan: Scan) -> DataProblem | None:
-    """Warn of rows with equal data source, split and index."""
-    keys = _keys(scan.row_keys)
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    again = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0))
-    if not len(again):
-        return None
-    place, rows = scan.reader.place, scan.key_rows
-    first, second = (place(rows[int(order[again[0] + offset])]) for offset in (0, 1))
-    return DataProblem(
-        f"{second}:extra_info.index",
-        f"{counted(len(again), 'row')} with the data source, split and index of another",
-        f"the first repeats {first}",
-        "fine if rows are meant to count twice",
-    )
 
 
 def _overlaps(train: Scan, validation: Scan) -> DataProblem | None:

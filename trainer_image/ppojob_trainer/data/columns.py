@@ -2,7 +2,8 @@
 
 prompt, data_source, reward_model.ground_truth and extra_info are read, and agent_name in jobs with
 agents; ability and every other column are ignored. A job with an answer column has rows in plain
-form: a question, an answer, and other columns, which become extra_info.
+form: a question, an answer, and other columns, which become extra_info. All readers raise `BadCell`
+for the first cell that is missing or invalid.
 """
 
 import contextlib
@@ -96,9 +97,6 @@ def read_row(
     """Read a row in verl's or in plain form, and its difficulty, 0 without a curriculum.
 
     Media columns are read separately (`media_columns`).
-
-    Raises:
-        BadCell: a cell is missing or invalid; the first one.
     """
     required = required_columns(spec)
     for name in required:
@@ -153,11 +151,7 @@ def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
 
 
 def cell_of(row: Row, key: str, spec: DataSpec | None = None) -> object:
-    """Return a cell, or an entry of a struct, such as `extra_info.question`.
-
-    Raises:
-        BadCell: there is no such column or entry, or it cannot be read.
-    """
+    """Return a cell, or an entry of a struct, such as `extra_info.question`."""
     name, *path = [key] if key in row else key.split(".")
     if name not in row:
         raise _no_such_column(row, name, spec)
@@ -216,11 +210,7 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
 
 
 def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
-    """Read a prompt: text, or chat messages that do not end with an assistant message.
-
-    Raises:
-        BadCell: it is not a prompt.
-    """
+    """Read a prompt: text, or chat messages that do not end with an assistant message."""
     if isinstance(cell, str) and cell.strip():
         return [{"role": "user", "content": cell}] if spec.text_prompts == "user_message" else cell
     messages = conversation(cell, column)
@@ -238,9 +228,6 @@ def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict
     """Read chat messages, at least one with content.
 
     With `calls`, a message with tool calls needs no content.
-
-    Raises:
-        BadCell: they are not chat messages.
     """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(column, shown(cell), "it is empty", "text, or a list of chat messages")
@@ -310,11 +297,7 @@ def _ground_truth(cell: object) -> Json:
 
 
 def mapping_of(cell: object, column: str) -> dict[str, Json]:
-    """Read a struct as JSON; empty for an empty cell.
-
-    Raises:
-        BadCell: it is not a struct, or holds what JSON cannot.
-    """
+    """Read a struct as JSON; empty for an empty cell."""
     if cell is None:
         return {}
     if not isinstance(cell, Mapping):
@@ -324,11 +307,7 @@ def mapping_of(cell: object, column: str) -> dict[str, Json]:
 
 
 def as_json(value: object, column: str) -> Json:
-    """Convert a cell to JSON, the form for reward functions, templates and sample files.
-
-    Raises:
-        BadCell: it holds what JSON cannot.
-    """
+    """Convert a cell to JSON, the form for reward functions, templates and sample files."""
     match value:
         case None | bool() | int() | str():
             return value

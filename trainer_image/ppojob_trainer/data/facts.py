@@ -92,11 +92,7 @@ def facts(
 
 
 def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
-    """Write a corpus to the folder of its questions.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    """Write a corpus to the folder of its questions."""
     path = folder / CORPUS
     with temporary_files([path]) as temporary:
         temporary[path].write_text("".join(json.dumps(line) + "\n" for line in corpus))

@@ -11,8 +11,6 @@ import pyarrow.parquet as pq
 
 from ppojob_trainer.data.problems import DataProblem
 
-MAX_ARRAY_BYTES = 256 * 1024 * 1024
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH_ROWS = 64
 _SHOWN_CHARACTERS = 80
 
@@ -61,16 +59,13 @@ class JsonLines(RowFile):
         """Yield every line's object in order."""
         with open(self.path, "rb") as file:
             for line in file:
-                number, place = self.num_rows, self.place(self.num_rows)
+                place = self.place(self.num_rows)
                 self.num_rows += 1
-                if number == 0 and line.startswith(_BYTE_ORDER_MARK):
-                    got, allowed = "a byte order mark", "UTF-8 without one"
-                    yield DataProblem(place, got, "not part of JSON", allowed)
-                elif not line.strip():
+                if line.strip():
+                    yield parse_row(place, line, "line")
+                else:
                     why = "every line is one row"
                     yield DataProblem(place, "a blank line", why, "no blank lines")
-                else:
-                    yield parse_row(place, line, "line")
 
     def place(self, number: int) -> str:
         """Return ``file:line``, from 1."""
@@ -95,10 +90,6 @@ def open_json(path: str) -> RowFile | DataProblem:
     with open(path, "rb") as file:
         if b"".join(file.read(4_096).split())[:2] not in (b"[{", b"[]"):
             return JsonLines(path)
-    size = Path(path).stat().st_size
-    if size > MAX_ARRAY_BYTES:
-        why = f"above {MAX_ARRAY_BYTES} it would exhaust the memory"
-        return DataProblem(path, f"an array of {size} bytes", why, "one object a line")
     try:
         items = msgspec.json.decode(Path(path).read_bytes(), type=list[msgspec.Raw])
     except msgspec.MsgspecError as error:

@@ -60,9 +60,6 @@ def read_media(
         spec: names the columns.
         form: the model's media format.
         given: type of a job whose rows have their answers.
-
-    Raises:
-        BadCell: marks and files do not match, or a cell cannot be read.
     """
     marked = pictures.marks(later)
     for one in media_of(form, spec):

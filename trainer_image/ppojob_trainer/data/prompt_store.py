@@ -85,11 +85,7 @@ class PromptRow:
 
 
 class PromptStore(Closeable):
-    """Rows in an unnamed temporary file; eight bytes per row are in memory.
-
-    Raises:
-        StorageError: the temporary file cannot be created.
-    """
+    """Rows in an unnamed temporary file; eight bytes per row are in memory."""
 
     def __init__(self) -> None:
         self._ends = array("q", [0])
@@ -103,11 +99,7 @@ class PromptStore(Closeable):
         return len(self._ends) - 1
 
     def append(self, row: PromptRow) -> None:
-        """Store a row, whose index is the number of rows before it.
-
-        Raises:
-            StorageError: there is no space for it.
-        """
+        """Store a row, whose index is the number of rows before it."""
         assert row.index == len(self), "rows are numbered in order"
         columns = [
             *(row.token_ids, row.prompt, row.data_source, row.ground_truth, row.extra_info),
@@ -124,12 +116,7 @@ class PromptStore(Closeable):
         self._ends.append(self._ends[-1] + len(text))
 
     def __getitem__(self, index: int) -> PromptRow:
-        """Read a row by its number.
-
-        Raises:
-            IndexError: there is no such row.
-            StorageError: there was no space for an appended row.
-        """
+        """Read a row by its number."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of a dataset of {len(self)} rows")
         try:

@@ -37,7 +37,7 @@ class _Sampler:
         self._function: samplers.Sampler | None = None
         self._arguments = b""  # JSON, like the cells: each call gets its own copy
         self._values: dict[str, list[bytes]] = {}
-        self._numbers: dict[str, bytearray] = {}
+        self._numbers: dict[str, bytes] = {}
 
     def answer(self, request: SamplerRequest) -> Chosen:
         match request:
@@ -49,9 +49,7 @@ class _Sampler:
                 for name, cells in request.cells.items():
                     self._values.setdefault(name, []).append(cells)
             case SetNumbers():
-                if request.first == 0:
-                    self._numbers[request.name] = bytearray()
-                self._numbers[request.name] += request.numbers
+                self._numbers[request.name] = request.numbers
             case ChooseRows():
                 return self._chosen(request)
         return Chosen([])

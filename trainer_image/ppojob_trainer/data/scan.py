@@ -33,7 +33,7 @@ class Scan:
         max_rows: number of first rows to read; None for all.
         sources: data sources that the job's reference reads; None for all.
         store: stores the rows to draw from; None for a check only, which collects the keys that
-            find duplicates.
+            find held-out prompts.
         given: type of a job whose rows have their answers.
         digests: SHA-256 of each file's rows, in hex.
         media_digest: SHA-256 of the rows' pictures, which may be separate files; None without any.
@@ -44,7 +44,6 @@ class Scan:
         dropped: rows dropped as too long; ``untrained`` are rows without trained tokens.
         prompt_kind: "text" or "messages", as in the first readable row, at ``prompt_place``.
         prompt_keys: (rows,) eight-byte digest of each prompt.
-        row_keys: (rows,) the same of (data source, split, index), 0 without an index.
         key_rows: (rows,) numbers of these rows.
     """
 
@@ -69,7 +68,6 @@ class Scan:
     errors: Findings = field(default_factory=Findings)
     warnings: Findings = field(default_factory=Findings)
     prompt_keys: "array[int]" = field(default_factory=lambda: array("Q"))
-    row_keys: "array[int]" = field(default_factory=lambda: array("Q"))
     key_rows: "array[int]" = field(default_factory=lambda: array("q"))
     prompt_kind: str = ""
     prompt_place: str = ""
@@ -257,12 +255,10 @@ class Scan:
         return DataProblem(self.spec.prompt_key, kind, why, allowed)
 
     def _add_keys(self, candidate: Candidate) -> None:
-        row = candidate.row
-        index, split = row.extra_info.get("index"), row.extra_info.get("split")
         self.key_rows.append(candidate.number)
-        media = hashlib.sha256(row.pictures).hexdigest() if row.pictures else ""
-        self.prompt_keys.append(_key((row.prompt, media) if media else row.prompt))
-        self.row_keys.append(0 if index is None else _key([row.data_source, split, index]))
+        value = repr(candidate.row.prompt).encode() + candidate.row.pictures
+        digest = hashlib.blake2b(value, digest_size=_KEY_BYTES).digest()
+        self.prompt_keys.append(int.from_bytes(digest, "little"))
 
     @property
     def _max_teacher_tokens(self) -> int:
@@ -361,8 +357,3 @@ def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:
         return tuple(ids)
     head = {"truncate_left": 0, "truncate_right": limit, "truncate_middle": limit // 2}[policy]
     return (*ids[:head], *ids[len(ids) - (limit - head) :])
-
-
-def _key(value: object) -> int:
-    digest = hashlib.blake2b(repr(value).encode(), digest_size=_KEY_BYTES).digest()
-    return int.from_bytes(digest, "little") or 1

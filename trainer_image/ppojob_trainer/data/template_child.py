@@ -15,12 +15,7 @@ import jinja2.sandbox
 import msgspec
 
 from ppojob_trainer.children import guardian
-from ppojob_trainer.data.template_renderer import (
-    MAX_CHAT_BYTES,
-    RenderChats,
-    Rendered,
-    TemplateRequest,
-)
+from ppojob_trainer.data.template_renderer import RenderChats, Rendered, TemplateRequest
 from ppojob_trainer.json_value import Json
 
 _TEMPLATE_FILE = "<template>"
@@ -53,9 +48,6 @@ def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
         source: text of the template.
         now: time for ``strftime_now``; one for the whole run, or prompts would change at midnight
             and after a resume.
-
-    Raises:
-        TemplateRefusal: it is not a valid template.
     """
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
@@ -78,11 +70,7 @@ def render(
     *,
     open_turn: bool,
 ) -> str:
-    """Render a conversation.
-
-    Raises:
-        TemplateRefusal: the template raised, or accessed what the sandbox forbids.
-    """
+    """Render a conversation."""
     given: dict[str, Json] = {"tools": None, "documents": None, **variables}
     try:
         return template.render(**given, messages=messages, add_generation_prompt=open_turn)
@@ -150,13 +138,9 @@ def _render(
     template: jinja2.Template, messages: list[dict[str, Json]], request: RenderChats
 ) -> Rendered:
     try:
-        text = render(template, messages, request.variables, open_turn=request.open_turn)
+        return Rendered(render(template, messages, request.variables, open_turn=request.open_turn))
     except TemplateRefusal as refusal:
         return _refused(refusal)
-    size = len(text.encode())
-    if size > MAX_CHAT_BYTES:
-        return Rendered(refusal=f"a text of {size} bytes, at most {MAX_CHAT_BYTES}")
-    return Rendered(text=text)
 
 
 def _refused(refusal: TemplateRefusal) -> Rendered:

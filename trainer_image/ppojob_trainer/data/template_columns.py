@@ -1,4 +1,7 @@
-"""Template inputs of a row besides its messages: variables, and tool schemas."""
+"""Template inputs of a row besides its messages: variables, and tool schemas.
+
+Both raise `BadCell`.
+"""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -31,22 +34,14 @@ class TemplateColumns:
         self._tools_key = spec.tools_column(given)
 
     def variables(self, row: Row) -> Mapping[str, Json]:
-        """Return the job's variables, overridden by those of the row that are not null.
-
-        Raises:
-            BadCell: a column is missing, or is not JSON.
-        """
+        """Return the job's variables, overridden by those of the row that are not null."""
         if not self._columns:
             return self._variables
         own = {name: as_json(cell_of(row, name), name) for name in self._columns}
         return {**self._variables, **{k: value for k, value in own.items() if value is not None}}
 
     def tools(self, row: Row) -> Tools:
-        """Return the tool schemas of a demonstration; empty without any.
-
-        Raises:
-            BadCell: the column holds no schemas.
-        """
+        """Return the tool schemas of a demonstration; empty without any."""
         if self._tools_key is None or self._tools_key not in row:
             return ()
         cell = cell_of(row, self._tools_key)

@@ -4,7 +4,9 @@ A row of several turns is never rendered again: a text has several tokenisations
 rewrite earlier turns (they drop thoughts, trim spaces). The model's tokens stay as generated, and
 after each turn only the template's text is appended. That text is found in a dummy conversation
 that ends with an assistant turn, with or without tool calls: there templates only append, while
-elsewhere many change earlier text.
+elsewhere many change earlier text. Methods raise `BadChatTemplate` if the template refuses
+messages, omits them, or changes their texts in an unknown way, and `JobFailed` if its process
+cannot start.
 """
 
 import json
@@ -119,9 +121,6 @@ class TurnTemplate:
         Args:
             messages: messages with "role" and "content", a text.
             tools: schemas of the tools that the model may call.
-
-        Raises:
-            BadChatTemplate: the template refuses them, or transforms texts in an unknown way.
         """
         rest = self.render(messages, tools, open_turn=True)
         pieces, bodies = [], []
@@ -138,11 +137,7 @@ class TurnTemplate:
         return self.text.encode([*pieces, rest], bodies)
 
     def turn(self, content: str) -> list[int]:
-        """Return the tokens of a model turn with this content and its end, as if generated.
-
-        Raises:
-            BadChatTemplate: see `delta`.
-        """
+        """Return the tokens of a model turn with this content and its end, as if generated."""
         suffix = self.suffix([ASKED])
         if suffix.closing > suffix.end:
             return self.chat.encode(content + suffix.pieces[0][: suffix.closing])
@@ -174,11 +169,7 @@ class TurnTemplate:
         return self.render([ASKED], msgspec.json.decode(tools), open_turn=True)
 
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
-        """Render a conversation.
-
-        Raises:
-            BadChatTemplate: the template refuses it.
-        """
+        """Render a conversation."""
         (outcome,) = self.chat.render_chats(
             [conversation], self.variables, tools=tools, open_turn=open_turn
         )

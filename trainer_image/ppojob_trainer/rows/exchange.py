@@ -101,10 +101,6 @@ def move_rows(
 
     Returns:
         The groups that this member needs, in batch order, as an experience of its own.
-
-    Raises:
-        ValueError: when the rows are not what the index says, or a column is absent or of a wrong
-            dtype.
     """
     return _moved(link, index, _Route.of(plan, link.member), experience, columns)
 
@@ -194,9 +190,6 @@ def return_columns(
         columns: such as `ref_logprobs` or `values`.
         staged: the rows of the stage at this member; None for none.
         owned: the rows that this member owns, whose columns are set; None for none.
-
-    Raises:
-        ValueError: as `move_rows`.
     """
     route = _Route.of(plan.reversed, link.member)
     _check_rows(index, route.held, staged)

@@ -16,11 +16,7 @@ _POINT: Final = durable.point("responses", *durable.FILE_ACTS)
 
 
 def read_responses(parts: Iterable[Path]) -> list[str]:
-    """Read (rows,) the responses of a batch, in the order of its rows.
-
-    Raises:
-        OSError, pyarrow.ArrowException: a part cannot be read.
-    """
+    """Read (rows,) the responses of a batch, in the order of its rows."""
     tables = [pq.read_table(part, columns=["row", "response"]) for part in parts]
     responses: list[str] = pa.concat_tables(tables).sort_by("row")["response"].to_pylist()
     return responses
@@ -30,9 +26,6 @@ def write_responses(path: Path, prompts: Sequence[PromptRow], responses: Sequenc
     """Write one row per prompt: the columns of prompt files, and a list of responses.
 
     Cells of a column that have no common parquet type, such as numbers and texts, become JSON.
-
-    Raises:
-        StorageError: the disk refused.
     """
     samples = len(responses) // len(prompts)
     truths = [prompt.ground_truth for prompt in prompts]

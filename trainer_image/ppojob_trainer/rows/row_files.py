@@ -1,7 +1,8 @@
 """Row files: a parquet folder per step, for analysis and for replay.
 
 A folder holds everything that was generated and scored (token ids, log-probabilities, their origin
-and scores), so a replay needs neither rollout engine nor reward functions.
+and scores), so a replay needs neither rollout engine nor reward functions. Readers raise `OSError`
+or `pyarrow.ArrowException`, writers `StorageError`.
 """
 
 from collections import Counter
@@ -118,11 +119,7 @@ class RowMetadata:
 
 
 def write_part(folder: Path, part: int, table: pa.Table) -> Path:
-    """Write a part; a part that is written again replaces the old one.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Write a part; a part that is written again replaces the old one."""
     folder.mkdir(parents=True, exist_ok=True)
     sink = pa.BufferOutputStream()
     shows = "pictures" in table.column_names and table["pictures"].null_count < table.num_rows
@@ -160,11 +157,7 @@ def _value_column(name: str) -> str:
 
 
 def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rewards and advantages of a step's rows; not synced, since no resume reads it.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Write rewards and advantages of a step's rows; not synced, since no resume reads it."""
     temporary = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,11 +168,7 @@ def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_row_metadata(parts: Iterable[Path]) -> RowMetadata:
-    """Read all rows of a step without their tokens.
-
-    Raises:
-        OSError, pyarrow.ArrowException: a part cannot be read.
-    """
+    """Read all rows of a step without their tokens."""
     columns = _read(parts, _VERDICT).to_pydict()
     scores = columns["score"]
     return RowMetadata(
@@ -199,11 +188,7 @@ def later_pictures(cell: list[dict[str, Any]] | None) -> tuple[LaterPicture, ...
 
 
 def has_given(part: Path) -> bool:
-    """Whether a part has given responses (`OF_DATA`), by the statistics in its footer.
-
-    Raises:
-        OSError, pyarrow.ArrowException: it cannot be read.
-    """
+    """Whether a part has given responses (`OF_DATA`), by the statistics in its footer."""
     footer = pq.read_metadata(part)
     groups = map(footer.row_group, range(footer.num_row_groups))
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
@@ -220,11 +205,7 @@ def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
-    """Read the token columns of rows `[first, last)` in order.
-
-    Raises:
-        OSError, pyarrow.ArrowException: a part cannot be read.
-    """
+    """Read the token columns of rows `[first, last)` in order."""
     columns: dict[str, list[Any]] = _read(parts, _TOKENS, first, last).to_pydict()
     return columns
 

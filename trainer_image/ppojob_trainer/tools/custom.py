@@ -2,6 +2,7 @@
 
 Any free process runs a turn of a user simulator, so no state is kept between turns: a function gets
 the whole conversation, and an object, which may have state, first repeats its earlier turns.
+Loaders raise `ConfigError`, with a place relative to the tool (``source.path``).
 """
 
 import copy
@@ -56,10 +57,6 @@ def load_tool(
         tool: tool of the job.
         schema: schema for the model.
         modules: imported files; each file is imported once.
-
-    Raises:
-        ConfigError: the file cannot be imported, or the function or class is invalid; the place is
-            relative to the tool (``source.path``).
     """
     verl_imports.provide()
     found = _named_in(path, name, tool.config, modules, _TOOLS)
@@ -69,11 +66,7 @@ def load_tool(
 
 
 def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleType]) -> User:
-    """Load a user simulator from a function or class in a file; see `load_tool`.
-
-    Raises:
-        ConfigError: the file cannot be imported, or the function or class is invalid.
-    """
+    """Load a user simulator from a function or class in a file; see `load_tool`."""
     verl_imports.provide()
     found = _named_in(path, name, user.config, modules, _USERS)
     if isinstance(found, type):
@@ -93,11 +86,7 @@ def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleTyp
 def load_program(
     path: str, name: str, user: UserCode, modules: dict[str, ModuleType]
 ) -> Callable[..., object]:
-    """Load an agent program, a function that calls the model; see `load_tool`.
-
-    Raises:
-        ConfigError: the file cannot be imported, or has no such function.
-    """
+    """Load an agent program, a function that calls the model; see `load_tool`."""
     found = _named_in(path, name, user.config, modules, _PROGRAMS)
     if isinstance(found, type) or inspect.isgeneratorfunction(inspect.unwrap(found)):
         got = f"{name}, " + ("a class" if isinstance(found, type) else "which yields")
@@ -111,9 +100,6 @@ def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
     A call is a POST of its arguments, a JSON object. The answer for the model is the body: text, or
     JSON by its `Content-Type`. A JSON text is that text, and an object with only `text`, `reward`
     and `images` is an answer with these.
-
-    Raises:
-        ConfigError: the URL or the key is invalid.
     """
     wrong = endpoint_problem(url, key_variable, role="tools")
     if wrong is not None:

@@ -51,11 +51,7 @@ class ChatRequest(NamedTuple):
 
 
 def read_request(body: bytes, sampling: Mapping[str, float]) -> ChatRequest:
-    """Read a request; `sampling` are settings of the job that it may repeat.
-
-    Raises:
-        BadResult: it is not supported.
-    """
+    """Read a request; `sampling` are settings of the job that it may repeat."""
     try:
         request = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -87,9 +83,6 @@ def read_message(message: object) -> Message:
     """Normalise a message, for storage and comparison.
 
     Clients return messages with additional keys, texts as parts, and other spaces in arguments.
-
-    Raises:
-        BadResult: it is not a message, or has unsupported content.
     """
     one = message if isinstance(message, dict) else {}
     role = _ROLES.get(str(one.get("role")))

@@ -1,7 +1,7 @@
 """Reads the sounds of a cell, resampled for the model. Loads no torch.
 
 Source: librosa 0.11, `load`, by which transformers' processors read files: channels are averaged,
-then resampled by soxr's "HQ".
+then resampled by soxr's "HQ". Readers raise `BadPicture` or `BadCell` for what cannot be read.
 """
 
 import io
@@ -33,9 +33,6 @@ def read_sounds(cell: object, form: SoundForm) -> list[bytes]:
 
     Each is a path, the bytes of a file, or a struct with one of these, or with array and
     sampling_rate, as `datasets` writes them.
-
-    Raises:
-        BadPicture: one cannot be read, or is too long for the model.
     """
     return [packed_sound(_samples(one, form)) for one in items_of(cell)]
 
@@ -119,11 +116,7 @@ def _too_long(seconds: float, form: SoundForm) -> BadPicture:
 
 
 def without_parts(cells: Row, spec: DataSpec) -> Row:
-    """Replace message parts (text and audio) by text with marks, and move the sounds to a column.
-
-    Raises:
-        BadCell: a part has another type, or sounds are in both places.
-    """
+    """Replace message parts by text with marks, and move their sounds to a column."""
     key, column = spec.prompt_key, spec.audio_key
     messages = cells.get(key)
     if not isinstance(messages, list):

@@ -50,9 +50,6 @@ def read_videos(
 
     Frames are resized as requested. The struct of a video overrides the request, by
     qwen-vl-utils' names.
-
-    Raises:
-        BadPicture: a video cannot be read, or the model takes no videos.
     """
     cells = items_of(cell)
     if cells and form.video is None:

@@ -1,7 +1,8 @@
 """Decodes frames of video files, by OpenCV. Loads no torch.
 
 Source of the numbers: qwen-vl-utils 0.0.14, `vision_process.py`, `smart_nframes`,
-`calculate_video_frame_range` and `_read_video_torchvision`, by which verl reads videos.
+`calculate_video_frame_range` and `_read_video_torchvision`, by which verl reads videos. Functions
+raise `BadPicture` for what cannot be read.
 """
 
 import math
@@ -47,11 +48,7 @@ class Frames:
 
 
 def read_number(settings: Mapping[object, object], key: str, default: float) -> float:
-    """Read a number from the struct of a video.
-
-    Raises:
-        BadPicture: it is not a number in the range of such settings.
-    """
+    """Read a number from the struct of a video."""
     cell = settings.get(key)
     if cell is None:
         return default
@@ -62,11 +59,7 @@ def read_number(settings: Mapping[object, object], key: str, default: float) -> 
 
 
 def decode(content: object, settings: Mapping[object, object], target_size: TargetSize) -> Frames:
-    """Decode evenly spaced frames of a video file, given as a path or as bytes.
-
-    Raises:
-        BadPicture: it cannot be read, or has too few frames.
-    """
+    """Decode evenly spaced frames of a video file, given as a path or as bytes."""
     if isinstance(content, bytes):
         with tempfile.NamedTemporaryFile() as file:
             file.write(content)

@@ -28,8 +28,8 @@ from ppojob_trainer.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """The initial model folder's contribution to an export; its tensors are mapped, not read.
+class UntrainedParts:
+    """Tensors of the initial model folder that an export takes over; mapped, not read.
 
     Attributes:
         model_type: by its config.json.
@@ -50,7 +50,7 @@ class Beside:
     weights: Weights
 
     @classmethod
-    def of(cls, model_folder: Path, *, scores: bool) -> Beside:
+    def of(cls, model_folder: Path, *, scores: bool) -> UntrainedParts:
         """Index a folder; a model that `scores` takes over no MTP layers.
 
         Raises:
@@ -69,7 +69,7 @@ class Beside:
                 {
                     "a vision tower": sees,
                     "layers that predict further tokens": not scores and mtp_layer_count(config),
-                    f"numbers that nobody trains ({', '.join(bare)})": bare,
+                    f"untrained scalars ({', '.join(bare)})": bare,
                 },
             )
         tower = {name for name in weights.files if sees and name.startswith(TOWER)}
