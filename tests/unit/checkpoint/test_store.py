@@ -20,7 +20,7 @@ from ppojob_trainer.checkpoint.journal import (
     StepDone,
     resume_point,
 )
-from ppojob_trainer.checkpoint.shards import Shard
+from ppojob_trainer.checkpoint.tensors import Shard
 from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCheckpoint
 
 FILES = (

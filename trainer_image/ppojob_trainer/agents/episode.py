@@ -18,8 +18,7 @@ import msgspec
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
-from ppojob_trainer.data.media.pictures import LaterPicture, packed, unpacked
-from ppojob_trainer.data.media.videos import clip_of
+from ppojob_trainer.data.media.pictures import LaterPicture, clip_of, packed, unpacked
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams

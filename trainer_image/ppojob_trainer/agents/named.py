@@ -20,9 +20,9 @@ _SINGLE: dict[str, Any] = {
 def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
     """Return each agent as a `spec.agent` with its own tools, format, limits and users.
 
-    Built in, by verl's names: `tool_agent` has all settings of the job, `single_turn_agent` one turn
-    without tools, `react_agent` no user, and `search_r1` only the tool `search`, if there is one. A
-    job may define agents of these names itself.
+    Built in, by verl's names: `tool_agent` has all settings of the job, `single_turn_agent` one
+    turn without tools, `react_agent` no user, and `search_r1` only the tool `search`, if there is
+    one. A job may define agents of these names itself.
     """
     found = {
         "tool_agent": agent,

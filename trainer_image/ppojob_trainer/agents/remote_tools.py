@@ -56,8 +56,8 @@ class RemoteTools:
     ) -> Started | None:
         """Send the calls, at least one, of a row that had `turn` answers before.
 
-        Only the first rank of an engine sends. `pictures` are those of the row so far; None if tools
-        cannot show it any.
+        Only the first rank of an engine sends. `pictures` are those of the row so far; None if
+        tools cannot show it any.
         """
         if not self.world.leads_engine:
             return None

@@ -23,10 +23,9 @@ from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.schedule import BranchSpec
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.checkpoint.identity import Difference, changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
-from ppojob_trainer.checkpoint.manifest import UNREAD, Manifest, Progress
+from ppojob_trainer.checkpoint.manifest import UNREAD, Manifest, Progress, entry_of
 from ppojob_trainer.checkpoint.remote_store import RUN_FOLDER, RemoteStore, complete_download
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, has_checkpoint, step_of
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint

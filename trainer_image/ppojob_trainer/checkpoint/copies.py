@@ -14,7 +14,6 @@ import logging
 import posixpath
 import threading
 from collections.abc import Callable, Collection
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -29,10 +28,9 @@ from ppojob_api.run_layout import (
     METRICS_FILE,
 )
 from ppojob_trainer import durable, failpoints
-from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
-from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, check_content
 from ppojob_trainer.checkpoint.remote_store import RUN_FOLDER, RemoteStore, complete_download
 from ppojob_trainer.checkpoint.store import CheckpointStore, folder_name, has_checkpoint
 from ppojob_trainer.errors import (
@@ -86,28 +84,26 @@ class Copies:
     def start(self) -> None:
         """Start copying what is missing, unless a copy is running."""
         if self._thread is None or not self._thread.is_alive():
-            self._begin(self._copy_all)
+            self._begin()
 
     def finish(self, export: Path | None, stop: Callable[[], bool]) -> None:
-        """Copy what is missing, and an export, before the job ends.
+        """Copy missing checkpoints, and an export, before the job ends.
 
         Raises:
             Interrupted: the job was stopped meanwhile.
             JobFailed: the store failed.
         """
         self._wait(stop)
-        self._begin(partial(self._copy_all, export))
+        self._begin(export)
         self._wait(stop)
         if self.problem is not None:
             raise JobFailed(
                 f"{self.problem}; the run folder is complete, and the next start copies it"
             )
 
-    def _begin(self, act: Callable[[], None]) -> None:
+    def _begin(self, export: Path | None = None) -> None:
         # A daemon thread: a controller that stops must not wait for a hanging store.
-        self._thread = threading.Thread(
-            target=self._guarded, args=(act,), name="copies", daemon=True
-        )
+        self._thread = threading.Thread(target=self._run, args=(export,), daemon=True)
         self._thread.start()
 
     def _wait(self, stop: Callable[[], bool]) -> None:
@@ -116,9 +112,9 @@ class Copies:
                 raise Interrupted("stopped during copies of checkpoints; the next start makes them")
             self._thread.join(_POLL_SECONDS)
 
-    def _guarded(self, act: Callable[[], None]) -> None:
+    def _run(self, export: Path | None) -> None:
         try:
-            act()
+            self._copy_all(export)
             self.problem = None
         except Exception as problem:  # a checkpoint may also be pruned meanwhile
             self.problem = f"{FIELD}: not copied: {problem}"
@@ -126,13 +122,13 @@ class Copies:
         finally:
             self.step = None
 
-    def _copy_all(self, export: Path | None = None) -> None:
+    def _copy_all(self, export: Path | None) -> None:
         if self._remote is None:
             _refuse_run_folder(self._config, self._store.root.parent)
             remote = _remote(self._config)
             for step in remote.complete():
                 try:
-                    _refuse_others(remote, step, remote.manifest(step), self._config)
+                    _refuse_other_settings(remote, step, remote.manifest(step), self._config)
                     break
                 except DamagedCheckpoint as problem:
                     _log.warning("%s: %s: this copy is removed", remote.url, problem)
@@ -149,8 +145,8 @@ class Copies:
         """Return the newest checkpoint without a copy, or the best."""
         steps, complete = self._store.steps(), set(remote.complete())
         best = self._best({*steps, *complete})
-        wanted = [*steps[-1:], *([best] if best in steps else [])]
-        return next((one for one in wanted if one is not None and one not in complete), None)
+        wanted = [*steps[-1:], *(step for step in steps if step == best)]
+        return next((step for step in wanted if step not in complete), None)
 
     def _copy(self, remote: RemoteStore, step: int) -> None:
         found = self._store.read(step)
@@ -186,9 +182,9 @@ def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None
     Copies are matched by settings: the same settings lead to the same bits.
 
     Raises:
-        CannotResume: the copies are of a run with other settings, or none can be resumed from.
-        ConfigError: the store cannot be read as the job names it, or is the run folder.
-        JobFailed: the store did not answer after all retries.
+        CannotResume: the copies are of a run with other settings.
+        ConfigError: the store cannot be read, or is the run folder.
+        JobFailed: the store failed after all retries.
         StorageError: the disk refused.
     """
     root = run_folder / CHECKPOINTS_FOLDER
@@ -204,7 +200,7 @@ def restore(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None
             )
         try:
             found = remote.manifest(step)
-            _refuse_others(remote, step, found, config)
+            _refuse_other_settings(remote, step, found, config)
             folder = remote.download(step, found.files, root)
             own = msgspec.structs.replace(found, job_uid=config.uid)
             complete_download(folder, own, RESTORE_FILE, RESTORE_POINT)
@@ -229,7 +225,9 @@ def _refuse_run_folder(config: RunConfig, run_folder: Path) -> None:
         raise ConfigError(str(Problem(FIELD, shown(target), why, allowed, ReasonCode.CONFLICT)))
 
 
-def _refuse_others(remote: RemoteStore, step: int, found: Manifest, config: RunConfig) -> None:
+def _refuse_other_settings(
+    remote: RemoteStore, step: int, found: Manifest, config: RunConfig
+) -> None:
     """Refuse copies of a run with other settings by CannotResume, a line for each."""
     theirs = remote.settings(step, found)
     here = config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()

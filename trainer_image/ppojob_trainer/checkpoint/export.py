@@ -16,7 +16,12 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.adapter_folder import FILE_POINT, gather_adapters, write_adapters
+from ppojob_trainer.checkpoint.adapter_folder import (
+    FILE_POINT,
+    AdapterForm,
+    gather_adapters,
+    write_adapters,
+)
 from ppojob_trainer.checkpoint.tensors import gather_tensors, join, stored_dtype, write_tensors
 from ppojob_trainer.checkpoint.untrained_parts import UntrainedParts
 from ppojob_trainer.errors import ConfigError
@@ -74,8 +79,7 @@ def export_model(
     """Write a model folder: with LoRA the merged weights, and the adapters in a subfolder.
 
     A collective if the model is sharded: weights are all-gathered one at a time, and one rank
-    writes. Untrained parts are taken over from the initial folder: a vision tower, and a language
-    model's MTP layers.
+    writes. Untrained parts are copied from the initial folder (`UntrainedParts`).
 
     Args:
         target: the folder, replaced as a whole; None for a rank that only sends its shards.
@@ -106,14 +110,13 @@ def export_model(
     whole = {SCORE_WEIGHT, SCORE_BIAS, *(saved_weights(loras[0]) if loras else ())}
     head = {name: tensor for name, tensor in named.items() if name in whole}
     began = _read_config(model_folder)
-    layers = layers_name(began)
-    is_tied = HEAD not in named
+    form = AdapterForm(model_folder, kind, layers_name(began), is_tied=HEAD not in named)
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
             held = {name: named[name] for name in names if name not in frozen}
             gather_tensors(held, dtype=dtype, join=merge)
         if adapters:
-            gather_adapters(adapters, head, plain, layers=layers, is_tied=is_tied)
+            gather_adapters(adapters, head, plain, form)
         return
     with _replacing(target) as temporary:
         durable.make_folder(temporary, parents=True)
@@ -121,16 +124,7 @@ def export_model(
         _write_settings(temporary, config, model_folder, tokenizer_folder, chat_template)
         _write_weights(temporary, named, dtype, max_file_bytes, merge)
         if adapters:
-            write_adapters(
-                temporary / ADAPTER_FOLDER,
-                adapters,
-                head,
-                plain,
-                base=model_folder,
-                kind=kind,
-                layers=layers,
-                is_tied=is_tied,
-            )
+            write_adapters(temporary / ADAPTER_FOLDER, adapters, head, plain, form)
 
 
 def export_adapters(
@@ -146,18 +140,10 @@ def export_adapters(
     ConfigError if ``base`` has no readable config.json.
     """
     with _replacing(target) as temporary:
-        folder = Path(base)
-        sizes = sizes_of(base)
-        write_adapters(
-            temporary,
-            adapters,
-            head,
-            join,
-            base=folder,
-            kind=kind,
-            layers=layers_name(_read_config(folder)),
-            is_tied=sizes is not None and sizes.is_tied,
-        )
+        folder, sizes = Path(base), sizes_of(base)
+        is_tied = sizes is not None and sizes.is_tied
+        form = AdapterForm(folder, kind, layers_name(_read_config(folder)), is_tied=is_tied)
+        write_adapters(temporary, adapters, head, join, form)
 
 
 @contextmanager

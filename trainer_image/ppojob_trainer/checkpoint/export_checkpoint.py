@@ -14,7 +14,7 @@ from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_trainer import remote_files
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
-from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.manifest import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.tokenizer_files import template_text
@@ -46,18 +46,12 @@ class _Source:
 def export_checkpoint(
     checkpoint: Path, target: Path, *, only_adapters: bool = False, critic: bool = False
 ) -> int:
-    """Assemble a model's weights from the shards of any layout, and export them.
+    """Assemble a model's weights from the shards of any layout, and export them; return the step.
 
-    It is the policy, or the critic: a value model is a token classifier. If the job keeps an EMA,
-    that is written, as at the end of a run.
-
-    The checkpoint's own configuration names the initial model: adapters are merged into its
-    weights, and its config, tokenizer and template are copied. With `only_adapters` the adapters
-    are written in PEFT's format, and the base weights are not read. A downloaded model is read from
-    the run's folder.
-
-    Returns:
-        The checkpoint's step.
+    It is the policy or the critic (a value model is a token classifier), or the EMA if the job has
+    one. Adapters are merged into the initial model of the checkpoint's configuration, whose config,
+    tokenizer and template are copied. With `only_adapters` the adapters are written in PEFT's
+    format, and the base weights are not read.
 
     Raises:
         DamagedCheckpoint: a file is missing or differs from the manifest.

@@ -11,9 +11,8 @@ from typing import Any, Final
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.identity import read_settings
-from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, check_content
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.json_value import Json

@@ -14,6 +14,7 @@ writes configuration and manifest, and renames the folder. After a rewind, the p
 late rank no longer exists. Does not import torch: the controller imports this module.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -25,8 +26,14 @@ import ppojob_trainer
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import identity, manifest
-from ppojob_trainer.checkpoint.files import check_content, check_size, entry_of
-from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
+from ppojob_trainer.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Progress,
+    check_content,
+    check_size,
+    entry_of,
+)
 from ppojob_trainer.errors import CheckpointLost, DamagedCheckpoint
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -232,11 +239,15 @@ class CheckpointStore:
 
     def layout_change(self, checkpoint: Checkpoint) -> str | None:
         """Return the first layout setting that differs from a checkpoint's; None without one."""
-        return identity.layout_change(self._identity, checkpoint.manifest, checkpoint.folder)
+        theirs = identity.settings_of(checkpoint.manifest, checkpoint.folder).get("layout")
+        ours = json.loads(self._identity.config).get("layout")
+        difference = next(identity.differences(theirs, ours, "spec"), None)
+        return None if difference is None else "{}: {} -> {}".format(*difference)
 
     def changed_files(self, checkpoint: Checkpoint) -> list[str]:
         """Return the paths of reward files that changed since a checkpoint was written."""
-        return identity.changed_files(self._identity, checkpoint.manifest, checkpoint.folder)
+        known = identity.settings_of(checkpoint.manifest, checkpoint.folder).get("files")
+        return identity.edited(known if isinstance(known, dict) else {}, self._identity.files)
 
     def is_whole(self, step: int) -> bool:
         """Whether a step has an intact checkpoint; its bytes are verified once per process."""

@@ -12,8 +12,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -24,10 +24,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ppojob_trainer import durable, failpoints
-from ppojob_trainer.checkpoint.files import CHUNK_BYTES, check_content
+from ppojob_trainer.checkpoint.manifest import CHUNK_BYTES, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.mixtures import stays_float32
-from ppojob_trainer.parallel.boxes import Box, Join, detached, whole
+from ppojob_trainer.parallel.boxes import Box, Join, box_of, detached, local_part, whole
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
@@ -97,6 +97,81 @@ def gather_tensors(
         join(name, tensors[name], stored[name])
 
 
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint, written by a rank of a role.
+
+    Attributes:
+        path: of the file, relative to the checkpoint's folder.
+        parts: this rank's shard of each tensor, on any device.
+        boxes: of sharded tensors, the box of the shard.
+    """
+
+    path: str
+    parts: Mapping[str, Tensor]
+    boxes: Mapping[str, Box]
+    role: str
+    rank: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors, without the header."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        role: str,
+        rank: int,
+        seen: Callable[[Tensor], Tensor] = local_part,
+    ) -> "Shard":
+        """Make the file of some tensors; `seen` returns this rank's shard where its bytes are."""
+        parts = {name: seen(tensor) for name, tensor in tensors.items()}
+        boxes = {name: box_of(t) for name, t in tensors.items() if local_part(t) is not t}
+        return cls(path, parts, boxes, role, rank)
+
+    def write(self, folder: Path) -> FileEntry:
+        """Write it into a checkpoint's folder; on return it is on disk.
+
+        Raises:
+            StorageError: the disk refused.
+            FileNotFoundError: the pending checkpoint is gone: the job was rewound.
+        """
+        target = folder / self.path
+        for parent in reversed(target.relative_to(folder).parents[:-1]):
+            durable.make_folder(folder / parent, exist_ok=True)
+        boxes = self.boxes
+        metadata = {BOXES: msgspec.json.encode(boxes, order="sorted").decode()} if boxes else {}
+        size_bytes, sha256 = write_tensors(target, self.parts, metadata=metadata)
+        return FileEntry(
+            path=self.path, size_bytes=size_bytes, sha256=sha256, role=self.role, rank=self.rank
+        )
+
+
+@dataclass
+class HostCopies:
+    """Reusable host memory for copies of files to be written, pinned if there is a GPU."""
+
+    _buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by file and tensor
+
+    def of(self, shard: Shard) -> Shard:
+        """Copy a file's tensors; a previous copy of the same path becomes invalid."""
+        parts = {name: self._copied((shard.path, name), t) for name, t in shard.parts.items()}
+        for device in {part.device for part in shard.parts.values() if part.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return replace(shard, parts=parts)
+
+    def _copied(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[key] = buffer
+        return buffer.copy_(tensor, non_blocking=True)
+
+
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
     """Verify one file of a checkpoint, else raise DamagedCheckpoint, and map its tensors.
 
@@ -127,17 +202,16 @@ def read_parts(
 ) -> dict[str, Tensor]:
     """Map a rank's shards of tensors, whatever layout wrote the files.
 
-    Only the files that it needs are read, and those are verified: under the layout that wrote the
-    checkpoint that is the rank's own.
+    Only the files that it needs are read and verified: under the same layout the rank's own.
 
     Args:
         folder: the checkpoint's folder.
-        entries: the files that all ranks of a role wrote of the same tensors (their weights).
+        entries: the files of all ranks of a role with these tensors.
         wanted: the boxes of tensors, some of which the files may lack; None for all of every one.
         rank: of the reader; its own file comes first for tensors in several files.
 
     Returns:
-        Tensors on the CPU, by name; see `read_shard`, which raises the same.
+        Tensors on the CPU, by name, as by `read_shard`.
     """
     ordered = sorted(entries, key=lambda entry: (entry.rank != rank, entry.rank))
     pieces: dict[str, list[_Piece]] = {}

@@ -20,13 +20,10 @@ from ppojob_trainer.data.scan import Scan
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """Results of the checks.
+    """Results of the checks: errors and warnings, one line each.
 
-    Attributes:
-        errors: one line each.
-        warnings: one line each.
-        train_rows: number of training rows to draw from.
-        text_prompt: place of a prompt that is text; empty if all are messages.
+    `train_rows` is the number of training rows to draw from, `text_prompt` the place of a prompt
+    that is text; empty if all are messages.
     """
 
     errors: list[str]
@@ -46,18 +43,11 @@ def check_files(
     given: GivenType | None = None,
     demonstrations: int | None = None,
 ) -> DataReport:
-    """Read the data once, row by row, in bounded memory.
+    """Read the data once, row by row, in bounded memory; most arguments are those of `Scan`.
 
-    Args:
-        spec: data of the job.
-        chat: tokenizer and template.
-        rewards: see `PromptDataset.open`.
-        agents: likewise.
-        sources: likewise.
-        draw: field of `spec.algorithm` for the number of prompts per draw, and that number; None
-            if each prompt is answered once.
-        given: see `PromptDataset.open`.
-        demonstrations: rows of ``spec.data.demonstrations`` per step; None to not read them.
+    `draw` is the field of `spec.algorithm` for the number of prompts per draw, and that number;
+    None if each prompt is answered once. `demonstrations` is the number of rows of
+    ``spec.data.demonstrations`` per step; None to not read them.
     """
     train = Scan(spec, chat, rewards, agents, spec.max_train_rows, sources, given=given)
     train.read(spec.train)
@@ -98,19 +88,17 @@ def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataP
 
 def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[str]:
     """Return the problems of files that cannot be opened; a check without a tokenizer."""
-    problems = []
-    held_out = spec.of_validation
     files = [(one, spec, given) for one in spec.train]
-    files += [(one, held_out, given) for one in spec.validation]
-    if spec.demonstrations:
-        files += [(one, spec.of_demonstrations, "sft") for one in spec.demonstrations]
+    files += [(one, spec.of_validation, given) for one in spec.validation]
+    files += [(one, spec.of_demonstrations, "sft") for one in spec.demonstrations]
+    problems: dict[str, None] = {}
     for file, how, kind in files:
         for opened in open_files(file, how, given=kind):
             if isinstance(opened, DataProblem):
-                problems.append(str(opened))
+                problems[str(opened)] = None
             else:
                 opened.close()
-    return list(dict.fromkeys(problems))
+    return list(problems)
 
 
 def _overlaps(train: Scan, validation: Scan) -> DataProblem | None:

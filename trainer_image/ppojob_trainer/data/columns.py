@@ -18,7 +18,7 @@ from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.problems import BadCell, DataProblem
+from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
 
@@ -104,9 +104,6 @@ def read_row(
             raise _no_such_column(row, name, spec)
     others = row.keys() - set(required) if spec.answer_key else set()
     others -= {name for name in media if row.get(name) is not None}
-    for name, cell in row.items():
-        if isinstance(cell, DataProblem) and name not in others:
-            raise BadCell(name, cell.got, cell.why, cell.allowed)
     prompt = as_prompt(row[spec.prompt_key], spec.prompt_key, spec)
     data_source = row.get(spec.data_source_key)
     if data_source is None:
@@ -156,8 +153,6 @@ def cell_of(row: Row, key: str, spec: DataSpec | None = None) -> object:
     if name not in row:
         raise _no_such_column(row, name, spec)
     cell: object = row[name]
-    if isinstance(cell, DataProblem):
-        raise BadCell(name, cell.got, cell.why, cell.allowed)
     for entry in path:
         if not isinstance(cell, Mapping) or entry not in cell:
             why, allowed = f"it has no entry {entry}", f"a struct with {'.'.join(path)}"

@@ -1,6 +1,5 @@
 """Child process that runs the user's row function, isolated from the job's secrets."""
 
-import inspect
 import json
 import sys
 import time
@@ -30,9 +29,6 @@ def _made(request: MakeRows) -> Iterator[object]:
     """Import the file and call the function."""
     allowed = "spec.data.train[].function: one of them"
     function = load_function(request.path, request.function, _MODULE, allowed)
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        got, why = f"async def {request.function}", "its rows are not awaited"
-        raise Wrong(got, why, "def")
     return _items(function(**msgspec.json.decode(request.arguments)))
 
 

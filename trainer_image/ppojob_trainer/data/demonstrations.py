@@ -156,6 +156,8 @@ def trimmed(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
 class Demonstrations:
     """Tokenises answers for training."""
 
+    trim = staticmethod(trimmed)
+
     def __init__(self, chat: ChatTokenizer) -> None:
         self._chat = chat
         self._template = lru_cache(maxsize=_CACHED)(
@@ -175,23 +177,15 @@ class Demonstrations:
 
         Args:
             prompt: of the row.
-            ids: its token ids.
-            answers: messages of each answer.
+            ids: its token ids, which are returned unchanged.
+            answers: messages of each answer; its parts by author are returned.
             inputs: inputs of the template besides the messages.
             later: pictures after the prompt, at the marks of the answer.
 
-        Returns:
-            The ids of the prompt, and the parts of each answer by author.
-
         Raises:
-            BadChatTemplate: the template does not support such turns, or renders a turn
-                differently if others follow.
+            BadChatTemplate: the template does not support such turns.
         """
         return ids, [self._answer(prompt, messages, inputs, later) for messages in answers]
-
-    def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
-        """Return the trained part of the first `limit` tokens of an answer; maybe none."""
-        return trimmed(answer, limit)
 
     def _answer(
         self,
@@ -217,8 +211,10 @@ class Demonstrations:
                 continue
             if between:
                 self._check_turns(key, template, inputs.tools if calls else ())
-                if not calls:
-                    _check_tools(template, between, inputs.tools)
+                tools = inputs.tools
+                if not calls and template.suffix(between, tools) != template.suffix(between):
+                    why = "the chat template repeats the tools before later turns"
+                    raise BadChatTemplate(why, why)
                 given = template.delta(between, inputs.tools, written=parts[-1].tokens)
                 files = [left.pop(0) for _ in range(pictures_in(between))]
                 parts.append(self._given(given, files, sum(len(one.tokens) for one in parts)))
@@ -251,10 +247,3 @@ class Demonstrations:
             self._checked.add((key, bool(tools)))
             if (refusal := check_template(template, tools)) is not None:
                 raise BadChatTemplate(refusal)
-
-
-def _check_tools(template: TurnTemplate, between: Sequence[Message], tools: Tools) -> None:
-    """Refuse a template that repeats the tools before later turns."""
-    if tools and template.suffix(between, tools) != template.suffix(between):
-        why = "the chat template repeats the tools before later turns"
-        raise BadChatTemplate(why, why)

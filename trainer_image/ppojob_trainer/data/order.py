@@ -73,9 +73,7 @@ class Mixture:
 
     Attributes:
         rows: number of rows of each source.
-        weights: of each source.
         batch: prompts per batch.
-        seed: of the order.
         shuffle: False for the order of the files.
         difficulties: (rows,) numbers by which the rows of a pass are sorted; empty for no sorting.
         descending: whether the largest number is first.
@@ -205,17 +203,8 @@ class PromptOrder:
     """Draws batches of row numbers, epoch after epoch.
 
     Rows at the end of an epoch that do not fill a batch are dropped, as in verl's loader
-    (``drop_last=True``); another epoch drops others.
-
-    Args:
-        num_rows: rows of the dataset.
-        seed: of the order.
-        shuffle: False for the order of the files.
-        mixture: the order with weights or a curriculum, for batches of its size; else None.
-
-    Attributes:
-        place: position of the next batch, independent of the layout. A resume checks that the data
-            are the same.
+    (``drop_last=True``); another epoch drops others. With `mixture`, the order has weights or a
+    curriculum, and batches have its size. `place` is the position of the next batch.
     """
 
     def __init__(

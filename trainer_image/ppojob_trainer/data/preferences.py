@@ -182,7 +182,7 @@ class ScoredAnswers:
                 raise outcome
         return [ids for ids in outcomes if not isinstance(ids, BadChatTemplate)]
 
-    def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
+    def trim(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
         """Return the first `limit` tokens, and one after them for the position of the score."""
         read = trimmed(answer, limit)
         return (*(part._replace(is_trained=False) for part in read), _DUMMY) if read else ()

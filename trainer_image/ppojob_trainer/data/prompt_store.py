@@ -40,8 +40,7 @@ class PromptRow:
     Attributes:
         index: number in the dataset: ``dataset[row.index]`` is this row. -1 for a row that is not
             in a dataset yet, which has no tokens.
-        token_ids: token ids of the prompt, truncated if that is the policy for long prompts.
-        prompt: the prompt as in the file.
+        token_ids: of the prompt, truncated if that is the policy for long prompts.
         data_source: selects the reward function.
         ground_truth: input of the reward; for a given answer whether it is good, for a pair its
             margin; None if the row has none of these.

@@ -67,17 +67,11 @@ SamplerRequest = OpenSampler | AppendCells | SetNumbers | ChooseRows
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The selected rows and the next state, or a problem.
-
-    Attributes:
-        got: invalid value; empty without a problem.
-    """
+    """The selected rows and the next state, or a problem."""
 
     rows: list[int]
     state: str = "null"
-    got: str = ""
-    why: str = ""
-    allowed: str = ""
+    problem: str = ""
 
 
 class RowSampler(Closeable):
@@ -172,8 +166,8 @@ class RowSampler(Closeable):
         except ChildDied as died:
             raise _failed(f"its process {died}") from None
         answer = msgspec.msgpack.decode(body, type=Chosen)
-        if answer.got:
-            raise SamplerFailed(f"{FIELD}: got {answer.got}: {answer.why}; {answer.allowed}")
+        if answer.problem:
+            raise SamplerFailed(f"{FIELD}: {answer.problem}")
         return answer
 
 

@@ -96,10 +96,11 @@ def serve(requests: int, answers: int) -> None:
         try:
             return _encode(sampler.answer(_decode(body)))
         except Wrong as bad:
-            return _encode(Chosen([], "null", *bad.args))
+            return _encode(Chosen([], problem=str(bad)))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
             text, where = raised(error, __file__)
-            return _encode(Chosen([], "null", text, where, "a function that returns rows"))
+            problem = f"got {text}: {where}; a function that returns rows"
+            return _encode(Chosen([], problem=problem))
 
     guardian.answer_requests(requests, answers, answer)
 

@@ -82,8 +82,6 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {"nearest": nearest, "uncertain": uncer
 
 def checked(name: str, function: Sampler, arguments: Mapping[str, Json]) -> Sampler:
     """Return the function if it can be called with these arguments."""
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise Wrong(f"async def {name}", "its result is not awaited", "def")
     if isinstance(function, type):
         raise Wrong(f"class {name}", "its objects could have state that no checkpoint has", "def")
     try:

@@ -99,7 +99,10 @@ class Scan:
                 self._add_batch(batch, special)
             self.digests = [file.digest() for file in self.reader.files]
         except BadChatTemplate as error:
-            self._add_template_error(error)
+            where, _, rest = error.problems[0].partition(": got ")
+            got, _, reason = rest.partition(": ")
+            why, _, allowed = reason.rpartition("; ")
+            self.errors.add(DataProblem(where, got, why, allowed))
         finally:
             for file in self.reader.files:
                 file.close()
@@ -123,10 +126,9 @@ class Scan:
             self.warnings.add(DataProblem(self._where, dropped, why, "fine if intended"))
         if self.untrained:
             got = f"{self.untrained} of {counted(total, 'row')}"
-            why = "no token of their answers is trained"
+            why = "no token of their answers is trained, and they are dropped"
             if self.given in PAIRS:
-                why = "both answers are equal, or one has no trained token"
-            why += ", and they are dropped"
+                why = "both answers are equal, or one has no trained token, and they are dropped"
             problem = DataProblem(self._where, got, why, "fine if other rows remain")
             (self.warnings if self.kept else self.errors).add(problem)
         if self.given == "kto" and self.kept:
@@ -170,8 +172,6 @@ class Scan:
             teacher_encoded = self.chat.encode_prompts(teacher_prompts, inputs)
         for candidate, ids, teacher_ids in zip(candidates, encoded, teacher_encoded, strict=True):
             self._check(candidate, special)
-            if self.store is None:
-                self._add_keys(candidate)
             key = self.spec.prompt_key
             try:
                 if isinstance(ids, BadChatTemplate):
@@ -235,13 +235,17 @@ class Scan:
         )
         warnings = (
             row_checks.no_ground_truth(row, spec) if may_need_truth else None,
-            row_checks.unused_kwargs(row.extra_info, tools),
             row_checks.special_token(whole, special, spec),
             row_checks.mark_without_media(whole, unused, spec, self.chat.why_no_media),
         )
         for findings, problems in ((self.errors, errors), (self.warnings, warnings)):
             for problem in filter(None, problems):
                 findings.add_cell(problem, candidate.path, candidate.place)
+        if self.store is None:
+            self.key_rows.append(candidate.number)
+            value = repr(row.prompt).encode() + row.pictures
+            digest = hashlib.blake2b(value, digest_size=_KEY_BYTES).digest()
+            self.prompt_keys.append(int.from_bytes(digest, "little"))
 
     def _other_kind(self, candidate: Candidate) -> DataProblem | None:
         """Return a problem if a prompt is text and the first one is messages, or vice versa."""
@@ -253,12 +257,6 @@ class Scan:
         why = f"{self.prompt_place} has {self.prompt_kind}"
         allowed = "one kind of prompt in all rows and files"
         return DataProblem(self.spec.prompt_key, kind, why, allowed)
-
-    def _add_keys(self, candidate: Candidate) -> None:
-        self.key_rows.append(candidate.number)
-        value = repr(candidate.row.prompt).encode() + candidate.row.pictures
-        digest = hashlib.blake2b(value, digest_size=_KEY_BYTES).digest()
-        self.prompt_keys.append(int.from_bytes(digest, "little"))
 
     @property
     def _max_teacher_tokens(self) -> int:
@@ -318,7 +316,7 @@ class Scan:
             return
         kept: tuple[tuple[AnswerPart, ...], ...] = ()
         if self._answers is not None:
-            kept = tuple(self._answers.kept(one, spec.max_response_tokens) for one in answers)
+            kept = tuple(self._answers.trim(one, spec.max_response_tokens) for one in answers)
             if self.given and (not all(kept) or len({*kept}) < len(kept)):
                 self.untrained += 1
                 return
@@ -339,12 +337,6 @@ class Scan:
         self.kept_of[candidate.entry] += 1
         if spec.curriculum is not None:
             self.difficulties.append(candidate.difficulty)
-
-    def _add_template_error(self, error: BadChatTemplate) -> None:
-        where, _, rest = error.problems[0].partition(": got ")
-        got, _, reason = rest.partition(": ")
-        why, _, allowed = reason.rpartition("; ")
-        self.errors.add(DataProblem(where, got, why, allowed))
 
 
 def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:

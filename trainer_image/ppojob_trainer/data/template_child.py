@@ -42,13 +42,7 @@ class _GenerationBlocks(jinja2.ext.Extension):
 
 
 def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
-    """Compile a chat template.
-
-    Args:
-        source: text of the template.
-        now: time for ``strftime_now``; one for the whole run, or prompts would change at midnight
-            and after a resume.
-    """
+    """Compile a chat template; `now` is the time for ``strftime_now``."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -103,11 +97,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 

@@ -161,14 +161,10 @@ class TemplateRenderer(Closeable):
                 f"{where}: the process that renders the chat template {killed}, and the other "
                 "attempt failed too: memory is short, or it is killed; more memory for the pod"
             )
-        last = ends[-1]
-        if isinstance(last, ChildTimeout):
-            return BadChatTemplate(
-                f"{where} in time: the chat template does not end; a template without long loops"
-            )
+        reason = str(ends[-1]) or "does not end in time"
         return BadChatTemplate(
-            f"{where}: the process that renders the chat template {last}; "
-            f"a template that needs at most {TEMPLATE_MEMORY_BYTES >> 20} MiB"
+            f"{where}: the process that renders the chat template {reason}; a template without "
+            f"long loops, which needs at most {TEMPLATE_MEMORY_BYTES >> 20} MiB"
         )
 
     def _error(self, outcome: Rendered) -> BadChatTemplate:

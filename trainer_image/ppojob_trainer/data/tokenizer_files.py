@@ -45,11 +45,7 @@ def read_tokenizer_files(
 ) -> TokenizerFiles:
     """Read a tokenizer and its chat template.
 
-    Args:
-        model_folder: the model.
-        tokenizer_folder: the tokenizer, often in the same folder.
-        template: value of `spec.model.chatTemplate`: a template or a file; None for the own one.
-        setting: field of the template, for messages.
+    `template` is a template or a file, in the field `setting`; None for the tokenizer's own.
     """
     config = _read_object(tokenizer_folder / "tokenizer_config.json")
     tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")

@@ -93,12 +93,12 @@ class TurnTemplate:
         The text of a control token in a message is tokenised as ordinary text.
 
         Args:
-            messages: messages after the turn: answers of tools, in the order of its calls, or of a
-                user. They have "role" and "content", a text or parts with pictures, each of which
-                becomes one token; those of tools also have "name" and "tool_call_id" of the call.
+            messages: answers of tools, in the order of the turn's calls, or of a user, with text or
+                parts with pictures, each of which becomes one token; those of tools also have
+                "name" and "tool_call_id" of the call.
             tools: schemas of the tools, as in the prompt.
-            written: tokens of the turn: the template's end of a turn is added as far as it is
-                missing. None: the turn is complete.
+            written: tokens of the turn, to which the template's end of a turn is added as far as
+                it is missing; None if the turn is complete.
 
         Raises:
             BadChatTemplate: the template refuses such a turn, omits messages of this role, or
@@ -117,10 +117,6 @@ class TurnTemplate:
         """Return the tokens of a conversation with the header of the model's turn.
 
         Unlike in prompts, the text of a control token in a message is tokenised as ordinary text.
-
-        Args:
-            messages: messages with "role" and "content", a text.
-            tools: schemas of the tools that the model may call.
         """
         rest = self.render(messages, tools, open_turn=True)
         pieces, bodies = [], []
@@ -325,11 +321,8 @@ def assistant_turn(
 ) -> _Message:
     """Return a dummy assistant turn, with a call for each tool message in `answers`.
 
-    Args:
-        answers: answers to its calls.
-        as_text: whether arguments are JSON text instead of an object.
-        content: content besides the calls.
-        mark: suffix of the content and of the last call's argument.
+    Arguments of calls are an object, or JSON text if `as_text`. `mark` is a suffix of the content
+    and of the last call's argument.
     """
     if not answers:
         return {"role": "assistant", "content": content + mark}

@@ -38,13 +38,9 @@ _ROLES: Final = ("system", "user", "assistant")
 
 
 class Reply(NamedTuple):
-    """A user simulator's answer.
+    """A user simulator's answer: its message, or messages of a new context.
 
-    Attributes:
-        ends: whether the conversation ends.
-        text: its message.
-        score: score of the model's turn.
-        context: messages of a new context, instead of a text; empty for none.
+    `ends` is whether the conversation ends, `score` that of the model's turn.
     """
 
     ends: bool

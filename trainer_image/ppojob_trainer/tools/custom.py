@@ -5,6 +5,7 @@ the whole conversation, and an object, which may have state, first repeats its e
 Loaders raise `ConfigError`, with a place relative to the tool (``source.path``).
 """
 
+import contextlib
 import copy
 import importlib
 import inspect
@@ -27,7 +28,7 @@ from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.loop import Loop, without_name
-from ppojob_trainer.tools.wire import Conversation, Message, ToolCode, UserCode
+from ppojob_trainer.tools.wire import Conversation, ToolCode, UserCode
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenPicture]], object]
 """(arguments, the row's constructor arguments, name of the call, pictures of the row) -> a value
@@ -49,14 +50,10 @@ _WITH_REWARD: Final = frozenset({"text", "reward", "images"})
 def load_tool(
     path: str, name: str, tool: ToolCode, schema: dict[str, Json], modules: dict[str, ModuleType]
 ) -> Tool:
-    """Load a tool from a function or class in a file.
+    """Load a tool from a function or class of this name in a file.
 
-    Args:
-        path: the file.
-        name: name of the function or class.
-        tool: tool of the job.
-        schema: schema for the model.
-        modules: imported files; each file is imported once.
+    `schema` is that for the model; `modules` are the imported files, each of which is imported
+    once.
     """
     verl_imports.provide()
     found = _named_in(path, name, tool.config, modules, _TOOLS)
@@ -247,7 +244,9 @@ def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
         await user.start_interaction(row, **arguments)
         try:
             for turn in conversation.user_turns:
-                await _repeat(user, row, conversation.contexts(turn.start)[-1], arguments)
+                messages = copy.deepcopy(conversation.contexts(turn.start)[-1])
+                with contextlib.suppress(Exception):  # reported when the turn was first answered
+                    await user.generate_response(row, messages, **arguments)
             return await user.generate_response(row, conversation.contexts()[-1], **arguments)
         finally:
             # In verl's base class this method has no argument, in its examples the row.
@@ -255,11 +254,3 @@ def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
             await (finalize(row) if inspect.signature(finalize).parameters else finalize())
 
     return answer
-
-
-async def _repeat(user: Any, row: str, messages: list[Message], arguments: dict[str, Json]) -> None:
-    """Repeat an earlier turn; an exception was reported when it was first called."""
-    try:
-        await user.generate_response(row, copy.deepcopy(messages), **arguments)
-    except Exception:
-        return

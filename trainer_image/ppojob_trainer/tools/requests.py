@@ -35,13 +35,9 @@ _ONLY: Final[dict[str, Json]] = {
 
 
 class ChatRequest(NamedTuple):
-    """A request.
+    """A request, with normalised messages (`read_message`); a limit of 0 tokens is none.
 
-    Attributes:
-        messages: normalised messages (`read_message`).
-        tools: tool schemas.
-        max_tokens: limit of the answer; 0 for none.
-        model: model name, which the answer repeats.
+    The answer repeats the model name.
     """
 
     messages: list[Message]
@@ -111,12 +107,7 @@ def completion(number: int, model: Json, message: Message, turn: ModelTurn) -> M
         "created": 0,
         "model": model,
         "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None,
-                "finish_reason": turn.finish_reason,
-            }
+            {"index": 0, "message": message, "logprobs": None, "finish_reason": turn.finish_reason}
         ],
         "usage": {
             "prompt_tokens": turn.prompt_tokens,

@@ -78,8 +78,7 @@ class _Summary(msgspec.Struct):
 def open_run(run: TrackedRun) -> "WandbRun | MlflowRun | SwanlabRun | TrackioRun":
     """Import the tracker's library, and start or resume the run.
 
-    A run has `last_step` and `location` (see `Uploader`), `write`, which logs a step, and `close`,
-    which ends the run once the tracker has all steps.
+    A run has `last_step` and `location` (see `Uploader`), `write` logs a step, `close` ends it.
     """
     if run.tracker == "wandb":
         from ppojob_trainer.trackers.wandb_run import WandbRun

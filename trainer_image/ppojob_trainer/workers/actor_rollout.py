@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.files import entry_of
+from ppojob_trainer.checkpoint.manifest import entry_of
 from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics

@@ -40,8 +40,8 @@ def _call(block: str, tools: Tools) -> Call | BadCall:
 def _tool(id_: str, name: str, keys: set[str], tools: Tools) -> str:
     """Return the name of the called tool.
 
-    The prompt shows earlier calls by their ids only, so the model writes ids of other forms: then it
-    is the tool whose name is in the id, or the only one whose required arguments are present.
+    The prompt shows earlier calls by their ids only, so the model writes ids of other forms: then
+    it is the tool whose name is in the id, or the only one whose required arguments are present.
     """
     needed = required_of(tools)
     if name in needed:

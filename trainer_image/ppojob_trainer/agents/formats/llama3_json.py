@@ -1,4 +1,4 @@
-"""Llama 3.1 and later: the turn is `{"name": ..., "parameters": {...}}`, or several separated by `;`.
+"""Llama 3.1 and later: the turn is `{"name": ..., "parameters": {...}}`, or several with `;`.
 
 https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
 """

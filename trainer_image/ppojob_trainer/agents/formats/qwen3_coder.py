@@ -1,7 +1,7 @@
 """Qwen3-Coder and Qwen3.5: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
 
-Values are unquoted, so the tool's schema determines their types. An incomplete turn is parsed as far
-as possible, as by the parser of the model's publishers.
+Values are unquoted, so the tool's schema determines their types. An incomplete turn is parsed as
+far as possible, as by the parser of the model's publishers.
 """
 
 import ast

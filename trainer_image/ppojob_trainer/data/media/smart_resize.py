@@ -20,14 +20,8 @@ def smart_resize(
 ) -> tuple[int, int]:
     """Return width and height as multiples of a unit, within limits in pixels, about.
 
-    Args:
-        width: of the picture.
-        height: of the picture.
-        unit: pixels.
-        least: pixels to which smaller ones are enlarged.
-        most: pixels to which larger ones are reduced.
-        frames: number of frames that share the pixels.
-        shortest: units of a side at least, before the limits apply.
+    Smaller pictures than `least` pixels are enlarged, larger ones than `most` reduced; `frames`
+    share these pixels. Before that a side has at least `shortest` units.
     """
     down, across = (max(shortest, round(side / unit)) for side in (height, width))
     pixels = frames * down * across * unit**2

@@ -16,15 +16,13 @@ from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.media.picture_cells import BadPicture, bytes_at, items_of
+from ppojob_trainer.data.media.pictures import SOUND_MARK, Samples, packed_sound
 from ppojob_trainer.data.media.sound_form import SoundForm
-from ppojob_trainer.data.media.sounds import MARK, Samples, packed_sound
 from ppojob_trainer.data.problems import BadCell
 
 _SOURCES: Final = ("bytes", "audio", "audio_url", "array", "path")
 """Names of the sound in a struct: those of `datasets`, and of message parts."""
 _RATES: Final = (1_000, 768_000)
-_UNKNOWN: Final = 2**63 - 1
-"""libsndfile's count for a FLAC file without a number of samples."""
 _ALLOWED: Final = "a path, bytes, or a struct of array and sampling_rate"
 
 
@@ -75,11 +73,6 @@ def _decoded(content: bytes, named: str, form: SoundForm) -> tuple[Samples, int]
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             rate, count = file.samplerate, file.frames
-            if count == _UNKNOWN:  # soundfile would not read it to the end
-                why = "its header has no number of samples, as if written to a pipe"
-                raise BadPicture(named, why, "a file with its number of samples")
-            if not count:  # libsndfile's count for an OGG file without its last page
-                raise BadPicture(named, "it is truncated or empty", "a complete sound")
             if count > form.seconds * rate:  # refused without reading it
                 raise _too_long(count / rate, form)
             samples = file.read(dtype="float32", always_2d=True)
@@ -139,7 +132,7 @@ def _joined(message: object, place: str, sounds: list[object]) -> object:
         part = cell if isinstance(cell, Mapping) else {}
         part = {name: one for name, one in part.items() if one is not None}
         if part.get("type") == "audio":
-            texts.append(MARK)
+            texts.append(SOUND_MARK)
             if part.keys() & set(_SOURCES):
                 sounds.append(part)
         elif part.get("type") == "text" and isinstance(part.get("text"), str):

@@ -15,8 +15,8 @@ from typing import Final, Literal
 import numpy as np
 
 from ppojob_trainer.data.media.picture_settings import GridSettings
+from ppojob_trainer.data.media.pictures import Clip
 from ppojob_trainer.data.media.smart_resize import no_shorter, smart_resize
-from ppojob_trainer.data.media.videos import Clip
 
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
 """transformers' default limits, of a frame or of all frames."""
@@ -77,10 +77,7 @@ class VideoForm(ABC):
     def clips(self, frames: Sequence[bytes], seconds: Sequence[float], fps: float) -> list[Clip]:
         """Split a video into clips; the last frame is repeated to fill the last clip.
 
-        Args:
-            frames: encoded pictures.
-            seconds: time of each frame.
-            fps: frames per second, on average.
+        `seconds` are the times of the frames, `fps` is their average rate.
         """
         lacking = self.in_whole_clips(len(frames)) - len(frames)
         shown = [*frames, *[frames[-1]] * lacking]
