@@ -71,12 +71,8 @@ class Driver:
     def run(self, episodes: Sequence[Episode]) -> None:
         """Run unfinished rows of distinct names to their ends: one generation phase.
 
-        If it ends early, no call is in flight: started calls are waited for.
-
-        Raises:
-            RolloutError: the engine is busy, or loses a row.
-            ToolFailed: a call failed, and `fails` is set.
-            ValueError: the engine refuses a request.
+        If it ends early, started calls are waited for. Raises RolloutError if the engine is busy or
+        loses a row, ValueError if it refuses a request, and ToolFailed with `fails`.
         """
         self._episodes = episodes
         with generation_phase(self.engine) as submit:

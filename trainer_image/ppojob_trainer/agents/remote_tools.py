@@ -68,7 +68,7 @@ class RemoteTools:
             mine = [place for place, call in enumerate(calls) if self._peers(call) is peers]
             if not mine:
                 continue
-            own = [_created(calls[place], prompt) for place in mine]
+            own = [_with_arguments(calls[place], prompt) for place in mine]
             # No attempt: any attempt of the role may answer, as its loss costs no step.
             stage = f"{batch.step}/{batch.label}/{label}/{row}/{self.attempt}"
             id_ = RequestId(0, self.step, stage, turn, batch.rewinds)
@@ -100,7 +100,7 @@ class RemoteTools:
         return self.retrievers if self.retrievers and (is_search or not self.tools) else self.tools
 
 
-def _created(call: ToolCall, prompt: PromptTokens) -> ToolCall:
+def _with_arguments(call: ToolCall, prompt: PromptTokens) -> ToolCall:
     """Return a call with its tool's constructor arguments from the row."""
     if call.to_user:
         return call

@@ -147,7 +147,9 @@ def _copy(
     folder = remote.download(step, files, root)
     own = msgspec.structs.replace(found, job_uid=config.uid, progress=progress, files=tuple(files))
     _complete(folder, own, settings)
-    lines = _lines(remote, step)[: found.progress.metrics_lines]
+    # A run folder has the metrics of all steps, each copy its own.
+    metrics = remote.read_run_file(METRICS_FILE) or remote.read(step, RUN_FOLDER, METRICS_FILE)
+    lines = metrics.splitlines(keepends=True)[: found.progress.metrics_lines]
     durable.write_file(run_folder / METRICS_FILE, b"".join(lines), BRANCH_FILE)
     journal = Journal(root / JOURNAL_FILE)
     journal.began()
@@ -333,9 +335,3 @@ def _is_of_prompts(where: str) -> bool:
 
 def _is_of_demonstrations(where: str) -> bool:
     return where.startswith("spec.data.") and not where.startswith(_NOT_OF_DEMONSTRATIONS)
-
-
-def _lines(remote: RemoteStore, step: int) -> list[bytes]:
-    """Return the metrics up to a step, from the run folder, or from the copy."""
-    whole = remote.read_run_file(METRICS_FILE) or remote.read(step, RUN_FOLDER, METRICS_FILE)
-    return whole.splitlines(keepends=True)

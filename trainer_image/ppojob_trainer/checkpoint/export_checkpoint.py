@@ -149,25 +149,19 @@ def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
     spec = settings.get("spec")
     assert isinstance(spec, dict), "an identity has been read"
     policy = _policy(settings, checkpoint).model
-    trained = _trained_critic(settings)
+    critics = {str(name): one.critic for name, one in ESTIMATORS.items() if one.critic}
+    trained = critics.get(_algorithm(settings))
     if trained is None:
-        types = " or ".join(str(name) for name, one in ESTIMATORS.items() if one.critic)
+        types = " or ".join(critics)
         raise ConfigError(
             f"--critic: got {checkpoint}: its job has trained no critic; that of a job of type: "
             f"{types}, or the policy without --critic"
         )
     critic = CriticSpec.model_validate(spec.get("critic"))
     changes = {"path": critic.path, "lora": critic.lora, "average_decay": None}
-    own = policy.model_copy(update=changes)
-    own = _located(own, checkpoint)
+    own = _located(policy.model_copy(update=changes), checkpoint)
     kind = CRITIC if trained == "value" else PROCESS_REWARD
     return _Source("critic", kind, own, config_changes(own.path, policy))
-
-
-def _trained_critic(settings: Mapping[str, Json]) -> str | None:
-    """Return the kind of the critic that the job trains; None if it trains none."""
-    critics = {str(name): one.critic for name, one in ESTIMATORS.items()}
-    return critics.get(_algorithm(settings)) or None
 
 
 def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:

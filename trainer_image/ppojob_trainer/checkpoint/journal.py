@@ -206,12 +206,8 @@ def last_saved(events: list[Event]) -> int | None:
 def resume_point(store: CheckpointStore, events: list[Event]) -> Latest:
     """Find where to resume; never silently restarts at step 0 if checkpoints existed.
 
-    Returns:
-        As ``CheckpointStore.latest``; a complete checkpoint whose folder is gone is a refusal too.
-
-    Raises:
-        CheckpointLost: the journal has a checkpoint, and none is there.
-        CannotResume: the newest checkpoint is of another job, configuration or format.
+    It returns and raises as ``CheckpointStore.latest``. A complete checkpoint whose folder is
+    missing is a refusal too; without any other one it raises CheckpointLost.
     """
     found = store.recover()
     saved = last_saved(events)

@@ -259,10 +259,10 @@ class CheckpointStore:
 
     def _verify(self, step: int, *, again: bool) -> Checkpoint:
         """Read a checkpoint and check its bytes; `again`: also those that were checked before."""
-        was_verified = step in self._verified
+        is_checked = step in self._verified and not again
         self._verified.discard(step)
         checkpoint = self.read(step)
-        if again or not was_verified:
+        if not is_checked:
             checkpoint.verify()
         self._verified.add(step)
         return checkpoint
@@ -317,19 +317,16 @@ class CheckpointStore:
             if kept >= keep_last:
                 if step in {best, held}:
                     continue
-                self._remove(step)
+                # Renamed first: a partly removed checkpoint must not look like a damaged one.
+                folder = self.root / folder_name(step)
+                pruned = self.root / f".{folder.name}.pruned"
+                durable.rename(folder, pruned, PRUNE_POINT)
+                durable.remove_tree(pruned, SWEEP_POINT)
+                self._verified.discard(step)
                 removed.append(step)
             elif self.is_whole(step):
                 kept += 1
         return tuple(removed)
-
-    def _remove(self, step: int) -> None:
-        """Rename it first: a partly removed checkpoint must not look like a damaged one."""
-        folder = self.root / folder_name(step)
-        pruned = self.root / f".{folder.name}.pruned"
-        durable.rename(folder, pruned, PRUNE_POINT)
-        durable.remove_tree(pruned, SWEEP_POINT)
-        self._verified.discard(step)
 
     def _point(self, name: str, target: Path) -> None:
         link = self.root / name

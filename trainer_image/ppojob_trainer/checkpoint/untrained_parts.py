@@ -51,10 +51,9 @@ class UntrainedParts:
 
     @classmethod
     def of(cls, model_folder: Path, *, scores: bool) -> UntrainedParts:
-        """Index a folder; a model that `scores` takes over no MTP layers.
+        """Index a folder; for a model that `scores` without MTP layers.
 
-        Raises:
-            ConfigError: config.json says that there are such weights, but their files are missing.
+        Raises ConfigError if files of weights that config.json requires are missing.
         """
         config = read_config(model_folder / "config.json")
         if isinstance(config, Problem):

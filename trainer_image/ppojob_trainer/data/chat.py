@@ -165,11 +165,8 @@ class ChatTokenizer(Closeable):
             open_turn: whether to end with the header of the next assistant turn.
 
         Returns:
-            The ids of each conversation, or the error if the template refuses it.
-
-        Raises:
-            BadChatTemplate: the template is missing, invalid or too slow.
-            JobFailed: its process is killed repeatedly from outside.
+            The ids of each conversation, or the error if the template refuses it. A template that
+            is missing, invalid or too slow raises BadChatTemplate.
         """
         return self._encoded(
             self.render_chats(conversations, variables, tools=tools, open_turn=open_turn)

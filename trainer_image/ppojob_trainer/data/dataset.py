@@ -68,11 +68,8 @@ class PromptDataset(PromptStore):
 
         Of the files the first `max_rows` are used, counted before long ones are dropped; verl
         samples them when it shuffles. The other arguments are those of `Scan`; `chat` is not needed
-        after this call.
-
-        Raises:
-            ConfigError: with every problem, one line each.
-            StorageError: there is no space for the rows in the folder of temporary files.
+        after this call. Raises ConfigError with every problem, one line each, and StorageError if
+        there is no space for the rows.
         """
         dataset = cls()
         try:

@@ -181,9 +181,6 @@ class Demonstrations:
             answers: messages of each answer; its parts by author are returned.
             inputs: inputs of the template besides the messages.
             later: pictures after the prompt, at the marks of the answer.
-
-        Raises:
-            BadChatTemplate: the template does not support such turns.
         """
         return ids, [self._answer(prompt, messages, inputs, later) for messages in answers]
 

@@ -153,14 +153,10 @@ class Mixture:
             chosen = np.arange(count)[:used] if draws is None else draws[:used]
             order = sum(self.rows[:source]) + chosen
             if len(self.difficulties):
-                order = order[np.argsort(self._numbers[order], kind="stable")]
+                numbers = np.array(self.difficulties, dtype=np.float64)[order]
+                order = order[np.argsort(-numbers if self.descending else numbers, kind="stable")]
             self._passes[source] = (number, used), order
         return order
-
-    @cached_property
-    def _numbers(self) -> npt.NDArray[np.float64]:
-        numbers = np.array(self.difficulties, dtype=np.float64)
-        return -numbers if self.descending else numbers
 
     def _drawn_before(self, source: int, number: int) -> int:
         """Return the number of prompts of a source in all batches before one."""

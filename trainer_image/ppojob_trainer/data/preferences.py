@@ -159,11 +159,7 @@ class ScoredAnswers:
         _inputs: TemplateInputs,
         _later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
-        """Return the common prefix of all answers, within `ids`, and the rest of each answer.
-
-        Raises:
-            BadChatTemplate: the template refuses a conversation.
-        """
+        """Return the common prefix of all answers, within `ids`, and the rest of each answer."""
         found = [
             up_to_padding(whole, self._chat.pad_token_id) for whole in self._whole(prompt, answers)
         ]

@@ -103,7 +103,7 @@ class PromptStore(Closeable):
         columns = [
             *(row.token_ids, row.prompt, row.data_source, row.ground_truth, row.extra_info),
             row.agent,
-            [[_plain(part) for part in answer] for answer in row.answers],
+            [[_as_json(part) for part in answer] for answer in row.answers],
             base64.b64encode(row.pictures).decode(),
             *(row.teacher_token_ids, row.known_scores),
         ]
@@ -148,7 +148,7 @@ class PromptStore(Closeable):
         self._file.close()
 
 
-def _plain(part: AnswerPart) -> list[Json]:
+def _as_json(part: AnswerPart) -> list[Json]:
     later: list[Json] = [[one.start, base64.b64encode(one.file).decode()] for one in part.pictures]
     return [list(part.tokens), part.is_trained, later]
 

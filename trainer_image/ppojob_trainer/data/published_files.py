@@ -32,9 +32,6 @@ _DAPO_BEFORE = (
 _DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 _PROBLEMS = ("prompt", "problem", "Problem", "question", "Question")
 _ANSWERS = ("answer", "Answer", "solution")
-_DAPO_COLUMNS = (
-    "verl's prompt and reward_model.ground_truth, or a problem or question with its answer"
-)
 SearchForm = Literal["direct", "search"]
 _SEARCH_PREFIX = "searchR1_"
 PROMPTS: dict[SearchForm, str] = {
@@ -140,7 +137,8 @@ def _dapo_row(row: Row, place: str, data_source: str) -> TaskRow:
     if answer is None or not isinstance(problem, str | list):
         found = ", ".join(map(str, row)) or "nothing"
         raise ConfigError(
-            f"{place}: got columns {found}: no problem with its answer; {_DAPO_COLUMNS}"
+            f"{place}: got columns {found}: no problem with its answer; verl's prompt and "
+            "reward_model.ground_truth, or a problem or question with its answer"
         )
     prompt: list[dict[str, str]]
     if isinstance(problem, str):

@@ -32,11 +32,9 @@ class RewardChecks(Protocol):
 
     def data_source_problem(self, data_source: str) -> str | None:
         """Return what is allowed, if no scorer supports the data source."""
-        ...
 
     def ground_truth_problem(self, data_source: str, ground_truth: Json) -> str | None:
         """Return what is allowed, if the ground truth does not have the scorer's form."""
-        ...
 
 
 @dataclass(frozen=True)

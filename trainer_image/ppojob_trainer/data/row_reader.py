@@ -58,7 +58,6 @@ class Candidate:
         inputs: inputs of the chat template besides the messages.
         entry: index in the list of files of the specification.
         number: index of the row in all files together.
-        path: file of the row.
         place: ``file:row``, for messages.
         columns: all columns of the row, read or not.
     """

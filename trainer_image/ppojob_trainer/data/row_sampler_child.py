@@ -44,7 +44,7 @@ class _Sampler:
             case OpenSampler():
                 self._arguments = request.arguments
                 given = msgspec.json.decode(request.arguments)
-                self._function = samplers.checked(request.function, _found(request), given)
+                self._function = samplers.checked(request.function, _load(request), given)
             case AppendCells():
                 for name, cells in request.cells.items():
                     self._values.setdefault(name, []).append(cells)
@@ -70,7 +70,7 @@ class _Sampler:
         return Chosen(chosen, _written(state))
 
 
-def _found(request: OpenSampler) -> samplers.Sampler:
+def _load(request: OpenSampler) -> samplers.Sampler:
     """Load the function, built in or from a file."""
     if not request.path:
         return samplers.SAMPLERS[request.function]

@@ -86,11 +86,7 @@ class Scan:
             self._answers = Demonstrations(self.chat)
 
     def read(self, files: Sequence[DataFile]) -> None:
-        """Read every row once.
-
-        Raises:
-            StorageError: there is no space in the store.
-        """
+        """Read every row once; raises StorageError if there is no space in the store."""
         special = tuple(one.content for one in self.chat.added_tokens.values() if one.special)
         self.kept_of = [0] * len(files)
         try:

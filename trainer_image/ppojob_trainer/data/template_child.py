@@ -21,15 +21,6 @@ from ppojob_trainer.json_value import Json
 _TEMPLATE_FILE = "<template>"
 
 
-class TemplateRefusal(Exception):  # noqa: N818  it says what happened
-    """The template cannot be compiled, or cannot be rendered with these messages."""
-
-    def __init__(self, reason: str, line: int | None) -> None:
-        self.reason = reason
-        self.line = line
-        super().__init__(reason)
-
-
 class _GenerationBlocks(jinja2.ext.Extension):
     """``{% generation %}`` marks assistant text for training masks; it has no effect here."""
 
@@ -51,10 +42,7 @@ def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = now.strftime
-    try:
-        return environment.from_string(source)
-    except Exception as error:  # constant folding runs the template's own arithmetic
-        raise _refusal(error) from None
+    return environment.from_string(source)
 
 
 def render(
@@ -66,14 +54,11 @@ def render(
 ) -> str:
     """Render a conversation."""
     given: dict[str, Json] = {"tools": None, "documents": None, **variables}
-    try:
-        return template.render(**given, messages=messages, add_generation_prompt=open_turn)
-    except Exception as error:  # whatever a template's expression can raise
-        raise _refusal(error) from None
+    return template.render(**given, messages=messages, add_generation_prompt=open_turn)
 
 
-def _refusal(error: Exception) -> TemplateRefusal:
-    """Convert an exception, with the line of the template that raised it."""
+def refused(error: Exception) -> Rendered:
+    """Convert any exception of a template, with the line that raised it."""
     line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == _TEMPLATE_FILE:
@@ -82,7 +67,7 @@ def _refusal(error: Exception) -> TemplateRefusal:
     reason = f"{kind}: {error}"
     if isinstance(error, jinja2.TemplateError):
         reason = error.message or kind
-    return TemplateRefusal(reason, line)
+    return Rendered(refusal=reason[:1000], line=line)
 
 
 def _raise_exception(message: str) -> str:
@@ -118,8 +103,8 @@ def serve(requests: int, answers: int) -> None:
             now = datetime.datetime.fromisoformat(request.now)
             template = compile_template(request.source, now)
             return msgspec.msgpack.encode([Rendered()])
-        except TemplateRefusal as refusal:
-            return msgspec.msgpack.encode([_refused(refusal)])
+        except Exception as error:  # constant folding runs the template's own arithmetic
+            return msgspec.msgpack.encode([refused(error)])
 
     guardian.answer_requests(requests, answers, answer)
 
@@ -129,12 +114,8 @@ def _render(
 ) -> Rendered:
     try:
         return Rendered(render(template, messages, request.variables, open_turn=request.open_turn))
-    except TemplateRefusal as refusal:
-        return _refused(refusal)
-
-
-def _refused(refusal: TemplateRefusal) -> Rendered:
-    return Rendered(refusal=refusal.reason[:1000] or "it raised", line=refusal.line)
+    except Exception as error:  # whatever a template's expression can raise
+        return refused(error)
 
 
 if __name__ == "__main__":

@@ -95,14 +95,11 @@ class TemplateRenderer(Closeable):
         *,
         open_turn: bool,
     ) -> list[str | BadChatTemplate]:
-        """Render conversations, a few per call, since the limits of the child are per call.
+        """Return the text of each conversation, or the error if the template refuses it.
 
-        Returns:
-            The text of each conversation, or the error if the template refuses it.
-
-        Raises:
-            BadChatTemplate: the template is invalid or too slow.
-            JobFailed: the child cannot start, or is killed repeatedly from outside.
+        A call has a few conversations, since the limits of the child are per call. Raises
+        BadChatTemplate if the template is invalid or too slow, and JobFailed if the child is killed
+        repeatedly from outside.
         """
         packed = (msgspec.msgpack.encode([dict(one) for one in chat]) for chat in conversations)
         requests = (RenderChats(chunk, dict(variables), open_turn) for chunk in chunked(packed))

@@ -79,7 +79,9 @@ class TurnTemplate:
         added = chat.added_tokens
         self._ends = {added[i].content for i in chat.eos_token_ids if i in added}
         self._suffixes: dict[bytes, Suffix] = {}
-        self._opening = lru_cache(maxsize=_CACHED)(self._opened)
+        self._opening = lru_cache(maxsize=_CACHED)(
+            lambda tools: self.render([ASKED], msgspec.json.decode(tools), open_turn=True)
+        )
 
     def delta(
         self,
@@ -160,9 +162,6 @@ class TurnTemplate:
     def opening(self, tools: Tools) -> str:
         """Return the text of `ASKED` with the header of the next turn; cached."""
         return self._opening(msgspec.json.encode(tools))
-
-    def _opened(self, tools: bytes) -> str:
-        return self.render([ASKED], msgspec.json.decode(tools), open_turn=True)
 
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
         """Render a conversation."""

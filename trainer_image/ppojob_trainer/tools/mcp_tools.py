@@ -64,12 +64,7 @@ class McpServer:
         raise AssertionError("the last attempt raises")
 
     async def call(self, name: str, arguments: Mapping[str, Json]) -> object:
-        """Call a tool.
-
-        Raises:
-            McpFailed: there is no answer, or the call failed.
-            BadResult: the answer has other content than text and pictures.
-        """
+        """Call a tool; raises McpFailed if there is no answer, or the call failed."""
         try:
             async with self._connected() as client:
                 result = await client.call_tool(name, dict(arguments))

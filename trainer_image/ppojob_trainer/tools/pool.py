@@ -198,8 +198,9 @@ class ToolPool(Closeable):
         agent = msgspec.convert(self._agent, AgentCode, from_attributes=True)
         request = LoadTools(agent, self._elsewhere, not self._is_compared, self._sandbox)
         files = (one.source.file or "" for one in self._answering if one.source)
-        where = {"where": "spec.agent.tools", "what": "tools"}
-        loaded = import_files(child, request, ToolsLoaded, files=files, **where)
+        loaded = import_files(
+            child, request, ToolsLoaded, files=files, where="spec.agent.tools", what="tools"
+        )
         self._loops = frozenset(loaded.loops)
         # Only the first child compares schemas with those of the servers.
         self._is_compared = True

@@ -67,9 +67,7 @@ class Program:
     ) -> ModelRequest | tuple[bool, str, float | None]:
         """Return its next request after its answered ones, or its end.
 
-        Raises:
-            BadResult: it sends another request than before, or two at once.
-            ProgramRaised: it raised.
+        Raises ProgramRaised, or BadResult if it sends another request than before, or two at once.
         """
         while select.select([self.listener], [], [], 0)[0]:  # connections of an earlier run
             self.listener.accept()[0].close()
@@ -151,9 +149,7 @@ class _Run:
     def end(self, frame: bytes | None) -> tuple[bool, str, float | None]:
         """Return the end of the run, from the report of its process.
 
-        Raises:
-            BadResult: it ended too early, or returned an invalid value.
-            ProgramRaised: it raised.
+        Raises ProgramRaised, or BadResult if it ended too early, or returned an invalid value.
         """
         if frame is None:  # its process died: so must this one, as for a tool
             os._exit(1)

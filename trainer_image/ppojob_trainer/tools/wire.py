@@ -169,11 +169,7 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
 
 
 class ToolsLoaded(Loaded, frozen=True):
-    """Answer to ``LoadTools``.
-
-    Attributes:
-        loops: names of user simulators that cannot continue after a failure.
-    """
+    """Answer to ``LoadTools``: user simulators that cannot continue after a failure."""
 
     loops: list[str]
 

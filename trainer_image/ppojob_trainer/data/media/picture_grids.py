@@ -21,9 +21,8 @@ from ppojob_trainer.data.media.picture_settings import (
     PooledSettings,
 )
 from ppojob_trainer.data.media.pictures import clip_of, sound_of, unpacked
-from ppojob_trainer.data.media.smart_resize import no_shorter, smart_resize
 from ppojob_trainer.data.media.sound_form import SoundForm
-from ppojob_trainer.data.media.video_forms import VideoForm
+from ppojob_trainer.data.media.video_forms import VideoForm, no_shorter, smart_resize
 
 QWEN: Final = "Qwen2"
 LIMITS: Final = {

@@ -139,10 +139,8 @@ def opened(picture: bytes) -> Image.Image:
     """Decode a picture to RGB, the input of models; RGBA is put on a white background.
 
     Pillow refuses a picture by its size before decoding it, which could exhaust the memory.
-    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, by which verl opens pictures.
-
-    Raises:
-        ValueError: see `encoded`; or the error of the format, if it cannot be read.
+    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, by which verl opens pictures. Raises
+    ValueError, or the error of the format.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -161,11 +159,7 @@ def is_picture(file: bytes) -> bool:
 
 
 def encoded(image: Image.Image) -> bytes:
-    """Encode a picture as PNG, without loss.
-
-    Raises:
-        ValueError: it has grey levels of 32 bits, whose white is not defined.
-    """
+    """Encode a picture as PNG, without loss; raises ValueError for grey levels of 32 bits."""
     file = io.BytesIO()
     image = image if image.mode in _KEPT else _in_colour(image)
     image.save(file, "PNG", compress_level=1)

@@ -25,7 +25,7 @@ from ppojob_trainer.data.media.picture_cells import (
 )
 from ppojob_trainer.data.media.picture_form import PictureForm, RequestedSize
 from ppojob_trainer.data.media.pictures import encoded, opened, packed_clip
-from ppojob_trainer.data.media.smart_resize import smart_resize
+from ppojob_trainer.data.media.video_forms import smart_resize
 
 FPS: Final = 2.0
 MOST_FRAMES: Final = 768
