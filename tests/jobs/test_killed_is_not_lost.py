@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import sha256_of
+from ppojob_trainer.checkpoint.manifest import sha256_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 

@@ -216,7 +216,7 @@ def test_a_row_is_what_transformers_processor_makes_of_the_whole(tmp_path: Path)
         strict=True,
     ):
         drawn = [one for one in row.trajectory.segments if one.is_trained]
-        said = [form.said(one.tokens) for one in drawn]
+        said = [form.decode_turn(one.tokens) for one in drawn]
         if PICTURE in "".join(said) or sum(map(len, said)) < sum(len(one.tokens) for one in drawn):
             continue  # it drew a picture's token, or a special one
         talk, shown = messages_of(text, files), [one.file for one in row.trajectory.pictures]
@@ -248,7 +248,7 @@ def test_a_template_shows_pictures_of_tools_or_is_known_not_to(tmp_path: Path) -
         assert shows_pictures(form.template, TOOLS) is shows
         if shows:
             shown, end = packed([picture("red")]), [END]
-            ids = form.answered(end, [ToolCall("add", "{}")], [" \n a \n"], [shown])
+            ids = form.encode_answers(end, [ToolCall("add", "{}")], [" \n a \n"], [shown])
             said = form.chat.decode(ids, skip_special_tokens=False)
             text = "[~~~~] \n a" + ("" if template == trimmed else " \n")
             turn = "<|im_start|>tool\n{}<|im_end|>\n<|im_start|>assistant\n"

@@ -154,7 +154,9 @@ def test_engines_and_exports_get_what_the_trainer_computes_with(folder, tmp_path
             model_folder=folder,
             dtype=torch.float32,
             adapters=adapters_of(one),
-            told=lambda join, kept=kept: lambda n, tensor, dtype: join(n, kept(n, tensor), dtype),
+            wrap_join=lambda join, kept=kept: (
+                lambda n, tensor, dtype: join(n, kept(n, tensor), dtype)
+            ),
         )
     exports = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("ours", "theirs")]
     assert exports[0] == exports[1]

@@ -296,7 +296,7 @@ class Checkpoints:
         """Remove old checkpoints."""
         best = None if self.best is None else self.best.among(self.store.steps())
         try:
-            held = None if self.copies is None else self.copies.under_way
+            held = None if self.copies is None else self.copies.step
             self.store.prune(self.keep_last, best, held)
         except StorageError as problem:
             _log.warning("old checkpoints stay: %s", problem)

@@ -167,8 +167,8 @@ class Loop:
             with self._skipping(progress.step):
                 self.checkpoints.save(progress, in_background=self.spec.checkpoint.background)
         copies = self.checkpoints.copies
-        if copies is not None and copies.trouble is not None:
-            self.reporter.notice(copies.trouble)
+        if copies is not None and copies.problem is not None:
+            self.reporter.notice(copies.problem)
 
     def _wait_for_checkpoint(self) -> None:
         with self._skipping(self.checkpoints.in_flight_step or 0):

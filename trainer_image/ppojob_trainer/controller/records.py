@@ -25,8 +25,7 @@ from ppojob_trainer.metrics.step_metrics import (
 )
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
-from ppojob_trainer.rows.responses_file import read_responses, write_responses
-from ppojob_trainer.rows.row_files import write_advantages
+from ppojob_trainer.rows.row_files import read_responses, write_advantages, write_responses
 
 _log = logging.getLogger(__name__)
 

@@ -25,8 +25,8 @@ from ppojob_api.problem import shown
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, Rewound, RowsKept
+from ppojob_trainer.checkpoint.manifest import check_content
 from ppojob_trainer.checkpoint.store import folder_name
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint

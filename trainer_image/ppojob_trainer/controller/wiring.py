@@ -10,9 +10,8 @@ from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.copies import Copies
-from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, sha256_of
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints

@@ -17,8 +17,7 @@ from ppojob_trainer.data.media.picture_form import (
     ResizablePictureForm,
     sound_form_of,
 )
-from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
-from ppojob_trainer.data.media.picture_readers import is_drawn_causally
+from ppojob_trainer.data.media.picture_forms import is_drawn_causally, read_form, why_no_media
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.architectures import (
     EMBEDDING,

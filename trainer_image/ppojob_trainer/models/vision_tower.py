@@ -24,9 +24,7 @@ from transformers.models.whisper.feature_extraction_whisper import WhisperFeatur
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
 from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.pictures import opened, unpacked
-from ppojob_trainer.data.media.sounds import sound_of
-from ppojob_trainer.data.media.videos import clip_of
+from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.stored_tensors import read_tensor

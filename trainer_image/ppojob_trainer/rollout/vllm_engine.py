@@ -185,7 +185,7 @@ class VllmEngine:
     def _form_of(self, model_folder: Path) -> MediaForm | None:
         """Return the format of the model's pictures; None for text only.
 
-        Pictures with bidirectional attention are not supported on a GPU (`data.picture_readers`).
+        Pictures with bidirectional attention are not supported on a GPU (`media.picture_forms`).
         """
         form = read_form(model_folder)
         return None if form is None or (form.sees_ahead and not self._on_cpu) else form

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.files import entry_of
+from ppojob_trainer.checkpoint.manifest import entry_of
 from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -295,7 +295,7 @@ class ActorRolloutWorker:
         average = self.policy.learner.engine.average
         others = {} if average is None else average.tensors
 
-        def told(join: Join) -> Join:
+        def wrap_join(join: Join) -> Join:
             """Weights that may have left the device."""
             plain = plain_weights(trained, on_device)
             return broadcast_by_holders(
@@ -312,7 +312,7 @@ class ActorRolloutWorker:
             adapters=replaced(every_adapter(trained), others, on_device),
             kind=SCORER if self.generation.spec.algorithm.type == "reward_model" else POLICY,
             overrides=config_changes(model.path, model),
-            told=told,
+            wrap_join=wrap_join,
         )
         return Nothing()
 

@@ -32,7 +32,7 @@ from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.data.order import uniform_draws
 from ppojob_trainer.engine.custom_functions import estimator_of
 from ppojob_trainer.metrics.step_metrics import Spread
-from ppojob_trainer.rows.anchors import turn_anchors
+from ppojob_trainer.rows.experience import turn_anchors
 from ppojob_trainer.rpc.messages.training import Advantaged
 from ppojob_trainer.rpc.messages.training import Advantages as Given
 from ppojob_trainer.workers.batch_rows import BatchRows

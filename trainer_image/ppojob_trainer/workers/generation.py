@@ -23,7 +23,7 @@ from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_readers import all_take_pictures
+from ppojob_trainer.data.media.picture_forms import all_take_pictures
 from ppojob_trainer.data.media.pictures import packed_later
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate

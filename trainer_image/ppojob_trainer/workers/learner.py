@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
-from ppojob_trainer.checkpoint.shards import Shard
-from ppojob_trainer.checkpoint.tensors import read_parts, read_shard
+from ppojob_trainer.checkpoint.manifest import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.tensors import Shard, read_parts, read_shard
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.adapter_names import is_adapter

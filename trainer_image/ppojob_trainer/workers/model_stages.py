@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ppojob_trainer.checkpoint.shards import Shard
+from ppojob_trainer.checkpoint.tensors import Shard
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.dims import WITHIN
 from ppojob_trainer.parallel.link import Link

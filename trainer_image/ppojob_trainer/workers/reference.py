@@ -8,9 +8,8 @@ import torch
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
-from ppojob_trainer.checkpoint.shards import Shard
-from ppojob_trainer.checkpoint.tensors import read_parts
+from ppojob_trainer.checkpoint.manifest import MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.tensors import Shard, read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics

@@ -26,7 +26,7 @@ import msgspec
 from ppojob_trainer import durable
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.row_state import RowState
-from ppojob_trainer.checkpoint.files import entry_of
+from ppojob_trainer.checkpoint.manifest import entry_of
 from ppojob_trainer.rpc.messages.rollout import Generate
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.generation import Generation, Row, batches_of

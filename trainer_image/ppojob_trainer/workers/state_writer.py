@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.shards import HostCopies, Shard
+from ppojob_trainer.checkpoint.tensors import HostCopies, Shard
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, Saved, SaveShards, Written
