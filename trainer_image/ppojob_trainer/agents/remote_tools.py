@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ppojob_api.well_known import SEARCH_TOOL
-from ppojob_trainer.parallel.collectives import broadcast_from_first
+from ppojob_trainer.parallel.collectives import broadcast_in_engine
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import Act, Acted, SeenPicture, ToolAnswer, ToolCall
@@ -81,7 +81,7 @@ class RemoteTools:
 
     def answers(self, started: Started | None) -> list[ToolAnswer]:
         """Wait for the calls of a turn; one answer each, in the order of the calls."""
-        return broadcast_from_first(self.world, None if started is None else self._waited(started))
+        return broadcast_in_engine(self.world, None if started is None else self._waited(started))
 
     def give_up(self, started: Started | None) -> None:
         """Stop waiting for them."""

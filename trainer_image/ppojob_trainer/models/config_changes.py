@@ -59,7 +59,7 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     if model.max_position_embeddings is not None:
         changes[_LENGTH] = model.max_position_embeddings
     if model.attention_dropout is not None:
-        keys = family.keys if (family := FAMILIES.get(str(config.get("model_type")))) else {}
+        keys = family.key_aliases if (family := FAMILIES.get(str(config.get("model_type")))) else {}
         changes[keys.get(_DROPOUT, _DROPOUT)] = model.attention_dropout
     return changes
 

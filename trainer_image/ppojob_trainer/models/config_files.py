@@ -10,8 +10,8 @@ from ppojob_api.problem import Problem
 from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
-from ppojob_trainer.models.families import FAMILIES, WHOLES
-from ppojob_trainer.models.family import LANGUAGE_PART
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
+from ppojob_trainer.models.family import LANGUAGE_MODULE
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 TEXT_SECTION: Final = "text_config"
@@ -68,7 +68,7 @@ def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     GPT-2's feed-forward blocks are four times as wide as its hidden states if `n_inner` is absent.
     """
     family, found = FAMILIES.get(str(config.get("model_type"))), dict(config)
-    for own, theirs in family.keys.items() if family else ():
+    for own, theirs in family.key_aliases.items() if family else ():
         if theirs in found:
             found[own] = found[theirs]
     if config.get("model_type") == "gpt2":
@@ -94,7 +94,7 @@ def has_tower(config: Mapping[str, Json]) -> bool:
     """
     config = of_thinker(config)
     family = FAMILIES.get(str(config.get("model_type")))
-    return not _TOWER_SECTIONS.isdisjoint(config) or (family is not None and family.sees_pictures)
+    return not _TOWER_SECTIONS.isdisjoint(config) or (family is not None and family.is_multimodal)
 
 
 def folder_has_tower(folder: Path | str) -> bool:
@@ -108,8 +108,8 @@ def layers_name(config: Mapping[str, Json]) -> str:
     kind = str(of_thinker(config).get("model_type"))
     if not has_tower(config):
         return file_name(f"{LAYERS}.", kind).rstrip(".")
-    whole = WHOLES.get(kind) or FAMILIES.get(kind)
-    part = f"model.{whole.part if whole else LANGUAGE_PART}".rstrip(".")
+    whole = MULTIMODAL.get(kind) or FAMILIES.get(kind)
+    part = f"model.{whole.language_module if whole else LANGUAGE_MODULE}".rstrip(".")
     return f"thinker.{part}.layers" if THINKER in config else f"{part}.layers"
 
 
@@ -130,13 +130,13 @@ def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]
     config = of_thinker(config)
     text = config.get(TEXT_SECTION)
     kind = config.get("model_type")
-    whole, family = WHOLES.get(str(kind)), FAMILIES.get(str(kind))
-    if not isinstance(text, dict) or not (whole or (family and family.sees_pictures)):
+    whole, family = MULTIMODAL.get(str(kind)), FAMILIES.get(str(kind))
+    if not isinstance(text, dict) or not (whole or (family and family.is_multimodal)):
         return config
     if whole:
         kind = text.get("model_type", whole.text)
     ties = {one[_TIED] is True for one in (config, text) if one.get(_TIED) is not None}
-    if family and not family.part:  # transformers reads only the outer one of these
+    if family and not family.language_module:  # transformers reads only the outer one of these
         ties = {config.get(_TIED) is True}
     # transformers writes different defaults for the whole and its part: the files decide.
     is_tied = ties == {True} or (len(ties) > 1 and (not whole or not _has_head(folder)))

@@ -15,7 +15,7 @@ from ppojob_trainer.models.architectures import read_sizes
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import Family
-from ppojob_trainer.models.mixtures import key_of_chosen, key_of_experts, mixture_in
+from ppojob_trainer.models.mixtures import experts_key, mixture_in, top_k_key
 
 ROPE_BASE: Final = "rope_theta"
 _FIELD: Final = "spec.model.configOverrides"
@@ -114,8 +114,8 @@ def _changes_sizes(config: Mapping[str, Json], key: str, value: Json) -> bool:
 
 def _most(config: Mapping[str, Json], key: str) -> int | None:
     """Return the largest value of an integer key; None for other keys."""
-    if key == key_of_chosen(config):
-        experts = config.get(key_of_experts(config))
+    if key == top_k_key(config):
+        experts = config.get(experts_key(config))
         return experts if isinstance(experts, int) else _MOST
     return _MOST if key in _INTEGERS else None
 

@@ -23,10 +23,10 @@ from ppojob_trainer.models.family import (
     Family,
     FeedForward,
     Mixture,
+    Multimodal,
     Recurrence,
-    Whole,
 )
-from ppojob_trainer.models.layer_kinds import PATTERN
+from ppojob_trainer.models.hybrid_layers import PATTERN
 
 _FEED_FORWARD: Final[Biases] = {
     "mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
@@ -71,7 +71,7 @@ _LFM2: Final = Family(
         "block_ffn_dim_multiplier": 1.0,
         "block_multiple_of": 256,
     },
-    only={"conv_bias": (False,)},
+    supported={"conv_bias": (False,)},
     biases={},
     norms=("operator_norm", "ffn_norm"),
     qk_norm="each head",
@@ -93,7 +93,7 @@ _QWEN3_VL: Final = Family(
     defaults={"head_dim": 128, "num_key_value_heads": 32},
     ropes=(None, "default", "mrope"),
     qk_norm="each head",
-    sees_pictures=True,
+    is_multimodal=True,
 )
 _OLMO2: Final = Family(
     "OLMo 2",
@@ -104,8 +104,8 @@ _OLMO2: Final = Family(
 _GEMMA: Final = Family(
     "Gemma",
     defaults={"head_dim": 256, "num_key_value_heads": 16, "tie_word_embeddings": True},
-    only={"use_bidirectional_attention": (None, False)},
-    centred_norms=True,
+    supported={"use_bidirectional_attention": (None, False)},
+    norm_type=("centred",),
 )
 _GEMMA2: Final = replace(
     _GEMMA,
@@ -126,7 +126,7 @@ _GEMMA4: Final = Family(
         "hidden_size_per_layer_input": 256,
         "vocab_size_per_layer_input": 262_144,
     },
-    only={"use_bidirectional_attention": (None, "vision")},
+    supported={"use_bidirectional_attention": (None, "vision")},
     has_windows=True,
     ropes=(None, "default", "proportional"),
     has_ropes_by_layer=True,
@@ -134,7 +134,10 @@ _GEMMA4: Final = Family(
     post_norms=_GEMMA2.post_norms,
     qk_norm="each head",
     feed_forward=FeedForward(
-        "intermediate_size", {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", is_beside=True
+        "intermediate_size",
+        {"mlp.gate_proj": 1, "mlp.up_proj": 1},
+        "mlp.down_proj",
+        in_moe_layers=True,
     ),
     frozen_scalars=("layer_scalar",),
     has_per_layer_sizes=True,
@@ -178,7 +181,7 @@ _LATENT: Final[Mapping[str, Json]] = {
 _DEEPSEEK3: Final = Family(
     "DeepSeek-V3, Moonlight",
     defaults={"first_k_dense_replace": 3, **_LATENT},
-    only={
+    supported={
         "hidden_act": ("silu",),
         "attention_bias": (False,),
         "topk_method": (None, "noaux_tc"),
@@ -187,7 +190,7 @@ _DEEPSEEK3: Final = Family(
     },
     biases={},
     has_mla=True,
-    told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    vllm_overrides={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
     overridable=("rope_theta",),  # the epsilon of latents is a constant in transformers
 )
@@ -197,7 +200,7 @@ _QWEN2_VL: Final = Family(
     ropes=(None, "default", "mrope"),
     biases={},
     always_biased=QUERIES,
-    sees_pictures=True,
+    is_multimodal=True,
 )
 _GLM4: Final = Family(
     "GLM-4-0414, GLM-Z1",
@@ -209,7 +212,7 @@ _GLM4: Final = Family(
 _GLM4_MOE: Final = Family(
     "GLM-4.5, 4.6",
     defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "use_qk_norm": False},
-    only={"hidden_act": ("silu",)},
+    supported={"hidden_act": ("silu",)},
     biases={"attention_bias": QUERIES},
     qk_norm="each head",
     qk_norm_key="use_qk_norm",
@@ -218,12 +221,12 @@ _GLM4_MOE: Final = Family(
 _QWEN3_5: Final = Family(
     "Qwen3.5 (text)",
     defaults={"head_dim": 256, "num_key_value_heads": 4, **_DELTA_NETWORK_SIZES},
-    only={
+    supported={
         "hidden_act": ("silu",),
         "attn_output_gate": (None, True),
         "output_gate_type": (None, "silu", "swish"),
     },
-    centred_norms=True,
+    norm_type=("centred",),
     qk_norm="each head",
     has_attention_gates=True,
     recurrence=_DELTA_NETWORKS,
@@ -232,14 +235,14 @@ _QWEN3_5_SEEING: Final = replace(
     _QWEN3_5,
     models="Qwen3.5",
     ropes=(None, "default", "mrope"),
-    sees_pictures=True,
+    is_multimodal=True,
 )
 _QWEN3_5_MOE: Final = replace(
     _QWEN3_5,
     models="Qwen3.5 MoE (text)",
     defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
-    only={
-        **_QWEN3_5.only,
+    supported={
+        **_QWEN3_5.supported,
         **_EXPERTS_EVERYWHERE,
         "decoder_sparse_step": (1, None),
         "norm_topk_prob": (True, None),
@@ -250,12 +253,12 @@ _GRANITE_SHARED: Final = FeedForward(
     "shared_intermediate_size",
     {"shared_mlp.input_linear": 2},
     "shared_mlp.output_linear",
-    is_beside=True,
+    in_moe_layers=True,
 )
 _GRANITE_MOE: Final = Family(
     "Granite 3 MoE, PowerMoE",
     defaults={"num_local_experts": 8},
-    only={"hidden_act": ("silu",)},
+    supported={"hidden_act": ("silu",)},
     file_names={
         ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
         ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
@@ -276,10 +279,10 @@ _GRANITE_MOE: Final = Family(
 _COHERE: Final = Family(
     "Command R, Aya 23, Aya Expanse",
     defaults={"tie_word_embeddings": True},
-    only={"hidden_act": ("silu",), "attention_bias": (False,), "use_qk_norm": (False, None)},
+    supported={"hidden_act": ("silu",), "attention_bias": (False,), "use_qk_norm": (False, None)},
     biases={},
     norms=("input_layernorm",),
-    has_layer_norms=True,
+    norm_type=("layer",),
     logit_multiplier="logit_scale",
     overridable=_LAYER_NORM,
 )
@@ -297,7 +300,7 @@ _QWEN2: Final = Family(
 )
 _HUNYUAN: Final = Family(
     "Hunyuan of 0.5B, 1.8B, 4B and 7B",
-    only={"use_qk_norm": (None, True), "use_cla": (None, False)},
+    supported={"use_qk_norm": (None, True), "use_cla": (None, False)},
     ropes=(*FIXED_ROPES, "dynamic"),
     qk_norm="each head",
     qk_norm_names=("query_layernorm", "key_layernorm"),
@@ -314,14 +317,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "arcee": Family(
         "AFM-4.5B",
-        only={"hidden_act": ("relu2",)},
+        supported={"hidden_act": ("relu2",)},
         biases=_UNGATED_BIASES,
         feed_forward=_UNGATED,
     ),
     "afmoe": Family(
         "Trinity Nano, Mini and Large",
         defaults={"head_dim": 128, "num_dense_layers": 1},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "score_func": (None, "sigmoid"),
@@ -334,7 +337,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         post_norms=("post_attention_layernorm", "post_mlp_layernorm"),
         qk_norm="each head",
         attention_gate="gate_proj",
-        told_vllm={
+        vllm_overrides={
             **{"score_func": "sigmoid", "route_norm": True},
             **{"n_group": 1, "topk_group": 1},
         },
@@ -353,20 +356,17 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "jais2": Family(
         "Jais 2",
         defaults={"attention_bias": True, "mlp_bias": True},
-        only={"hidden_act": ("relu2",)},
+        supported={"hidden_act": ("relu2",)},
         biases=_UNGATED_BIASES,
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         feed_forward=_UNGATED,
         overridable=_LAYER_NORM,
     ),
     "nemotron": Family(
         "Minitron, Nemotron-Mini, Nemotron-4",
-        only={"hidden_act": ("relu2",)},
+        supported={"hidden_act": ("relu2",)},
         biases=_UNGATED_BIASES,
-        centred_norms=True,
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "centred", "biased"),
         drops_attention_kwargs=True,
         feed_forward=_UNGATED,
         overridable=("norm_eps", "rope_theta"),
@@ -375,7 +375,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "mimo": replace(
         _QWEN2,
         models="MiMo-7B",
-        told_vllm={"architectures": ["Qwen2ForCausalLM"]},
+        vllm_overrides={"architectures": ["Qwen2ForCausalLM"]},
     ),
     "qwen3": Family(
         "Qwen3",
@@ -385,14 +385,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_moe": Family(
         "Qwen3 MoE",
         defaults={"num_key_value_heads": 4},
-        only=_EXPERTS_EVERYWHERE,
+        supported=_EXPERTS_EVERYWHERE,
         qk_norm="each head",
         mixture=Mixture(),
     ),
     "mellum": Family(
         "Mellum 2",
         defaults={"head_dim": 128, "num_key_value_heads": 4},
-        only={"hidden_act": ("silu",)},
+        supported={"hidden_act": ("silu",)},
         has_windows=True,
         has_ropes_by_layer=True,
         qk_norm="each head",
@@ -402,7 +402,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen2_moe": Family(
         "Qwen1.5-MoE, Qwen2 MoE",
         defaults={"num_key_value_heads": 16},
-        only={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
+        supported={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
         biases={},
         always_biased=QUERIES,
         mixture=_WITH_SHARED,
@@ -410,7 +410,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "mixtral": Family(
         "Mixtral",
         defaults={"num_key_value_heads": 8},
-        only={"hidden_act": ("silu",), "sliding_window": (None,), "router_jitter_noise": (0.0,)},
+        supported={
+            "hidden_act": ("silu",),
+            "sliding_window": (None,),
+            "router_jitter_noise": (0.0,),
+        },
         ropes=(None, "default"),
         biases={},
         mixture=Mixture(
@@ -419,7 +423,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "olmoe": Family(
         "OLMoE",
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "clip_qkv": (None,),
@@ -435,7 +439,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _DEEPSEEK3,
         models="DeepSeek-V2-Lite",
         defaults={**_DEEPSEEK3.defaults, "first_k_dense_replace": 0},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "mlp_bias": (False,),
@@ -444,7 +448,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "scoring_func": (None, "softmax"),
             "norm_topk_prob": (False,),
         },
-        told_vllm={
+        vllm_overrides={
             **{"topk_method": "greedy", "scoring_func": "softmax"},
             **{"n_group": 1, "topk_group": 1},
         },
@@ -466,15 +470,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "qk_nope_head_dim": 192,
             "v_head_dim": 256,
         },
-        only={**_DEEPSEEK3.only, "first_k_dense_replace": (None, 1)},
-        told_vllm={"first_k_dense_replace": 1},
+        supported={**_DEEPSEEK3.supported, "first_k_dense_replace": (None, 1)},
+        vllm_overrides={"first_k_dense_replace": 1},
     ),
     "youtu": replace(
         _DEEPSEEK3,
         models="Youtu-LLM",
         defaults={**_LATENT, "tie_word_embeddings": True},
-        only={"attention_bias": (False,), "rope_interleave": (True,)},
-        told_vllm={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
+        supported={"attention_bias": (False,), "rope_interleave": (True,)},
+        vllm_overrides={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
         overridable=RMS_NORM,
     ),
@@ -483,14 +487,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4_MOE,
         models="Solar Open",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "use_qk_norm": (None, False),
             "first_k_dense_replace": (None, 0),
         },
         qk_norm="none",
         qk_norm_key="",
-        told_vllm={
+        vllm_overrides={
             "architectures": ["Glm4MoeForCausalLM"],
             "use_qk_norm": False,
             "first_k_dense_replace": 0,
@@ -501,15 +505,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4_MOE,
         models="dots.llm1",
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 0},
-        only={"hidden_act": ("silu",), "attention_bias": (False,)},
+        supported={"hidden_act": ("silu",), "attention_bias": (False,)},
         biases={},
         qk_norm_key="",
-        told_vllm={"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": True},
+        vllm_overrides={"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": True},
     ),
     "exaone_moe": Family(
         "K-EXAONE",
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 1},
-        only={"hidden_act": ("silu",), "sliding_windows": (None,)},
+        supported={"hidden_act": ("silu",), "sliding_windows": (None,)},
         has_windows=True,
         biases={},
         qk_norm="each head",
@@ -519,7 +523,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "minimax_m2": Family(
         "MiniMax-M2",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "router_jitter_noise": (0.0,),
             "scoring_func": (None, "sigmoid"),
@@ -529,7 +533,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         biases={},
         qk_norm="all heads",
-        told_vllm={"use_routing_bias": True, "scoring_func": "sigmoid"},
+        vllm_overrides={"use_routing_bias": True, "scoring_func": "sigmoid"},
         mixture=Mixture(
             "block_sparse_moe",
             ("w1", "w3", "w2"),
@@ -542,7 +546,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gpt_oss": Family(
         "gpt-oss",
         defaults={"head_dim": 64, "num_key_value_heads": 8, "attention_bias": True},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (True,),
             "swiglu_alpha": (1.702,),
@@ -565,7 +569,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "mistral": Family(
         "Mistral",
         defaults={"num_key_value_heads": 8},
-        only={"layer_types": (None,)},
+        supported={"layer_types": (None,)},
         has_windows=True,
         biases={},
     ),
@@ -574,23 +578,23 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 8},
         has_windows=True,
         biases={},
-        told_vllm={"architectures": ["TransformersForCausalLM"]},
+        vllm_overrides={"architectures": ["TransformersForCausalLM"]},
     ),
     "ministral3": Family(
         "Ministral 3 (text)",
         defaults={"num_key_value_heads": 8, "head_dim": 128},
-        only={"sliding_window": (None,), "layer_types": (None,)},
+        supported={"sliding_window": (None,), "layer_types": (None,)},
         ropes=("yarn",),
         biases={},
     ),
     "phi3": Family(
         "Phi-3, Phi-3.5, Phi-4",
-        only={"resid_pdrop": (0.0,), "layer_types": (None,)},
+        supported={"resid_pdrop": (0.0,), "layer_types": (None,)},
         has_windows=True,
         ropes=(None, "default", "longrope"),
         biases={},
         fused=("qkv_proj", "gate_up_proj"),
-        counts=("config.num_attention_heads", "num_key_value_heads"),
+        head_counts=("config.num_attention_heads", "num_key_value_heads"),
     ),
     "smollm3": Family(
         "SmolLM3",
@@ -600,8 +604,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "olmo": Family(
         "OLMo",
         biases=ATTENTION_BIASES,
-        has_layer_norms=True,
-        has_norm_weights=False,
+        norm_type=("layer", "unweighted"),
         overridable=("rope_theta",),
     ),
     "olmo2": _OLMO2,
@@ -615,7 +618,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "flex_olmo": replace(
         _OLMO2,
         models="FlexOlmo",
-        only={"hidden_act": ("silu",)},
+        supported={"hidden_act": ("silu",)},
         mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
     ),
     "granite": Family(
@@ -643,7 +646,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "mamba_expand": 2,
             "mamba_d_conv": 4,
         },
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "mamba_n_groups": (1,),  # vLLM uses one norm for each
@@ -681,7 +684,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "mamba_head_dim": 64,
             "conv_kernel": 4,
         },
-        only={
+        supported={
             "mlp_hidden_act": ("relu2",),
             "mamba_hidden_act": ("silu",),
             "attention_bias": (False,),
@@ -742,11 +745,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GEMMA4,
         models="Gemma 4 12B (text)",
         defaults={**_GEMMA4.defaults, "hidden_size_per_layer_input": 0},
-        only={"use_bidirectional_attention": ("vision", None)},
+        supported={"use_bidirectional_attention": ("vision", None)},
         mixture=None,
-        told_vllm={"architectures": ["Gemma4ForCausalLM"]},
+        vllm_overrides={"architectures": ["Gemma4ForCausalLM"]},
     ),
-    "vaultgemma": replace(_GEMMA2, models="VaultGemma", only={}, post_norms=()),
+    "vaultgemma": replace(_GEMMA2, models="VaultGemma", supported={}, post_norms=()),
     "glm": replace(_GLM4, models="GLM-4-9B (`-hf`), GLM-Edge", post_norms=()),
     "glm4": _GLM4,
     "seed_oss": Family(
@@ -770,7 +773,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "apertus": Family(
         "Apertus",
-        only={"hidden_act": ("xielu",)},
+        supported={"hidden_act": ("xielu",)},
         norms=("attention_layernorm", "feedforward_layernorm"),
         qk_norm="each head",
         feed_forward=_UNGATED,
@@ -786,7 +789,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"num_key_value_heads": 8, "tie_word_embeddings": True},
             **{"conv_L_cache": 3, "num_dense_layers": 2},
         },
-        only={"conv_bias": (False,), "use_expert_bias": (True,)},
+        supported={"conv_bias": (False,), "use_expert_bias": (True,)},
         mixture=Mixture(
             "feed_forward",
             ("w1", "w3", "w2"),
@@ -800,14 +803,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "ernie4_5": Family(
         "ERNIE 4.5 dense",
         defaults={"head_dim": 128, "num_key_value_heads": 2, "tie_word_embeddings": True},
-        only={"use_bias": (False,)},
+        supported={"use_bias": (False,)},
         biases={},
     ),
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": replace(
         _HUNYUAN,
         models="Hunyuan-A13B",
-        only={**_HUNYUAN.only, "hidden_act": ("silu",)},
+        supported={**_HUNYUAN.supported, "hidden_act": ("silu",)},
         biases=ATTENTION_BIASES,
         mixture=Mixture(
             inner="intermediate_size",
@@ -821,12 +824,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "cohere2": replace(
         _COHERE,
         models="Command R7B, Command A",
-        only={"hidden_act": ("silu",), "attention_bias": (False,)},
+        supported={"hidden_act": ("silu",), "attention_bias": (False,)},
         has_windows=True,
     ),
     "hyperclovax": Family(
         "HyperCLOVA X SEED Think",
-        only={"use_post_norm": (True,)},
+        supported={"use_post_norm": (True,)},
         biases={**ATTENTION_BIASES, **_FEED_FORWARD},
         post_norms=("post_norm1", "post_norm2"),
         logit_multiplier="logits_scaling",
@@ -839,7 +842,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "tie_word_embeddings": True,
             "moe_layer_start_index": 1,
         },
-        only={"hidden_act": ("silu",), "use_bias": (False,), "moe_layer_interval": (1,)},
+        supported={"hidden_act": ("silu",), "use_bias": (False,), "moe_layer_interval": (1,)},
         biases={},
         mixture=Mixture(
             shared="shared_experts",
@@ -856,15 +859,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={"attention_bias": ("attention.query_key_value", "attention.dense")},
         always_biased=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
         fused=("qkv_proj",),
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         attention="attention",
         attention_in="query_key_value",
         attention_out="dense",
         feed_forward=FeedForward(
             "intermediate_size", {"mlp.dense_h_to_4h": 1}, "mlp.dense_4h_to_h"
         ),
-        keys={"num_key_value_heads": "num_attention_heads"},
+        key_aliases={"num_key_value_heads": "num_attention_heads"},
         dropouts=("attention_dropout", "hidden_dropout"),
         whole_modules={"gpt_neox": "model"},
         modules={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
@@ -879,7 +881,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gpt2": Family(
         "GPT-2, DistilGPT-2",
         defaults={"tie_word_embeddings": True, "max_position_embeddings": 1024},
-        only={
+        supported={
             "add_cross_attention": (False,),
             "scale_attn_by_inverse_layer_idx": (False,),
             "scale_attn_weights": (True,),
@@ -889,13 +891,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         always_biased=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
         fused=("qkv_proj",),
         norms=("ln_1", "ln_2"),
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         attention="attn",
         attention_in="c_attn",
         attention_out="c_proj",
         feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
-        keys={
+        key_aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head",
@@ -914,7 +915,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "transformer.wpe.": "model.wpe.",
             "transformer.ln_f.": "model.norm.",
         },
-        counts=("split_size",),
+        head_counts=("split_size",),
         overridable=("layer_norm_epsilon",),
     ),
     "opt": Family(
@@ -923,7 +924,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"max_position_embeddings": 2048, "ffn_dim": 3072, "tie_word_embeddings": True},
             "enable_bias": True,
         },
-        only={
+        supported={
             "do_layer_norm_before": (True,),
             "_remove_final_layer_norm": (False,),
             "layer_norm_elementwise_affine": (True,),
@@ -931,14 +932,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         biases={"enable_bias": (*QUERIES, "self_attn.out_proj", "fc1", "fc2")},
         norms=("self_attn_layer_norm", "final_layer_norm"),
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         attention_out="out_proj",
         feed_forward=FeedForward("intermediate_size", {"fc1": 1}, "fc2"),
-        keys={"num_key_value_heads": "num_attention_heads", "intermediate_size": "ffn_dim"},
+        key_aliases={"num_key_value_heads": "num_attention_heads", "intermediate_size": "ffn_dim"},
         dropouts=("attention_dropout", "dropout"),
         positions=("embed_positions", 2),
-        inner="decoder",
+        inner_module="decoder",
         modules={"final_layer_norm": "norm"},
         file_names={
             "model.decoder.layers.": "model.layers.",
@@ -946,17 +946,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "model.decoder.embed_positions.": "model.embed_positions.",
             "model.decoder.final_layer_norm.": "model.norm.",
         },
-        counts=("num_heads",),
+        head_counts=("num_heads",),
         overridable=(),
     ),
     "phi": Family(
         "Phi-1, Phi-1.5, Phi-2",
-        only={"qk_layernorm": (False,)},
+        supported={"qk_layernorm": (False,)},
         biases={},
         always_biased=(*QUERIES, "self_attn.dense", "mlp.fc1", "mlp.fc2"),
         norms=("input_layernorm",),
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         has_head_bias=True,
         attention_out="dense",
         feed_forward=FeedForward("intermediate_size", {"mlp.fc1": 1}, "mlp.fc2"),
@@ -972,8 +971,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={
             "use_bias": (*QUERIES, "self_attn.o_proj", "mlp.c_fc", "mlp.c_proj"),
         },
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
         dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
         overridable=("norm_epsilon", "rope_theta"),
@@ -981,55 +979,54 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "stablelm": Family(
         "StableLM 3B, StableLM 2, StableLM Zephyr",
         defaults={"num_key_value_heads": 32},
-        only={"qk_layernorm": (False,), "use_parallel_residual": (False,)},
+        supported={"qk_layernorm": (False,), "use_parallel_residual": (False,)},
         biases={"use_qkv_bias": QUERIES},
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         drops_attention_kwargs=True,
         dropouts=("attention_dropout", "hidden_dropout"),
-        counts=("num_heads", "num_key_value_heads"),
+        head_counts=("num_heads", "num_key_value_heads"),
         overridable=_LAYER_NORM,
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
     "qwen2_5_omni_thinker": replace(
-        _QWEN2_VL, models="Qwen2.5-Omni", defaults={"num_key_value_heads": 4}, part=""
+        _QWEN2_VL, models="Qwen2.5-Omni", defaults={"num_key_value_heads": 4}, language_module=""
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(
         _QWEN3_VL,
         models="Qwen3-VL MoE",
         defaults={"num_key_value_heads": 16},
-        only=_EXPERTS_EVERYWHERE,
+        supported=_EXPERTS_EVERYWHERE,
         mixture=Mixture(is_stacked=True, overridable=_TOP_K),
     ),
     "qwen3_omni_moe_thinker": replace(
         _QWEN3_VL,
         models="Qwen3-Omni",
         defaults={"num_key_value_heads": 4},
-        only=_EXPERTS_EVERYWHERE,
+        supported=_EXPERTS_EVERYWHERE,
         mixture=Mixture(),
-        part="",
+        language_module="",
     ),
     "glm4v": replace(
         _GLM4,
         models="GLM-4.1V, GLM-4.6V-Flash",
         defaults={"num_key_value_heads": 2},
-        only={"attention_bias": (True,)},
+        supported={"attention_bias": (True,)},
         ropes=(None, "default"),
         biases={},
         always_biased=QUERIES,
-        sees_pictures=True,
+        is_multimodal=True,
     ),
     "glm4v_moe": replace(
         _GLM4_MOE,
         models="GLM-4.5V, GLM-4.6V",
         defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "attention_bias": True},
-        only={**_GLM4_MOE.only, "use_qk_norm": (False,)},
+        supported={**_GLM4_MOE.supported, "use_qk_norm": (False,)},
         ropes=(None, "default"),
         qk_norm="none",
         qk_norm_key="",
-        sees_pictures=True,
+        is_multimodal=True,
     ),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5": _QWEN3_5_SEEING,
@@ -1038,28 +1035,28 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _QWEN3_5_MOE,
         models="Qwen3.5 MoE",
         ropes=_QWEN3_5_SEEING.ropes,
-        sees_pictures=True,
+        is_multimodal=True,
     ),
     "qwen3_next": replace(
         _QWEN3_5,
         models="Qwen3-Next",
         defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
-        only={**_QWEN3_5.only, **_EXPERTS_EVERYWHERE},
+        supported={**_QWEN3_5.supported, **_EXPERTS_EVERYWHERE},
         fused=("in_proj_qkvz",),
         mixture=_WITH_SHARED,
     ),
 }
 """By `model_type` of config.json."""
 
-WHOLES: Final[Mapping[str, Whole]] = {
-    "idefics3": Whole("SmolVLM of 256M, 500M and 2.2B, Idefics3", "llama", "text_model"),
-    "smolvlm": Whole("SmolVLM2 of 256M, 500M and 2.2B", "llama", "text_model"),
-    "gemma3": Whole("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
-    "gemma4": Whole("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
-    "gemma4_unified": Whole("Gemma 4 12B", "gemma4_unified_text"),
-    "mistral3": Whole("Mistral Small 3.1 and on, Ministral 3", "mistral"),
-    "qwen2_audio": Whole("Qwen2-Audio", "qwen2"),
-    "internvl": Whole("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
+MULTIMODAL: Final[Mapping[str, Multimodal]] = {
+    "idefics3": Multimodal("SmolVLM of 256M, 500M and 2.2B, Idefics3", "llama", "text_model"),
+    "smolvlm": Multimodal("SmolVLM2 of 256M, 500M and 2.2B", "llama", "text_model"),
+    "gemma3": Multimodal("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
+    "gemma4": Multimodal("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
+    "gemma4_unified": Multimodal("Gemma 4 12B", "gemma4_unified_text"),
+    "mistral3": Multimodal("Mistral Small 3.1 and on, Ministral 3", "mistral"),
+    "qwen2_audio": Multimodal("Qwen2-Audio", "qwen2"),
+    "internvl": Multimodal("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
 }
 """Multimodal models whose language model, a section of config.json, is of one of `FAMILIES`.
 

@@ -30,14 +30,14 @@ from ppojob_trainer.models.config_files import (
     read_config,
     with_usual_keys,
 )
-from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.family import Family
+from ppojob_trainer.models.hybrid_layers import LAYER_TYPES, layer_types
 from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, TEXTS, ModelKind, label_count
-from ppojob_trainer.models.layer_kinds import KINDS, layer_kinds
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
 from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.quantised import check_quantised, tell_quantised
+from ppojob_trainer.models.quantised import check_quantised, warn_of_quantised
 from ppojob_trainer.models.weight_files import FLOATS, listed, read_weights
 from ppojob_trainer.models.weights import Weights
 
@@ -96,7 +96,7 @@ def check_model_folder(
         errors += sizes
     warnings = list(weights.warnings)
     if sizes is not None:
-        warnings += tell_quantised(weights, path)
+        warnings += warn_of_quantised(weights, path)
         warnings += _code(config, path, "transformers' own class of this model_type is used")
     if isinstance(sizes, Sizes) and not weights.problems:
         needed = {**dict(backbone_tensors(sizes)), **dict(kind.head(sizes))}
@@ -234,7 +234,7 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
         got = ABSENT if model_type is None else shown(model_type)
         why = "models of this type are not supported"
         yield _unsupported(
-            f"{path}:model_type", got, why, f"one of {', '.join([*FAMILIES, *WHOLES])}"
+            f"{path}:model_type", got, why, f"one of {', '.join([*FAMILIES, *MULTIMODAL])}"
         )
     yield from _check_class(config, path, kind)
     if family is not None:
@@ -296,7 +296,7 @@ def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
     """Report settings of the family that are not implemented here."""
-    for key, values in family.only.items():
+    for key, values in family.supported.items():
         if config.get(key, values[0]) not in values:
             why, allowed = "this value is not supported", " or ".join(map(shown, values))
             yield _unsupported(f"{path}:{key}", shown(config[key]), why, allowed)
@@ -328,9 +328,9 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
 
 def _check_kinds(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
     """Report unknown layer types of a hybrid."""
-    others = sorted(set(layer_kinds(config) or ()).difference(KINDS))
+    others = sorted(set(layer_types(config) or ()).difference(LAYER_TYPES))
     if others:
-        why, allowed = "the model has no such kind of layer", " or ".join(KINDS)
+        why, allowed = "the model has no such kind of layer", " or ".join(LAYER_TYPES)
         yield _unsupported(f"{path}:layers_block_type", shown(others[0]), why, allowed)
 
 

@@ -28,7 +28,7 @@ from ppojob_trainer.models.config_files import (
     layers_name_in,
     read_config,
 )
-from ppojob_trainer.models.experts import experts_of, split_experts
+from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.folder_checks import check_changed_config
@@ -40,17 +40,17 @@ from ppojob_trainer.models.log_partition import (
 )
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form
 from ppojob_trainer.models.mixtures import stays_float32
+from ppojob_trainer.models.model_classes import class_of, language_config
 from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
 from ppojob_trainer.models.nf4 import is_scales, matrices_of, quantised, scales_of
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
-from ppojob_trainer.models.scoring_models import class_of
 from ppojob_trainer.models.stored_tensors import read_part, read_tensor
 from ppojob_trainer.models.tensor_plans import styles_of
-from ppojob_trainer.models.vision_language import language_config
-from ppojob_trainer.models.vision_tower import give_tower, trained_tower
+from ppojob_trainer.models.transformers_modules import unify_modules
+from ppojob_trainer.models.vision_tower import attach_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.models.weights import Weights
-from ppojob_trainer.parallel.boxes import Box, box_of, local_part, shard_like, sharded_as
+from ppojob_trainer.parallel.boxes import Box, box_of, copy_pieces, local_part, shard_like
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
@@ -126,7 +126,7 @@ def load_model(
     _begin_adapters(model, lora, seed, layers=layers_name_in(folder))
     draw_log_partition(model, seed)
     if kind.made_as != TEXTS:
-        give_tower(model, folder, dtype, world.device)
+        attach_tower(model, folder, dtype, world.device)
     return model.requires_grad_(False) if kind == REWARD else model
 
 
@@ -145,7 +145,7 @@ class _Beside:
         """
         if self.has_mtp:
             add_mtp_layer(model)
-        split_experts(model)
+        unify_modules(model)
         cast_weights(dtype, model)
         if self.lora is not None:
             add_adapters(model, self.lora, device)
@@ -376,7 +376,7 @@ def _own_parts(
         for one, values in made.items():
             own = shard_like(parameters[one], _own(values))
             is_trained = values.is_floating_point()
-            state[one] = sharded_as(own, nn.Parameter(own, requires_grad=is_trained))
+            state[one] = copy_pieces(own, nn.Parameter(own, requires_grad=is_trained))
     for name, buffer in model.named_buffers():
         if name.startswith(TOWER) and name in weights.files:  # Gemma 4's clips, replicated
             state[name] = read_tensor(weights, name).view_as(buffer).to(device, buffer.dtype)
@@ -445,7 +445,7 @@ def _check_values(
         ],
     )
     may_be_zero = _MAY_BE_ZERO
-    if FAMILIES[model.config.model_type].centred_norms:
+    if "centred" in FAMILIES[model.config.model_type].norm_type:
         may_be_zero += ("norm.weight",)
     broken, filled = counts[: len(parts)], counts[len(parts) :]
     bad = {name: int(count) for name, count in zip(parts, broken, strict=True) if count}

@@ -43,14 +43,14 @@ from ppojob_trainer.models.experts import (
     Experts,
     Matrix,
     StackedExperts,
-    in_products,
+    cast_matrix,
     mixture_of,
     stacked_product,
 )
 from ppojob_trainer.models.mixtures import STACKS
 from ppojob_trainer.models.nf4 import Nf4Linear, dequantised, quantise_layers
-from ppojob_trainer.models.transposed_linear import TransposedLinear
-from ppojob_trainer.parallel.boxes import detached, local_part, whole
+from ppojob_trainer.models.transformers_modules import TransposedLinear
+from ppojob_trainer.parallel.boxes import detached, full_tensor, local_part
 from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.tensor_styles import TensorLayer, summed
 
@@ -142,7 +142,7 @@ class LoraMatrix(Matrix):
         said = super().forward(rows)
         if not self.is_adapted:
             return said
-        return *said, in_products(self.lora_a, rows), in_products(self.lora_b, rows)
+        return *said, cast_matrix(self.lora_a, rows), cast_matrix(self.lora_b, rows)
 
 
 class LoraStacks(StackedExperts):
@@ -154,7 +154,7 @@ class LoraStacks(StackedExperts):
     def product(self, rows: Tensor, dispatch: ExpertDispatch, name: str) -> Tensor:
         """See `StackedExperts.product`; within `adapters_off` the experts alone."""
         said = super().product(rows, dispatch, name)
-        a, b = (self.held(one) for one in matrix_names(name))
+        a, b = (self.shard(one) for one in matrix_names(name))
         if a is None or b is None or not self.is_adapted:
             return said
         change = stacked_product(rows, dispatch.ends, a.mT)
@@ -198,10 +198,12 @@ class Adapter:
 
         A collective where the model is sharded.
         """
-        a, b, weight = whole(self.a), whole(self.b), whole(weight)
+        a, b, weight = full_tensor(self.a), full_tensor(self.b), full_tensor(weight)
         if a.ndim == 2:
             made = self._added(weight, a, b)
-            return made if self.m is None else made * (whole(self.m) / _lengths(made))[:, None]
+            return (
+                made if self.m is None else made * (full_tensor(self.m) / _lengths(made))[:, None]
+            )
         merged = torch.empty_like(weight, dtype=torch.float32)
         for expert, *own in zip(merged, weight, a, b, strict=True):  # avoid another whole stack
             expert.copy_(self._added(*own))

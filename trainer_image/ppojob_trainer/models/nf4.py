@@ -19,7 +19,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.architectures import NF4_BLOCK as BLOCK
-from ppojob_trainer.parallel.boxes import whole
+from ppojob_trainer.parallel.boxes import full_tensor
 
 VALUES: Final = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -135,7 +135,7 @@ class Nf4Matrix:
     def whole(self, on_device: Callable[[Tensor], Tensor]) -> Tensor:
         """Return it whole and dequantized; a collective if sharded. See `named_full_tensors`."""
         parts = self.layer.weight.detach(), self.layer.weight_scales.detach()
-        codes, scales = (whole(on_device(part)) for part in parts)
+        codes, scales = (full_tensor(on_device(part)) for part in parts)
         return dequantised(codes, scales, self.layer.in_features, self.layer.dtype)
 
 

@@ -18,36 +18,22 @@ _FULL_HEAD: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention sizes of a layer.
+    """Attention sizes of a layer."""
 
-    Attributes:
-        key_heads: key and value heads.
-        head_size: width of a head.
-        has_keys: whether it projects its own keys and values; else it uses an earlier layer's.
-        has_values: whether values have their own projection; else they are made from the keys'.
-    """
-
-    key_heads: int
+    key_heads: int  # key and value heads
     head_size: int
-    has_keys: bool = True
-    has_values: bool = True
+    has_keys: bool = True  # projects its own keys and values; else it uses an earlier layer's
+    has_values: bool = True  # values have their own projection; else they are made from the keys'
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayerSizes:
-    """Sizes that differ from layer to layer.
+    """Sizes that differ from layer to layer."""
 
-    Attributes:
-        attention: of each layer.
-        inner_of_sharing: feed-forward width of layers without keys of their own.
-        layer_embedding: width of per-layer embeddings; 0 without any.
-        layer_embedding_rows: rows of the table of per-layer embeddings.
-    """
-
-    attention: tuple[Attention, ...]
-    inner_of_sharing: int
-    layer_embedding: int
-    layer_embedding_rows: int
+    attention: tuple[Attention, ...]  # of each layer
+    inner_of_sharing: int  # feed-forward width of layers without their own keys
+    layer_embedding: int  # width of per-layer embeddings; 0 without any
+    layer_embedding_rows: int  # of their table
 
     @property
     def shares_keys(self) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_trainer.models.family import Mixture
-from ppojob_trainer.models.mixtures import chosen_count
+from ppojob_trainer.models.mixtures import top_k_of
 
 EXPERT_DTYPE = torch.int16
 """Dtype of stored expert indices."""
@@ -96,9 +96,9 @@ def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Ten
     return worth * router.per_expert_scale[chosen] if mixture.has_scales else worth
 
 
-def chosen_by_a_token(config: Any) -> int:
+def experts_per_token(config: Any) -> int:
     """Return the number of experts per token (top-k), by a configuration."""
-    return cast("int", chosen_count(config.to_dict()))
+    return cast("int", top_k_of(config.to_dict()))
 
 
 def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:
@@ -110,7 +110,7 @@ def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:
 
 def of_bytes(told: bytes, tokens: int, config: Any) -> Tensor:
     """Deserialise an engine's experts to (tokens, layers, k); 0 for tokens that it did not read."""
-    shape = (config.num_hidden_layers, chosen_by_a_token(config))
+    shape = (config.num_hidden_layers, experts_per_token(config))
     experts = torch.zeros(tokens, *shape, dtype=EXPERT_DTYPE)
     known = np.frombuffer(told, _told_as(config)).astype(np.int16).reshape(-1, *shape)
     experts[: len(known)] = torch.from_numpy(known[:tokens])

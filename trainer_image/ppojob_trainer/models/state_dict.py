@@ -11,7 +11,7 @@ from ppojob_trainer.models.lora import Adapter, adapters_of
 from ppojob_trainer.models.mtp_layers import is_of_mtp_layer
 from ppojob_trainer.models.nf4 import is_scales, matrices_of
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
-from ppojob_trainer.parallel.boxes import Join, detached, local_part, whole
+from ppojob_trainer.parallel.boxes import Join, detached, full_tensor, local_part
 
 
 def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -84,8 +84,8 @@ def broadcast_by_holders(model: nn.Module, join: Join) -> Join:
         else:
             made = torch.empty(tensor.shape, dtype=dtype, device=device)
         if is_here and expert_holder is not None:
-            made = stage.expert_ranks.told(made, expert_holder)
-        return stage.ranks.told(made, holder)
+            made = stage.expert_ranks.broadcast(made, expert_holder)
+        return stage.ranks.broadcast(made, holder)
 
     return join if stage.outline is None else told
 
@@ -108,7 +108,7 @@ def named_full_tensors(
 
     def joined(name: str, tensor: Tensor, _dtype: torch.dtype) -> Tensor:
         there = plain(name, tensor)
-        return adapters[name].merged(there) if name in adapters else whole(there)
+        return adapters[name].merged(there) if name in adapters else full_tensor(there)
 
     told = broadcast_by_holders(model, joined)
     for name, tensor in every_tensor(model):
@@ -118,7 +118,7 @@ def named_full_tensors(
 
 def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every adapter tensor once, all-gathered as in `named_full_tensors`, float32."""
-    told = broadcast_by_holders(model, lambda _name, matrix, _dtype: whole(matrix))
+    told = broadcast_by_holders(model, lambda _name, matrix, _dtype: full_tensor(matrix))
     adapters = every_adapter(model)
     for name, _ in every_tensor(model):
         if name in adapters:

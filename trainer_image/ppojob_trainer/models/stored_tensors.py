@@ -37,9 +37,9 @@ def read_part(weights: Weights, name: str, box: Box) -> Tensor:
     if box.numel == 0:
         return torch.empty(box.local_shape)
     if (quantised := weights.quantised.get(name)) is not None:
-        return box.joined(lambda plain: _dequantised(quantised, plain))
+        return box.assemble(lambda plain: _dequantised(quantised, plain))
     file, stored = weights.files[name], weights.stored[name]
-    return box.joined(lambda plain: _read(file, stored, plain.slices))
+    return box.assemble(lambda plain: _read(file, stored, plain.slices))
 
 
 def _read(path: Path, name: str, slices: tuple[slice, ...] = ()) -> Tensor:

@@ -10,13 +10,13 @@ from transformers import AutoModelForCausalLM
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.kinds import POLICY
 from ppojob_trainer.models.load import refuse_config
 from ppojob_trainer.models.mixtures import is_sent_float32
+from ppojob_trainer.models.model_classes import language_config
 from ppojob_trainer.models.nf4 import linear_layers, rounded
 from ppojob_trainer.models.stored_tensors import read_tensor
-from ppojob_trainer.models.vision_language import language_config
+from ppojob_trainer.models.transformers_modules import unify_modules
 from ppojob_trainer.models.weight_files import read_weights
 
 
@@ -41,7 +41,7 @@ def stored_weights(
     config = language_config(folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    split_experts(model)
+    unify_modules(model)
     is_rounded = lora is not None and lora.base_type is not None
     in_nf4 = {f"{name}.weight" for name, _ in linear_layers(model)} if is_rounded else set()
     weights = read_weights(Path(folder))

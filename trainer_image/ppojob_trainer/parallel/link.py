@@ -1,7 +1,7 @@
 """Links: byte exchange between the processes of a group.
 
-A link has numbered members. In an exchange every member names what it sends and how many bytes it
-expects; both ends know the sizes beforehand, so no metadata travels.
+A link has numbered members. In an exchange every member passes what it sends and how many bytes it
+expects; both ends know the sizes beforehand, so no metadata is sent.
 """
 
 from collections.abc import Collection, Mapping
@@ -37,7 +37,7 @@ class Link:
     ) -> dict[int, Tensor]:
         """Send and receive; every member calls this, even with nothing to move.
 
-        Bucket `i` of every pair travels in round `i`. Within a round all receives and sends are
+        Bucket `i` of every pair is sent in round `i`. Within a round all receives and sends are
         posted before any is waited for, so no order of members can deadlock.
 
         Args:
@@ -61,7 +61,7 @@ class Link:
         return received
 
     def _move(self, outgoing: dict[int, Tensor], incoming: dict[int, Tensor]) -> None:
-        assert self._group is not None, "a single member has nobody to exchange bytes with"
+        assert self._group is not None, "a single member exchanges no bytes"
         if self._device.type == "cpu":
             for work in _post(self._group, outgoing, incoming):
                 work.wait()
@@ -96,7 +96,7 @@ def exchange_messages(
         return torch.frombuffer(bytearray(content), dtype=torch.uint8)
 
     sizes = {m: as_tensor(len(message).to_bytes(8)) for m, message in outgoing.items()}
-    told = link.exchange(sizes, dict.fromkeys(senders, 8))
-    expected = {m: int.from_bytes(size.numpy().tobytes()) for m, size in told.items()}
-    arrived = link.exchange({m: as_tensor(own) for m, own in outgoing.items()}, expected)
-    return {m: message.numpy().tobytes() for m, message in arrived.items()}
+    incoming = link.exchange(sizes, dict.fromkeys(senders, 8))
+    expected = {m: int.from_bytes(size.numpy().tobytes()) for m, size in incoming.items()}
+    received = link.exchange({m: as_tensor(own) for m, own in outgoing.items()}, expected)
+    return {m: message.numpy().tobytes() for m, message in received.items()}
