@@ -118,7 +118,7 @@ def never_written(folder: Path) -> None:
         (one_expert_less, "the model cannot be loaded"),
         (other_shape, r"down_proj.weight has shape \(16, 24\): .*\(16, 25\);"),
         (no_numbers, rf"spec.model.path: got 18 values that are NaN .* in {QUERY}, {NORM} of "),
-        (never_written, rf"^spec.model.path: got nothing but zeros in {QUERY}, {NORM} of "),
+        (never_written, rf"^spec.model.path: got only zeros in {QUERY}, {NORM} of "),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path, make, told):

@@ -338,16 +338,14 @@ def expert_weights(sizes: Sizes) -> dict[str, Shape]:
 
 
 def _mla(mla: MlaSizes, hidden: int, heads: int) -> dict[str, Shape]:
-    found: dict[str, Shape] = {}
     query = heads * (mla.plain + mla.rotary)
+    found: dict[str, Shape] = {"q_proj": (query, hidden)}
     if mla.query:
-        found["self_attn.q_a_proj"] = (mla.query, hidden)
-        found["self_attn.q_b_proj"] = (query, mla.query)
-    else:
-        found["self_attn.q_proj"] = (query, hidden)
-    found["self_attn.kv_a_proj_with_mqa"] = (mla.key + mla.rotary, hidden)
-    found["self_attn.kv_b_proj"] = (heads * (mla.plain + mla.value), mla.key)
-    return found | {"self_attn.o_proj": (hidden, heads * mla.value)}
+        found = {"q_a_proj": (mla.query, hidden), "q_b_proj": (query, mla.query)}
+    found["kv_a_proj_with_mqa"] = (mla.key + mla.rotary, hidden)
+    found["kv_b_proj"] = (heads * (mla.plain + mla.value), mla.key)
+    found["o_proj"] = (hidden, heads * mla.value)
+    return {f"self_attn.{name}": shape for name, shape in found.items()}
 
 
 def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:

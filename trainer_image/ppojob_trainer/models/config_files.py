@@ -47,7 +47,7 @@ WHOLE_NAMES: Final = {
 OTHER_NAMES: Final = {
     theirs: own for family in FAMILIES.values() for theirs, own in family.file_names.items()
 }
-"""Parts of names in the files of single families, and their replacements."""
+"""Parts of names in the files of some families, and their replacements."""
 SOUND: Final = (f"{TOWER}audio_tower.", f"{TOWER}embed_audio.")
 """Prefixes of the weights of audio encoders, which are not trained."""
 TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWER in own))
@@ -88,9 +88,9 @@ def file_name(name: str, model_type: str) -> str:
 
 
 def has_tower(config: Mapping[str, Json]) -> bool:
-    """Whether a model has a vision tower or an audio encoder beside its language model.
+    """Whether a config.json, as on disk or from `read_config`, is of a model with a tower.
 
-    `config` is a config.json as it is on disk, or as `read_config` returns it.
+    That is a vision tower or an audio encoder.
     """
     config = of_thinker(config)
     family = FAMILIES.get(str(config.get("model_type")))

@@ -28,9 +28,7 @@ from ppojob_trainer.models.family import (
 )
 from ppojob_trainer.models.hybrid_layers import PATTERN
 
-_FEED_FORWARD: Final[Biases] = {
-    "mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-}
+_FEED_FORWARD: Final[Biases] = {"mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
 _EXPERTS_EVERYWHERE: Final[Mapping[str, tuple[Json, ...]]] = {
     "hidden_act": ("silu",),
     "mlp_only_layers": ([], None),
@@ -42,7 +40,6 @@ _DELTA_NETWORK_SIZES: Final[Mapping[str, Json]] = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
 }
 _TOP_K: Final = ("num_experts_per_tok",)
 _SCALED_TOP_K: Final = (*_TOP_K, "norm_topk_prob", "routed_scaling_factor")
@@ -51,16 +48,7 @@ _MULTIPLIERS: Final = (
     *RMS_NORM,
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier"),
 )
-_DELTA_NETWORKS: Final = Recurrence(
-    "linear_attn",
-    (
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-        "linear_conv_kernel_dim",
-    ),
-)
+_DELTA_NETWORKS: Final = Recurrence("linear_attn", tuple(_DELTA_NETWORK_SIZES))
 _LFM2: Final = Family(
     "LFM2, LFM2.5",
     defaults={
@@ -78,9 +66,7 @@ _LFM2: Final = Family(
     qk_norm_names=("q_layernorm", "k_layernorm"),
     attention_out="out_proj",
     recurrence=Recurrence("conv", ("conv_L_cache",), "convolution"),
-    feed_forward=FeedForward(
-        "intermediate_size", {"feed_forward.w1": 1, "feed_forward.w3": 1}, "feed_forward.w2"
-    ),
+    feed_forward=FeedForward({"feed_forward.w1": 1, "feed_forward.w3": 1}, "feed_forward.w2"),
     modules={"embedding_norm": "norm", "pos_emb": "rotary_emb"},
     file_names={".embedding_norm.": ".norm."},
     overridable=("norm_eps", "rope_theta"),
@@ -134,10 +120,7 @@ _GEMMA4: Final = Family(
     post_norms=_GEMMA2.post_norms,
     qk_norm="each head",
     feed_forward=FeedForward(
-        "intermediate_size",
-        {"mlp.gate_proj": 1, "mlp.up_proj": 1},
-        "mlp.down_proj",
-        in_moe_layers=True,
+        {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", in_moe_layers=True
     ),
     frozen_scalars=("layer_scalar",),
     has_per_layer_sizes=True,
@@ -220,7 +203,10 @@ _GLM4_MOE: Final = Family(
 )
 _QWEN3_5: Final = Family(
     "Qwen3.5 (text)",
-    defaults={"head_dim": 256, "num_key_value_heads": 4, **_DELTA_NETWORK_SIZES},
+    defaults={
+        **{"head_dim": 256, "num_key_value_heads": 4, "full_attention_interval": 4},
+        **_DELTA_NETWORK_SIZES,
+    },
     supported={
         "hidden_act": ("silu",),
         "attn_output_gate": (None, True),
@@ -232,10 +218,7 @@ _QWEN3_5: Final = Family(
     recurrence=_DELTA_NETWORKS,
 )
 _QWEN3_5_SEEING: Final = replace(
-    _QWEN3_5,
-    models="Qwen3.5",
-    ropes=(None, "default", "mrope"),
-    is_multimodal=True,
+    _QWEN3_5, models="Qwen3.5", ropes=(None, "default", "mrope"), is_multimodal=True
 )
 _QWEN3_5_MOE: Final = replace(
     _QWEN3_5,
@@ -250,9 +233,9 @@ _QWEN3_5_MOE: Final = replace(
     mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True, overridable=_TOP_K),
 )
 _GRANITE_SHARED: Final = FeedForward(
-    "shared_intermediate_size",
     {"shared_mlp.input_linear": 2},
     "shared_mlp.output_linear",
+    inner="shared_intermediate_size",
     in_moe_layers=True,
 )
 _GRANITE_MOE: Final = Family(
@@ -305,7 +288,7 @@ _HUNYUAN: Final = Family(
     qk_norm="each head",
     qk_norm_names=("query_layernorm", "key_layernorm"),
 )
-_UNGATED: Final = FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj")
+_UNGATED: Final = FeedForward({"mlp.up_proj": 1}, "mlp.down_proj")
 _UNGATED_BIASES: Final[Biases] = {**ATTENTION_BIASES, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**ATTENTION_BIASES, **_FEED_FORWARD}),
@@ -337,10 +320,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         post_norms=("post_attention_layernorm", "post_mlp_layernorm"),
         qk_norm="each head",
         attention_gate="gate_proj",
-        vllm_overrides={
-            **{"score_func": "sigmoid", "route_norm": True},
-            **{"n_group": 1, "topk_group": 1},
-        },
+        vllm_overrides={"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
         mixture=Mixture(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "num_shared_experts"),
@@ -373,14 +353,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "qwen2": _QWEN2,
     "mimo": replace(
-        _QWEN2,
-        models="MiMo-7B",
-        vllm_overrides={"architectures": ["Qwen2ForCausalLM"]},
+        _QWEN2, models="MiMo-7B", vllm_overrides={"architectures": ["Qwen2ForCausalLM"]}
     ),
     "qwen3": Family(
-        "Qwen3",
-        defaults={"head_dim": 128, "num_key_value_heads": 32},
-        qk_norm="each head",
+        "Qwen3", defaults={"head_dim": 128, "num_key_value_heads": 32}, qk_norm="each head"
     ),
     "qwen3_moe": Family(
         "Qwen3 MoE",
@@ -658,10 +634,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={},
         recurrence=Recurrence(
             "mamba",
-            (
-                *("mamba_n_groups", "mamba_n_heads"),
-                *("mamba_d_state", "mamba_d_head", "mamba_d_conv"),
-            ),
+            ("mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
             "mamba",
         ),
         feed_forward=_GRANITE_SHARED,
@@ -705,13 +678,10 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_one_block=True,
         recurrence=Recurrence(
             "mixer",
-            (
-                *("n_groups", "mamba_num_heads"),
-                *("ssm_state_size", "mamba_head_dim", "conv_kernel"),
-            ),
+            ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel"),
             "mamba",
         ),
-        feed_forward=FeedForward("intermediate_size", {"mixer.up_proj": 1}, "mixer.down_proj"),
+        feed_forward=FeedForward({"mixer.up_proj": 1}, "mixer.down_proj"),
         modules={"embeddings": "embed_tokens", "norm_f": "norm"},
         file_names={
             "backbone.embeddings.": "model.embed_tokens.",
@@ -863,9 +833,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         attention="attention",
         attention_in="query_key_value",
         attention_out="dense",
-        feed_forward=FeedForward(
-            "intermediate_size", {"mlp.dense_h_to_4h": 1}, "mlp.dense_4h_to_h"
-        ),
+        feed_forward=FeedForward({"mlp.dense_h_to_4h": 1}, "mlp.dense_4h_to_h"),
         key_aliases={"num_key_value_heads": "num_attention_heads"},
         dropouts=("attention_dropout", "hidden_dropout"),
         whole_modules={"gpt_neox": "model"},
@@ -895,7 +863,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         attention="attn",
         attention_in="c_attn",
         attention_out="c_proj",
-        feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
+        feed_forward=FeedForward({"mlp.c_fc": 1}, "mlp.c_proj"),
         key_aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
@@ -934,7 +902,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         norms=("self_attn_layer_norm", "final_layer_norm"),
         norm_type=("layer", "biased"),
         attention_out="out_proj",
-        feed_forward=FeedForward("intermediate_size", {"fc1": 1}, "fc2"),
+        feed_forward=FeedForward({"fc1": 1}, "fc2"),
         key_aliases={"num_key_value_heads": "num_attention_heads", "intermediate_size": "ffn_dim"},
         dropouts=("attention_dropout", "dropout"),
         positions=("embed_positions", 2),
@@ -958,7 +926,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         norm_type=("layer", "biased"),
         has_head_bias=True,
         attention_out="dense",
-        feed_forward=FeedForward("intermediate_size", {"mlp.fc1": 1}, "mlp.fc2"),
+        feed_forward=FeedForward({"mlp.fc1": 1}, "mlp.fc2"),
         dropouts=("attention_dropout", "resid_pdrop", "embd_pdrop"),
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
@@ -968,11 +936,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "StarCoder2",
         defaults={"num_key_value_heads": 2, "use_bias": True, "tie_word_embeddings": True},
         has_windows=True,
-        biases={
-            "use_bias": (*QUERIES, "self_attn.o_proj", "mlp.c_fc", "mlp.c_proj"),
-        },
+        biases={"use_bias": (*QUERIES, "self_attn.o_proj", "mlp.c_fc", "mlp.c_proj")},
         norm_type=("layer", "biased"),
-        feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
+        feed_forward=FeedForward({"mlp.c_fc": 1}, "mlp.c_proj"),
         dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
         overridable=("norm_epsilon", "rope_theta"),
     ),
@@ -1032,10 +998,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen3_5": _QWEN3_5_SEEING,
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "qwen3_5_moe": replace(
-        _QWEN3_5_MOE,
-        models="Qwen3.5 MoE",
-        ropes=_QWEN3_5_SEEING.ropes,
-        is_multimodal=True,
+        _QWEN3_5_MOE, models="Qwen3.5 MoE", ropes=_QWEN3_5_SEEING.ropes, is_multimodal=True
     ),
     "qwen3_next": replace(
         _QWEN3_5,

@@ -88,9 +88,9 @@ class Recurrence:
 class FeedForward:
     """Dense feed-forward blocks of a family."""
 
-    inner: str  # key of the intermediate width
-    into: Mapping[str, int]  # up-projections by name in a layer, and their multiples of that width
+    into: Mapping[str, int]  # up-projections by name in a layer, and their multiples of the width
     out: str  # down-projection
+    inner: str = "intermediate_size"  # key of the intermediate width
     in_moe_layers: bool = False  # whether MoE layers have one in addition to their experts
 
 

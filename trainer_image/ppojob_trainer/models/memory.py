@@ -16,7 +16,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import TrainingParallelism
-from ppojob_api.v1alpha1.rollout import JudgeSpec
+from ppojob_api.v1alpha1.rollout import JudgeSpec, RolloutSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import (
     HEAD,
@@ -155,8 +155,10 @@ def offloads(config: RunConfig, role: RoleName) -> bool:
 def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
     """Return the models of a rank of a role, and their copies waiting to be written."""
     spec = config.spec
-    if role == "judge" and spec.judge is not None:
-        return _judge(spec.judge, spec.roles.judge.gpus_per_replica, parameters)
+    if role == "judge" and (judge := spec.judge) is not None:
+        ranks = max(1, spec.roles.judge.gpus_per_replica)
+        size = _served(judge, parameters.get(judge.path, 0), ranks)
+        return {"judge": Held(size, size, size)} if size else {}
     held = _models(config, role, parameters)
     copies = sum(one.saved for one in held.values())
     if "reference" in held and spec.algorithm.kl.reference_refresh is not None:
@@ -176,7 +178,11 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     generates = config.topology.generating.role == role and not spec.algorithm.given
     # With a separate device memory models can be offloaded, and a sleeping engine frees its.
     may_offload = config.topology.role(role).device != "cpu"
-    engine = _engine(config, parameters, may_offload=may_offload) if generates else {}
+    engine: dict[str, Held] = {}
+    if generates:
+        count, ranks = parameters.get(spec.model.path, 0), spec.rollout.parallelism.tensor
+        if size := _served(spec.rollout, count, ranks):
+            engine[ENGINE] = Held(size, size, 0 if may_offload else size)
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return engine
@@ -256,11 +262,10 @@ def _critics(spec: PPOJobSpec, parameters: Mapping[str, int], shard: _Shard) -> 
     return found
 
 
-def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[str, Held]:
-    """Return the bytes of each of the judge's GPUs, or of its pod."""
-    weights = _WEIGHT_BYTES[judge.dtype] * parameters.get(judge.path, 0) // max(1, gpus)
-    held = weights + int((judge.kv_cache_gib or 0) * GIB)
-    return {"judge": Held(held, held, held)} if held else {}
+def _served(engine: RolloutSpec | JudgeSpec, count: int, ranks: int) -> int:
+    """Return a rank's bytes of an engine: weights and KV cache."""
+    weights = _WEIGHT_BYTES[engine.dtype] * count // ranks
+    return weights + int((engine.kv_cache_gib or 0) * GIB)
 
 
 def smaller_models(spec: PPOJobSpec) -> str:
@@ -341,16 +346,6 @@ def _moments(spec: PPOJobSpec) -> tuple[float | None, float]:
 def _adapters(count: int, offload: Collection[str]) -> tuple[str, int, Collection[str]]:
     """Return dtype, count and offload of adapters: only their moments are offloaded."""
     return "float32", count, [one for one in offload if one != "weights"]
-
-
-def _engine(
-    config: RunConfig, parameters: Mapping[str, int], *, may_offload: bool
-) -> dict[str, Held]:
-    rollout = config.spec.rollout
-    policy = parameters.get(config.spec.model.path, 0)
-    weights = _WEIGHT_BYTES[rollout.dtype] * policy // rollout.parallelism.tensor
-    held = weights + int((rollout.kv_cache_gib or 0) * GIB)
-    return {ENGINE: Held(held, held, 0 if may_offload else held)} if held else {}
 
 
 def machine_bytes() -> int | None:

@@ -37,9 +37,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
     Qwen3_5MoeTextConfig,
     Qwen3_5MoeTextModel,
 )
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeThinkerTextModel,
-)
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerTextModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
@@ -139,10 +137,7 @@ def class_of(config: PreTrainedConfig, made_as: str) -> Any:
 
 
 def _language_model(
-    model_type: str,
-    decoder: Any,
-    text_config: type[PreTrainedConfig],
-    **fields: bool | int,
+    model_type: str, decoder: Any, text_config: type[PreTrainedConfig], **fields: bool | int
 ) -> Any:
     """Make the class of a language model, and register it with transformers.
 

@@ -1,8 +1,8 @@
-"""Per-layer sizes of models whose layers differ, as Gemma 4's, from config.json.
+"""Per-layer sizes of models whose layers differ, as Gemma 4's, from config.json; torch-free.
 
-Full-attention layers have their own number and width of heads. The last layers share keys and
-values with earlier ones (cross-layer attention: Brandon et al. 2024, arXiv:2405.12981). Layers may
-get per-layer embeddings. Does not import torch.
+Full-attention layers have another number and width of heads. The last layers share keys and values
+with earlier ones (cross-layer attention: Brandon et al. 2024, arXiv:2405.12981). Layers may get
+per-layer embeddings.
 """
 
 from collections.abc import Iterator, Mapping

@@ -1,7 +1,7 @@
 """Tensors read from a model's files, whole or sharded, and dequantized.
 
-An element is its quantized value times its scale in float32, rounded once by the caller. So a
-shard has the same bits as in the whole, wherever it begins.
+An element is its quantized value times its scale in float32, rounded once by the caller. So the
+bits of an element do not depend on the shard.
 """
 
 from pathlib import Path

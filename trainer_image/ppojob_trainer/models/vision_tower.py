@@ -8,18 +8,9 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
-from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
-from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
@@ -36,16 +27,10 @@ from ppojob_trainer.parallel.boxes import local_part
 
 _ATTRIBUTE: Final = "vision_tower"
 _PROCESSORS: Final = (
-    Qwen2VLImageProcessorPil,
-    Glm4vImageProcessorPil,
-    Glm46VImageProcessorPil,
-    GotOcr2ImageProcessorPil,
-    PixtralImageProcessorPil,
-    Gemma3ImageProcessorPil,
-    Gemma4ImageProcessorPil,
-    Idefics3ImageProcessorPil,
-    SmolVLMImageProcessorPil,
-    WhisperFeatureExtractor,
+    *("Qwen2VLImageProcessorPil", "Glm4vImageProcessorPil", "Glm46VImageProcessorPil"),
+    *("GotOcr2ImageProcessorPil", "PixtralImageProcessorPil", "Gemma3ImageProcessorPil"),
+    *("Gemma4ImageProcessorPil", "Idefics3ImageProcessorPil", "SmolVLMImageProcessorPil"),
+    "WhisperFeatureExtractor",
 )
 
 
@@ -144,8 +129,9 @@ class VisionTower:
     def _processor(self, form: MediaForm) -> Any:
         """Return transformers' processor of images or audio."""
         if form.processor not in self._processors:
-            kind = next(k for k in _PROCESSORS if k.__name__.startswith(form.processor))
-            self._processors[form.processor] = kind.from_pretrained(self._folder)
+            name = next(name for name in _PROCESSORS if name.startswith(form.processor))
+            processor = getattr(transformers, name).from_pretrained(self._folder)
+            self._processors[form.processor] = processor
         return self._processors[form.processor]
 
     def _process(self, file: bytes) -> Any:

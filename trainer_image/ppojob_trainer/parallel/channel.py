@@ -140,12 +140,7 @@ def _open_gloo(
 
 
 def _open_nccl(
-    store: Store,
-    key: str,
-    member: int,
-    size: int,
-    device: torch.device,
-    timeout_seconds: float,
+    store: Store, key: str, member: int, size: int, device: torch.device, timeout_seconds: float
 ) -> Channel:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = datetime.timedelta(seconds=timeout_seconds)
