@@ -34,13 +34,18 @@ from ppojob_trainer.models.mixtures import (
     required_sizes,
     shared_layers,
 )
-from ppojob_trainer.models.per_layer_sizes import Attention, PerLayerSizes, read_per_layer_sizes
+from ppojob_trainer.models.per_layer_sizes import (
+    Attention,
+    PerLayerSizes,
+    count_in,
+    read_per_layer_sizes,
+)
 from ppojob_trainer.models.problems import ModelReason
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 SAVED_WEIGHTS: Final = {"embed_tokens": EMBEDDING, "lm_head": HEAD}
-"""Weights of the layers that may be trained whole beside adapters."""
+"""Weights of the layers that may be trained whole, in addition to adapters."""
 NF4_BLOCK: Final = 64
 """Elements of a row that share a scale in NF4 (quantization block)."""
 
@@ -172,12 +177,12 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         return required
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
     shared_keys = mixture.shared_inner if mixture else ()
-    dense_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
-    key_heads = _count(config.get("num_key_value_heads")) or heads
-    head_size = _count(config.get("head_dim")) or hidden // heads
+    dense_layers = count_in(config, mixture.dense_first) if mixture else 0
+    key_heads = count_in(config, "num_key_value_heads") or heads
+    head_size = count_in(config, "head_dim") or hidden // heads
     mla = None
     if family.has_mla:
-        query = _count(config.get("q_lora_rank")) or 0
+        query = count_in(config, "q_lora_rank")
         mla = MlaSizes(query, *(required[key] for key in _MLA_KEYS))
         key_heads, head_size = heads, mla.plain + mla.rotary
     recurrent = frozenset[int]()
@@ -385,13 +390,8 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
             yield f"self_attn.{of_keys}.weight", (size * (1 if each else attention.key_heads),)
 
 
-def _count(value: Json) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value in WIDTHS
-    return value if is_count and isinstance(value, int) else None
-
-
 def saved_weights(lora: LoraSpec) -> set[str]:
-    """Return the names of the weights that are trained whole beside adapters."""
+    """Return the names of the weights that are trained whole, in addition to adapters."""
     return {SAVED_WEIGHTS[name] for name in lora.modules_to_save or ()}
 
 
@@ -419,7 +419,7 @@ def nf4_bytes(rows: int, columns: int) -> int:
 
 
 def count_adapters(lora: LoraSpec | None, folder: str) -> int:
-    """Count the trained elements beside frozen weights, those of whole layers among them.
+    """Count the trained elements of adapters and of layers that are trained whole.
 
     0 without adapters, or if config.json cannot be read.
     """

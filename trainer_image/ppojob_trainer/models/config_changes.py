@@ -98,7 +98,7 @@ def can_be_stretched(folder: Path | str) -> bool:
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
     """Apply overrides to a config.json, in the form it has: transformers 5's, or the older.
 
-    The older has the base of RoPE beside its scaling.
+    In the older the base of RoPE is outside of its scaling.
     """
     if isinstance(thinker := config.get(THINKER), dict):
         return {**config, THINKER: changed_document(thinker, changes)}

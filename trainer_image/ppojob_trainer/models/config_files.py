@@ -119,13 +119,6 @@ def layers_name_in(folder: Path | str) -> str:
     return LAYERS if isinstance(config, Problem) else layers_name(config)
 
 
-def layer_count(folder: Path) -> int | None:
-    """Count the layers of a folder's model by its config.json; None if it does not say."""
-    config = read_config(folder / "config.json")
-    layers = None if isinstance(config, Problem) else config.get("num_hidden_layers")
-    return layers if isinstance(layers, int) else None
-
-
 def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]:
     config = of_thinker(config)
     text = config.get(TEXT_SECTION)
@@ -145,7 +138,7 @@ def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]
 
 
 def _has_head(folder: Path) -> bool:
-    """Whether the files of a folder hold an output layer beside the embedding."""
+    """Whether the files of a folder hold an output layer."""
     index = read_object(folder / "model.safetensors.index.json", ModelReason.BAD_INDEX)
     names = index.get("weight_map") if isinstance(index, dict) else None
     try:

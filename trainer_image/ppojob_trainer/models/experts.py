@@ -92,17 +92,11 @@ def cast_matrix(matrix: Tensor, rows: Tensor) -> Tensor:
     return matrix.to(product_dtype(matrix, rows))
 
 
-class Expert(nn.Module):
-    """The matrices of an expert: one or two up-projections (i, h), a down-projection (h, i)."""
-
-    def __init__(self, names: Sequence[str], matrices: Sequence[Tensor]) -> None:
-        super().__init__()
-        for name, weight in zip(names, matrices, strict=True):
-            setattr(self, name, Matrix(weight))
-
-
 class Experts(nn.ModuleList):
-    """The experts of a layer, with the call signature of transformers' stacked ones."""
+    """The experts of a layer, with the call signature of transformers' stacked ones.
+
+    Each has one or two up-projections (i, h) and a down-projection (h, i).
+    """
 
     expert_ranks: ExpertRanks = ALONE
     """Expert-parallel ranks; experts of other ranks are None."""
@@ -112,10 +106,10 @@ class Experts(nn.ModuleList):
     def __init__(self, stacked: Any, names: tuple[str, ...]) -> None:
         """Unstack the parameters of a transformers module under these names."""
         into = stacked.gate_up_proj if len(names) > 2 else stacked.up_proj
-        super().__init__(
-            Expert(names, [part.clone() for part in (*parts.chunk(len(names) - 1), down)])
-            for parts, down in zip(into.detach(), stacked.down_proj.detach(), strict=True)
-        )
+        super().__init__()
+        for parts, down in zip(into.detach(), stacked.down_proj.detach(), strict=True):
+            matrices = (Matrix(part.clone()) for part in (*parts.chunk(len(names) - 1), down))
+            self.append(nn.ModuleDict(dict(zip(names, matrices, strict=True))))
         self._names = names
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

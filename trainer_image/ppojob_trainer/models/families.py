@@ -1,9 +1,7 @@
 """Model families that can be trained: a table whose rows say how each differs from Llama.
 
-All code that depends on the family reads this table. Tests compare the packed forward pass of each
-with transformers'. Another family could differ without any error (windows, multipliers, softcaps),
-so unknown ones are refused by name. A new family is a row here, and a model in
-`tests/support/family_models.py`.
+Tests compare the packed forward pass of each with transformers'. Unknown families are refused: they
+could differ without any error. A new one is a row here and a model in `support/family_models.py`.
 """
 
 from collections.abc import Mapping
@@ -60,7 +58,6 @@ _LFM2: Final = Family(
         "block_multiple_of": 256,
     },
     supported={"conv_bias": (False,)},
-    biases={},
     norms=("operator_norm", "ffn_norm"),
     qk_norm="each head",
     qk_norm_names=("q_layernorm", "k_layernorm"),
@@ -78,11 +75,13 @@ _QWEN3_VL: Final = Family(
     "Qwen3-VL",
     defaults={"head_dim": 128, "num_key_value_heads": 32},
     ropes=(None, "default", "mrope"),
+    biases=ATTENTION_BIASES,
     qk_norm="each head",
     is_multimodal=True,
 )
 _OLMO2: Final = Family(
     "OLMo 2",
+    biases=ATTENTION_BIASES,
     norms=(),
     post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     qk_norm="all heads",
@@ -91,6 +90,7 @@ _GEMMA: Final = Family(
     "Gemma",
     defaults={"head_dim": 256, "num_key_value_heads": 16, "tie_word_embeddings": True},
     supported={"use_bidirectional_attention": (None, False)},
+    biases=ATTENTION_BIASES,
     norm_type=("centred",),
 )
 _GEMMA2: Final = replace(
@@ -116,6 +116,7 @@ _GEMMA4: Final = Family(
     has_windows=True,
     ropes=(None, "default", "proportional"),
     has_ropes_by_layer=True,
+    biases=ATTENTION_BIASES,
     norms=_GEMMA2.norms,
     post_norms=_GEMMA2.post_norms,
     qk_norm="each head",
@@ -171,7 +172,6 @@ _DEEPSEEK3: Final = Family(
         "scoring_func": (None, "sigmoid"),
         "rope_interleave": (True,),
     },
-    biases={},
     has_mla=True,
     vllm_overrides={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
@@ -181,7 +181,6 @@ _QWEN2_VL: Final = Family(
     "Qwen2-VL",
     defaults={"num_key_value_heads": 8},
     ropes=(None, "default", "mrope"),
-    biases={},
     always_biased=QUERIES,
     is_multimodal=True,
 )
@@ -212,6 +211,7 @@ _QWEN3_5: Final = Family(
         "attn_output_gate": (None, True),
         "output_gate_type": (None, "silu", "swish"),
     },
+    biases=ATTENTION_BIASES,
     norm_type=("centred",),
     qk_norm="each head",
     has_attention_gates=True,
@@ -242,6 +242,7 @@ _GRANITE_MOE: Final = Family(
     "Granite 3 MoE, PowerMoE",
     defaults={"num_local_experts": 8},
     supported={"hidden_act": ("silu",)},
+    biases=ATTENTION_BIASES,
     file_names={
         ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
         ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
@@ -263,7 +264,6 @@ _COHERE: Final = Family(
     "Command R, Aya 23, Aya Expanse",
     defaults={"tie_word_embeddings": True},
     supported={"hidden_act": ("silu",), "attention_bias": (False,), "use_qk_norm": (False, None)},
-    biases={},
     norms=("input_layernorm",),
     norm_type=("layer",),
     logit_multiplier="logit_scale",
@@ -278,13 +278,13 @@ _QWEN2: Final = Family(
         "num_key_value_heads": 32,
     },
     ropes=(*FIXED_ROPES, "dynamic"),
-    biases={},
     always_biased=QUERIES,
 )
 _HUNYUAN: Final = Family(
     "Hunyuan of 0.5B, 1.8B, 4B and 7B",
     supported={"use_qk_norm": (None, True), "use_cla": (None, False)},
     ropes=(*FIXED_ROPES, "dynamic"),
+    biases=ATTENTION_BIASES,
     qk_norm="each head",
     qk_norm_names=("query_layernorm", "key_layernorm"),
 )
@@ -315,7 +315,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "n_group": (None, 1),
         },
         has_windows=True,
-        biases={},
         norms=("input_layernorm", "pre_mlp_layernorm"),
         post_norms=("post_attention_layernorm", "post_mlp_layernorm"),
         qk_norm="each head",
@@ -356,12 +355,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _QWEN2, models="MiMo-7B", vllm_overrides={"architectures": ["Qwen2ForCausalLM"]}
     ),
     "qwen3": Family(
-        "Qwen3", defaults={"head_dim": 128, "num_key_value_heads": 32}, qk_norm="each head"
+        "Qwen3",
+        defaults={"head_dim": 128, "num_key_value_heads": 32},
+        biases=ATTENTION_BIASES,
+        qk_norm="each head",
     ),
     "qwen3_moe": Family(
         "Qwen3 MoE",
         defaults={"num_key_value_heads": 4},
         supported=_EXPERTS_EVERYWHERE,
+        biases=ATTENTION_BIASES,
         qk_norm="each head",
         mixture=Mixture(),
     ),
@@ -371,6 +374,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         supported={"hidden_act": ("silu",)},
         has_windows=True,
         has_ropes_by_layer=True,
+        biases=ATTENTION_BIASES,
         qk_norm="each head",
         mixture=Mixture(),
         overridable=("rms_norm_eps",),
@@ -379,7 +383,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Qwen1.5-MoE, Qwen2 MoE",
         defaults={"num_key_value_heads": 16},
         supported={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
-        biases={},
         always_biased=QUERIES,
         mixture=_WITH_SHARED,
     ),
@@ -392,7 +395,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "router_jitter_noise": (0.0,),
         },
         ropes=(None, "default"),
-        biases={},
         mixture=Mixture(
             "block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size", overridable=_TOP_K
         ),
@@ -406,7 +408,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "norm_topk_prob": (False,),
             "rms_norm_eps": (1e-5,),  # which vLLM computes with
         },
-        biases={},
         qk_norm="all heads",
         mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
         overridable=("rope_theta",),
@@ -491,7 +492,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 1},
         supported={"hidden_act": ("silu",), "sliding_windows": (None,)},
         has_windows=True,
-        biases={},
         qk_norm="each head",
         file_names={f".mlp.{CORRECTION}": f".mlp.gate.{CORRECTION}"},
         mixture=replace(_CORRECTED, shared_inner=("moe_intermediate_size", "num_shared_experts")),
@@ -507,7 +507,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "use_qk_norm": (None, True),
             "qk_norm_type": (None, "per_layer"),
         },
-        biases={},
         qk_norm="all heads",
         vllm_overrides={"use_routing_bias": True, "scoring_func": "sigmoid"},
         mixture=Mixture(
@@ -532,6 +531,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         alternates_windows=True,
         ropes=("yarn",),
+        biases=ATTENTION_BIASES,
         has_sinks=True,
         mixture=Mixture(
             inner="intermediate_size",
@@ -547,13 +547,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 8},
         supported={"layer_types": (None,)},
         has_windows=True,
-        biases={},
     ),
     "ministral": Family(
         "Ministral 8B of 2024",
         defaults={"num_key_value_heads": 8},
         has_windows=True,
-        biases={},
         vllm_overrides={"architectures": ["TransformersForCausalLM"]},
     ),
     "ministral3": Family(
@@ -561,14 +559,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         defaults={"num_key_value_heads": 8, "head_dim": 128},
         supported={"sliding_window": (None,), "layer_types": (None,)},
         ropes=("yarn",),
-        biases={},
     ),
     "phi3": Family(
         "Phi-3, Phi-3.5, Phi-4",
         supported={"resid_pdrop": (0.0,), "layer_types": (None,)},
         has_windows=True,
         ropes=(None, "default", "longrope"),
-        biases={},
         fused=("qkv_proj", "gate_up_proj"),
         head_counts=("config.num_attention_heads", "num_key_value_heads"),
     ),
@@ -631,7 +627,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "time_step_limit": _NO_STEP_LIMITS,
             "normalization_function": (None, "rmsnorm"),
         },
-        biases={},
         recurrence=Recurrence(
             "mamba",
             ("mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
@@ -672,7 +667,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "tie_word_embeddings": (False,),
             "n_shared_experts": (1,),
         },
-        biases={},
         norms=("norm",),
         attention="mixer",
         has_one_block=True,
@@ -736,7 +730,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "EXAONE 4",
         defaults={"num_key_value_heads": 32},
         has_windows=True,
-        biases={},
         norms=(),
         post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         qk_norm="each head",
@@ -744,6 +737,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "apertus": Family(
         "Apertus",
         supported={"hidden_act": ("xielu",)},
+        biases=ATTENTION_BIASES,
         norms=("attention_layernorm", "feedforward_layernorm"),
         qk_norm="each head",
         feed_forward=_UNGATED,
@@ -774,7 +768,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "ERNIE 4.5 dense",
         defaults={"head_dim": 128, "num_key_value_heads": 2, "tie_word_embeddings": True},
         supported={"use_bias": (False,)},
-        biases={},
     ),
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": replace(
@@ -813,7 +806,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "moe_layer_start_index": 1,
         },
         supported={"hidden_act": ("silu",), "use_bias": (False,), "moe_layer_interval": (1,)},
-        biases={},
         mixture=Mixture(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
@@ -855,7 +847,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "scale_attn_weights": (True,),
             "reorder_and_upcast_attn": (False,),
         },
-        biases={},
         always_biased=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
         fused=("qkv_proj",),
         norms=("ln_1", "ln_2"),
@@ -920,7 +911,6 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "phi": Family(
         "Phi-1, Phi-1.5, Phi-2",
         supported={"qk_layernorm": (False,)},
-        biases={},
         always_biased=(*QUERIES, "self_attn.dense", "mlp.fc1", "mlp.fc2"),
         norms=("input_layernorm",),
         norm_type=("layer", "biased"),

@@ -96,7 +96,7 @@ class FeedForward:
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Differences of a `model_type` from Llama; the defaults of the fields are Llama's."""
+    """Differences of a `model_type` from Llama without biases, by the defaults of the fields."""
 
     models: str  # names of such models, for people
     # transformers' defaults for keys that config.json does not have.
@@ -108,7 +108,7 @@ class Family:
     ropes: tuple[str | None, ...] = FIXED_ROPES  # the supported RoPE types
     has_ropes_by_layer: bool = False  # whether each layer type has its own RoPE settings
     # Linear layers that have biases where a key of config.json is true, and those that always do.
-    biases: Biases = field(default_factory=lambda: ATTENTION_BIASES)
+    biases: Biases = field(default_factory=dict)
     always_biased: tuple[str, ...] = ()
     # Fused linear layers; the last one is of gated delta networks.
     fused: tuple[Literal["qkv_proj", "gate_up_proj", "in_proj_qkvz"], ...] = ()

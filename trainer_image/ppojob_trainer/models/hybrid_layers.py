@@ -81,10 +81,8 @@ class RecurrenceSizes:
             parts = {"": gates + self.channels + heads}
         elif self.kind.rule == "convolution":  # and two gates
             parts = {"": 3 * self.channels}
-        found: dict[str, tuple[int, ...]] = {
-            f"{at}.in_proj{name}": (rows, hidden) for name, rows in parts.items()
-        }
-        return found | {f"{at}.out_proj": (hidden, gates)}
+        into = {f"{at}.in_proj{name}": (rows, hidden) for name, rows in parts.items()}
+        return {**into, f"{at}.out_proj": (hidden, gates)}
 
     def tensors(self) -> Tensors:
         """Return names and shapes of a layer's other tensors, without the norm."""

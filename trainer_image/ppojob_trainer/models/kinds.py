@@ -60,11 +60,6 @@ def _score(sizes: Sizes) -> Tensors:
     yield SCORE_WEIGHT, (1, sizes.hidden)
 
 
-def _score_with_bias(sizes: Sizes) -> Tensors:
-    yield from _score(sizes)
-    yield SCORE_BIAS, (1,)
-
-
 POLICY: Final = ModelKind(
     "spec.model.path",
     _LANGUAGE_MODELS,
@@ -80,7 +75,7 @@ CRITIC: Final = ModelKind(
     "a language model, or a classifier of tokens or texts with one label",
     made_as=TOKENS,
     head=lambda _: iter(()),
-    optional=_score_with_bias,
+    optional=lambda sizes: iter([*_score(sizes), (SCORE_BIAS, (1,))]),
     may_lack=frozenset({SCORE_WEIGHT, SCORE_BIAS}),
 )
 SCORER: Final = ModelKind(

@@ -31,7 +31,6 @@ from ppojob_trainer.models.architectures import (
 )
 from ppojob_trainer.models.config_files import (
     file_name,
-    layer_count,
     layers_name_in,
     read_config,
 )
@@ -39,6 +38,7 @@ from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import JUDGE
 from ppojob_trainer.models.mixtures import ALIGNED
 from ppojob_trainer.models.mtp_forms import MTP_FORMS, is_mtp_weight, mtp_layer_count
+from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import read_weights
 
@@ -213,7 +213,7 @@ def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
     kind, count = str(config.get("model_type")), mtp_layer_count(config)
     got, why, allowed = f"a model of {kind}", "", "remove it"
     reason: ReasonCode | ModelReason = ReasonCode.NOT_IN_THIS_VERSION
-    weights, layers = read_weights(folder), layer_count(folder)
+    weights, layers = read_weights(folder), count_in(config, "num_hidden_layers") or None
     if kind not in MTP_FORMS:
         why = "MTP layers of such models are not trained"
         allowed = f"a model of {', '.join(MTP_FORMS)}, or remove it"

@@ -86,10 +86,9 @@ def load_model(
     classifier with one label, as in verl.
 
     If a trained value model lacks its head `score`, it gets one of zeros (Ziegler et al.,
-    arXiv:1909.08593, in its code): the first values are 0, and the first advantages those of the
-    rewards. verl draws it as transformers does: on SmolLM2 that makes values of 1.0 ± 0.5, which
-    the critic first has to unlearn. A critic's head has no dropout, as in verl, and is trained with
-    adapters too.
+    arXiv:1909.08593, in its code), so the first advantages are those of the rewards. verl draws it
+    as transformers does: on SmolLM2 that makes values of 1.0 ± 0.5, which the critic first has to
+    unlearn. The head has no dropout, as in verl, and is trained with adapters too.
 
     Args:
         folder: with config.json and the weights; nothing is downloaded.
@@ -309,9 +308,6 @@ def _load_sharded(
 ) -> tuple[PreTrainedModel, set[str]]:
     """Build a model on the meta device, shard it, and read this rank's shard of each weight.
 
-    So no rank ever holds all of it, unless it is alone with a folder of quantized weights.
-    `options` are arguments of the class.
-
     Returns:
         The model, and the names of weights, of any stage, that the folder does not hold: those
         are zero.
@@ -400,10 +396,9 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
 def _check_values(
     model: PreTrainedModel, folder: Path, where: str, world: World, absent: Set[str]
 ) -> None:
-    """Refuse weights that are not finite, or were never filled; a collective of all ranks.
+    """Refuse weights that are not finite, or were never written; a collective of all ranks.
 
-    A folder can have the right size and still be useless: a diverged run that was saved, a file
-    whose space was reserved and never written. `absent` weights are uninitialised and not checked.
+    `absent` weights are uninitialized and not checked.
     """
     held, stage = dict(model.named_parameters()), stage_of(model)
     # For NF4 codes the scales show whether elements were finite and present.

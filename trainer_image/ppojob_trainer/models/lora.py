@@ -1,4 +1,4 @@
-"""LoRA: low-rank adapters beside the weights of linear layers (Hu et al., arXiv:2106.09685).
+"""LoRA: low-rank adapters of linear layers (Hu et al., arXiv:2106.09685).
 
 A target layer has the same name and `weight`, which is frozen, and the adapter's two matrices, the
 only trained ones::

@@ -130,13 +130,13 @@ def held_in_turns(
     algorithm = config.spec.algorithm
     if "policy" in turns and (algorithm.compares_vocabularies or algorithm.compares_answers):
         turns["policy"].add("reference")
-    found = {
-        worker: {name: one.active if name in loaded else one.idle for name, one in held.items()}
-        for worker, loaded in turns.items()
-    }
     return {
-        worker: {name: size for name, size in sizes.items() if size}
-        for worker, sizes in found.items()
+        worker: {
+            name: size
+            for name, one in held.items()
+            if (size := one.active if name in loaded else one.idle)
+        }
+        for worker, loaded in turns.items()
     }
 
 

@@ -148,7 +148,7 @@ def quantise_layers(model: PreTrainedModel, device: torch.device) -> None:
     """
     for _, layer in linear_layers(model):
         weight = layer.weight.detach()
-        made = _outlines(weight) if weight.is_meta else quantised(weight.to(device))
+        made = quantised(weight if weight.is_meta else weight.to(device))
         codes, scales = (nn.Parameter(one, requires_grad=False) for one in made)
         layer.__class__ = Nf4Linear
         assert isinstance(layer, Nf4Linear), "it was made one"
@@ -159,12 +159,3 @@ def round_layers(model: PreTrainedModel) -> None:
     """Round linear layers to NF4, but keep them as plain weights."""
     for _, layer in linear_layers(model):
         layer.weight.data = rounded(layer.weight.data)
-
-
-def _outlines(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return meta tensors of a matrix's codes and scales."""
-    rows, blocks = weight.shape[0], -(-weight.shape[1] // BLOCK)
-    return (
-        weight.new_empty(rows, blocks * BLOCK // 2, dtype=torch.uint8),
-        weight.new_empty(rows, blocks, dtype=torch.float32),
-    )

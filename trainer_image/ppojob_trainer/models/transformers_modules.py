@@ -52,16 +52,10 @@ class _Float32Router(nn.Module):
 
 
 def per_layer_inputs(model: Any, ids: Tensor, places: Tensor | None = None) -> dict[str, Tensor]:
-    """Return the per-layer inputs (Gemma 4 E2B, E4B) of a model whose tokens come as embeddings.
+    """Return the argument `per_layer_inputs` of a decoder called with embeddings, if it has any.
 
-    Args:
-        model: a causal language model of transformers.
-        ids: (b, t) int64.
-        places: (n,) int64, image tokens among the b * t: they get the per-layer embedding of
-            padding.
-
-    Returns:
-        An argument of transformers' decoder, or none.
+    That is Gemma 4 E2B and E4B. `ids` are (b, t) int64; `places` (n,) int64 are the image tokens
+    among the b * t, which get the per-layer embedding of padding.
     """
     if not getattr(model.config, "hidden_size_per_layer_input", 0):
         return {}

@@ -33,10 +33,7 @@ def sum_over_ranks(
 
 
 def sum_over_data(world: World, values: Sequence[float]) -> list[float]:
-    """Sum over data-parallel coordinates, as `sum_over_ranks`.
-
-    Ranks of one coordinate have the same rows, so only the first with the model's outputs counts.
-    """
+    """Sum over data-parallel coordinates, of each the first rank with outputs; bits as above."""
     return sum_over_ranks(world, values, world.dims.output_ranks)
 
 
