@@ -179,10 +179,10 @@ def _make_parameter(module: nn.Module, name: str, dtype: torch.dtype | None = No
 def _unify_router(block: Any, mixture: Mixture) -> None:
     """Turn a router's selection bias into an untrained parameter, and compute it in float32."""
     router = getattr(block, mixture.router)
-    if statics := getattr(router, BIAS_MODULE, None):  # in files it belongs to the block
+    if bias_module := getattr(router, BIAS_MODULE, None):  # in files it belongs to the block
         delattr(router, BIAS_MODULE)
-        setattr(block, BIAS_MODULE, statics)
-        router.__dict__[BIAS_MODULE] = statics
+        setattr(block, BIAS_MODULE, bias_module)
+        router.__dict__[BIAS_MODULE] = bias_module
     owner, _, own = mixture.selection_bias.rpartition(".")
     _make_parameter(block.get_submodule(owner), own, torch.float32)
     kind = type(router)
