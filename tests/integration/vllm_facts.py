@@ -23,11 +23,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
+from ppojob_trainer.models.transformers_modules import unify_modules
 from ppojob_trainer.rollout.protocol import (
     Finished,
     Request,
@@ -505,7 +505,7 @@ def told_experts(folder: Path, layout: RolloutParallelism) -> dict[str, Any]:
     trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     disturb(trainer, seed=1)
     sent, rows = deepcopy(trainer), requests()
-    split_experts(sent)
+    unify_modules(sent)
     sized = section("float32", parallelism=layout)
     opened = VllmEngine(sized, folder, tells_experts=True, **HERE)
     opened.load_weights(1, named_full_tensors(sent, merges=False))

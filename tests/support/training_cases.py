@@ -71,9 +71,9 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import (
     named_full_tensors,
 )
-from ppojob_trainer.parallel.boxes import sharded_as, whole
+from ppojob_trainer.parallel.boxes import copy_pieces, full_tensor
 from ppojob_trainer.parallel.collectives import (
-    shared_within,
+    gather_within,
 )
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.fsdp import fill
@@ -267,7 +267,7 @@ KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm")
 FAMILIES = {
     family: Case((0, 1, 0, 1, 0), 80, family, optimizer=SGD if family in KEY_BIASES else ADAMW)
     for family in FAMILY_MODELS
-    if family not in (*ABOVE, *CUT_AS_OTHERS) and not TABLE[family].sees_pictures
+    if family not in (*ABOVE, *CUT_AS_OTHERS) and not TABLE[family].is_multimodal
 }
 CASES |= FAMILIES
 LAYOUTS = {
@@ -545,8 +545,8 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         supervised = Supervised(given, SupervisedObjective(0.4, uncertain_tokens=True), HEAD, 0.6)
     torch.manual_seed(coordinate)
     engine.update(rows, goal, heads, supervised)
-    trained = {n: sharded_as(p, p.grad) for n, p in model.named_parameters() if p.requires_grad}
-    gradients = {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
+    trained = {n: copy_pieces(p, p.grad) for n, p in model.named_parameters() if p.requires_grad}
+    gradients = {f"gradient/{n}": full_tensor(gradient).clone() for n, gradient in trained.items()}
     results |= of_all_stages(world, gradients)
     stats = step_statistics([engine.update(rows, goal, heads, supervised)])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
@@ -560,7 +560,7 @@ def of_all_stages(world: World, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by name; what two stages have is the same."""
     if world.dims.pipeline == 1:
         return own
-    (first, *others), _ = shared_within(world, [own])
+    (first, *others), _ = gather_within(world, [own])
     for stage in others:
         for name in first.keys() & stage.keys():
             torch.testing.assert_close(first[name], stage[name], rtol=0, atol=0, equal_nan=True)

@@ -31,7 +31,7 @@ from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.vision_tower import attach_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import SamplingParams
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
@@ -117,7 +117,7 @@ def drawn_rows(
     folder: Path, form: Calling, tools: Showing, prompts: Sequence[PromptTokens] = ()
 ) -> list[Episode]:
     model = load_model(folder)
-    give_tower(model, folder, torch.float32, torch.device("cpu"))
+    attach_tower(model, folder, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=512, max_sequences=8)
     agent = AgentSpec(max_parallel_calls=2, max_user_turns=2, turn_tokens=7, cut_turns="go_on")
     sampling = SamplingParams(1.0, 1.0, -1, 1, (END,))

@@ -37,4 +37,4 @@ def test_an_average_follows_the_weights_wherever_it_lies() -> None:
         assert average.dtype == torch.float32
         torch.testing.assert_close(average.double(), expected[name], rtol=1e-6, atol=1e-6)
         assert away.tensors[name].untyped_storage().nbytes() == 0
-        assert torch.equal(host.seen(away.tensors[name]), average)
+        assert torch.equal(host.view(away.tensors[name]), average)

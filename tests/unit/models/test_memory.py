@@ -293,7 +293,7 @@ def test_ranks_of_a_layout_hold_parts_of_the_policy(tmp_path, layout, each):
     assert found == {"policy": each * POLICY, "rollout engine": 4 * POLICY}
 
 
-def test_tensor_ranks_hold_layers_with_states_whole(tmp_path):
+def test_tensor_ranks_hold_recurrent_layers_whole(tmp_path):
     model = save_model(tmp_path / "model", FAMILY_MODELS["qwen3_5_text"][0], **HYBRID)
     named = {name: one.numel() for name, one in model.named_parameters()}
     own = sum(size for name, size in named.items() if ".linear_attn." in name)

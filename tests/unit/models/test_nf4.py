@@ -19,7 +19,7 @@ from ppojob_trainer.models.nf4 import (
     VALUES,
     Nf4Linear,
     dequantised,
-    matrices_of,
+    nf4_layers,
     quantised,
     round_layers,
     rounded,
@@ -169,7 +169,7 @@ def test_all_matrices_of_blocks_are_in_four_bits_and_nothing_else(folder):
         name: one.shape for name, one in plain.items()
     }
     matrices = {name for name in plain if name.endswith("_proj.weight")}
-    assert matrices_of(model).keys() == matrices
+    assert nf4_layers(model).keys() == matrices
     for name in plain.keys() - matrices:
         assert torch.equal(ours[name], plain[name]), name
     kept = {name for name in trained_tensors(model) if name.endswith(("lora_a", "lora_b"))}

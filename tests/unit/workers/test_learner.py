@@ -94,10 +94,10 @@ def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
     assert not any(torch.equal(tensor, beginning[name]) for name, tensor in went_on.items())
     for one in (learner, made("weights")):
         restored(one)
-        with one.resident.at_work():
+        with one.resident.on_device():
             update(one)
         restored(one)
-        with one.resident.at_work():
+        with one.resident.on_device():
             assert is_equal(copies(trained_tensors(one.model)), beginning)
 
 

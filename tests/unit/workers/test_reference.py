@@ -108,7 +108,7 @@ def test_each_of_several_models_reads_its_own_rows_while_the_other_is_away(tmp_p
     alone = [Reference(spec, world, number) for number in range(2)]
     expected = torch.zeros(rows.num_tokens)
     for number, model in enumerate(alone):
-        with model.resident.at_work():
+        with model.resident.on_device():
             (logprobs,) = model.predict(rows)
         own = torch.tensor([rows.teachers[group] == number for group in rows.row_groups.tolist()])
         expected = torch.where(own[rows.token_rows], logprobs, expected)
@@ -123,7 +123,7 @@ def test_each_of_several_models_reads_its_own_rows_while_the_other_is_away(tmp_p
     assert {tuple(one) for one in there} == {(True, False), (False, True)}
     nobody = rows.select(torch.arange(0))
     assert teachers.predict(nobody)[0].numel() == 0
-    teachers.resident.leave()
+    teachers.resident.offload()
     assert not any(map(on_device, teachers._models))
 
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ppojob_api.well_known import SEARCH_TOOL
-from ppojob_trainer.parallel.collectives import broadcast_from_first
+from ppojob_trainer.parallel.collectives import broadcast_in_engine
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import Act, Acted, SeenPicture, ToolAnswer, ToolCall
@@ -87,7 +87,7 @@ class RemoteTools:
             found = [one for acted in self.caller.wait(pending) for one in acted.answers]
             by_place = dict(zip(places, found, strict=True))
             answers = [by_place[place] for place in range(len(found))]
-        return broadcast_from_first(self.world, answers)
+        return broadcast_in_engine(self.world, answers)
 
     def cancel(self, started: Started | None) -> None:
         """Stop waiting for them."""

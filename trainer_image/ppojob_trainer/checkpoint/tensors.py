@@ -27,7 +27,7 @@ from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.manifest import CHUNK_BYTES, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.mixtures import stays_float32
-from ppojob_trainer.parallel.boxes import Box, Join, box_of, detached, local_part, whole
+from ppojob_trainer.parallel.boxes import Box, Join, box_of, detached, full_tensor, local_part
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
@@ -54,7 +54,7 @@ _DTYPE_NAMES: Final = {
 
 def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The `Join` of a tensor that is stored as it is: all-gather, converted before sending."""
-    return whole(detached(tensor, dtype))
+    return full_tensor(detached(tensor, dtype))
 
 
 def write_tensors(
@@ -232,7 +232,7 @@ def read_parts(
                 check_content(folder, piece.entry)
                 verified.add(piece.entry.path)
         joined = {plain: _join(own, plain) for plain, own in needed.items()}
-        parts[name] = box.joined(joined.__getitem__)
+        parts[name] = box.assemble(joined.__getitem__)
     return parts
 
 
@@ -283,12 +283,12 @@ def _join(pieces: list[_Piece], wanted: Box) -> Tensor:
     if wanted.numel == 0 and wanted.shape:
         return first.tensor.new_empty(wanted.local_shape)
     if len(pieces) == 1:
-        return first.tensor[wanted.seen_from(first.box)]
+        return first.tensor[wanted.slices_in(first.box)]
     part = torch.empty(wanted.local_shape, dtype=first.tensor.dtype)
     for piece in pieces:
         shared = piece.box.intersect(wanted)
         assert shared is not None, "only pieces that overlap are joined"
-        part[shared.seen_from(wanted)] = piece.tensor[shared.seen_from(piece.box)]
+        part[shared.slices_in(wanted)] = piece.tensor[shared.slices_in(piece.box)]
     return part
 
 

@@ -17,11 +17,11 @@ from ppojob_trainer.models.config_files import (
     TOWER,
     file_name,
     has_tower,
-    layer_count,
     read_config,
 )
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies, mtp_layer_count
+from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.stored_tensors import read_tensor
 from ppojob_trainer.models.weight_files import own_name, read_weights
 from ppojob_trainer.models.weights import Weights
@@ -59,7 +59,7 @@ class UntrainedParts:
         if isinstance(config, Problem):
             raise ConfigError(str(config))
         model_type, sees = str(config.get("model_type")), has_tower(config)
-        layers = layer_count(model_folder)
+        layers = count_in(config, "num_hidden_layers") or None
         weights = read_weights(model_folder)
         bare = FAMILIES[model_type].zero_dim_scalars if model_type in FAMILIES else ()
         required = {

@@ -27,15 +27,15 @@ from ppojob_trainer.engine.router_record import RouterRecord, routes_of
 from ppojob_trainer.engine.routers import Routers
 from ppojob_trainer.engine.tiled_mlp import use_tiles
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.mtp_layers import states_for_mtp
 from ppojob_trainer.models.pipeline_stages import WHOLE, PassThrough, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
+from ppojob_trainer.models.transformers_modules import per_layer_inputs
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
 from ppojob_trainer.parallel.collectives import (
-    joined_over_data,
-    largest_over_ranks,
+    all_gather_over_data,
+    max_over_ranks,
     sum_over_data,
 )
 from ppojob_trainer.parallel.fsdp import as_forward, keep_unsharded, release
@@ -153,7 +153,7 @@ class ForwardEngine:
             return states
         # With another prompt they may lie on other sequence-parallel ranks.
         places, wanted = self._own_places(read), self._own_places(rows)
-        whole = self._sequence.gathered(states.hidden, places, int(rows.mask.sum()))
+        whole = self._sequence.gather_at(states.hidden, places, int(rows.mask.sum()))
         return states._replace(hidden=whole[wanted])
 
     def _own_places(self, rows: Experience) -> Tensor:
@@ -177,7 +177,7 @@ class ForwardEngine:
 
     def over_data(self, mine: Tensor) -> tuple[Tensor, slice]:
         """Concatenate (n,) of all data-parallel coordinates, and where this one's are."""
-        return joined_over_data(self._world, mine)
+        return all_gather_over_data(self._world, mine)
 
     def _passes(
         self,
@@ -207,7 +207,7 @@ class ForwardEngine:
             share_prompts=self._training.share_prompts,
             whole_groups=whole_groups,
         )
-        count = largest_over_ranks(self._world, max(at_least, len(plan)))
+        count = max_over_ranks(self._world, max(at_least, len(plan)))
         plan += [[] for _ in range(count - len(plan))]
         return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
@@ -303,7 +303,7 @@ def packed_pass(
         (states,) = outputs
         stage.ranks.send(states.detach())
         return Passed((), arrived, states, routes)
-    whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
+    whole = (ranks.gather_at(output, own.places, len(packed.targets)) for output in outputs)
     return Passed(tuple(_spread(one.cpu(), rows.mask) for one in whole), arrived, routes=routes)
 
 
@@ -342,7 +342,7 @@ def _states(
 ) -> Tensor:
     """Compute (1, t, h) hidden states of this rank's tokens and images by the layers of a stage."""
     tower, read = tower_of(model), dict(given)
-    if tower is not None and "input_ids" in read and (own.pictures or tower.learns):
+    if tower is not None and "input_ids" in read and (own.pictures or tower.is_trained):
         del read["input_ids"]
         read |= _with_pictures(model, tower, own)
     states: Tensor = model.base_model(
@@ -358,11 +358,11 @@ def _states(
 def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
     """Embed this rank's tokens with image features; each sequence rank encodes all images."""
     ids, places = own.input_ids[None], own.picture_places
-    embeddings = tower.within(model.get_input_embeddings()(ids))
+    embeddings = tower.add_zero_gradients(model.get_input_embeddings()(ids))
     told = per_layer_inputs(model, ids, places)
     if places is None:
         return {"inputs_embeds": embeddings, **told}
-    given = tower.shown(embeddings, places, own.pictures, own.picture_rows)
+    given = tower.embed_images(embeddings, places, own.pictures, own.picture_rows)
     held = sum(not isinstance(layer, PassThrough) for layer in model.base_model.layers)
     assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"
     return {**given, **told}
@@ -388,7 +388,7 @@ def _prompt_means(
     shares[groups, torch.arange(len(places))] = 1.0 / counts[groups].to(wide)
     with torch.autocast(states.device.type, enabled=False):
         read = states.index_select(0, places.to(states.device)).to(wide)
-        return ranks.total(shares.to(states.device) @ read)
+        return ranks.sum_with_gradient(shares.to(states.device) @ read)
 
 
 def _prompts_of_targets(rows: Experience, own: PackedRows) -> Tensor:

@@ -31,7 +31,7 @@ from ppojob_trainer.engine.head import (
     read_by_output_layer,
 )
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import VocabularyRun
+from ppojob_trainer.parallel.vocabulary import VocabularyShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ def full_kl(
         settings,
         reference.settings or settings,
         product_dtype(hidden),
-        VocabularyRun.of(weight),
+        VocabularyShard.of(weight),
         divergence,
     )
     return kl
@@ -135,7 +135,7 @@ class _FullKl(torch.autograd.Function):
         settings: LogprobSettings,
         ref_settings: LogprobSettings,
         dtype: torch.dtype,
-        run: VocabularyRun,
+        run: VocabularyShard,
         divergence: Divergence,
     ) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -144,13 +144,13 @@ class _FullKl(torch.autograd.Function):
             is_swapped = divergence.name == "forward_kl"
             folded = _fold(reference, policy) if is_swapped else _fold(policy, reference)
             if run.ranks is not None:
-                folded = _joined(run.gathered(torch.stack(folded)))
+                folded = _joined(run.all_gather(torch.stack(folded)))
             first, second, mean = folded
             value = mean = mean - first + second
             normalizers = (second, first) if is_swapped else (first, second)
             if divergence.name == "jsd":
                 parts = _to_mixture(policy, reference, *normalizers, divergence)
-                to_ref, mean = run.gathered(torch.stack(parts)).sum(0)
+                to_ref, mean = run.all_gather(torch.stack(parts)).sum(0)
                 value = to_ref + mean
         ctx.save_for_backward(*policy[:2], *reference[:2], mean, *normalizers)
         ctx.settings, ctx.ref_settings = settings, ref_settings
@@ -180,7 +180,7 @@ class _FullKl(torch.autograd.Function):
             grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
-        grad_hidden = ctx.run.summed(grad_hidden).to(ctx.hidden_dtype)
+        grad_hidden = ctx.run.all_reduce(grad_hidden).to(ctx.hidden_dtype)
         return grad_hidden, grad_weight, *[None] * 7
 
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ppojob_trainer.deterministic import nondeterministic_kernels
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import VocabularyRun
+from ppojob_trainer.parallel.vocabulary import VocabularyShard
 
 TOKEN_BLOCK = 4096
 """Most tokens of a tile; larger tiles read the output matrix less often."""
@@ -65,7 +65,7 @@ def fused_logprobs(
     """
     dtype = product_dtype(hidden)
     logprobs, entropy, squares, certainty = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, local_part(weight), targets, settings, dtype, VocabularyRun.of(weight)
+        hidden, local_part(weight), targets, settings, dtype, VocabularyShard.of(weight)
     )
     further = (
         (entropy, settings.entropy != "none"),
@@ -86,14 +86,14 @@ class _FusedLogprobs(torch.autograd.Function):
         targets: Tensor,
         settings: LogprobSettings,
         dtype: torch.dtype,
-        run: VocabularyRun,
+        run: VocabularyShard,
     ) -> tuple[Tensor, ...]:
         places = targets - run.first
         with torch.autocast(hidden.device.type, enabled=False):
             states = hidden.to(dtype)
             folded = _fold(states, weight, places, settings)
             if run.ranks is not None:
-                folded = _joined(run.gathered(torch.stack(folded)))
+                folded = _joined(run.all_gather(torch.stack(folded)))
         target_logits, m, s, u, q, total = folded
         log_s = s.log()
         normalizer, squares = m + log_s, q / s.square()
@@ -130,7 +130,7 @@ class _FusedLogprobs(torch.autograd.Function):
             grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
-        grad_hidden = ctx.run.summed(grad_hidden).to(ctx.hidden_dtype)
+        grad_hidden = ctx.run.all_reduce(grad_hidden).to(ctx.hidden_dtype)
         return grad_hidden, grad_weight, None, None, None, None
 
 

@@ -30,7 +30,7 @@ def use_fused_norms(model: PreTrainedModel) -> None:
 def fusible(model: PreTrainedModel) -> Iterator[nn.Module]:
     """Return the norms that can be fused: unsharded ones, as tensor ranks must reduce gradients."""
     family = FAMILIES[model.config.model_type]
-    if family.centred_norms or family.has_layer_norms:
+    if family.norm_type:
         return
     for layer in decoder_layers(model):
         found = (getattr(layer, name, None) for name in family.norms)

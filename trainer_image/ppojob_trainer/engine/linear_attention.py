@@ -29,7 +29,7 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.layer_kinds import STATE, layer_kinds
+from ppojob_trainer.models.hybrid_layers import RECURRENT, layer_types
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import SequenceRanks
 
@@ -250,8 +250,11 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     widths = [net.key_dim, net.key_dim, net.value_dim]
     weights = torch.split(local_part(net.conv1d.weight)[:, 0], widths)
     filters = [part.chunk(ranks.size)[ranks.number] for part in weights]
-    mixed, plan = torch.cat(ranks.dealt(*parts), dim=-1), plans.chunks(net.conv_kernel_size - 1)
-    dealt = torch.cat(filters), *ranks.dealt(decay, weight)
+    mixed, plan = (
+        torch.cat(ranks.to_columns(*parts), dim=-1),
+        plans.chunks(net.conv_kernel_size - 1),
+    )
+    dealt = torch.cat(filters), *ranks.to_columns(decay, weight)
     read = ranks.to_tokens(checkpointed(mix_rows, mixed, *dealt, sizes, plan))
     normed = net.norm(read.flatten(0, 1), gate.reshape(-1, net.head_v_dim))
     output: Tensor = net.out_proj(normed.view(len(states), -1))
@@ -287,8 +290,8 @@ def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
 def padded_lengths(model: PreTrainedModel, lengths: Sequence[int]) -> list[int]:
     """Return span lengths as computed: whole chunks, where layers have a recurrent state."""
     # All stages of a pipeline return the same, whichever layers they have.
-    kinds = layer_kinds(model.config.to_dict())
+    kinds = layer_types(model.config.to_dict())
     kind = FAMILIES[model.config.model_type].recurrence
-    has_chunks = kind and kind.rule != "convolution" and (kinds is None or STATE in kinds)
+    has_chunks = kind and kind.rule != "convolution" and (kinds is None or RECURRENT in kinds)
     multiple = CHUNK if has_chunks else 1
     return [-(-length // multiple) * multiple for length in lengths]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import MuonSpec
-from ppojob_trainer.parallel.boxes import box_of, local_part, shard_like, whole
+from ppojob_trainer.parallel.boxes import box_of, full_tensor, local_part, shard_like
 
 BUFFER: Final = "momentum_buffer"
 
@@ -140,7 +140,7 @@ class Muon(torch.optim.Optimizer):
         buffer = local_part(state[BUFFER])
         buffer.lerp_(mine, 1.0 - momentum)
         seen = mine.lerp(buffer, momentum) if self._spec.nesterov else buffer
-        update = orthogonal(whole(shard_like(parameter, seen)), self._spec)
+        update = orthogonal(full_tensor(shard_like(parameter, seen)), self._spec)
         weights, scale = local_part(parameter), self._scales[parameter]
         weights.mul_(1.0 - rate * decay)
         weights.add_(box_of(parameter).of(update).to(weights.dtype), alpha=-rate * scale)

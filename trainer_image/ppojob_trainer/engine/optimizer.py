@@ -13,14 +13,14 @@ from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec
 from ppojob_trainer.engine.muon import BUFFER, Muon, update_scale
 from ppojob_trainer.engine.stochastic_rounding import round_into
 from ppojob_trainer.models.adapter_names import is_b
-from ppojob_trainer.models.transposed_linear import TransposedLinear
+from ppojob_trainer.models.transformers_modules import TransposedLinear
 from ppojob_trainer.parallel.boxes import (
     Box,
     box_of,
+    copy_pieces,
     is_first_holder,
     local_part,
     shard_like,
-    sharded_as,
 )
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import decoder_layers
@@ -218,11 +218,11 @@ def step_by_weight(
     """
     for weight in _one_by_one(optimizer):
         if host is not None:
-            host.give_back(_moments(optimizer, weight).values())
+            host.load(_moments(optimizer, weight).values())
         with _in_float32(optimizer, weight, f"{names[weight]}/{update}" if names else None):
             optimizer.step()
         if host is not None:
-            host.take(_moments(optimizer, weight).values())
+            host.offload(_moments(optimizer, weight).values())
 
 
 def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -277,7 +277,7 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     """
     names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": sharded_as(parameter, state[key])
+        f"{names[parameter]}/{key}": copy_pieces(parameter, state[key])
         for parameter, state in optimizer.state.items()
         for key in (*OF_ADAMW, BUFFER)
         if key in state
@@ -324,4 +324,4 @@ def load_optimizer_tensors(
             for key, value in state.items()
         }
         if host is not None:
-            host.take(_moments(optimizer, parameter).values())
+            host.offload(_moments(optimizer, parameter).values())

@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 
 from ppojob_trainer.engine.layout import PackedRows
 from ppojob_trainer.models.experts import selection_biases_of
-from ppojob_trainer.models.mixtures import key_of_experts
+from ppojob_trainer.models.mixtures import experts_key
 from ppojob_trainer.models.routes import expert_mask
 from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
@@ -35,7 +35,7 @@ class RouterLoads:
         self._biases = selection_biases_of(model)
         config: Any = model.config
         own = config.to_dict()
-        self._shape = int(config.num_hidden_layers), int(own[key_of_experts(own)])
+        self._shape = int(config.num_hidden_layers), int(own[experts_key(own)])
         self._world = world
         self._ranks = ranks
         self._passes: list[dict[int, Tensor]] = []

@@ -113,7 +113,7 @@ class PassLosses:
         """
         with torch.autocast(logits.device.type, enabled=False):
             numbers = logits.float()
-            loads = self._ranks.summed(self._reads @ expert_mask(logits, chosen).float())
+            loads = self._ranks.all_reduce_(self._reads @ expert_mask(logits, chosen).float())
             probabilities = self._reads @ numbers.softmax(dim=-1)
             balance = (loads * probabilities).sum() * (logits.shape[1] / chosen.shape[1])
             z = (self._reads @ numbers.logsumexp(dim=-1).square()).sum()

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer.models.pipeline_stages import PipelineStage, layers_of
-from ppojob_trainer.models.routes import EXPERT_DTYPE, Attach, Routes, chosen_by_a_token
+from ppojob_trainer.models.routes import EXPERT_DTYPE, Attach, Routes, experts_per_token
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.rows.experience import Experience
 
@@ -22,12 +22,12 @@ class RouterRecord:
         self._rows = rows
         self._layers: int = config.num_hidden_layers
         self._sizes = [int(rows.prompt_lengths.sum()), rows.num_tokens]
-        shape = (sum(self._sizes), self._layers, chosen_by_a_token(config))
+        shape = (sum(self._sizes), self._layers, experts_per_token(config))
         self._experts = torch.zeros(shape, dtype=EXPERT_DTYPE)
 
     def add(self, rows: Tensor, routes: Routes, ranks: SequenceRanks) -> None:
         """Record the routes of a pass over some rows; a collective of the sequence ranks."""
-        chosen = ranks.every(routes.chosen(self._layers)).cpu()
+        chosen = ranks.all_gather(routes.chosen(self._layers)).cpu()
         groups = torch.tensor(list(dict.fromkeys(self._rows.row_groups[rows].tolist())))
         of_prompts = self._rows.prompt_index(groups.to(torch.int64))
         places = torch.cat([of_prompts, self._sizes[0] + self._rows.token_index(rows)])
@@ -41,7 +41,7 @@ class RouterRecord:
         for number in range(stage.ranks.size if stage.ranks.size > 1 else 0):
             own = layers_of(number, range(stage.ranks.size), self._layers)
             part = self._experts[:, own.start : own.stop].contiguous().to(device)
-            told = stage.ranks.told(part.view(torch.uint8), number).view(EXPERT_DTYPE)
+            told = stage.ranks.broadcast(part.view(torch.uint8), number).view(EXPERT_DTYPE)
             self._experts[:, own.start : own.stop] = told.cpu()
         self._rows.prompt_experts, self._rows.experts = torch.split(self._experts, self._sizes)
 

@@ -13,7 +13,7 @@ from ppojob_trainer.engine.head import ValueHead
 from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.models.folder_checks import context_tokens
 from ppojob_trainer.models.tokenizer_fit import check_score_fit
-from ppojob_trainer.parallel.collectives import refused_together, shared_within
+from ppojob_trainer.parallel.collectives import gather_within, raise_together
 from ppojob_trainer.parallel.world import World
 
 
@@ -82,9 +82,9 @@ class ScoreEngine:
             JobFailed: the same on another rank, or the template's process is killed repeatedly.
             RewardFailed: a score is NaN or infinite.
         """
-        with refused_together(self._world):
+        with raise_together(self._world):
             texts = [self._trimmed(number, ids) for number, ids in enumerate(self._encode(answers))]
-        shared, mine = shared_within(self._world, texts)
+        shared, mine = gather_within(self._world, texts)
         values = self._engine.predict(as_prompts(shared))[0][mine]
         for number in (~values.isfinite()).nonzero()[:, 0].tolist():
             got = f"got {values[number].item()}: a reward must be a finite number"

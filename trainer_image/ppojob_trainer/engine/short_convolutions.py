@@ -55,7 +55,7 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     As `linear_attention.compute_packed`; sequence-parallel ranks share the features.
     """
     before, behind, values = net.in_proj(states).chunk(3, dim=-1)
-    (mixed,) = ranks.dealt(before * values)
+    (mixed,) = ranks.to_columns(before * values)
     filters = ranks.own_heads(local_part(net.conv.weight)[:, 0])
     neighbours = plans.neighbours(net.conv_kernel_size - 1)
     seen = ranks.to_tokens(checkpointed(convolved, mixed, filters, neighbours))

@@ -40,7 +40,7 @@ from ppojob_trainer.engine.linear_attention import (
     of_chunks,
 )
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.state_nets import layers_with_states
+from ppojob_trainer.models.transformers_modules import recurrent_layers
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
@@ -216,9 +216,9 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
         net.ssm_state_size,
         net.head_dim,
     )
-    mixed = torch.cat(ranks.dealt(*shares(*parts)), dim=-1)
+    mixed = torch.cat(ranks.to_columns(*shares(*parts)), dim=-1)
     plan = plans.chunks(net.conv_kernel_size - 1)
-    step, decay = ranks.dealt(step, decay)
+    step, decay = ranks.to_columns(step, decay)
     runs = in_runs(mixed, step, decay, weights, sizes)
     read = torch.cat([checkpointed(mix_rows, *run, plan) for run in runs], dim=1)
     output: Tensor = net.out_proj(net.norm(ranks.to_tokens(read).flatten(1), gate).to(states.dtype))
@@ -230,7 +230,7 @@ def use_packed_states(model: PreTrainedModel) -> None:
     kind = FAMILIES[model.config.model_type].recurrence
     if kind is None:
         return
-    for layer, net in layers_with_states(model):
+    for layer, net in recurrent_layers(model):
         net.forward = partial(_forward, net, _COMPUTE[kind.rule])
         if kind.rule == "convolution":
             layer.register_forward_pre_hook(partial(_tell, net), with_kwargs=True)

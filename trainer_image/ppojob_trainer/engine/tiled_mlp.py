@@ -26,7 +26,7 @@ def use_tiles(model: PreTrainedModel, tokens: int) -> None:
 
 def tiled(model: PreTrainedModel) -> Iterator[nn.Module]:
     """Return the blocks of a model to tile: dense MLPs that are modules, no MoE blocks."""
-    block, _, out = FAMILIES[model.config.model_type].plain_out.rpartition(".")
+    block, _, out = FAMILIES[model.config.model_type].dense_out.rpartition(".")
     for layer in decoder_layers(model):
         found = getattr(layer, block, None) if block else None
         # In other layers the same name may be an MoE block, attention or absent.

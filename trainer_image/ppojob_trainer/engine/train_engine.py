@@ -43,7 +43,7 @@ from ppojob_trainer.parallel.boxes import Box, local_part
 from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.fsdp import reduce_gradients
 from ppojob_trainer.parallel.offload import HostMemory, saved_on_host
-from ppojob_trainer.parallel.pipeline import turns
+from ppojob_trainer.parallel.pipeline import schedule_1f1b
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
@@ -193,7 +193,7 @@ class TrainEngine(ForwardEngine):
             names += supervised.objective.term_names
         parts: list[LossParts] = []
         under_way: deque[tuple[Passed, LossParts | None]] = deque()
-        for turn, number in turns(len(passes), self._stage.ranks.behind):
+        for turn, number in schedule_1f1b(len(passes), self._stage.ranks.stages_after):
             if turn == "forward":
                 under_way.append(self._begin(*passes[number]))
                 continue
@@ -350,7 +350,7 @@ class TrainEngine(ForwardEngine):
         rate = learning_rate(self._spec, self.updates, self._total_steps)
         ranks, shared = self._stage.ranks, shared_embedding(self.model)
         if shared is not None and shared.grad is not None:
-            ranks.add_ends(local_part(shared.grad))
+            ranks.all_reduce_ends(local_part(shared.grad))
         state = {f"{area}/lr": rate}
         if self._scale is not None:
             divide_gradients(self.model.parameters(), self._scale.value)

@@ -240,7 +240,7 @@ def _of_verl(cells: Row, place: str) -> Iterator[Answer]:
     prompt = cells.get(_COLUMNS.prompt_key)
     prompt_text = prompt if isinstance(prompt, str) else json.dumps(prompt, default=str)
     info = cells.get(EXTRA_COLUMN)
-    if isinstance(info, str):  # `rows.responses_file` writes what parquet cannot hold as JSON
+    if isinstance(info, str):  # `rows.row_files` writes what parquet cannot hold as JSON
         with contextlib.suppress(ValueError):
             info = json.loads(info)
     cells = {**cells, **_ANY_PROMPT, EXTRA_COLUMN: info}

@@ -47,7 +47,7 @@ def _sizes(config: PretrainedConfig) -> Sizes:
 
 def has_states(config: PretrainedConfig) -> bool:
     """Whether some layers of a model keep a recurrent state."""
-    return _sizes(config).states is not None
+    return _sizes(config).recurrence is not None
 
 
 def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
@@ -73,7 +73,7 @@ def state_bytes(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) ->
     Attention layers count as well: their last block is as large as a state.
     """
     sizes = _sizes(config)
-    if (states := sizes.states) is None:
+    if (states := sizes.recurrence) is None:
         return 0
     inputs = states.channels * (states.taps - 1) * dtype.itemsize
     layer = inputs + states.inner * states.key * torch.float32.itemsize

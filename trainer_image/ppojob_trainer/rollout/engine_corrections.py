@@ -13,7 +13,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import TEXT_SECTION
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.mixtures import chosen_count
+from ppojob_trainer.models.mixtures import top_k_of
 
 _OPERATIONS: Final = ("all", "-rms_norm", "-rotary_embedding")
 """Kernels that models of latent attention and of short convolutions use on the CPU.
@@ -47,7 +47,7 @@ def attention_backend(config: PreTrainedConfig) -> str | None:
 def settings(config: PreTrainedConfig) -> Mapping[str, Json]:
     """Return config.json settings that vLLM reads and transformers takes for granted."""
     family = FAMILIES.get(config.model_type)
-    return {} if family is None else family.told_vllm
+    return {} if family is None else family.vllm_overrides
 
 
 def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
@@ -70,7 +70,7 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
     if config.model_type == "gpt_neox":  # of which transformers reads no such key
         config.num_key_value_heads = config.num_attention_heads
     if config.model_type == "hunyuan_v1_moe":  # whose folders list both for each layer
-        config.moe_topk = chosen_count(config.to_dict())
+        config.moe_topk = top_k_of(config.to_dict())
         config.moe_intermediate_size = config.intermediate_size
     if config.model_type == "lfm2":  # whose widths it has under keys of the hub alone
         config.block_dim = config.conv_dim = config.hidden_size

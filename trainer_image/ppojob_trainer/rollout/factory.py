@@ -121,12 +121,12 @@ def _huggingface_engine(
     assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
     from transformers import AutoModelForCausalLM
 
-    from ppojob_trainer.models.experts import split_experts
     from ppojob_trainer.models.families import FAMILIES
     from ppojob_trainer.models.load import quiet_loading
     from ppojob_trainer.models.lora import add_adapters
-    from ppojob_trainer.models.vision_language import language_config
-    from ppojob_trainer.models.vision_tower import give_tower
+    from ppojob_trainer.models.model_classes import language_config
+    from ppojob_trainer.models.transformers_modules import unify_modules
+    from ppojob_trainer.models.vision_tower import attach_tower
     from ppojob_trainer.models.weight_files import read_weights
     from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 
@@ -144,10 +144,10 @@ def _huggingface_engine(
             model = AutoModelForCausalLM.from_config(**options).eval()
         else:
             model = AutoModelForCausalLM.from_pretrained(model_folder, **options)
-    split_experts(model)
+    unify_modules(model)
     if lora is not None:
         add_adapters(model, lora)
-    give_tower(model, model_folder, DTYPES[rollout.dtype], torch.device(device))
+    attach_tower(model, model_folder, DTYPES[rollout.dtype], torch.device(device))
     engine = HuggingFaceEngine(
         model.to(device),
         max_model_tokens=rollout.max_model_tokens,

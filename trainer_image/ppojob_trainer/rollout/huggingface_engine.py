@@ -21,8 +21,8 @@ from transformers.models.gemma4.modeling_gemma4 import (
 )
 
 from ppojob_trainer.models.adapter_names import is_adapter
-from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.routes import Routes, as_bytes
+from ppojob_trainer.models.transformers_modules import per_layer_inputs
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
     Finished,
@@ -168,7 +168,7 @@ class HuggingFaceEngine:
         own = self._model.state_dict(keep_vars=True)
         loaded: set[int] = set()
         tower = tower_of(self._model)
-        for name, tensor in tensors if tower is None else tower.take(tensors):
+        for name, tensor in tensors if tower is None else tower.load_weights(tensors):
             if name not in own:
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             if own[name].shape != tensor.shape:
@@ -261,7 +261,7 @@ class HuggingFaceEngine:
                 seen[n, len(seen[n]) - own.shape[1] + torch.tensor(one)] = number
         embeddings = self._model.get_input_embeddings()(input_ids)
         places = (seen.flatten() >= 0).nonzero()[:, 0].to(self._home)
-        given |= tower.shown(embeddings, places, [held for _, held, _ in prompts])
+        given |= tower.embed_images(embeddings, places, [held for _, held, _ in prompts])
         given |= per_layer_inputs(self._model, input_ids, places)
         given["position_ids"] = positions.squeeze(0).to(self._home)
         if tower.form.sees_ahead:

@@ -22,7 +22,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.vision_language import language_part, text_config, unquantised
+from ppojob_trainer.models.model_classes import language_part, text_config, unquantised
 from ppojob_trainer.rollout import (
     engine_corrections,
     vllm_bidirectional,

@@ -43,8 +43,8 @@ from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.deterministic import nondeterministic_kernels
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.vision_language import language_config
-from ppojob_trainer.models.vision_tower import give_tower, tower_of
+from ppojob_trainer.models.model_classes import language_config
+from ppojob_trainer.models.vision_tower import attach_tower, tower_of
 from ppojob_trainer.rollout.process_state import (
     garbage_kept,
     process_state_kept,
@@ -199,7 +199,7 @@ class VllmEngine:
 
     def _give_tower(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
         """Attach the trainer's vision tower to the model."""
-        self._engine.apply_model(partial(give_tower, folder=folder, dtype=dtype, device=device))
+        self._engine.apply_model(partial(attach_tower, folder=folder, dtype=dtype, device=device))
         if self._pictures is not None and self._pictures.sees_ahead:
             self._engine.apply_model(vllm_bidirectional.make_bidirectional)
 
@@ -292,7 +292,7 @@ class VllmEngine:
         if self._pictures is None:
             return iter(tensors)
         (tower,) = self._engine.apply_model(tower_of)
-        return tower.take(tensors)
+        return tower.load_weights(tensors)
 
     def reset_cache(self) -> None:
         """See `RolloutEngine`."""

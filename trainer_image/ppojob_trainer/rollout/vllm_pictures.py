@@ -68,7 +68,7 @@ class Seeing(SupportsMultiModal):  # type: ignore[misc]
         """Return the tower's embeddings of pictures, whose encoded files are (bytes,) uint8."""
         tower = tower_of(self)
         assert tower is not None, "it is given before the first request"
-        return tower.seen([file.numpy().tobytes() for file in picture])
+        return tower.encode([file.numpy().tobytes() for file in picture])
 
     def embed_input_ids(
         self,

@@ -21,7 +21,7 @@ def main() -> None:
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from ppojob_trainer.models.vision_language import language_config
+    from ppojob_trainer.models.model_classes import language_config
     from ppojob_trainer.rollout import engine_corrections
 
     gc.freeze()

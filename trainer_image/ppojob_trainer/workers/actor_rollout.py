@@ -35,7 +35,7 @@ from ppojob_trainer.models.state_dict import (
 )
 from ppojob_trainer.models.weight_stream import stored_weights
 from ppojob_trainer.parallel.boxes import Join
-from ppojob_trainer.parallel.tensor_stream import send_tensors
+from ppojob_trainer.parallel.link import send_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES, RolloutError

@@ -24,7 +24,7 @@ class DeviceSharing:
         self._sleep()
         self._others_leave(models)
         for model in models:
-            model.enter()
+            model.load()
         self._working = models
 
     def of_engine(self) -> None:
@@ -36,11 +36,11 @@ class DeviceSharing:
     def of_guest(self, model: Resident) -> Iterator[None]:
         """Offload other models while one computes, beside an engine that may be awake."""
         self._others_leave(())
-        with model.at_work():
+        with model.on_device():
             yield
 
     def _others_leave(self, models: Collection[Resident]) -> None:
         for other in self._working:
             if other not in models:
-                other.leave()
+                other.offload()
         self._working = ()

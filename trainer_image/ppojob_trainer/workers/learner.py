@@ -90,7 +90,7 @@ class Learner:
         if self._engine is not None and folder is None:
             self._engine = None
             if self._beginning:
-                with self.resident.at_work():
+                with self.resident.on_device():
                     load_named_tensors(self.model, self._beginning)
             else:
                 self.model = self._load()
@@ -99,10 +99,10 @@ class Learner:
         if folder is None:
             torch.manual_seed(self._seed + self._stream)
             if self._engine.average is not None:
-                with self.resident.at_work():
+                with self.resident.on_device():
                     self._engine.average.begin()
         else:
-            with self.resident.at_work():
+            with self.resident.on_device():
                 self._read(folder, list(files))
 
     def state_files(self) -> list[Shard]:
@@ -222,8 +222,8 @@ def critic_learner(
 def resident_weights(model: nn.Module, *, leaves: bool) -> Resident:
     """Offload a model's weights, if they are ever offloaded; adapters, being small, stay."""
     named = model.named_parameters()
-    resident = Resident((w for name, w in named if not is_adapter(name)), leaves=leaves)
-    resident.leave()
+    resident = Resident((w for name, w in named if not is_adapter(name)), may_offload=leaves)
+    resident.offload()
     return resident
 
 
@@ -235,5 +235,5 @@ def state_file(
     host: HostMemory | None = None,
 ) -> Shard:
     """Return a rank's file of a checkpoint; tensor bytes may be in host memory."""
-    path, seen = f"{role}/rank-{rank:05d}/{name}", host.seen if host is not None else local_part
+    path, seen = f"{role}/rank-{rank:05d}/{name}", host.view if host is not None else local_part
     return Shard.of(path, tensors, role=role, rank=rank, seen=seen)

@@ -26,7 +26,7 @@ from ppojob_trainer.models.memory import (
     smaller_models,
 )
 from ppojob_trainer.parallel.dims import ParallelDims
-from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
+from ppojob_trainer.parallel.world import Rendezvous, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rows.assignment import linear_cost
 from ppojob_trainer.workers.batch_rows import GroupCosts
@@ -62,9 +62,9 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     # Other roles with pods of their own generate the owners' rows, or compute on them.
     others = {own.role for own in config.topology.with_own_pods}
     has_visitors = role.role == OWNER and others & {"rollout", "reference", "critic"}
-    meeting = None
+    rendezvous = None
     if role.world_size > 1 or has_visitors:
-        meeting = MeetingPoint(
+        rendezvous = Rendezvous(
             environment.host(role.pods[0].host),
             contract.PORT_STORE,
             f"{config.uid}/{role.role}/{rank.attempt}",
@@ -76,7 +76,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         dims=role_dims(environment, role.role),
         engine_ranks=engine_ranks(config, role.role),
         address=environment.address,
-        meeting=meeting,
+        rendezvous=rendezvous,
         open_seconds=timeouts.startup_seconds,
         # Timeout of a collective: the limit of the stage that it is part of.
         operation_seconds=max(timeouts.startup_seconds, timeouts.stage_seconds),

@@ -16,7 +16,7 @@ from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import box_of, local_part
-from ppojob_trainer.parallel.offload import OneOfSeveral, Resident
+from ppojob_trainer.parallel.offload import Resident, SwappedModels
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.saving import FileEntry
@@ -85,7 +85,7 @@ class Teachers:
     def __init__(self, spec: PPOJobSpec, world: World) -> None:
         self.num_models = len(spec.reference_paths)
         self._models = [Reference(spec, world, number) for number in range(self.num_models)]
-        self.resident = OneOfSeveral([model.resident for model in self._models])
+        self.resident = SwappedModels([model.resident for model in self._models])
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `ref_logprobs`."""
@@ -166,7 +166,7 @@ class FollowingReference(Reference):
         """
         self._has_moved = True
         trained, policy = dict(hf_named_tensors(self._policy.model)), self._policy.resident.host
-        with self.resident.at_work():
+        with self.resident.on_device():
             for name, weight in hf_named_tensors(self.engine.model):
                 own, other = local_part(weight), local_part(policy.on_device(trained[name]))
                 if self._mixup == 1.0:
@@ -187,7 +187,7 @@ class FollowingReference(Reference):
         model = self.engine.model
         weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
         entries = files_of_all_ranks(files, ROLE, MODEL_FILE, folder.name)
-        with self.resident.at_work():
+        with self.resident.on_device():
             load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
 
     def state_file(self) -> Shard:

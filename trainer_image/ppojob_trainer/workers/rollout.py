@@ -16,7 +16,7 @@ from torch import Tensor
 from ppojob_trainer.errors import ChannelLost
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.weight_stream import stored_weights
-from ppojob_trainer.parallel.tensor_stream import receive_tensors
+from ppojob_trainer.parallel.link import receive_tensors
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES
 from ppojob_trainer.rpc import methods

@@ -8,7 +8,7 @@ import msgspec
 from ppojob_api import contract
 from ppojob_trainer.parallel.channel import Channel, open_channel
 from ppojob_trainer.parallel.dims import ParallelDims
-from ppojob_trainer.parallel.world import MeetingPoint, World, find_store
+from ppojob_trainer.parallel.world import Rendezvous, World, find_store
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import TransferPlan, move_rows, return_columns
 from ppojob_trainer.rows.experience import Experience
@@ -59,7 +59,7 @@ class RowChannels:
         store = self.world.store
         if not self.owns_rows:
             host = self.host(request.store_host)
-            store = find_store(MeetingPoint(host, contract.PORT_STORE, request.store_key))
+            store = find_store(Rendezvous(host, contract.PORT_STORE, request.store_key))
         channel = open_channel(
             store,
             key=request.key,

@@ -116,7 +116,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
     made = processor_of(model)(text="<|AUDIO|>", audio=[sound_of(sound)])
     assert form.tokens_of(sound) == (TOKEN, made["input_ids"][0])
     tower = VisionTower(model, form, torch.device("cpu"), torch.float32)
-    (said,) = tower.seen([sound])
+    (said,) = tower.encode([sound])
     assert len(said) == len(form.tokens_of(sound)[1])
     ours, (theirs, mask) = tower._made(sound), heard_by(model, [sound])
     frames = int(ours["frames"])

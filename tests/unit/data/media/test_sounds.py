@@ -108,7 +108,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
     assert form.tokens_of(sound) == (TOKEN, made["input_ids"][0].tolist())
     assert form.tokens_of(sound)[1]
     tower = VisionTower(folder / "model", form, torch.device("cpu"), torch.float32)
-    (said,) = tower.seen([sound])
+    (said,) = tower.encode([sound])
     assert len(said) == len(form.tokens_of(sound)[1])
     ours = tower._made(sound)
     theirs = features_of(folder / "model", [sound])
