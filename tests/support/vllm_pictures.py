@@ -345,7 +345,7 @@ def positions_of(form: PictureForm, row: Request) -> bool:
     drawn = [TOKEN, 9, 9]
     given = vllm_pictures.prompt_of(row, form)
     features = [SimpleNamespace(data=item) for item in given["mm_kwargs"]["image"]]
-    positions, ahead = vllm_pictures.SEEING["qwen2_vl"].get_mrope_input_positions(
+    positions, ahead = vllm_pictures.MROPE_MODELS["qwen2_vl"].get_mrope_input_positions(
         None, [*row.prompt, *drawn], features
     )
     expected = torch.tensor(form.positions([*row.prompt, 9, 9, 9], row.pictures))

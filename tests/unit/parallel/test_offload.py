@@ -14,26 +14,26 @@ def base():
 def test_views_of_a_storage_leave_and_come_back_together(base):
     host, part = HostMemory(), base[4:10].view(2, 3).t()
     expected, whole = part.clone(), base.clone()
-    host.take([part, base])
+    host.offload([part, base])
     assert base.untyped_storage().nbytes() == 0
     assert torch.equal(host.seen(part), expected)
     assert torch.equal(host.on_device(base), whole)
     assert base.untyped_storage().nbytes() == 0  # what was read is a copy
-    host.take([part])  # has left already
-    host.give_back([part])
+    host.offload([part])  # has left already
+    host.load([part])
     assert torch.equal(base, whole)
     assert torch.equal(part, expected)
 
 
 def test_what_changed_meanwhile_is_taken_anew_to_the_same_place(base):
     host = HostMemory()
-    host.take([base])
+    host.offload([base])
     place = host.seen(base).data_ptr()
-    host.give_back([base])
+    host.load([base])
     base.add_(1.0)
-    host.give_back([base])  # is there already
+    host.load([base])  # is there already
     assert torch.equal(base, torch.arange(12.0) + 1.0)
-    host.take([base])
+    host.offload([base])
     assert torch.equal(host.seen(base), torch.arange(12.0) + 1.0)
     assert host.seen(base).data_ptr() == place
 
@@ -43,7 +43,7 @@ def test_a_tensor_that_is_there_is_given_as_it_is(base):
     assert host.seen(base) is base
     assert host.on_device(base) is base
     empty = torch.empty(0, 3)
-    host.take([empty])
+    host.offload([empty])
     assert host.on_device(empty) is empty
 
 

@@ -71,7 +71,7 @@ def test_each_rank_has_as_many_rows_of_a_group():
     columns = ("advantages", "experts", "prompt_experts")
 
     def act(link: QueueLink) -> Experience:
-        return at(link).staged((1, 0), columns)
+        return at(link).mini_batch((1, 0), columns)
 
     parts = all_at_once(Queues(RANKS), *[act] * RANKS)
     assert [(part.num_rows, part.num_groups) for part in parts] == [(2, 1)] * RANKS
@@ -80,7 +80,7 @@ def test_each_rank_has_as_many_rows_of_a_group():
 
 def test_a_single_group_goes_to_all_ranks():
     def act(link: QueueLink) -> Experience:
-        return at(link).staged((0,), ("advantages",))
+        return at(link).mini_batch((0,), ("advantages",))
 
     parts = all_at_once(Queues(RANKS), *[act] * RANKS)
     assert sorted(part.lengths.tolist() for part in parts) == [[1], [1], [4], [7]]
@@ -89,7 +89,7 @@ def test_a_single_group_goes_to_all_ranks():
 
 def test_a_pair_stays_whole():
     def act(link: QueueLink) -> Experience:
-        return at(link, replace(COSTS, whole_groups=True)).staged((0,), ())
+        return at(link, replace(COSTS, whole_groups=True)).mini_batch((0,), ())
 
     parts = all_at_once(Queues(RANKS), *[act] * RANKS)
     assert sorted(part.num_rows for part in parts) == [0, 0, 0, 4]

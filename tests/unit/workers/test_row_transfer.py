@@ -40,7 +40,7 @@ def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> No
     request = HandOver("", names, runs, spread(prompts, owners))
 
     def take(link: QueueLink) -> list[GeneratedRows]:
-        return receive_rows(link, request, link.member, makers_from=owners)
+        return receive_rows(link, request, link.member, first_sender=owners)
 
     def give(mine: list[GeneratedRows], link: QueueLink) -> None:
         send_rows(link, request, mine)

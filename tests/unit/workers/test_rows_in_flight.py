@@ -166,7 +166,7 @@ class Case:
         rows, steps = [], self.ahead + self.beside
         for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
             one.generation.engine.policy_version = max(0, step - 2 + self.beside)
-            (made,) = one.draw(request_of(step, steps, len(self.lengths), run, self.given))
+            (made,) = one.generate(request_of(step, steps, len(self.lengths), run, self.given))
             assert one.generation.progress == GenerationProgress(), "the phase is over"
             rows += made.trajectories
         return rows
@@ -261,7 +261,7 @@ def test_rounds_are_drawn_as_steps_of_their_numbers(taken, ahead, data) -> None:
     expected = []
     for number, (step, _) in enumerate(rounds, 1):
         plain.generation.engine.policy_version = step - 1
-        expected += plain.draw(request_of(number, ahead + 1, total, (0, PROMPTS)))
+        expected += plain.generate(request_of(number, ahead + 1, total, (0, PROMPTS)))
 
     def drawn(of_steps: set[int]) -> list[GeneratedRows]:
         made = []
@@ -271,7 +271,7 @@ def test_rounds_are_drawn_as_steps_of_their_numbers(taken, ahead, data) -> None:
                 later = [msgspec.structs.replace(a, number=a.step, step=0) for a in request.ahead]
                 engine.generation.engine.policy_version = step - 1
                 changes = {"step": step, "round": one, "number": number, "ahead": later}
-                made += engine.draw(msgspec.structs.replace(request, **changes))
+                made += engine.generate(msgspec.structs.replace(request, **changes))
         return made
 
     with tempfile.TemporaryDirectory() as folder:

@@ -27,7 +27,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.packed_rows import Span
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layer_kinds import STATE, layer_kinds
 from ppojob_trainer.parallel.boxes import local_part
@@ -50,7 +50,6 @@ class ChunkPlan:
     # from which each of its chunks continues
 
     def to(self, device: torch.device) -> ChunkPlan:
-        """Return a copy on a device."""
         parents = tuple(parent.to(device) for parent in self.parents)
         return ChunkPlan(self.tokens.to(device), self.slots.to(device), self.waves, parents)
 
@@ -62,7 +61,7 @@ class HasChunks(Protocol):
         """Return the result of `plan_chunks`."""
 
     def neighbours(self, before: int) -> Tensor:
-        """Return the result of `short_convolutions.plan_neighbours`."""
+        """Return the result of `plan_neighbours`."""
 
 
 def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> ChunkPlan:
@@ -282,6 +281,46 @@ def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
     widths = [net.key_dim, net.key_dim, net.value_dim]
     parts = list(net.in_proj_qkv(states).split(widths, dim=-1))
     return parts, net.in_proj_z(states), net.in_proj_b(states), net.in_proj_a(states)
+
+
+def plan_neighbours(spans: Sequence[Span], before: int) -> Tensor:
+    """Return (before, T) int64: the previous tokens of each one in its row, the furthest first.
+
+    T stands for padding. Spans cover the packed tokens in order.
+    """
+    numbers = [(one.start, one.length, one.prefix_start, one.prefix_length) for one in spans]
+    start, length, prefix_start, prefix = torch.tensor(numbers).unbind(1)
+    start, prefix_start, prefix = (
+        one.repeat_interleave(length) for one in (start, prefix_start, prefix)
+    )
+    total = len(start)
+    own = torch.arange(total) - start - torch.arange(before, 0, -1)[:, None]
+    return placed(own, start, prefix_start, prefix, total)
+
+
+def convolve_neighbours(mixed: Tensor, filters: Tensor, neighbours: Tensor) -> Tensor:
+    """Convolve (T, H) with filters (H, n): (T, H, 1), at least float32."""
+    kind = torch.promote_types(mixed.dtype, torch.float32)
+    inputs, (*taps, own) = mixed.to(kind), filters.to(kind).unbind(1)
+    padded = F.pad(inputs, (0, 0, 0, 1))
+    seen = inputs * own
+    for tap, places in zip(taps, neighbours, strict=True):
+        seen = seen + padded.index_select(0, places) * tap
+    return seen[..., None]
+
+
+def compute_convolution(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
+    """Run the forward pass of a short convolution of transformers, `net`, over packed rows.
+
+    As `linear_attention.compute_packed`; sequence-parallel ranks share the features.
+    """
+    before, behind, values = net.in_proj(states).chunk(3, dim=-1)
+    (mixed,) = ranks.dealt(before * values)
+    filters = ranks.own_heads(local_part(net.conv.weight)[:, 0])
+    neighbours = plans.neighbours(net.conv_kernel_size - 1)
+    seen = ranks.to_tokens(checkpointed(convolve_neighbours, mixed, filters, neighbours))
+    output: Tensor = net.out_proj(behind * seen.flatten(1))
+    return output
 
 
 def padded_lengths(model: PreTrainedModel, lengths: Sequence[int]) -> list[int]:

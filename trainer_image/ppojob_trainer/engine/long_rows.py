@@ -20,7 +20,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.packed_rows import Span
 
 LOG2_E = 1.0 / log(2.0)
 

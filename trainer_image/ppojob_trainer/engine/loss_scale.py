@@ -38,10 +38,8 @@ class LossScale:
             self.value, self.steps = self.value * 2.0, 0
 
     def state(self) -> Tensor:
-        """Return the state, (2,) float64."""
         return torch.tensor([self.value, self.steps], dtype=torch.float64)
 
     def load(self, state: Tensor) -> None:
-        """Restore a state."""
         value, steps = state.tolist()
         self.value, self.steps = value, int(steps)

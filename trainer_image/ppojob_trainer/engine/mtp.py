@@ -20,8 +20,8 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.attention import AttentionPlans
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.layout import PackedRows, Span
 from ppojob_trainer.engine.objective import Denominators, LossParts
+from ppojob_trainer.engine.packed_rows import PackedRows, Span
 from ppojob_trainer.models.mtp_layers import mtp_layer_of
 from ppojob_trainer.parallel.sequence import ALONE
 

@@ -122,7 +122,6 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Do one step with the present gradients."""
         assert closure is None, "the gradients have been computed"
         if self._others is not None:
             self._others.step()

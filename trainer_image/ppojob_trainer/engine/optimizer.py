@@ -136,7 +136,6 @@ class _ByParts(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Do one step with the present gradients."""
         kept, groups = self.state, [(group, group["params"]) for group in self.param_groups]
         parts = {
             weight: local_part(weight).detach()
@@ -218,11 +217,11 @@ def step_by_weight(
     """
     for weight in _one_by_one(optimizer):
         if host is not None:
-            host.give_back(_moments(optimizer, weight).values())
+            host.load(_moments(optimizer, weight).values())
         with _in_float32(optimizer, weight, f"{names[weight]}/{update}" if names else None):
             optimizer.step()
         if host is not None:
-            host.take(_moments(optimizer, weight).values())
+            host.offload(_moments(optimizer, weight).values())
 
 
 def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
@@ -324,4 +323,4 @@ def load_optimizer_tensors(
             for key, value in state.items()
         }
         if host is not None:
-            host.take(_moments(optimizer, parameter).values())
+            host.offload(_moments(optimizer, parameter).values())

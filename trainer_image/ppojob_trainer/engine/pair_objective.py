@@ -202,7 +202,6 @@ class PairObjective:
         return rows, self
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """Return (n,) int64: all rows."""
         return rows.lengths.new_ones(rows.num_rows).nonzero()[:, 0]
 
     def __call__(

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.policy_loss import Loss
+from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS
 from ppojob_trainer.algorithms.guidance import shaped_ratio
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any, zero_outside
@@ -30,7 +31,13 @@ from ppojob_trainer.algorithms.rollout_diagnostics import (
 from ppojob_trainer.algorithms.token_masks import off_policy
 from ppojob_trainer.engine.custom_functions import policy_loss_of
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts, token_sums
+from ppojob_trainer.engine.objective import (
+    Aggregation,
+    Denominators,
+    LossParts,
+    TokenObjective,
+    token_sums,
+)
 from ppojob_trainer.rows.experience import Experience
 
 OFF_POLICY_SHARE = "actor/off_policy_frac"
@@ -125,14 +132,12 @@ class PolicyObjective:
 
     @property
     def term_names(self) -> tuple[str, ...]:
-        """Names of `LossParts.terms`."""
         bonus = ("actor/entropy_loss",) if self.entropy_coefficient else ()
         positive = ("actor/positive_loss",) if self.positive_coefficient else ()
         return ("actor/loss", "actor/pg_loss", *bonus, *positive)
 
     @property
     def token_names(self) -> tuple[str, ...]:
-        """Names of `LossParts.token_sums`."""
         of_the_loss = self.policy_loss.metrics
         kl = ("actor/kl_loss",) if self.kl is not None else ()
         told = () if self.correction is None else token_diagnostic_names(self.correction)
@@ -266,6 +271,34 @@ class PolicyObjective:
             told = {**told, OFF_POLICY_SHARE: is_left_out.float()}
         measured = {**output.metrics, **told}
         return measured, self.aggregation(loss, rows, denominators, mask), mask
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationObjective(TokenObjective):
+    """The distillation loss of an update, over the outputs of a `HeadWithKl`."""
+
+    aggregation: Aggregation
+    limit: float | None = None
+
+    area: ClassVar = "actor"
+    term_names: ClassVar = ("actor/loss",)
+    token_names: ClassVar = (*SAMPLING_STATISTICS, DISTILLATION_LOSS)
+
+    @classmethod
+    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> DistillationObjective:
+        assert spec.divergence is not None, "the whole vocabulary is compared"
+        return cls(Aggregation.of(spec, max_response_tokens), spec.divergence.max_token_loss)
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        logprobs, entropy, divergence = outputs
+        bounded = divergence if self.limit is None else divergence.clamp(max=self.limit)
+        loss = self.aggregation(bounded, rows, denominators)
+        told = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
+        sums = token_sums({**told, DISTILLATION_LOSS: divergence.detach()}, rows.mask)
+        terms = {"actor/loss": loss.item()}
+        return LossParts(loss, terms, sums, tokens=int(rows.mask.sum()))
 
 
 def positive_loss(

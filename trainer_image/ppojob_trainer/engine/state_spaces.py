@@ -29,7 +29,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ppojob_trainer.engine import linear_attention, short_convolutions
+from ppojob_trainer.engine import linear_attention
 from ppojob_trainer.engine.linear_attention import (
     ChunkPlan,
     HasChunks,
@@ -233,23 +233,26 @@ def use_packed_states(model: PreTrainedModel) -> None:
     for layer, net in layers_with_states(model):
         net.forward = partial(_forward, net, _COMPUTE[kind.rule])
         if kind.rule == "convolution":
-            layer.register_forward_pre_hook(partial(_tell, net), with_kwargs=True)
+            bind_keywords(layer, net, net.forward)
 
 
-def _tell(net: Any, _layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
-    """Give a recurrent layer the keyword arguments that transformers gives to attention alone.
+def bind_keywords(layer: nn.Module, part: Any, forward: Callable[..., Any]) -> None:
+    """Call `part` of a layer with the keywords of the pass that transformers' layer drops.
 
-    They are set at each call, since activation checkpointing may recompute a layer after another
-    pass.
+    They are bound at each call of the layer, since activation checkpointing may recompute it after
+    another pass.
     """
-    told = {name: options[name] for name in KEYWORDS if name in options}
-    net.forward = partial(_forward, net, _COMPUTE["convolution"], **told)
+
+    def bind(_layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
+        part.forward = partial(forward, **{key: options[key] for key in KEYWORDS if key in options})
+
+    layer.register_forward_pre_hook(bind, with_kwargs=True)
 
 
 _COMPUTE: Final[Mapping[str, Compute]] = {
     "delta": linear_attention.compute_packed,
     "mamba": compute_packed,
-    "convolution": short_convolutions.compute_packed,
+    "convolution": linear_attention.compute_convolution,
 }
 KEYWORDS: Final = ("attention_plans", "sequence_ranks")
 

@@ -11,13 +11,17 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
-from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed, one_token
 from ppojob_trainer.engine.head import Head, TokenOutputs
 from ppojob_trainer.engine.kto_objective import REWARD_MEAN, KtoObjective, RewardMean
 from ppojob_trainer.engine.loss_scale import LOSS_SCALE, LossScale
 from ppojob_trainer.engine.mtp import Mtp, mtp_loss_name
-from ppojob_trainer.engine.objective import Denominators, LossParts
+from ppojob_trainer.engine.objective import (
+    Denominators,
+    LossParts,
+    SftObjective,
+    SupervisedObjective,
+)
 from ppojob_trainer.engine.optimizer import (
     build_optimizer,
     clip_gradients,
@@ -31,10 +35,8 @@ from ppojob_trainer.engine.optimizer import (
     trained_parameters,
 )
 from ppojob_trainer.engine.pair_objective import PairObjective
-from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.router_losses import RouterCoefficients
-from ppojob_trainer.engine.routers import Routers
-from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
+from ppojob_trainer.engine.policy_objective import DistillationObjective, PolicyObjective
+from ppojob_trainer.engine.routers import RouterCoefficients, Routers
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.engine.weight_average import WeightAverage
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -303,11 +305,11 @@ class TrainEngine(ForwardEngine):
         if part is not None:
             torch.autograd.backward(part.loss * self._scale.value if self._scale else part.loss)
         else:
-            assert passed.handed_on is not None, "a stage has a loss or hands states on"
-            torch.autograd.backward(passed.handed_on, ranks.receive_back(passed.handed_on))
-        if passed.arrived is not None:
-            assert passed.arrived.grad is not None, "all that is computed here is made of it"
-            ranks.send_back(passed.arrived.grad)
+            assert passed.sent is not None, "a stage has a loss or hands states on"
+            torch.autograd.backward(passed.sent, ranks.receive_back(passed.sent))
+        if passed.received is not None:
+            assert passed.received.grad is not None, "all that is computed here is made of it"
+            ranks.send_back(passed.received.grad)
 
     def _measured(
         self, parts: list[LossParts], term_names: Sequence[str], token_names: Sequence[str]
@@ -370,11 +372,11 @@ class TrainEngine(ForwardEngine):
             else:
                 self._optimizer.step()
             if routers is not None:
-                routers.follow()
+                routers.update_biases()
             if self.average is not None:
                 self.average.follow()
             if self.reward_mean is not None:
-                self.reward_mean.follow(measured)
+                self.reward_mean.update(measured)
         if self._scale is not None:
             self._scale.after(is_finite=is_finite)
         self.updates += 1

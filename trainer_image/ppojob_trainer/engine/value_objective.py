@@ -36,7 +36,6 @@ class ValueObjective(TokenObjective):
     def of(
         cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
     ) -> ValueObjective:
-        """Return the objective of a job."""
         return cls(critic.value_clip, Aggregation.of(algorithm, max_response_tokens))
 
     def __call__(

@@ -40,15 +40,15 @@ class WeightAverage:
         for name, weight in self._weights.items():
             average = self.tensors[name]
             if self._host is not None:
-                self._host.give_back([average])
+                self._host.load([average])
             own = local_part(weight.detach()).float()
             local_part(average).lerp_(own, 1.0 - self._decay)
             if self._host is not None:
-                self._host.take([average])
+                self._host.offload([average])
 
     def _keep(self, name: str, part: Tensor) -> None:
         weight = self._weights[name]
         own = part.to(weight.device, torch.float32, copy=True)
         self.tensors[name] = shard_like(weight, own)
         if self._host is not None:
-            self._host.take([self.tensors[name]])
+            self._host.offload([self.tensors[name]])

@@ -25,7 +25,7 @@ class HostMemory:
         # By identity; bytes, pinned beside a GPU. Storages are kept, so no identity is reused.
         self._places: dict[int, tuple[UntypedStorage, Tensor]] = {}
 
-    def take(self, tensors: Iterable[Tensor]) -> None:
+    def offload(self, tensors: Iterable[Tensor]) -> None:
         """Offload tensors; those already offloaded stay."""
         for storage in map(_storage, tensors):
             if size := storage.nbytes():
@@ -35,7 +35,7 @@ class HostMemory:
                 place.copy_(_bytes_of(storage))
                 storage.resize_(0)
 
-    def give_back(self, tensors: Iterable[Tensor]) -> None:
+    def load(self, tensors: Iterable[Tensor]) -> None:
         """Load tensors back; those on the device stay."""
         for storage in map(_storage, tensors):
             if (place := self._left(storage)) is not None:
@@ -79,13 +79,13 @@ class Resident:
 
     def enter(self) -> None:
         """Load onto the device."""
-        self.host.give_back(weight.detach() for weight in self._weights)
+        self.host.load(weight.detach() for weight in self._weights)
 
     def leave(self) -> None:
         """Offload, if the weights ever are."""
         for weight in self._weights:
             weight.grad = None
-        self.host.take(weight.detach() for weight in self._weights)
+        self.host.offload(weight.detach() for weight in self._weights)
 
     @contextmanager
     def at_work(self) -> Iterator[None]:

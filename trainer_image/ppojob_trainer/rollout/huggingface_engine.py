@@ -28,10 +28,11 @@ from ppojob_trainer.rollout.protocol import (
     Finished,
     FinishReason,
     Request,
+    RolloutEngine,
     RolloutError,
     check_idle,
     check_request,
-    not_a_number,
+    nan_error,
 )
 from ppojob_trainer.rollout.sampling import draw, masked, penalised, processed_logprobs
 from ppojob_trainer.rollout.structured_output import GrammarMatcher
@@ -66,7 +67,7 @@ class _Batch:
     ahead: Tensor  # (B, 1) int64, how far positions exceed token indices; 0 for text
 
 
-class HuggingFaceEngine:
+class HuggingFaceEngine(RolloutEngine):
     """A `RolloutEngine` over a causal language model of transformers."""
 
     def __init__(
@@ -75,22 +76,21 @@ class HuggingFaceEngine:
         *,
         max_model_tokens: int,
         max_sequences: int,
-        tells_experts: bool = False,
+        records_experts: bool = False,
     ) -> None:
         """Take over a model, on its device and in the dtype to generate in.
 
         Prompt and response together have `max_model_tokens` at most. At most `max_sequences` rows
-        run at once, further ones wait. With `tells_experts` a mixture reports the experts that
+        run at once, further ones wait. With `records_experts` a mixture reports the experts that
         tokens were routed to.
         """
-        self._tells_experts = tells_experts
+        self._tells_experts = records_experts
         self._model = model.eval().requires_grad_(False)
         if getattr(model.config, "attn_logit_softcapping", None) is not None:
             model.set_attn_implementation("eager")  # the fused kernel has no soft cap
         self._home = model.device
         self._max_model_tokens = max_model_tokens
         self._max_sequences = max_sequences
-        self._policy_version = 0
         self._submitted = 0
         self._waiting: dict[str, _Row] = {}
         self._running: dict[str, _Row] = {}
@@ -99,13 +99,7 @@ class HuggingFaceEngine:
         self._unusable: Literal["asleep", "closed"] | None = None
         self._has_weights = False  # whether weights were loaded
 
-    @property
-    def policy_version(self) -> int:
-        """See `RolloutEngine`."""
-        return self._policy_version
-
     def submit(self, request: Request) -> None:
-        """See `RolloutEngine`."""
         if self._unusable is not None:
             raise RolloutError(f"submit {request.request_id!r}: the engine is {self._unusable}")
         if request.request_id in self._waiting or request.request_id in self._running:
@@ -121,7 +115,6 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """See `RolloutEngine`."""
         ended = self._aborted
         self._aborted = []
         self._forget_ended()
@@ -143,18 +136,16 @@ class HuggingFaceEngine:
                     tuple(row.tokens),
                     tuple(row.logprobs),
                     row.finish_reason,
-                    self._policy_version,
+                    self.policy_version,
                     as_bytes(row.experts, self._model.config),
                 )
             )
         return finished
 
     def has_work(self) -> bool:
-        """See `RolloutEngine`."""
         return bool(self._waiting or self._running or self._aborted)
 
     def abort(self, request_id: str) -> None:
-        """See `RolloutEngine`."""
         row = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
         if row is not None:
             row.finish_reason = "abort"
@@ -162,7 +153,6 @@ class HuggingFaceEngine:
 
     @torch.no_grad()
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """See `RolloutEngine`."""
         check_idle(self, "load_weights")
         self._model.to(self._home)
         own = self._model.state_dict(keep_vars=True)
@@ -185,16 +175,12 @@ class HuggingFaceEngine:
         if missing:
             raise RolloutError(f"load_weights: {len(missing)} tensors missing, first {missing[0]}")
         self._has_weights = True
-        self._policy_version = version
+        self.policy_version = version
         self._unusable = None
 
     def reset_cache(self) -> None:
         """See `RolloutEngine`; prefixes live no longer than their batch here."""
         check_idle(self, "reset_cache")
-
-    def counts(self) -> dict[str, int]:
-        """See `RolloutEngine`."""
-        return {}
 
     def sleep(self) -> None:
         """Move the weights to the host; without an accelerator there is nothing to free."""
@@ -203,7 +189,6 @@ class HuggingFaceEngine:
         self._unusable = "asleep"
 
     def close(self) -> None:
-        """See `RolloutEngine`."""
         self._waiting.clear()
         self._running.clear()
         self._aborted.clear()
@@ -315,7 +300,7 @@ class HuggingFaceEngine:
         logprobs = processed_logprobs(logits, sampling)
         for row, is_broken in zip(batch.rows, logprobs.isnan().any(dim=-1).tolist(), strict=True):
             if is_broken:
-                raise not_a_number(row.request.request_id, self._policy_version)
+                raise nan_error(row.request.request_id, self.policy_version)
         uniforms = torch.stack([row.uniforms[len(row.tokens)] for row in batch.rows])
         drawn = draw(logprobs, uniforms.to(logprobs.device), sampling)
         taken = logprobs.gather(-1, drawn[:, None])[:, 0]
@@ -324,7 +309,7 @@ class HuggingFaceEngine:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             if row.matcher is not None:
-                row.matcher.take([token])
+                row.matcher.advance([token])
             params = row.request.sampling
             if token in params.stop_token_ids or params.ends_with(row.tokens):
                 row.finish_reason = "stop"

@@ -13,7 +13,7 @@ _OWN = "VLLM_"
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
+def preserve_random_state() -> Iterator[None]:
     """Restore torch's global CPU and CUDA generators.
 
     An engine draws from them even for rows with a generator of their own; the trainer's random
@@ -25,7 +25,7 @@ def random_state_kept() -> Iterator[None]:
 
 
 @contextmanager
-def garbage_kept() -> Iterator[None]:
+def gc_disabled() -> Iterator[None]:
     """Disable garbage collection: in thousands of modules it finds nothing and takes seconds."""
     was_enabled = gc.isenabled()
     gc.disable()
@@ -37,7 +37,7 @@ def garbage_kept() -> Iterator[None]:
 
 
 @contextmanager
-def process_state_kept() -> Iterator[None]:
+def preserve_process_state() -> Iterator[None]:
     """Restore the process state that starting an engine changes.
 
     Kept: torch's thread count and its very setter (engines replace it by one that does nothing),
@@ -51,7 +51,7 @@ def process_state_kept() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     environment = dict(os.environ)
     try:
-        with random_state_kept(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with preserve_random_state(), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
     finally:
         torch.set_num_threads = set_num_threads

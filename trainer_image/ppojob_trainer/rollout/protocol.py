@@ -1,14 +1,14 @@
-"""The protocol of rollout engines.
+"""The interface of rollout engines.
 
-An engine is a queue with a clock: `submit` queues requests, and every `step` advances the running
-ones by about one token and returns those that ended. `agents.driver` drives it.
+`submit` queues requests, and every `step` advances the running ones by about one token and returns
+those that ended. `agents.driver` drives it.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -117,7 +117,7 @@ class Finished:
     experts: bytes = b""
 
 
-def not_a_number(request_id: str, policy_version: int) -> RolloutError:
+def nan_error(request_id: str, policy_version: int) -> RolloutError:
     """Return the error of a model that gives NaN for a request's probabilities."""
     return RolloutError(
         f"request {request_id!r}: got NaN for the probability of a token: the weights of version "
@@ -132,84 +132,78 @@ def lost_requests(request_ids: Sequence[str]) -> RolloutError:
     )
 
 
-class RolloutEngine(Protocol):
-    """A rollout engine. Methods are called from one thread."""
+class RolloutEngine:
+    """A rollout engine; this base class generates nothing, as in ranks without an engine.
 
-    @property
-    def policy_version(self) -> int:
-        """Return the version given to the last `load_weights`; 0 before."""
-        ...
+    Methods are called from one thread.
+    """
+
+    policy_version = 0
+    """Version of the last `load_weights`."""
 
     def submit(self, request: Request) -> None:
         """Queue a request.
 
         Raises:
-            ValueError: If the id is taken, the prompt is empty, or prompt and response do not fit
-                the engine's length.
+            ValueError: the id is in use, the prompt is empty, or prompt and response do not fit the
+                engine's length.
         """
-        ...
+        raise RolloutError(f"request {request.request_id!r}: this job generates nothing")
 
     def step(self) -> list[Finished]:
         """Advance running requests by about one token; return finished ones as submitted.
 
         Raises:
-            RolloutError: If the model gives NaN for a request's probabilities.
+            RolloutError: the model gives NaN for a request's probabilities.
         """
-        ...
+        return []
 
     def has_work(self) -> bool:
-        """Whether a further `step` has something to do or to return."""
-        ...
+        """Whether the next `step` has something to do or to return."""
+        return False
 
     def abort(self, request_id: str) -> None:
         """End a request; the next `step` returns it as "abort". Unknown ids are ignored."""
-        ...
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Load weights by Hugging Face name, tied ones once; wakes the engine.
 
-        An engine with unmerged adapters takes these last, by the names of `adapter_names`; without
-        base weights before them it keeps those that it has. Tensors may be of another floating type
-        than the engine's. Prefix caches are dropped.
+        Unmerged adapters come last, under the names of `adapter_names`; without base weights before
+        them the engine keeps its own. Tensors may have another floating dtype than the engine.
+        Prefix caches are dropped. Without an engine `tensors` are not gathered.
 
         Raises:
-            RolloutError: If requests are in flight, or names are missing or unknown. After the
-                latter the weights are undefined, and the engine can only be closed.
+            RolloutError: requests are in flight, or names are missing or unknown. After the latter
+                the weights are undefined, and the engine can only be closed.
         """
-        ...
+        self.policy_version = version
 
     def reset_cache(self) -> None:
-        """Drop cached prefixes: a warm cache changes the last bits of what follows.
+        """Drop cached prefixes, which would change the last bits of later responses.
 
         Raises:
-            RolloutError: If requests are in flight.
+            RolloutError: requests are in flight.
         """
-        ...
 
     def counts(self) -> dict[str, int]:
         """Return the engine's counters since the last call; empty if it counts nothing.
 
-        `rows` submitted, and how often one was `preempted`: it lost its place in the cache, and was
-        recomputed. Over all `steps` the sums of rows `running` and `waiting`, and of the cache's
-        `blocks` and those `used`. Tokens `looked_up` among cached prefixes, and those `found`. With
-        speculative decoding: `passes` of rows through the model that generated tokens, the
-        `guesses` (draft tokens) in them, and the accepted ones, `kept`.
+        `rows` submitted, and how often one was `preempted`. Summed over all `steps`: rows `running`
+        and `waiting`, the cache's `blocks` and those `used`. Tokens `looked_up` among cached
+        prefixes, and those `found`. With speculative decoding: `passes` of rows that
+        generated tokens, the `guesses` (draft tokens) in them, and the accepted ones, `kept`.
         """
-        ...
+        return {}
 
     def sleep(self) -> None:
-        """Release accelerator memory to the trainer; idempotent.
-
-        The weights are dropped: until `load_weights` nothing may be submitted.
+        """Drop weights and cache to release accelerator memory to the trainer; idempotent.
 
         Raises:
-            RolloutError: If requests are in flight.
+            RolloutError: requests are in flight.
         """
-        ...
 
     def close(self) -> None:
         """Release all resources; idempotent."""
-        ...
 
 
 def check_idle(engine: RolloutEngine, what: str) -> None:

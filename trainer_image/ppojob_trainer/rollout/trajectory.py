@@ -52,7 +52,6 @@ class Trajectory:
 
     @property
     def tokens(self) -> list[int]:
-        """Return token ids, (tokens,)."""
         return [token for segment in self.segments for token in segment.tokens]
 
     @property

@@ -1,7 +1,6 @@
 """Scheduler counters of vLLM, taken at each step: rows, cache blocks, preemptions.
 
-vLLM counts the same for loggers of its own, which would serve it to Prometheus a second time.
-Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
+vLLM counts the same for its own loggers, which would serve it to Prometheus a second time.
 """
 
 from collections import Counter
@@ -28,11 +27,9 @@ class SchedulerCounts:
         self._preempt(*arguments, **named)
 
     def submitted(self) -> None:
-        """Count a row."""
         self._counts["rows"] += 1
 
     def stepped(self) -> None:
-        """Read the scheduler after a step."""
         running, waiting = self._scheduler.get_request_counts()
         pool, prefixes = self._cache.block_pool, self._cache.make_prefix_cache_stats()
         blocks = pool.num_gpu_blocks - 1  # one block is never allocated
@@ -47,6 +44,5 @@ class SchedulerCounts:
         )
 
     def take(self) -> dict[str, int]:
-        """See `RolloutEngine.counts`."""
-        told, self._counts = self._counts, Counter()
-        return dict(told)
+        counts, self._counts = self._counts, Counter()
+        return dict(counts)

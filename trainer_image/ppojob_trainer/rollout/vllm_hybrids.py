@@ -1,6 +1,6 @@
 """Qwen3.5 in vLLM, by its Qwen3-Next classes, whose matrices order their rows differently.
 
-vLLM's own class imports torchvision, and has the same modules. Imported by vllm_pictures alone.
+vLLM's own class, which has the same modules, imports torchvision.
 """
 
 from collections.abc import Iterable, Iterator
@@ -14,10 +14,10 @@ from vllm.model_executor.layers.logits_processor import LogitsProcessor
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM, Qwen3NextModel
 
-_JOINED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
+_FUSED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
 
 
-def give_parts(
+def build_parts(
     model: Any, config: Any, decoder: type[nn.Module], vllm_config: VllmConfig, prefix: str
 ) -> None:
     """Replace the decoder and the head of a vLLM language model."""
@@ -42,41 +42,39 @@ class _Model(Qwen3NextModel):  # type: ignore[misc]
     """Qwen3-Next's model with three position axes."""
 
 
-class UnjoinedQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
+class UnfusedQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
     """The language model of Qwen3.5; layers without experts are in `mlp_only_layers`."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """As `Qwen3NextForCausalLM`, which has no tied head."""
         nn.Module.__init__(self)
-        give_parts(self, vllm_config.model_config.hf_text_config, _Model, vllm_config, prefix)
+        build_parts(self, vllm_config.model_config.hf_text_config, _Model, vllm_config, prefix)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
-        """Load weights under the names of Qwen3.5."""
-        loaded: set[str] = super().load_weights(_joined(weights, self.config))
+        loaded: set[str] = super().load_weights(_fuse(weights, self.config))
         return loaded
 
 
-def _joined(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[str, Tensor]]:
+def _fuse(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[str, Tensor]]:
     """Yield weights with each delta network's four matrices merged into two.
 
-    Rows of these are ordered by key head: its query, its key, its values and their gates; and the
-    inputs of the write strengths and decays of its values.
+    Their rows are ordered by key head: its query, key, values and gates; and the inputs of the
+    write strengths and decays of its values.
     """
     waiting: dict[str, Tensor] = {}
     for name, tensor in weights:
         layer, _, part = name.removesuffix(".weight").rpartition(".")
-        pair = next((pair for pair in _JOINED.items() if part in pair[1]), None)
+        pair = next((pair for pair in _FUSED.items() if part in pair[1]), None)
         if pair is None:
             yield name, tensor
             continue
         waiting[name] = tensor
-        joined, names = pair
+        fused, names = pair
         needed = [f"{layer}.{one}.weight" for one in names]
         if all(one in waiting for one in needed):
             first, second = (waiting.pop(one) for one in needed)
             parts = [first, second]
-            if joined == "qkvz":
+            if fused == "qkvz":
                 keys = config.linear_num_key_heads * config.linear_key_head_dim
                 parts = [*torch.split(first, [keys, keys, len(second)]), second]
             by_head = [one.view(config.linear_num_key_heads, -1, one.shape[1]) for one in parts]
-            yield f"{layer}.in_proj_{joined}.weight", torch.cat(by_head, dim=1).flatten(0, 1)
+            yield f"{layer}.in_proj_{fused}.weight", torch.cat(by_head, dim=1).flatten(0, 1)

@@ -1,9 +1,7 @@
 """Structured output in vLLM: its scheduler asks our matchers for the masks of a step.
 
-vLLM would compile a form in a thread, and a request would join the batch whenever that is done.
-Here a matcher is ready when its request is added. vLLM keeps what it does well: it masks logits
-before its sampler, waits for the last token where it schedules ahead, and follows drafts. Imported
-by vllm_engine alone, which first sets what vLLM reads while it is imported.
+vLLM would compile a form in a thread, and admit a request when that is done. Here a matcher is
+ready when its request is added. vLLM masks logits before its sampler, and follows drafts.
 """
 
 from typing import Any
@@ -45,7 +43,7 @@ class _Matching(StructuredOutputGrammar):  # type: ignore[misc]
 
     def accept_tokens(self, _: str, tokens: list[int]) -> bool:
         """Go on by tokens that were sampled from masked logits."""
-        self._matcher.take(tokens)
+        self._matcher.advance(tokens)
         return True
 
     def validate_tokens(self, tokens: list[int]) -> list[int]:
@@ -54,10 +52,9 @@ class _Matching(StructuredOutputGrammar):  # type: ignore[misc]
 
     def rollback(self, num_tokens: int) -> None:
         """Go back by so many tokens."""
-        self._matcher.undo(num_tokens)
+        self._matcher.rollback(num_tokens)
 
     def is_terminated(self) -> bool:
-        """Whether an end token was the last."""
         return self._matcher.has_ended
 
     def reset(self) -> None:

@@ -15,7 +15,7 @@ from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.pod_environment import read_pod_environment, read_rank_environment
 from ppojob_trainer.rpc.keys import read_key_ring
 from ppojob_trainer.rpc.server import RpcServer
-from ppojob_trainer.workers.profiles import watch
+from ppojob_trainer.workers.profiles import tracer
 
 _log = logging.getLogger(__name__)
 
@@ -31,14 +31,11 @@ _WORKERS: Final[dict[RoleName, str]] = {
     "retriever": "retriever:open_retriever_worker",
     "judge": "judge:open_judge_worker",
 }
-"""Opens the worker of a role: a context manager that yields an object with `routes()`.
-
-Imported by name, since each role has heavy imports of its own.
-"""
+"""The context manager that opens the worker of a role; imported late, as imports are heavy."""
 
 
 def run_rank() -> int:
-    """Serve until killed, and return the exit status."""
+    """Serve requests until killed; return the exit status."""
     faulthandler.register(signal.SIGUSR1, all_threads=True)
     heartbeat = HeartbeatPipe(int(os.environ[contract.ENV_HEARTBEAT]))
     heartbeat.start()
@@ -46,7 +43,7 @@ def run_rank() -> int:
         environment = read_pod_environment().located()
         rank = read_rank_environment()
         keys = read_key_ring(environment.keys, environment.role)
-        gc.disable()  # among what is loaded there is no garbage worth a second of looking for it
+        gc.disable()  # imports make little garbage, and looking for it takes a second
         open_worker = pkgutil.resolve_name(f"{__package__}.{_WORKERS[environment.role]}")
         gc.freeze()
         gc.enable()
@@ -55,12 +52,12 @@ def run_rank() -> int:
             server = RpcServer(environment.address, port, keys, worker.routes(), rank.attempt)
             server.start()
             heartbeat.tell_ready()
-            server.work(watch(environment, rank))
+            server.work(tracer(environment, rank))
     except PPOJobError as problem:
         _log.error("%s", problem)
         heartbeat.tell_error(str(problem))
         return problem.exit_status
-    except SystemExit as problem:  # it can do no further work, and says why
+    except SystemExit as problem:  # the worker cannot continue
         _log.error("%s", problem)
         heartbeat.tell_error(str(problem))
     except Exception as problem:

@@ -1,7 +1,7 @@
 """Process reward model of PRIME: a language model trained on the outcomes of responses.
 
-The reward of a token is its log-probability ratio to a reference. The reference is the model's
-initial state, or another model that it was made from.
+The reward of a token is its log-probability ratio to a reference: the model's initial state, or
+another model that it was made from.
 """
 
 from typing import Final
@@ -30,7 +30,7 @@ from ppojob_trainer.workers.learner import (
 from ppojob_trainer.workers.reference import BaseEngine
 
 CRITIC_REFERENCE: Final = "critic_reference"
-"""Name of its reference in requests."""
+"""Name of the reference in requests."""
 
 
 class CriticReference:
@@ -61,14 +61,14 @@ class ProcessRewardModel(TrainedModel):
     def update(self, rows: BatchRows, request: Update) -> PassStatistics:
         """Run one optimizer step; rows without an outcome are excluded."""
         lengths = torch.tensor(rows.index.lengths, dtype=torch.int64)
-        rows.keep("outcomes", torch.tensor(request.outcomes).repeat_interleave(lengths))
-        staged = rows.staged(request.prompts, ("critic_ref_logprobs", "outcomes"))
-        assert staged.outcomes is not None, "they were kept"
+        rows.set_column("outcomes", torch.tensor(request.outcomes).repeat_interleave(lengths))
+        staged = rows.mini_batch(request.prompts, ("critic_ref_logprobs", "outcomes"))
+        assert staged.outcomes is not None, "set above"
         staged.mask = staged.mask & ~staged.outcomes.isnan()
         return self.learner.engine.update(staged, self._objective)
 
     def _rewards(self, rows: Experience) -> TokenOutputs:
-        assert rows.critic_ref_logprobs is not None, "the reference comes first"
+        assert rows.critic_ref_logprobs is not None, "the reference runs first"
         logprobs = self.learner.engine.predict(rows)[0]
         return (self._objective.beta * (logprobs - rows.critic_ref_logprobs),)
 
@@ -76,11 +76,11 @@ class ProcessRewardModel(TrainedModel):
 def open_process_reward_model(
     spec: PPOJobSpec, world: World
 ) -> tuple[ProcessRewardModel, CriticReference]:
-    """Load it and its reference, which with adapters may be the weights without them."""
+    """Load it and its reference, which with adapters may be the base weights."""
     critic, role, prime = spec.critic, spec.roles.critic, spec.algorithm.prime
-    assert critic is not None, "no other algorithm has one"
-    assert role is not None, "a resolved configuration says where it lives"
-    assert prime is not None, "no other algorithm has one"
+    assert critic is not None, "of PRIME"
+    assert role is not None, "set in a resolved configuration"
+    assert prime is not None, "of PRIME"
     training, reference = spec.training, spec.critic_paths[-1]
     # Log-probabilities of all tokens, at temperature 1 whatever the engines' temperature.
     head = PolicyHead(LogprobSettings(chunk_tokens=training.logprob_chunk_tokens))
@@ -90,5 +90,5 @@ def open_process_reward_model(
         base = BaseEngine(learner.model, head, training, world)
         return trained, CriticReference(base, learner.resident)
     loaded = load_for(spec, reference, world, PROCESS_REWARD)
-    resident = resident_weights(loaded, leaves="weights" in role.offload)
+    resident = resident_weights(loaded, offloads="weights" in role.offload)
     return trained, CriticReference(ForwardEngine(loaded, head, training, world), resident)

@@ -13,11 +13,11 @@ _log = logging.getLogger(__name__)
 
 _WITH_MODELS: Final = ("actorRollout", "rollout", "reference", "critic", "rewardModel")
 
-Watch = Callable[[RequestId], AbstractContextManager[None]]
+Tracer = Callable[[RequestId], AbstractContextManager[None]]
 
 
-def watch(environment: PodEnvironment, rank: RankEnvironment) -> Watch:
-    """Trace the work of a rank within the steps that `spec.profile` names.
+def tracer(environment: PodEnvironment, rank: RankEnvironment) -> Tracer:
+    """Return the tracer of a rank, for the steps that `spec.profile` names.
 
     A trace that cannot be written is logged, and training continues.
     """
@@ -25,7 +25,7 @@ def watch(environment: PodEnvironment, rank: RankEnvironment) -> Watch:
     if spec is None or role not in _WITH_MODELS or rank.rank not in spec.ranks:
         return lambda _: nullcontext()
 
-    # Loaded late: roles without models have no torch.
+    # Imported late: roles without models load no torch.
     from torch.profiler import profile
 
     @contextmanager
@@ -37,14 +37,14 @@ def watch(environment: PodEnvironment, rank: RankEnvironment) -> Watch:
             record_shapes="shapes" in spec.contents,
             with_stack="stack" in spec.contents,
             profile_memory="memory" in spec.contents,
-        ) as found:
+        ) as trace:
             yield
         stage = work.stage.replace("/", "-")
         folder = environment.run_folder / PROFILE_FOLDER / f"step-{work.step:06d}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             name = f"{role}-{rank.rank:05d}-{stage}-{work.index}.json.gz"
-            found.export_chrome_trace(str(folder / name))
+            trace.export_chrome_trace(str(folder / name))
         except (OSError, RuntimeError) as error:
             _log.warning("spec.profile: %s is not written: %s", folder, error)
 

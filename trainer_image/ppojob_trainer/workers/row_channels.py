@@ -21,7 +21,7 @@ from ppojob_trainer.workers.batch_rows import GroupCosts
 
 @dataclass(frozen=True)
 class _Route:
-    """An open channel. Its members are the ranks that own rows, followed by the consumers."""
+    """An open channel; its members are the ranks that own rows, followed by the consumers."""
 
     channel: Channel
     owners: int
@@ -36,19 +36,18 @@ class RowChannels:
     owns_rows: bool  # whether the ranks of this role own the rows
     address: str  # IP address of this pod
     host: Callable[[str], str]  # returns the address of a pod by its name
-    costs: GroupCosts  # the cost model by which the consumers share the rows
+    costs: GroupCosts  # the cost model for balancing the consumers
     dims_of: Callable[[str], ParallelDims]  # the layout of a role that has ranks of its own
     _routes: dict[str, _Route] = field(default_factory=dict)
 
     def routes(self) -> list[Route]:
-        """The methods of every rank that has channels."""
         return [Route(methods.OPEN_CHANNEL, self.open), Route(methods.CUT_CHANNEL, self._cut)]
 
     def open(self, request: OpenChannel) -> Nothing:
-        """Open a channel, unless it is open; one to an older attempt of that role is closed.
+        """Open a channel, unless it is open, and close one to an older attempt of that role.
 
         Raises:
-            ChannelLost: not all members came.
+            ChannelLost: a member did not join.
         """
         route = self._routes.get(request.role)
         if route is not None:
@@ -74,29 +73,25 @@ class RowChannels:
         return Nothing()
 
     def _cut(self, request: CutChannel) -> Nothing:
-        """Abort waits on a channel; called on another thread."""
         route = self._routes.get(request.role)
         if route is not None:
             route.channel.cut()
         return Nothing()
 
     def link(self, role: str) -> Channel:
-        """Return the open channel to a role."""
         return self._routes[role].channel
 
     def owners(self, role: str) -> int:
-        """Return the ranks that own rows on the channel to a role: its first members."""
+        """Return how many ranks own rows on the channel to a role: its first members."""
         return self._routes[role].owners
 
     def move_rows(
         self, role: str, index: BatchIndex, mine: Experience | None
     ) -> tuple[BatchIndex, Experience]:
-        """Move all rows from their owners to the consumers, each to a leader of a coordinate there.
+        """Move all rows from their owners to the consumers, each to a leader of a coordinate.
 
-        `mine` are the rows of an owner, None on a consumer.
-
-        Returns:
-            The index of the rows at the consumers, and those that this rank has as a consumer.
+        `mine` are the rows of an owner, None on a consumer. Returns the index of the rows at the
+        consumers, and the rows of this rank as a consumer.
         """
         route = self._routes[role]
         plan = self._plan(route, index)

@@ -1,7 +1,6 @@
 """Row transfer from rollout engines to the ranks that own the rows.
 
-Both sides know which rank generated which prompts and which rank owns them, so each finds its peers
-by itself. Rows travel as they were generated.
+Both sides know which rank generated and which owns each prompt, so each computes its peers.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from ppojob_trainer.parallel.link import Link, exchange_messages
 from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rpc.messages.rollout import HandOver, PromptTokens
 
-Run = tuple[int, int]
+Range = tuple[int, int]
 """Positions `[first, last)` of prompts in their batch."""
 
 
@@ -26,10 +25,10 @@ class GeneratedRows(msgspec.Struct, frozen=True, array_like=True):
     samples: int
     trajectories: list[Trajectory]
 
-    def within(self, run: Run) -> GeneratedRows:
+    def within(self, range_: Range) -> GeneratedRows:
         """Return the rows of prompts within a range, which overlaps this one or is empty."""
-        first = max(self.first, run[0])
-        begin, end = first - self.first, min(run[1] - self.first, len(self.prompts))
+        first = max(self.first, range_[0])
+        begin, end = first - self.first, min(range_[1] - self.first, len(self.prompts))
         rows = slice(begin * self.samples, end * self.samples)
         return GeneratedRows(first, self.prompts[begin:end], self.samples, self.trajectories[rows])
 
@@ -38,10 +37,9 @@ _DECODER = msgspec.msgpack.Decoder(list[GeneratedRows])
 
 
 def send_rows(link: Link, request: HandOver, made: Sequence[GeneratedRows]) -> None:
-    """Send the rows of this rank to their owners.
+    """Send the rows of this rank, by batch as in the request, to their owners.
 
-    The link's members are the owners, followed by the generating ranks. The rows are by batch, as
-    in the request.
+    The link's members are the owners, followed by the generating ranks.
 
     Raises:
         ChannelLost: an owner is gone.
@@ -56,28 +54,28 @@ def send_rows(link: Link, request: HandOver, made: Sequence[GeneratedRows]) -> N
 
 
 def receive_rows(
-    link: Link, request: HandOver, owner: int, makers_from: int
+    link: Link, request: HandOver, owner: int, first_sender: int
 ) -> list[GeneratedRows]:
-    """Receive the rows that this rank owns from now on, maybe none, by batch as in the request.
+    """Receive the rows that this rank owns, maybe none, by batch as in the request.
 
-    The first generating rank is the member `makers_from`.
+    `first_sender` is the link member of the first generating rank.
 
     Raises:
         ChannelLost: a generating rank is gone.
     """
     mine = request.owners[owner]
     senders = [
-        makers_from + maker for maker, run in enumerate(request.makers) if _overlap(run, mine)
+        first_sender + maker for maker, run in enumerate(request.makers) if _overlap(run, mine)
     ]
     if not senders:
         return [GeneratedRows(mine[0], [], 1, []) for _ in request.batches]
-    arrived = exchange_messages(link, {}, senders)
-    parts = [_DECODER.decode(arrived[sender]) for sender in senders]
-    return [_joined(batch) for batch in zip(*parts, strict=True)]
+    received = exchange_messages(link, {}, senders)
+    parts = [_DECODER.decode(received[sender]) for sender in senders]
+    return [_concatenate(batch) for batch in zip(*parts, strict=True)]
 
 
-def _joined(parts: Sequence[GeneratedRows]) -> GeneratedRows:
-    """Join consecutive ranges."""
+def _concatenate(parts: Sequence[GeneratedRows]) -> GeneratedRows:
+    """Concatenate consecutive ranges."""
     return msgspec.structs.replace(
         parts[0],
         prompts=[prompt for part in parts for prompt in part.prompts],
@@ -85,5 +83,5 @@ def _joined(parts: Sequence[GeneratedRows]) -> GeneratedRows:
     )
 
 
-def _overlap(one: Run, other: Run) -> bool:
+def _overlap(one: Range, other: Range) -> bool:
     return max(one[0], other[0]) < min(one[1], other[1])

@@ -87,7 +87,6 @@ class PackedRows:
         )
 
     def to(self, device: torch.device) -> PackedRows:
-        """Return a copy on a device."""
         return replace(
             self,
             input_ids=self.input_ids.to(device),
