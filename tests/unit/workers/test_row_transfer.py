@@ -9,7 +9,7 @@ from ppojob_trainer.controller.batch import spread
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.rollout import HandOver, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
-from ppojob_trainer.workers.row_transfer import GeneratedRows, receive_rows, send_rows
+from ppojob_trainer.workers.row_channels import GeneratedRows, receive_rows, send_rows
 
 SAMPLES = {"train": 2, "greedy": 1}
 

@@ -26,21 +26,15 @@ def gae(
 
     Schulman et al. (arXiv:1506.02438), equations 10 and 16, over the trained tokens of a row: `δ_t
     = r_t + γ V_{t+1} - V_t`, `Â_t = δ_t + γλ Â_{t+1}`, with V = Â = 0 after the last one. The
-    critic's targets are `R_t = Â_t + V_t`; the advantages are Â whitened over the trained tokens of
-    the step.
-
-    With `critic_lambda` the targets have a λ of their own: decoupled GAE (VC-PPO,
-    arXiv:2503.01491). With `length_adaptive_alpha`, α, the advantages have the λ `1 - 1 / (α l)` in
-    a row of l trained tokens, at least 0 (VAPO, arXiv:2504.05118). With `whiten_rewards` r_t is
-    `mean + (r_t - mean) / sqrt(var + 1e-8)` over all trained tokens, as in TRL.
-
-    Masked tokens (tool output) are skipped, as in verl; their rewards and values do not count.
+    critic's targets are `R_t = Â_t + V_t`; the advantages are Â whitened over the step. With
+    `critic_lambda` the targets have a λ of their own: decoupled GAE (VC-PPO, arXiv:2503.01491).
+    With `length_adaptive_alpha`, α, the advantages have the λ `1 - 1 / (α l)` in a row of l trained
+    tokens, at least 0 (VAPO, arXiv:2504.05118). With `whiten_rewards` r_t is `mean + (r_t - mean) /
+    sqrt(var + 1e-8)` over all trained tokens, as in TRL. `values` (tokens,) are V_t before the
+    critic's update. Masked tokens (tool output) are skipped, as in verl.
 
     Departs from verl: both results are 0 at masked tokens, where verl repeats the neighbours'
     numbers; a step with a single trained token gives advantage 0, where verl raises an error.
-    Arithmetic is in float64.
-
-    Shapes as in `advantages`; `values` (tokens,) are V_t before the critic's update.
     """
     rewards, known = (column.to(torch.float64)[mask] for column in (token_rewards, values))
     if whiten_rewards and len(rewards):

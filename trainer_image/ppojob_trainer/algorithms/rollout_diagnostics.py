@@ -96,7 +96,6 @@ def token_diagnostic_names(correction: Correction) -> tuple[str, ...]:
 def _distances(
     log_ratio: Tensor, logprobs: Tensor, rollout_logprobs: Tensor, rows: _Rows
 ) -> dict[str, Tensor]:
-    """Return divergences and perplexities."""
     ours, theirs = rows.means(logprobs), rows.means(rollout_logprobs)
     further = theirs - ours
     by_token = bounded(rows.tokens(log_ratio))
@@ -195,7 +194,6 @@ def _shares_rejected(prefix: str, is_rejected: Tensor, rows: _Rows) -> dict[str,
 
 
 def _floor(correction: Correction) -> float:
-    """Return the lower bound of ratios."""
     if correction.weight_floor is None:
         return 1.0 / correction.weight_limit
     return correction.weight_floor

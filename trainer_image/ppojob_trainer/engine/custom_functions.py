@@ -49,11 +49,7 @@ _folders: Final = ImportFolder()
 
 
 def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
-    """Return the job's custom estimator, called as those of `ADVANTAGES`, with `kept`.
-
-    Raises:
-        ConfigError: the file has no such function, or it takes other arguments.
-    """
+    """Return the job's custom estimator, called as those of `ADVANTAGES`, with `kept`."""
     called = _Called(_ESTIMATOR, spec, _function(_ESTIMATOR, spec))
     takes_kept = "kept" in inspect.signature(called.function).parameters
     called.check(*_OF_TOKENS.split(", "), **({"kept": None} if takes_kept else {}))
@@ -135,11 +131,7 @@ def _loss_of(told: str) -> PolicyLoss:
 
 
 def policy_loss_of(spec: PolicyLossSpec) -> PolicyLoss:
-    """Return the job's policy loss: a row of `POLICY_LOSSES`, or its custom one.
-
-    Raises:
-        ConfigError: the file has no such function, or it takes other arguments.
-    """
+    """Return the job's policy loss: a row of `POLICY_LOSSES`, or its custom one."""
     if spec.custom is None:
         return POLICY_LOSSES[spec.type]
     return _loss_of(spec.custom.model_dump_json())
@@ -236,7 +228,6 @@ def _module(path: str) -> ModuleType:
 
 
 def _function(where: str, spec: CustomSpec) -> Any:
-    """Load a function, or a `PolicyLoss`, from the file."""
     path, name = spec.source.file or "", spec.function
     _set_import_folder(spec)
     try:

@@ -23,8 +23,7 @@ from ppojob_trainer.engine.linear_attention import padded_lengths
 from ppojob_trainer.engine.micro_batches import plan_micro_batches
 from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.packed_rows import PackedRows, pack_rows
-from ppojob_trainer.engine.router_record import RouterRecord, routes_of
-from ppojob_trainer.engine.routers import Routers
+from ppojob_trainer.engine.routers import RouterRecord, Routers, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.log_partition import log_partition_of
@@ -115,7 +114,7 @@ class ForwardEngine:
                 for output, value in zip(outputs, values, strict=True):
                     output[place] = value[: len(place)]
         if record is not None:
-            record.keep(self._stage, self.model.device)
+            record.store(self._stage, self.model.device)
         self.release()
         return self._stage.ranks.broadcast_from_last(
             outputs, experience.num_tokens, self.model.device
@@ -251,20 +250,10 @@ def packed_pass(
 
     The model must be under `use_packed_attention`. There is at least one row; rows and outputs,
     (tokens,) float32 in row order, are in host memory. A collective of the ranks of a stage.
-
-    Args:
-        model: the model, or a pipeline stage of it.
-        head: gets the hidden states that predict trained tokens, on the rank that holds them.
-        rows: of the micro-batch.
-        share_prompts: whether the rows of a group share their prompt.
-        ranks: the sequence-parallel ranks that share the tokens.
-        tensor_place: (index, count) of this rank among the tensor-parallel ranks.
-        stage: the pipeline stage.
-        saving: context of the layers.
-        records: whether `Passed.routes` are recorded.
-        routers: attach their losses, or count loads.
-        with_log_z: add an output, log Z of the prompt at each token.
-        mtp: add an output, log p of each token by the MTP layer.
+    `tensor_place` is (index, count) of this rank among the tensor-parallel ranks; the
+    sequence-parallel `ranks` share the tokens. Routers attach losses or count loads; `records`
+    fills `Passed.routes`. `with_log_z` adds an output, log Z of the prompt at each token; `mtp` one
+    with log p of each token by the MTP layer.
     """
     number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number

@@ -90,17 +90,11 @@ def full_kl(
     settings: LogprobSettings,
     divergence: Divergence = REVERSE_KL,
 ) -> Tensor:
-    """Compute KL(π || π_ref), or another divergence, of each token; dtypes as in `fused_logprobs`.
+    """Compute KL(π || π_ref), or another divergence, of each token, (N,).
 
-    Args:
-        hidden: (N, h) of the policy, with gradient.
-        weight: (V, h) of its output layer, with gradient; may be sharded as in `fused_logprobs`.
-        reference: (N, h') and (V', h') of the reference, V' at least V; sharded as `weight` is.
-        settings: temperature, cap and tile size; a tile has two tensors of logits.
-        divergence: reverse KL, forward KL or JSD.
-
-    Returns:
-        (N,), at least 0 up to rounding; a KL of equal distributions is 0.
+    `hidden` (N, h) and `weight` (V, h) of the policy have gradients; the reference has (N, h') and
+    (V', h'), V' at least V, sharded as `weight`. Dtypes and sharding are as in `fused_logprobs`; a
+    tile has two tensors of logits. A KL of equal distributions is 0.
     """
     kl: Tensor = _FullKl.apply(  # type: ignore[no-untyped-call]
         hidden,
@@ -221,13 +215,11 @@ def _to_mixture(
 
 
 def _tile(logits: Logits, tokens: slice, vocab: slice) -> Tensor:
-    """Compute the logits of a tile."""
     states, weight, settings = logits
     return tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
 
 
 def _log_probs(logits: Logits, tokens: slice, vocab: slice, normalizer: Tensor) -> Tensor:
-    """Compute the log-probabilities of a tile."""
     return _tile(logits, tokens, vocab).sub_(normalizer[tokens, None])
 
 

@@ -47,18 +47,10 @@ def fused_logprobs(
     """Compute log p of each target, and the statistics of p that the settings ask for.
 
     `log p_a = z_a - log Σ exp z`, the entropy `-Σ p log p`, `Σ p²`, and the KL of the uniform
-    distribution to p, `-Σ log(V p) / V`. Products are in autocast's dtype if it is on, else in that
-    of `hidden`; the rest in float32 (float64 stays).
-
-    Args:
-        hidden: (N, h), with gradient.
-        weight: (V, h) of the output layer, with gradient; may be sharded by rows over
-            tensor-parallel ranks, which have the same hidden states and get the same outputs.
-        targets: (N,) int64.
-        settings: temperature, tile size, statistics.
-
-    Returns:
-        logprobs, then entropy, Σ p² and the KL, if asked for; (N,) each.
+    distribution to p, `-Σ log(V p) / V`, (N,) each. `hidden` (N, h) and `weight` (V, h) of the
+    output layer have gradients, `targets` are (N,) int64. The weight may be sharded by rows over
+    tensor-parallel ranks, which have the same hidden states and get the same outputs. Products are
+    in autocast's dtype if it is on, else in that of `hidden`; the rest in float32 (float64 stays).
     """
     dtype = product_dtype(hidden)
     logprobs, entropy, squares, certainty = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]

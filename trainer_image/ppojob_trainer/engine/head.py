@@ -24,15 +24,11 @@ class Head(Protocol):
     """Function from hidden states to outputs; the weights are the model's."""
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor, /) -> TokenOutputs:
-        """Compute the outputs of a micro-batch.
+        """Compute the outputs of a micro-batch: always the same number of (tokens,) tensors.
 
-        Args:
-            model: its weights outside of the layers are unsharded.
-            hidden: (tokens, h), the last hidden state before each trained token a_t.
-            targets: (tokens,) int64, the trained tokens.
-
-        Returns:
-            Always the same number of (tokens,) tensors; the first has the gradient.
+        `hidden` (tokens, h) is the last hidden state before each trained token, `targets` (tokens,)
+        int64 are these tokens. The model's weights outside of the layers are unsharded. The first
+        output has the gradient.
         """
         ...
 

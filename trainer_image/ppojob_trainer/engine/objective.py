@@ -1,7 +1,7 @@
-"""Objectives: the losses that updates minimize, as sums over micro-batches and ranks.
+"""Objectives: the losses that updates minimize; here those of demonstrations.
 
-Every denominator is that of the whole mini-batch over all ranks, so losses, gradients and
-statistics of micro-batches and ranks add up.
+Denominators are those of the whole mini-batch over all ranks, so losses, gradients and statistics
+of micro-batches and ranks add up.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Aggregation:
 
     @classmethod
     def of(cls, spec: AlgorithmSpec, max_response_tokens: int | None) -> Aggregation:
-        """Return that of a job; absent `lossScaleTokens` means its longest response."""
+        """Return that of a job; `lossScaleTokens` defaults to its longest response."""
         return cls(spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens)
 
     def __call__(
@@ -54,7 +54,7 @@ class Aggregation:
         denominators: Denominators,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Return this micro-batch's share of the mini-batch's value; `mask` defaults to theirs."""
+        """Return this micro-batch's share of the mini-batch's value."""
         return aggregate(
             values,
             rows.mask if mask is None else mask,
@@ -83,13 +83,10 @@ class LossParts:
     """Contribution of a micro-batch to the mini-batch."""
 
     loss: Tensor  # scalar with gradient
-    # statistics already divided by the denominators; sums over micro-batches
-    terms: dict[str, float] = field(default_factory=dict)
-    # statistics summed over the computed tokens; `tokens` counts those
-    token_sums: dict[str, float] = field(default_factory=dict)
-    tokens: int = 0
-    # number of values in a sum, where it is not that of those tokens
-    counts: dict[str, float] = field(default_factory=dict)
+    terms: dict[str, float] = field(default_factory=dict)  # divided by the denominators
+    token_sums: dict[str, float] = field(default_factory=dict)  # over the computed tokens
+    tokens: int = 0  # computed tokens
+    counts: dict[str, float] = field(default_factory=dict)  # of a sum, if not `tokens`
 
 
 def token_sums(columns: Mapping[str, Tensor], mask: Tensor) -> dict[str, float]:
@@ -102,7 +99,10 @@ _TOKEN_MEAN = Aggregation("token_mean")
 
 @dataclass(frozen=True, slots=True)
 class SftObjective(TokenObjective):
-    """The SFT loss of an update, over the first output of a `PolicyHead`."""
+    """Supervised fine-tuning (SFT): `L = aggregate(-log pi(a_t|s_t))` over demonstrations.
+
+    Over the first output of a `PolicyHead`.
+    """
 
     aggregation: Aggregation
 
@@ -130,8 +130,7 @@ class SupervisedObjective(TokenObjective):
     """`c L` with the mean over tokens, added to the loss of a policy.
 
     PPO-ptx (InstructGPT, arXiv:2203.02155), equation 2. With `uncertain_tokens` each token is
-    weighted by p (1 - p), p its probability, without gradient through the weight: CHORD's φ
-    (arXiv:2508.11408).
+    weighted by p (1 - p), p its probability, without gradient: CHORD's φ (arXiv:2508.11408).
     """
 
     coefficient: float  # c

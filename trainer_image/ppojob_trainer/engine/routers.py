@@ -1,4 +1,4 @@
-"""MoE routers in an update: load-balancing loss, z-loss, and updates of the selection bias.
+"""MoE routers: losses and bias updates in an update, and records for replay.
 
 Losses of a row of n tokens, in each layer of E experts of which a token gets k, with logits x and
 p = softmax(x), over all tokens of the row's forward pass, its prompt included:
@@ -33,11 +33,19 @@ from ppojob_trainer.engine.packed_rows import PackedRows
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.experts import selection_biases_of
 from ppojob_trainer.models.mixtures import key_of_experts
-from ppojob_trainer.models.routes import Attach, expert_mask
+from ppojob_trainer.models.pipeline_stages import PipelineStage, layers_of
+from ppojob_trainer.models.routes import (
+    EXPERT_DTYPE,
+    Attach,
+    Routes,
+    chosen_by_a_token,
+    expert_mask,
+)
 from ppojob_trainer.parallel.boxes import box_of, local_part
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.sequence import SequenceRanks
 from ppojob_trainer.parallel.world import World
+from ppojob_trainer.rows.experience import Experience
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +149,9 @@ class Routers:
         """Add the gradient of a router's losses to the backward pass of its layer.
 
         The losses are computed within the layer, so activation checkpointing recomputes them, and
-        no pipeline stage waits for another's.
-
-        Args:
-            measured: gets the losses.
-            reads: (rows, t) of `_reads`.
-            layer: its number in the model.
-            logits: (t, E) of this rank's tokens.
-            chosen: (t, k) experts by the router's own choice, also under replay.
-            carrier: a tensor that the layer computes with; returned unchanged.
+        no pipeline stage waits for another's. They are stored in `measured`. `reads` are (rows, t)
+        of `_reads`, `logits` (t, E) and `chosen` (t, k) the router's own experts; the `carrier`, a
+        tensor that the layer computes with, is returned unchanged.
         """
         own = self._coefficients
         with torch.autocast(logits.device.type, enabled=False):
@@ -212,3 +214,57 @@ class _Attached(torch.autograd.Function):
     @staticmethod
     def backward(_ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         return grads[0], grads[0].new_ones((), dtype=torch.float32)
+
+
+class RouterRecord:
+    """Experts of all tokens of some rows; prompts once per group, by their last pass.
+
+    Padding has expert 0.
+    """
+
+    def __init__(self, rows: Experience, config: Any) -> None:
+        self._rows = rows
+        self._layers: int = config.num_hidden_layers
+        self._sizes = [int(rows.prompt_lengths.sum()), rows.num_tokens]
+        shape = (sum(self._sizes), self._layers, chosen_by_a_token(config))
+        self._experts = torch.zeros(shape, dtype=EXPERT_DTYPE)
+
+    def add(self, rows: Tensor, routes: Routes, ranks: SequenceRanks) -> None:
+        """Record the routes of a pass over some rows; a collective of the sequence ranks."""
+        chosen = ranks.every(routes.chosen(self._layers)).cpu()
+        groups = torch.tensor(list(dict.fromkeys(self._rows.row_groups[rows].tolist())))
+        of_prompts = self._rows.prompt_index(groups.to(torch.int64))
+        places = torch.cat([of_prompts, self._sizes[0] + self._rows.token_index(rows)])
+        packed = torch.arange(len(routes.sources))[routes.sources >= 0]
+        last = torch.full(places.shape, -1)
+        last.scatter_reduce_(0, routes.sources[packed], packed, "amax")
+        self._experts[places[last >= 0]] = chosen[last[last >= 0]]
+
+    def store(self, stage: PipelineStage, device: torch.device) -> None:
+        """Store the record in the rows; a collective of all pipeline stages."""
+        for number in range(stage.ranks.size if stage.ranks.size > 1 else 0):
+            own = layers_of(number, range(stage.ranks.size), self._layers)
+            part = self._experts[:, own.start : own.stop].contiguous().to(device)
+            received = stage.ranks.told(part.view(torch.uint8), number).view(EXPERT_DTYPE)
+            self._experts[:, own.start : own.stop] = received.cpu()
+        self._rows.prompt_experts, self._rows.experts = torch.split(self._experts, self._sizes)
+
+
+def routes_of(
+    rows: Experience,
+    sources: Tensor,
+    own: Tensor,
+    device: torch.device,
+    *,
+    records: bool,
+    attach: Attach | None = None,
+) -> Routes | None:
+    """Return the routes of a pass: replayed from the rows, or recorded; None for neither.
+
+    `sources` are of all packed tokens, `own` of those of this rank.
+    """
+    if rows.experts is None or rows.prompt_experts is None:
+        is_asked = records or attach is not None
+        return Routes(sources=sources, attach=attach) if is_asked else None
+    given = torch.cat([rows.prompt_experts, rows.experts])[own]
+    return Routes(given.to(device), attach=attach)

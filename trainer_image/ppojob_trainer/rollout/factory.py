@@ -1,4 +1,4 @@
-"""Engine factory: builds the engine of the `rollout` section; libraries load only if chosen."""
+"""Engine factory: builds the engine of `spec.rollout`; libraries are imported only if chosen."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -26,16 +26,12 @@ def build_engine(
     lora: LoraSpec | None,
     records_experts: bool,
 ) -> RolloutEngine:
-    """Build the engine that `rollout` names; it sleeps until it is given weights.
+    """Build the engine of a resolved spec; it sleeps until it gets weights.
 
-    Call it after the role's torch world is up and before the training model is built: it is
-    collective over that world.
-
-    The spec is that of a resolved run; the folder is one of Hugging Face. `shares_device` says
-    whether a training model will be on the device too. `overrides` are changes of the folder's
-    config.json (`config_changes`). `lora` are adapters that the engine applies unmerged; None if it
-    gets merged weights. With `records_experts`
-    a mixture reports the experts of its tokens.
+    A collective of the role's torch world, to be called before the training model is built.
+    `shares_device`: a training model will be on the device too. `overrides` are changes of the
+    folder's config.json. `lora` are adapters that the engine applies unmerged; None for merged
+    weights. With `records_experts` a mixture reports the experts of its tokens.
     """
     if rollout.replay is not None:
         return RolloutEngine()
@@ -51,18 +47,6 @@ def build_engine(
             lora=lora,
             records_experts=records_experts,
         )
-    return _huggingface_engine(rollout, model_folder, device, overrides, lora, records_experts)
-
-
-def _huggingface_engine(
-    rollout: RolloutSpec,
-    model_folder: Path,
-    device: Literal["cpu", "cuda"],
-    overrides: Mapping[str, Json],
-    lora: LoraSpec | None,
-    records_experts: bool,
-) -> RolloutEngine:
-    """Build the engine over a model of transformers; it sleeps."""
     assert rollout.max_model_tokens is not None, "a run is resolved before it is started"
     from transformers import AutoModelForCausalLM
 
@@ -79,7 +63,7 @@ def _huggingface_engine(
     options = {
         "config": change(config, overrides),
         "dtype": DTYPES[rollout.dtype],
-        # PyTorch's own kernels support no attention sinks, and transformers refuses such models.
+        # PyTorch's kernels support no attention sinks.
         "attn_implementation": "eager" if FAMILIES[config.model_type].has_sinks else "sdpa",
         "trust_remote_code": False,
     }

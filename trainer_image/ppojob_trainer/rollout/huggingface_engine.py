@@ -1,10 +1,9 @@
-"""Hugging Face engine: rollouts with transformers, the fallback and the engine of tiny test models.
+"""Hugging Face engine: rollouts with transformers, mainly for models that vLLM does not support.
 
-Requests that are admitted together form a batch: their distinct prompts are prefilled once, with
-left padding, and the rows then advance by one token per step until they end. Later requests form a
-batch of their own, so caches are never merged. The same requests in the same order give the same
-bits. Each row has its own random stream, so another batch composition changes its tokens only where
-the last bits of a logit decide.
+Requests that are admitted together form a batch: distinct prompts are prefilled once, with left
+padding, and rows advance by one token per step. Later requests form a batch of their own, so caches
+are never merged. The same requests in the same order give the same bits. Each row has its own
+random stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -37,7 +36,7 @@ from ppojob_trainer.rollout.protocol import (
 from ppojob_trainer.rollout.sampling import draw, masked, penalised, processed_logprobs
 from ppojob_trainer.rollout.structured_output import GrammarMatcher
 
-# The 600 patterns of names that transformers writes anew: made before ranks are forked.
+# Compiles 600 patterns of names before ranks are forked.
 get_checkpoint_conversion_mapping("")
 
 
@@ -80,9 +79,8 @@ class HuggingFaceEngine(RolloutEngine):
     ) -> None:
         """Take over a model, on its device and in the dtype to generate in.
 
-        Prompt and response together have `max_model_tokens` at most. At most `max_sequences` rows
-        run at once, further ones wait. With `records_experts` a mixture reports the experts that
-        tokens were routed to.
+        Prompt and response have at most `max_model_tokens` together; at most `max_sequences` rows
+        run at once. With `records_experts` a mixture reports the experts of its tokens.
         """
         self._tells_experts = records_experts
         self._model = model.eval().requires_grad_(False)
@@ -117,7 +115,7 @@ class HuggingFaceEngine(RolloutEngine):
     def step(self) -> list[Finished]:
         ended = self._aborted
         self._aborted = []
-        self._forget_ended()
+        self._remove_ended()
         for batch in self._batches:
             self._decode(batch)
         admitted = list(self._waiting.values())[: self._max_sequences - len(self._running)]
@@ -125,7 +123,7 @@ class HuggingFaceEngine(RolloutEngine):
             self._batches.append(self._prefill(admitted))
         for batch in self._batches:
             ended = ended + self._draw(batch)
-        self._forget_ended()
+        self._remove_ended()
         ended.sort(key=lambda row: row.number)
         finished = []
         for row in ended:
@@ -196,7 +194,7 @@ class HuggingFaceEngine(RolloutEngine):
         self._unusable = "closed"
 
     def _prefill(self, rows: list[_Row]) -> _Batch:
-        """Prefill the distinct prompts of `rows` once, left-padded, and copy caches to the rows."""
+        """Prefill the distinct prompts of `rows`, left-padded, and copy caches to the rows."""
         for row in rows:
             self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
         keys = [(row.request.prompt, row.request.pictures, row.request.later) for row in rows]
@@ -213,7 +211,7 @@ class HuggingFaceEngine(RolloutEngine):
         given["attention_mask"] = attention_mask
         ahead = torch.zeros(len(place), 1)
         if any(pictures for _, pictures, _ in place):
-            ahead = self._show(given, list(place))
+            ahead = self._add_images(given, list(place))
         output, experts = self._pass(**given, use_cache=True, logits_to_keep=1)
         for row, key in zip(rows, keys, strict=True) if experts else ():
             row.experts.append(experts[place[key]][longest - len(key[0]) :])
@@ -227,15 +225,15 @@ class HuggingFaceEngine(RolloutEngine):
             ahead.to(self._home, torch.int64)[spread],
         )
 
-    def _show(
+    def _add_images(
         self,
         given: dict[str, Any],
         prompts: list[tuple[tuple[int, ...], bytes, tuple[int, ...]]],
     ) -> Tensor:
-        """Add their pictures to a prefill; returns `_Batch.ahead`."""
+        """Replace token ids by embeddings with images; returns `_Batch.ahead`."""
         input_ids, positions = given.pop("input_ids"), given["position_ids"]
         tower = tower_of(self._model)
-        assert tower is not None, "pictures for a model that sees none"
+        assert tower is not None, "the model takes no images"
         rows = [torch.tensor(tower.form.positions(*prompt)) for prompt in prompts]
         positions, ahead = positions.cpu().expand(len(rows[0]), -1, -1).clone(), []
         seen = torch.full(input_ids.shape, -1)  # index of the picture at a token; -1 for none
@@ -263,7 +261,6 @@ class HuggingFaceEngine(RolloutEngine):
         return torch.tensor(ahead)[:, None]
 
     def _decode(self, batch: _Batch) -> None:
-        """Run a decoding step on each row's last token."""
         last = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self._home)
         seen = batch.attention_mask.new_ones(len(batch.rows), 1)
         batch.attention_mask = torch.cat([batch.attention_mask, seen], dim=1)
@@ -279,7 +276,7 @@ class HuggingFaceEngine(RolloutEngine):
             row.experts.append(own)
 
     def _pass(self, position_ids: Tensor, **options: Any) -> tuple[Any, Sequence[Tensor]]:
-        """Return logits of rows, (B, t), and the experts of each row, if they are recorded."""
+        """Return the model's output, and the experts of each row, if they are recorded."""
         options["position_ids"] = position_ids
         if not self._tells_experts:
             return self._model(**options), ()
@@ -320,8 +317,7 @@ class HuggingFaceEngine(RolloutEngine):
                 ended.append(row)
         return ended
 
-    def _forget_ended(self) -> None:
-        """Remove ended rows from their batches' caches, and batches without rows."""
+    def _remove_ended(self) -> None:
         for batch in self._batches:
             live = [n for n, row in enumerate(batch.rows) if row.finish_reason is None]
             if 0 < len(live) < len(batch.rows):

@@ -139,8 +139,7 @@ def _tokenizer(chat: ChatTokenizer) -> LLTokenizer:
 def _text(spec: StructuredOutputSpec) -> str:
     """Return a form in llguidance's notation, not validated.
 
-    Raises:
-        ValueError: a JSON schema is no JSON, or a grammar neither Lark nor GBNF.
+    ValueError if a JSON schema is no JSON, or a grammar neither Lark nor GBNF.
     """
     if spec.regex is not None:
         return LLMatcher.grammar_from_regex(spec.regex)

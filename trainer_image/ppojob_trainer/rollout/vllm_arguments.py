@@ -25,7 +25,7 @@ from ppojob_trainer.rollout import (
     engine_corrections,
     vllm_bidirectional,
     vllm_drafts,
-    vllm_pictures,
+    vllm_models,
 )
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
@@ -34,7 +34,7 @@ from ppojob_trainer.rollout.checkpoint_names import (
 )
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.protocol import DTYPES, SamplingParams
-from ppojob_trainer.rollout.vllm_hybrids import UnfusedQwen3Next
+from ppojob_trainer.rollout.vllm_models import UnfusedQwen3Next
 
 # The smallest block of vLLM's fast CPU attention; prompts share whole blocks.
 _CPU_BLOCK_TOKENS = 32
@@ -51,11 +51,7 @@ _HYBRIDS = "qwen3_5"
 
 
 def check_device(device: Literal["cpu", "cuda"]) -> None:
-    """Check that the installed vLLM is built for the device.
-
-    Raises:
-        ConfigError: it is built for another device.
-    """
+    """Raise ConfigError if the installed vLLM is built for another device."""
     found = current_platform.device_type
     if found != device:
         raise ConfigError(
@@ -72,11 +68,7 @@ def engine_args(
     shares_device: bool = True,
     records_experts: bool = False,
 ) -> vllm.EngineArgs:
-    """Translate the spec; the only place where devices are distinguished.
-
-    Raises:
-        ConfigError: one of the job's engine arguments is not supported.
-    """
+    """Translate the spec; ConfigError for unsupported engine arguments of the job."""
     if problems := [str(one) for one in check_arguments(rollout.engine_arguments)]:
         raise ConfigError(problems)
     length = rollout.max_model_tokens or 0  # set in a resolved run
@@ -260,7 +252,7 @@ def model_config(
 
 def _image_model(part: PreTrainedConfig, form: MediaForm) -> type | None:
     """Return the class for a language model with images; None for an unknown model."""
-    if (model_class := vllm_pictures.MROPE_MODELS.get(part.model_type)) is not None:
+    if (model_class := vllm_models.MROPE_MODELS.get(part.model_type)) is not None:
         return model_class
     names: Any = (
         engine_corrections.settings(part).get("architectures") or part.architectures or [""]
@@ -269,11 +261,11 @@ def _image_model(part: PreTrainedConfig, form: MediaForm) -> type | None:
     mixin = (
         vllm_bidirectional.BidirectionalPictures
         if form.sees_ahead
-        else vllm_pictures.VisionLanguageModel
+        else vllm_models.VisionLanguageModel
     )
     if registered is None:
         return None
     has_per_layer = getattr(part, "hidden_size_per_layer_input", 0)
-    return vllm_pictures.with_vision_tower(
-        vllm_pictures.PerLayerGemma4 if has_per_layer else registered.load_model_cls(), mixin
+    return vllm_models.with_vision_tower(
+        vllm_models.PerLayerGemma4 if has_per_layer else registered.load_model_cls(), mixin
     )

@@ -17,7 +17,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
 from ppojob_trainer.models.vision_tower import tower_of
-from ppojob_trainer.rollout.vllm_pictures import VisionLanguageModel
+from ppojob_trainer.rollout.vllm_models import VisionLanguageModel
 
 
 class _Runs(NamedTuple):

@@ -57,7 +57,6 @@ class ExactRejectionSampler:
     """Replaces vLLM's rejection sampler: accepts drafts that equal the tokens sampled anyway."""
 
     def __init__(self, engine: LLMEngine, spec: DraftsSpec) -> None:
-        """Verify the drafts of an engine from now on."""
         self._counts = Counter[str]()
         runner: Any = (
             engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner

@@ -83,11 +83,10 @@ with preserve_process_state(), gc_disabled():
     from ppojob_trainer.rollout import (
         vllm_arguments,
         vllm_bidirectional,
-        vllm_counts,
         vllm_drafts,
         vllm_experts,
-        vllm_pictures,
-        vllm_structured_output,
+        vllm_models,
+        vllm_scheduler,
         vllm_weights,
     )
 
@@ -127,12 +126,9 @@ class VllmEngine(RolloutEngine):
         lora: LoraSpec | None = None,
         records_experts: bool = False,
     ) -> None:
-        """Build the model; it sleeps. Collective over the role's world, if there is one.
+        """Build the model, which sleeps; a collective over the role's world, if there is one.
 
         Arguments are those of `factory.build_engine`; only the folder's configuration is read.
-
-        Raises:
-            ConfigError: the installed vLLM is built for another device.
         """
         _set_variables()
         vllm_arguments.check_device(device)
@@ -165,7 +161,7 @@ class VllmEngine(RolloutEngine):
             self._attach_tower(model_folder, dtype, torch.device(device))
         records = records_experts and self._on_cpu
         self._experts = vllm_experts.ExpertRecorder(self._engine) if records else None
-        self._counts = vllm_counts.SchedulerCounts(self._engine)
+        self._counts = vllm_scheduler.SchedulerCounts(self._engine)
         drafts = rollout.drafts
         self._rejection_sampler = (
             None if drafts is None else vllm_drafts.ExactRejectionSampler(self._engine, drafts)
@@ -188,14 +184,12 @@ class VllmEngine(RolloutEngine):
         return None if form is None or (form.sees_ahead and not self._on_cpu) else form
 
     def _reserve_adapters(self, arguments: EngineArgs, lora: LoraSpec) -> None:
-        """Reserve room for unmerged adapters."""
         arguments.enable_lora = True
         arguments.max_lora_rank = next(room for room in _LORA_RANKS if room >= lora.rank)
         names = self._weights.adapter_names
         arguments.lora_target_modules = sorted({name.split(".")[-2] for name in names})
 
     def _attach_tower(self, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-        """Attach the trainer's vision tower to the model."""
         self._engine.apply_model(partial(give_tower, folder=folder, dtype=dtype, device=device))
         if self._pictures is not None and self._pictures.sees_ahead:
             self._engine.apply_model(vllm_bidirectional.make_bidirectional)
@@ -214,12 +208,12 @@ class VllmEngine(RolloutEngine):
         )
         vllm_id = self._engine.add_request(
             request.request_id,
-            vllm_pictures.prompt_of(request, self._pictures),
+            vllm_models.prompt_of(request, self._pictures),
             vllm_arguments.sampling_params(request.sampling, request.seed),
             lora_request=self._adapters,
         )
         if request.sampling.grammar is not None:
-            vllm_structured_output.constrain(self._engine, vllm_id, request.sampling.grammar)
+            vllm_scheduler.constrain(self._engine, vllm_id, request.sampling.grammar)
         self._rows[request.request_id] = _Row(self._submitted, request, vllm_id)
         self._submitted += 1
         self._counts.submitted()

@@ -50,7 +50,6 @@ class EngineWeights:
     def __init__(
         self, config: PreTrainedConfig, lora: LoraSpec | None, dtype: torch.dtype, *, on_cpu: bool
     ) -> None:
-        """`config` is a language model's configuration."""
         self._names = checkpoint_names(config)
         self._lora = lora
         self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
@@ -60,11 +59,7 @@ class EngineWeights:
         self.is_loaded = False
 
     def load(self, engine: LLMEngine, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Load weights, if any come, and the adapters after them.
-
-        Raises:
-            RolloutError: names are unknown or missing.
-        """
+        """Load weights, if any come, and the adapters after them."""
         first = next(tensors, ("no tensor", torch.empty(0)))
         has_adapters_alone = self.is_loaded and is_adapter(first[0])
         names = self.adapter_names | (frozenset() if has_adapters_alone else self._names)
@@ -79,7 +74,9 @@ class EngineWeights:
                 engine.apply_model(_reset_packed_experts)
                 engine.apply_model(_apply_selection_bias)
             weights = _by_expert(_weights_of(given, adapters, sinks), self._mixture)
-            if self._is_tied and any(engine.apply_model(_has_own_head)):
+            if self._is_tied and any(
+                engine.apply_model(lambda model: HEAD in dict(model.named_parameters()))
+            ):
                 weights = _with_head(weights)
             weights = ((file_name(name, self._model_type), one) for name, one in weights)
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
@@ -148,11 +145,6 @@ def _by_expert(
             names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
             for part, matrix in zip(names, own.mT.chunk(len(names)), strict=True):
                 yield f"{at}.{number}.{part}.weight", matrix
-
-
-def _has_own_head(model: nn.Module) -> bool:
-    """Whether a model has a separate output head; tied weights are listed once."""
-    return any(name == HEAD for name, _ in model.named_parameters())
 
 
 def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:

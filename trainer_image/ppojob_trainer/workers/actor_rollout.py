@@ -81,6 +81,7 @@ from ppojob_trainer.workers.model_stages import ModelStages, open_stages
 from ppojob_trainer.workers.rank_start import OWNER, open_role_world
 from ppojob_trainer.workers.reprompting import reprompt
 from ppojob_trainer.workers.reward_model import RewardModelStages, open_reward_model
+from ppojob_trainer.workers.row_channels import GeneratedRows, receive_rows
 from ppojob_trainer.workers.row_store import (
     OwnedRows,
     build_rows,
@@ -89,7 +90,6 @@ from ppojob_trainer.workers.row_store import (
     rows_table,
     select_rows,
 )
-from ppojob_trainer.workers.row_transfer import GeneratedRows, receive_rows
 from ppojob_trainer.workers.rows_in_flight import RowsInFlight, generate
 from ppojob_trainer.workers.trained_models import Policy, open_policy
 
@@ -164,7 +164,6 @@ class ActorRolloutWorker:
         return Nothing()
 
     def _receive_rows(self, request: HandOver) -> Nothing:
-        """Receive rows that another role generated."""
         channels = self.stages.channels
         link, owners = channels.link(request.role), channels.owners(request.role)
         received = receive_rows(link, request, self.rank, first_sender=owners)

@@ -108,7 +108,7 @@ class BatchRows:
             setattr(staged, name, output)
         columns = (*columns, *set_by_compute)
         # All ranks of a coordinate have computed the same.
-        sent = staged if self._leads else staged.select(())
+        sent = staged if self.within.member == 0 else staged.select(())
         return_columns(self.link, index, plan, columns, staged=sent, owned=mine)
         if mine is not self.mine:
             for name in columns:
@@ -137,11 +137,6 @@ class BatchRows:
         assigned = self.costs.assigned(index, self.dims)
         return index.tokens_by_part(assigned, self.dims.data_size)
 
-    @property
-    def _leads(self) -> bool:
-        """Whether this rank is the leader of its coordinate."""
-        return self.within.member == 0
-
     def _cut(self, index: BatchIndex, mine: Experience) -> tuple[BatchIndex, Experience]:
         """Split groups into parts, if there are too few of them."""
         parts = self.costs.parts(index, self.dims)
@@ -169,7 +164,6 @@ class BatchRows:
         return staged
 
     def _present(self, columns: Sequence[str]) -> list[str]:
-        """Return the columns that the job has."""
         return [name for name in columns if getattr(self.mine, name) is not None]
 
     def _held(self, positions: Sequence[int]) -> Experience:

@@ -125,7 +125,6 @@ def _exclude(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
 
 
 def _mark_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Tensor) -> None:
-    """Mark the rows that scored well, if a loss reads them."""
     if spec.algorithm.positive_examples is not None:
         is_positive = torch.zeros(len(lengths), dtype=torch.bool)
         is_positive[given.positives] = True
@@ -217,7 +216,6 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
 
 
 def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[str, float]]:
-    """Compute the rollout correction before the updates, and its metrics."""
     algorithm = spec.algorithm
     if not algorithm.is_corrected_before:
         return None, {}

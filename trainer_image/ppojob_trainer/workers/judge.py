@@ -67,9 +67,7 @@ def open_judge_worker(
 ) -> Iterator[JudgeWorker]:
     """Open the worker once its server answers; the server ends with the block.
 
-    Raises:
-        SystemExit: in the main thread at any time, if the server has ended.
-        ConfigError: likewise, if vLLM refuses the configuration.
+    If the server ends, SystemExit or ConfigError is raised in the main thread at any time.
     """
     spec = environment.config.spec
     judge, gpus = spec.judge, spec.roles.judge.gpus_per_replica

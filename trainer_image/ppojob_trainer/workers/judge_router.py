@@ -63,12 +63,10 @@ def server_of(path: str, body: bytes, count: int) -> int:
 
 
 class JudgeRouter(PageServer):
-    """A server on a free local port that forwards requests to the judge servers.
+    """A server on a free local port that forwards requests to the judge servers (host, port).
 
-    Args:
-        servers: host and port of each.
-        model: its name there, which SGLang's requests do not have.
-        patience: seconds for which a request waits for a server that does not answer.
+    `model` is its name there, which SGLang's requests do not have. A request waits `patience`
+    seconds for a server that does not answer.
     """
 
     request_queue_size = 1_024  # functions may send requests for all rows at once

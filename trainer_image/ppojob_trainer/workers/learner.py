@@ -35,14 +35,9 @@ RNG_FILE = "rng.safetensors"
 class Learner:
     """Training of a policy or critic, and its part of checkpoints.
 
-    Args:
-        role: folder of its files in a checkpoint.
-        world: the ranks that train the model together.
-        seed: of the initial random state.
-        load: loads the initial model.
-        train: builds the engine of a model, for a number of optimizer steps in the whole job.
-        offload: what is offloaded to host memory; this class handles weights, which are offloaded
-            at once.
+    `role` is the folder of its files. `load` loads the initial model, `train` builds its engine for
+    a number of optimizer steps in the whole job. Of `offload` this class handles weights, which are
+    offloaded at once.
     """
 
     def __init__(
@@ -81,11 +76,8 @@ class Learner:
     def restore(self, folder: Path | None, files: Iterable[FileEntry], total_updates: int) -> None:
         """Load the state of a checkpoint, or the initial state without a folder.
 
-        `files` are those of all models and ranks; files that are read are verified. `total_updates`
+        `files` are those of all models and ranks; those that are read are verified. `total_updates`
         are those of the whole job.
-
-        Raises:
-            DamagedCheckpoint: a file is absent or not as in the manifest.
         """
         if self._engine is not None and folder is None:
             self._engine = None
@@ -140,7 +132,6 @@ class Learner:
 
     @property
     def _writer(self) -> int:
-        """Return the rank that writes the shard of this one."""
         return self._world.dims.in_first_replica(self._world.rank)
 
     @property
@@ -155,7 +146,6 @@ class Learner:
         return dims.data_coordinate(rank) + dims.data_size * stage
 
     def _random_state(self) -> dict[str, Tensor]:
-        """Return the state of the random generators."""
         state = {"torch": torch.get_rng_state()}
         if self._world.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self._world.device)

@@ -22,18 +22,20 @@ from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_sharing import DeviceSharing
-from ppojob_trainer.workers.process_reward_model import (
-    CRITIC_REFERENCE,
-    CriticReference,
-    ProcessRewardModel,
-    open_process_reward_model,
-)
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
 from ppojob_trainer.workers.reference import BaseReference, Reference, SyncedReference, Teachers
 from ppojob_trainer.workers.row_channels import RowChannels
 from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 from ppojob_trainer.workers.state_writer import StateOf, StateWriter, Write, shard_writer
-from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
+from ppojob_trainer.workers.trained_models import (
+    CRITIC_REFERENCE,
+    Critic,
+    CriticReference,
+    Policy,
+    ProcessRewardModel,
+    open_critic,
+    open_process_reward_model,
+)
 
 Frozen = Reference | Teachers | CriticReference
 Trained = Policy | Critic | ProcessRewardModel
@@ -134,7 +136,6 @@ class ModelStages:
         return lambda folder: [*models(folder), *rows(folder)]
 
     def _state_files(self) -> list[Shard]:
-        """Return the files of this rank's models in a checkpoint."""
         files = [file for model in self.trained.values() for file in model.learner.state_files()]
         return (
             files if self.synced_reference is None else [*files, self.synced_reference.state_file()]

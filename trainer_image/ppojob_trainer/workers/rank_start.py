@@ -43,8 +43,7 @@ _BFLOAT16_SINCE: Final = (8, 0)
 def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Iterator[World]:
     """Prepare the process and join the world of its role within the block.
 
-    Raises:
-        ConfigError: device, data types or layouts do not fit the models.
+    Raises ConfigError if device, data types or layouts do not fit the models.
     """
     config = environment.config
     timeouts = config.spec.timeouts
@@ -140,11 +139,7 @@ def device_facts(device: torch.device, ranks_per_pod: int) -> DeviceFacts:
 
 
 def check_device(config: RunConfig, role: RoleName, facts: DeviceFacts) -> None:
-    """Check memory and data types of the device of a role with own pods.
-
-    Raises:
-        ConfigError: with all problems.
-    """
+    """Raise ConfigError if the role's device has too little memory or lacks a data type."""
     problems = [*_memory(config, role, facts), *_types(config, role, facts)]
     if problems:
         raise ConfigError(map(str, problems))

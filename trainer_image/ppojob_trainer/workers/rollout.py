@@ -31,8 +31,7 @@ from ppojob_trainer.workers.generation import (
     open_generation,
 )
 from ppojob_trainer.workers.rank_start import OWNER, open_channels, open_role_world
-from ppojob_trainer.workers.row_channels import RowChannels
-from ppojob_trainer.workers.row_transfer import GeneratedRows, send_rows
+from ppojob_trainer.workers.row_channels import GeneratedRows, RowChannels, send_rows
 from ppojob_trainer.workers.rows_in_flight import RowsInFlight, generate
 from ppojob_trainer.workers.state_writer import StateWriter, Write
 

@@ -1,6 +1,9 @@
-"""Channels between the owners of rows and the roles that compute on them, on one rank."""
+"""Channels between the owners of rows and other roles, and the rows that rollout engines send.
 
-from collections.abc import Callable
+Both sides compute who owns, generates or computes which rows, so each knows its peers.
+"""
+
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -8,11 +11,14 @@ import msgspec
 from ppojob_api import contract
 from ppojob_trainer.parallel.channel import Channel, open_channel
 from ppojob_trainer.parallel.dims import ParallelDims
+from ppojob_trainer.parallel.link import Link, exchange_messages
 from ppojob_trainer.parallel.world import MeetingPoint, World, find_store
+from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.exchange import TransferPlan, move_rows, return_columns
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc import methods
+from ppojob_trainer.rpc.messages.rollout import HandOver, PromptTokens
 from ppojob_trainer.rpc.messages.rows import CutChannel, MoveColumns, OpenChannel
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
@@ -44,11 +50,7 @@ class RowChannels:
         return [Route(methods.OPEN_CHANNEL, self.open), Route(methods.CUT_CHANNEL, self._cut)]
 
     def open(self, request: OpenChannel) -> Nothing:
-        """Open a channel, unless it is open, and close one to an older attempt of that role.
-
-        Raises:
-            ChannelLost: a member did not join.
-        """
+        """Open a channel, unless it is open; one to an older attempt of that role is closed."""
         route = self._routes.get(request.role)
         if route is not None:
             if route.channel.key == request.key:
@@ -116,3 +118,70 @@ class RowChannels:
     def _plan(self, route: _Route, index: BatchIndex) -> TransferPlan:
         consumers = self.costs.leaders(index, route.consumers)
         return TransferPlan(index.owners, tuple(route.owners + consumer for consumer in consumers))
+
+
+Range = tuple[int, int]
+"""Positions `[first, last)` of prompts in their batch."""
+
+
+class GeneratedRows(msgspec.Struct, frozen=True, array_like=True):
+    """Generated rows of a range of prompts, prompt-major."""
+
+    first: int  # position in the batch of the first prompt
+    prompts: list[PromptTokens]
+    samples: int
+    trajectories: list[Trajectory]
+
+    def within(self, range_: Range) -> "GeneratedRows":
+        """Return the rows of prompts within a range, which overlaps this one or is empty."""
+        first = max(self.first, range_[0])
+        begin, end = first - self.first, min(range_[1] - self.first, len(self.prompts))
+        rows = slice(begin * self.samples, end * self.samples)
+        return GeneratedRows(first, self.prompts[begin:end], self.samples, self.trajectories[rows])
+
+
+_DECODER = msgspec.msgpack.Decoder(list[GeneratedRows])
+
+
+def send_rows(link: Link, request: HandOver, made: Sequence[GeneratedRows]) -> None:
+    """Send the rows of this rank, by batch as in the request, to their owners.
+
+    The link's members are the owners, followed by the generating ranks.
+    """
+    mine = (made[0].first, made[0].first + len(made[0].prompts))
+    outgoing = {
+        owner: msgspec.msgpack.encode([rows.within(run) for rows in made])
+        for owner, run in enumerate(request.owners)
+        if _overlap(run, mine)
+    }
+    exchange_messages(link, outgoing, ())
+
+
+def receive_rows(
+    link: Link, request: HandOver, owner: int, first_sender: int
+) -> list[GeneratedRows]:
+    """Receive the rows that this rank owns, maybe none, by batch as in the request.
+
+    `first_sender` is the link member of the first generating rank.
+    """
+    mine = request.owners[owner]
+    senders = [
+        first_sender + maker for maker, run in enumerate(request.makers) if _overlap(run, mine)
+    ]
+    if not senders:
+        return [GeneratedRows(mine[0], [], 1, []) for _ in request.batches]
+    received = exchange_messages(link, {}, senders)
+    parts = [_DECODER.decode(received[sender]) for sender in senders]
+    return [_concatenate(batch) for batch in zip(*parts, strict=True)]
+
+
+def _concatenate(parts: Sequence[GeneratedRows]) -> GeneratedRows:
+    return msgspec.structs.replace(
+        parts[0],
+        prompts=[prompt for part in parts for prompt in part.prompts],
+        trajectories=[row for part in parts for row in part.trajectories],
+    )
+
+
+def _overlap(one: Range, other: Range) -> bool:
+    return max(one[0], other[0]) < min(one[1], other[1])

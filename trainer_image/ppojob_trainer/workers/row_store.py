@@ -81,9 +81,6 @@ def build_rows(
     `first` is the batch position of the first prompt. `has_turns`: rows have turn rewards.
     `has_given`: some responses come from the data. `mixture`: a model's configuration, if rows have
     experts.
-
-    Raises:
-        RolloutError: the rows have no experts.
     """
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
     tensor = partial(torch.tensor, dtype=torch.int64)
@@ -117,18 +114,17 @@ def build_rows(
         samples=samples,
         experience=experience,
         truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
-        spans=[_spans(trajectory) for trajectory in trajectories],
+        spans=[
+            [
+                Span(len(one.tokens), one.policy_version, one.reward, one.begins_context)
+                for one in trajectory.segments
+            ]
+            for trajectory in trajectories
+        ],
         figures=[trajectory.figures for trajectory in trajectories],
         experts=[trajectory.experts if mixture is not None else b"" for trajectory in trajectories],
         pictures=[trajectory.pictures for trajectory in trajectories],
     )
-
-
-def _spans(row: Trajectory) -> list[Span]:
-    return [
-        Span(len(one.tokens), one.policy_version, one.reward, one.begins_context)
-        for one in row.segments
-    ]
 
 
 def _set_experts(rows: Experience, trajectories: Sequence[Trajectory], mixture: Any) -> None:
@@ -252,7 +248,7 @@ def read_trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
             columns["response_ids"],
             columns["rollout_logprobs"],
             columns["segments"],
-            # Absent in files of earlier versions.
+            # Absent in rows of earlier versions.
             columns.get("experts", [None] * len(columns["segments"])),
             columns.get("pictures", [None] * len(columns["segments"])),
             strict=True,
@@ -266,7 +262,6 @@ def _segments(ids: list[int], logprobs: list[float], spans: list[dict[str, Any]]
         part = slice(start, start + span["tokens"])
         start = part.stop
         drawn = () if span["version"] is None else tuple(logprobs[part])
-        # Absent in files of earlier versions.
         reward, begins = span.get("reward") or 0.0, span.get("begins_context") or False
         found.append(Segment(tuple(ids[part]), drawn, span["version"], reward, begins))
     return found

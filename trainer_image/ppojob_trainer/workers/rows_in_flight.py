@@ -27,7 +27,7 @@ from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.rpc.messages.rollout import Generate
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.generation import TRAIN, Generation, Row, batches_of
-from ppojob_trainer.workers.row_transfer import GeneratedRows
+from ppojob_trainer.workers.row_channels import GeneratedRows
 from ppojob_trainer.workers.state_writer import Write
 
 UNDER_WAY_POINT: Final = durable.point("rows.under_way", *durable.FILE_ACTS)
@@ -36,8 +36,6 @@ RowKey = tuple[int, str, int]
 _State = tuple[int, list[tuple[RowKey, RowState]]]
 """The step (or the number of the round) of the last phase, and the rows."""
 _DECODER: Final = msgspec.msgpack.Decoder(_State)
-_OLDER: Final = msgspec.msgpack.Decoder(list[tuple[RowKey, RowState]])
-"""Format of checkpoints without the last phase."""
 _FOLDER: Final = "rollout"
 
 
@@ -111,7 +109,6 @@ class RowsInFlight:
         self.generation.drive(step, own_rows, own, is_enough)
 
     def _episode(self, row: Row, key: RowKey) -> Episode:
-        """Return the episode of a row, from its current state."""
         begun = self._rows.get(key)
         return self.generation.episode(row, "/".join(map(str, key)), begun and begun.copy())
 
@@ -151,11 +148,7 @@ class RowsInFlight:
         if folder is None:
             return
         for path in [folder / f.path for f in files if f.path.startswith(f"{_FOLDER}/")]:
-            content = path.read_bytes()
-            try:
-                self._last, rows = _DECODER.decode(content)
-            except msgspec.ValidationError:
-                rows = _OLDER.decode(content)
+            self._last, rows = _DECODER.decode(path.read_bytes())
             self._rows |= dict(rows)
 
 

@@ -25,11 +25,7 @@ class TextInbox:
         return Nothing()
 
     def take(self, batch: BatchName, rows: Sequence[int]) -> list[str]:
-        """Remove and return the texts of rows of a batch.
-
-        Raises:
-            JobFailed: a text is missing.
-        """
+        """Remove and return the texts of rows of a batch; JobFailed if one is missing."""
         texts = self._batches.get(batch, {})
         missing = [row for row in rows if row not in texts]
         if missing:

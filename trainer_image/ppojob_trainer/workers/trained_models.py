@@ -1,14 +1,17 @@
-"""The models in training, policy and critic, and their stages of a step."""
+"""The models in training, policy, critic and process reward model, and their stages of a step."""
 
 from functools import partial
+from typing import Final
 
+import torch
 from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.preferences import DpoSpec, KtoSpec, RewardModelTrainingSpec
+from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
-from ppojob_trainer.engine.head import PolicyHead, ValueHead
+from ppojob_trainer.engine.head import PolicyHead, TokenOutputs, ValueHead
 from ppojob_trainer.engine.kto_objective import KtoObjective
 from ppojob_trainer.engine.mtp import Mtp
 from ppojob_trainer.engine.objective import SftObjective, SupervisedObjective, token_sums
@@ -25,18 +28,27 @@ from ppojob_trainer.engine.policy_objective import (
 )
 from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import GivenObjective, Supervised, TrainEngine
-from ppojob_trainer.engine.value_objective import ValueObjective
+from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.experts import freeze_routers
-from ppojob_trainer.models.kinds import CRITIC, POLICY, SCORER
+from ppojob_trainer.models.kinds import CRITIC, POLICY, PROCESS_REWARD, SCORER
 from ppojob_trainer.parallel.offload import Resident
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import ROUTER_COLUMNS, Experience
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.answer_probability import answer_probabilities
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.learner import Learner, TrainedModel, critic_learner, load_for
-from ppojob_trainer.workers.reference import Reference, Teachers
+from ppojob_trainer.workers.learner import (
+    Learner,
+    TrainedModel,
+    critic_learner,
+    load_for,
+    resident_weights,
+)
+from ppojob_trainer.workers.reference import BaseEngine, Reference, Teachers
+
+CRITIC_REFERENCE: Final = "critic_reference"
+"""Name of the reference in requests."""
 
 
 def supervised_objective(spec: PPOJobSpec) -> GivenObjective | None:
@@ -141,7 +153,6 @@ class Policy(TrainedModel):
     def _objective(
         self, request: Update
     ) -> PolicyObjective | DistillationObjective | DrawnPairObjective:
-        """Return the loss of an update on generated rows."""
         algorithm, limit = self._spec.algorithm, self._spec.data.max_response_tokens
         if algorithm.pairs is not None:
             return DrawnPairObjective(DpoLoss(algorithm.pairs))
@@ -246,3 +257,68 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
     limit = spec.data.max_response_tokens
     objective = ValueObjective.of(spec.critic, spec.algorithm, max_response_tokens=limit)
     return Critic(critic_learner(spec, world, CRITIC, ValueHead()), objective)
+
+
+class CriticReference:
+    """The frozen reference of the process reward model."""
+
+    def __init__(self, engine: ForwardEngine, resident: Resident) -> None:
+        self._engine = engine
+        self.resident = resident
+
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in `critic_ref_logprobs`."""
+        rows.fill("critic_ref_logprobs", self._engine.predict)
+        return PassStatistics()
+
+
+class ProcessRewardModel(TrainedModel):
+    """PRIME's reward model: a language model trained on the outcomes of responses.
+
+    The reward of a token is its log-probability ratio to a reference: the model's initial state, or
+    another model that it was made from.
+    """
+
+    def __init__(self, learner: Learner, beta: float) -> None:
+        super().__init__(learner)
+        self._objective = OutcomeObjective(beta)
+
+    def forward(self, rows: BatchRows) -> PassStatistics:
+        """Fill in `process_rewards`."""
+        rows.fill("process_rewards", self._rewards, read=("critic_ref_logprobs",))
+        return PassStatistics()
+
+    def update(self, rows: BatchRows, request: Update) -> PassStatistics:
+        """Run one optimizer step; rows without an outcome are excluded."""
+        lengths = torch.tensor(rows.index.lengths, dtype=torch.int64)
+        rows.set_column("outcomes", torch.tensor(request.outcomes).repeat_interleave(lengths))
+        staged = rows.mini_batch(request.prompts, ("critic_ref_logprobs", "outcomes"))
+        assert staged.outcomes is not None, "set above"
+        staged.mask = staged.mask & ~staged.outcomes.isnan()
+        return self.learner.engine.update(staged, self._objective)
+
+    def _rewards(self, rows: Experience) -> TokenOutputs:
+        assert rows.critic_ref_logprobs is not None, "the reference runs first"
+        logprobs = self.learner.engine.predict(rows)[0]
+        return (self._objective.beta * (logprobs - rows.critic_ref_logprobs),)
+
+
+def open_process_reward_model(
+    spec: PPOJobSpec, world: World
+) -> tuple[ProcessRewardModel, CriticReference]:
+    """Load it and its reference, which with adapters may be the base weights."""
+    critic, role, prime = spec.critic, spec.roles.critic, spec.algorithm.prime
+    assert critic is not None, "of PRIME"
+    assert role is not None, "set in a resolved configuration"
+    assert prime is not None, "of PRIME"
+    training, reference = spec.training, spec.critic_paths[-1]
+    # Log-probabilities of all tokens, at temperature 1 whatever the engines' temperature.
+    head = PolicyHead(LogprobSettings(chunk_tokens=training.logprob_chunk_tokens))
+    learner = critic_learner(spec, world, PROCESS_REWARD, head)
+    trained = ProcessRewardModel(learner, prime.beta)
+    if critic.lora is not None and reference == critic.path:
+        base = BaseEngine(learner.model, head, training, world)
+        return trained, CriticReference(base, learner.resident)
+    loaded = load_for(spec, reference, world, PROCESS_REWARD)
+    resident = resident_weights(loaded, offloads="weights" in role.offload)
+    return trained, CriticReference(ForwardEngine(loaded, head, training, world), resident)

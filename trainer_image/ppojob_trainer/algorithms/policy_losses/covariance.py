@@ -80,5 +80,4 @@ def _count(inputs: LossInputs, share: float) -> int:
 
 
 def _at(positions: Tensor, mask: Tensor) -> Tensor:
-    """Return (tokens,) bool, True at the positions."""
     return torch.zeros_like(mask).index_fill(0, positions, value=True)

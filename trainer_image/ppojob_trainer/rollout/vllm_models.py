@@ -1,7 +1,11 @@
-"""Images in vLLM: language models of vision families, with the trainer's own vision tower."""
+"""vLLM model classes: Qwen3.5, and language models of vision families with the trainer's tower.
+
+Qwen3.5 uses vLLM's Qwen3-Next classes, whose matrices order their rows differently: vLLM's own
+class, which has the same modules, imports torchvision.
+"""
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar
@@ -11,6 +15,8 @@ from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_input
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.gemma4 import Gemma4ForCausalLM
 from vllm.model_executor.models.glm4 import Glm4ForCausalLM
@@ -19,6 +25,7 @@ from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiMo
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeModel
+from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM, Qwen3NextModel
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -33,7 +40,71 @@ from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
-from ppojob_trainer.rollout.vllm_hybrids import UnfusedQwen3Next, build_parts
+
+_FUSED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
+
+
+def build_parts(
+    model: Any, config: Any, decoder: type[nn.Module], vllm_config: VllmConfig, prefix: str
+) -> None:
+    """Replace the decoder and the head of a vLLM language model."""
+    model.config = config
+    model.model = decoder(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
+    model.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
+    if config.tie_word_embeddings:
+        model.lm_head = model.lm_head.tie_weights(model.model.embed_tokens)
+    model.logits_processor = LogitsProcessor(config.vocab_size)
+    model.make_empty_intermediate_tensors = model.model.make_empty_intermediate_tensors
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": 0,
+        "positions": -1,  # positions of pictures, in three rows
+        "intermediate_tensors": 0,
+        "inputs_embeds": 0,
+    }
+)
+class _Model(Qwen3NextModel):  # type: ignore[misc]
+    """Qwen3-Next's model with three position axes."""
+
+
+class UnfusedQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
+    """The language model of Qwen3.5; layers without experts are in `mlp_only_layers`."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        nn.Module.__init__(self)
+        build_parts(self, vllm_config.model_config.hf_text_config, _Model, vllm_config, prefix)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        loaded: set[str] = super().load_weights(_fuse(weights, self.config))
+        return loaded
+
+
+def _fuse(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights with each delta network's four matrices merged into two.
+
+    Their rows are ordered by key head: its query, key, values and gates; and the inputs of the
+    write strengths and decays of its values.
+    """
+    waiting: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        layer, _, part = name.removesuffix(".weight").rpartition(".")
+        pair = next((pair for pair in _FUSED.items() if part in pair[1]), None)
+        if pair is None:
+            yield name, tensor
+            continue
+        waiting[name] = tensor
+        fused, names = pair
+        needed = [f"{layer}.{one}.weight" for one in names]
+        if all(one in waiting for one in needed):
+            first, second = (waiting.pop(one) for one in needed)
+            parts = [first, second]
+            if fused == "qkvz":
+                keys = config.linear_num_key_heads * config.linear_key_head_dim
+                parts = [*torch.split(first, [keys, keys, len(second)]), second]
+            by_head = [one.view(config.linear_num_key_heads, -1, one.shape[1]) for one in parts]
+            yield f"{layer}.in_proj_{fused}.weight", torch.cat(by_head, dim=1).flatten(0, 1)
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
@@ -136,7 +207,6 @@ class _VisionMRoPE(VisionLanguageModel, SupportsMRoPE):  # type: ignore[misc]
 
 
 def _registered(kind: type[nn.Module]) -> type[nn.Module]:
-    """Register a class with vLLM by its name."""
     MULTIMODAL_REGISTRY.register_processor(
         _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
     )(kind)
