@@ -64,8 +64,8 @@ def row_max(values: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
     """Return (rows,) the maximum over the trained tokens of each row, at least 0."""
     if values.numel() == 0:
         return row_sum(values, mask, lengths)
-    kept = zero_outside(values, mask)
-    return torch.segment_reduce(kept, "max", lengths=lengths, initial=0.0)
+    trained = zero_outside(values, mask)
+    return torch.segment_reduce(trained, "max", lengths=lengths, initial=0.0)
 
 
 def discounted_sum(values: Tensor, lengths: Tensor, discount: float | Tensor) -> Tensor:
@@ -114,8 +114,8 @@ def whiten(values: Tensor, mask: Tensor) -> Tensor:
     count = int(mask.sum())
     if count < 2:
         return zero_outside(values, mask) * 0.0
-    kept = zero_outside(values, mask).to(torch.float64)
-    mean = kept.sum() / count
-    centered = zero_outside(kept - mean, mask)
+    trained = zero_outside(values, mask).to(torch.float64)
+    mean = trained.sum() / count
+    centered = zero_outside(trained - mean, mask)
     variance = centered.square().sum() / (count - 1)
     return (centered * torch.rsqrt(variance + WHITEN_EPSILON)).to(values.dtype)

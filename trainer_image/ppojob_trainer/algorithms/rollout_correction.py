@@ -142,8 +142,8 @@ def mean_weight(weights: Tensor, mask: Tensor, lengths: Tensor, level: Level) ->
     if level == "sequence":
         has_some = row_count(mask, lengths) > 0
         weights, mask = row_mean(weights, mask, lengths), has_some
-    kept = weights[mask].to(torch.float64)
-    mean = float(kept.mean()) if kept.numel() else 1.0
+    trained = weights[mask].to(torch.float64)
+    mean = float(trained.mean()) if trained.numel() else 1.0
     return mean if mean > LEAST_MEAN else 1.0
 
 

@@ -85,8 +85,8 @@ def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
 
 
 @cache
-def _loss_of(told: str) -> PolicyLoss:
-    where, spec = _LOSS, CustomSpec.model_validate_json(told)
+def _loss_of(settings: str) -> PolicyLoss:
+    where, spec = _LOSS, CustomSpec.model_validate_json(settings)
     given = _function(where, spec)
     plain = given if isinstance(given, PolicyLoss) else PolicyLoss(given, (_KL,))
     called = _Called(where, spec, plain.compute)
@@ -111,8 +111,8 @@ def _loss_of(told: str) -> PolicyLoss:
             called.fail(type(found).__name__, "a tensor, or a LossOutput")
         if found.metrics.keys() != set(plain.metrics):
             names = ", ".join(plain.metrics) or "none"
-            told = f"its declared ones: {names}; a PolicyLoss declares others"
-            called.fail(f"metrics {', '.join(found.metrics) or 'none'}", told)
+            allowed = f"its declared ones: {names}; a PolicyLoss declares others"
+            called.fail(f"metrics {', '.join(found.metrics) or 'none'}", allowed)
         given = (inputs.trained(getattr(inputs, name)) for name in _NUMBERS)
         is_finite = all(bool(column.isfinite().all()) for column in given)
         mask = inputs.mask

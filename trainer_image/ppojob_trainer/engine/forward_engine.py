@@ -280,15 +280,15 @@ def packed_pass(
             states = _states(model, inputs, own, plans, ranks)
         if not stage.ranks.is_last:
             return (states,)
-        told = head(model, states[0].index_select(0, own.predictors), own.targets)
+        values = head(model, states[0].index_select(0, own.predictors), own.targets)
         if with_log_z:
             log_z = log_partition_of(model)(_prompt_means(states[0], rows, packed, own, ranks))
             groups = rows.row_groups[rows.token_rows][rows.mask][own.places.cpu()]
-            told = (*told, log_z[groups.to(log_z.device)])
+            values = (*values, log_z[groups.to(log_z.device)])
         if mtp is not None:
             with saving():
-                told = (*told, mtp.logprobs(model, further[0], own, place * HEAD_STREAM))
-        return told
+                values = (*values, mtp.logprobs(model, further[0], own, place * HEAD_STREAM))
+        return values
 
     outputs = as_forward(model, compute)
     if not stage.ranks.is_last:

@@ -131,7 +131,7 @@ class _ByParts(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        kept, groups = self.state, [(group, group["params"]) for group in self.param_groups]
+        state, groups = self.state, [(group, group["params"]) for group in self.param_groups]
         parts = {
             weight: local_part(weight).detach()
             for _, weights in groups
@@ -142,19 +142,19 @@ class _ByParts(torch.optim.Optimizer):
         try:
             for weight, part in parts.items():
                 part.grad = local_part(weight.grad)
-                if weight in kept:
-                    self.state[part] = {key: local_part(one) for key, one in kept[weight].items()}
+                if weight in state:
+                    self.state[part] = {key: local_part(one) for key, one in state[weight].items()}
             for group, weights in groups:
                 group["params"] = [parts[weight] for weight in weights if weight in parts]
             super().step()
             for weight, part in parts.items():
-                if part in self.state and weight not in kept:
-                    kept[weight] = {
+                if part in self.state and weight not in state:
+                    state[weight] = {
                         key: one if key == COUNT else shard_like(weight, one)
                         for key, one in self.state[part].items()
                     }
         finally:
-            self.state = kept
+            self.state = state
             for group, weights in groups:
                 group["params"] = weights
 
@@ -242,13 +242,13 @@ def _in_float32(
     if what is None or weight.dtype != torch.float32:
         yield
         return
-    kept = _moments(optimizer, weight)
-    for key, moment in kept.items():
+    stored = _moments(optimizer, weight)
+    for key, moment in stored.items():
         optimizer.state[weight][key] = shard_like(weight, local_part(moment).float())
     yield
     for key, moment in _moments(optimizer, weight).items():
         values = local_part(moment)
-        low = kept.get(key)
+        low = stored.get(key)
         if low is None:
             low = shard_like(weight, torch.empty_like(values, dtype=torch.bfloat16))
         round_into(local_part(low), values, box_of(weight), f"{what}/{key}")
@@ -257,7 +257,7 @@ def _in_float32(
 
 def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
     """Return the moments of a weight by their keys; empty before the first step."""
-    return {key: kept for key, kept in optimizer.state.get(weight, {}).items() if key != COUNT}
+    return {key: one for key, one in optimizer.state.get(weight, {}).items() if key != COUNT}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:

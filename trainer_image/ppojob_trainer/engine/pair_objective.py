@@ -214,8 +214,8 @@ class PairObjective:
     def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
         """Return the statistics of held-out rows: sums, counted by pairs."""
         _, sums = self._compared(outputs, rows)
-        told = {f"val/{name}": total for name, total in zip(_METRICS, sums, strict=True)}
-        return PassStatistics(token_sums=told, tokens=rows.num_rows / 2.0)
+        named = {f"val/{name}": total for name, total in zip(_METRICS, sums, strict=True)}
+        return PassStatistics(token_sums=named, tokens=rows.num_rows / 2.0)
 
     def _compared(self, outputs: TokenOutputs, rows: Experience) -> tuple[Tensor, list[float]]:
         """Return losses (pairs,), and sums of the metrics over the pairs."""
@@ -248,8 +248,8 @@ class DrawnPairObjective(TokenObjective, PairObjective):
         """Return the loss of a micro-batch; a step's metrics are means over its pairs."""
         logprobs, entropy, *_ = outputs
         losses, of_pairs = self._compared(outputs, rows)
-        told = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
-        sums = token_sums(told, rows.mask) | dict(zip(self.pair_names, of_pairs, strict=True))
+        sampled = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
+        sums = token_sums(sampled, rows.mask) | dict(zip(self.pair_names, of_pairs, strict=True))
         return LossParts(
             losses.sum() / max(1.0, denominators.sequences / 2.0),
             token_sums=sums,

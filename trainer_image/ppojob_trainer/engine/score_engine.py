@@ -96,10 +96,10 @@ class ScoreEngine:
 
     def _trimmed(self, number: int, ids: list[int]) -> list[int]:
         """Return the last tokens of a text, up to the scored one."""
-        kept = ids if self._max_tokens is None else ids[-self._max_tokens :]
-        if not kept:
+        tokens = ids if self._max_tokens is None else ids[-self._max_tokens :]
+        if not tokens:
             raise ConfigError(
                 f"rewardModel: answer {number}: got no token: prompt and response are empty; "
                 "a prompt that is not empty"
             )
-        return up_to_padding(kept, self._pad)
+        return up_to_padding(tokens, self._pad)

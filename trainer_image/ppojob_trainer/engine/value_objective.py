@@ -49,11 +49,11 @@ class ValueObjective(TokenObjective):
             values, rows.values, rows.returns, value_clip=self.value_clip, mask=rows.mask
         )
         loss = self.aggregation(token_loss, rows, denominators)
-        told = zip(self.token_names, (is_clipped.float(), values.detach()), strict=True)
+        metrics = zip(self.token_names, (is_clipped.float(), values.detach()), strict=True)
         return LossParts(
             loss=loss,
             terms={"critic/vf_loss": loss.item()},
-            token_sums=token_sums(dict(told), rows.mask),
+            token_sums=token_sums(dict(metrics), rows.mask),
             tokens=int(rows.mask.sum()),
         )
 

@@ -69,5 +69,5 @@ def state_bytes(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) ->
         return 0
     inputs = states.channels * (states.taps - 1) * dtype.itemsize
     layer = inputs + states.inner * states.key * torch.float32.itemsize
-    kept = len(states.layers) + sum(map(sizes.has_attention, range(sizes.layers)))
-    return kept * layer // ranks
+    layers = len(states.layers) + sum(map(sizes.has_attention, range(sizes.layers)))
+    return layers * layer // ranks

@@ -86,6 +86,6 @@ def _base(config: PreTrainedConfig) -> dict[str, float]:
 
 def served(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the same for a server, which loads the folder's weights by vLLM's classes."""
-    told = {name: value for name, value in settings(config).items() if name != _CLASS}
+    changes = {name: value for name, value in settings(config).items() if name != _CLASS}
     corrected(getattr(config, TEXT_SECTION, config))
-    return change(config, told)
+    return change(config, changes)

@@ -213,16 +213,16 @@ def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None
     if engine.has_work():
         raise RolloutError("generate: the engine still holds requests; it needs an idle one")
     engine.reset_cache()
-    asked: list[str] = []
+    submitted: list[str] = []
 
     def submit(request: Request) -> None:
         engine.submit(request)
-        asked.append(request.request_id)
+        submitted.append(request.request_id)
 
     try:
         yield submit
     except BaseException:
-        _drain(engine, asked)
+        _drain(engine, submitted)
         raise
 
 

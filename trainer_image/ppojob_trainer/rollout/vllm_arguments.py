@@ -56,7 +56,7 @@ def check_device(device: Literal["cpu", "cuda"]) -> None:
     if found != device:
         raise ConfigError(
             f"spec.roles: got ranks that generate on {device}: the installed vLLM "
-            f"{vllm.__version__} computes on {found or 'no device that it knows here'}; the "
+            f"{vllm.__version__} computes on {found or 'no known device'}; the "
             f"packages of requirements/{device}.txt"
         )
 

@@ -358,8 +358,8 @@ class VllmEngine(RolloutEngine):
         logprobs = tuple(completion.logprobs.logprobs[:end]) if tokens else ()
         if len(logprobs) != len(tokens):
             raise RolloutError(
-                f"request {output.request_id!r}: vLLM gave {len(logprobs)} log-probabilities for "
-                f"{len(tokens)} tokens"
+                f"request {output.request_id!r}: vLLM returned {len(logprobs)} log-probabilities "
+                f"for {len(tokens)} tokens"
             )
         if any(map(math.isnan, logprobs)):
             raise nan_error(output.request_id, self.policy_version)

@@ -67,8 +67,10 @@ def constrain(engine: LLMEngine, vllm_id: str, grammar: Grammar) -> None:
         words = -(-config.model_config.get_vocab_size() // 32)
         manager._grammar_bitmask = torch.zeros(places, words, dtype=torch.int32)
     request = core.scheduler.requests[vllm_id]
-    asked = StructuredOutputsParams(grammar=grammar.text)
-    request.structured_output_request = StructuredOutputRequest(asked, _Matching(grammar.matcher()))
+    params = StructuredOutputsParams(grammar=grammar.text)
+    request.structured_output_request = StructuredOutputRequest(
+        params, _Matching(grammar.matcher())
+    )
 
 
 class _Matching(StructuredOutputGrammar):  # type: ignore[misc]

@@ -115,19 +115,19 @@ class Row:
 class GenerationProgress:
     """Numbers of requested and finished rows of a generation phase, polled by the controller."""
 
-    asked: int = 0
+    requested: int = 0
     ended: int = 0
 
     @contextmanager
     def of(self, rows: int) -> Iterator[None]:
-        self.asked = rows
+        self.requested = rows
         try:
             yield
         finally:
-            self.asked = self.ended = 0
+            self.requested = self.ended = 0
 
     def report(self, _: Nothing) -> RowsDrawn:
-        return RowsDrawn(self.ended, self.asked)
+        return RowsDrawn(self.ended, self.requested)
 
 
 @dataclass(frozen=True)

@@ -123,9 +123,9 @@ class BaseEngine(ForwardEngine):
         self.model.train(is_training)
         return states
 
-    def _forward(self, rows: Experience, head: Head | None = None, **asked: Any) -> Passed:
+    def _forward(self, rows: Experience, head: Head | None = None, **options: Any) -> Passed:
         with adapters_off(self.model):
-            return super()._forward(rows, head, **asked)
+            return super()._forward(rows, head, **options)
 
 
 class BaseReference(Reference):

@@ -77,11 +77,11 @@ def _prompts(
     settings: RepromptSpec, prompt: Prompt, solutions: Sequence[str], feedback: str
 ) -> Iterator[Prompt]:
     """Yield the candidate teacher prompts of a row, the best first."""
-    said = _filled(settings.feedback_template, feedback=feedback) if feedback else ""
+    hint = _filled(settings.feedback_template, feedback=feedback) if feedback else ""
     shown = [_filled(settings.solution_template, response=text) for text in solutions]
-    for solution in [*shown, ""] if said else shown:
+    for solution in [*shown, ""] if hint else shown:
         question = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-        text = _filled(settings.template, prompt=question, solution=solution, feedback=said)
+        text = _filled(settings.template, prompt=question, solution=solution, feedback=hint)
         yield text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
 
 

@@ -1,6 +1,6 @@
 """Channels between the owners of rows and other roles, and the rows that rollout engines send.
 
-Both sides compute who owns, generates or computes which rows, so each knows its peers.
+Both sides compute which ranks own, generate or compute which rows, so no peer is announced.
 """
 
 from collections.abc import Callable, Sequence

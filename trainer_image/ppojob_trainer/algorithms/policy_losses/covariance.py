@@ -70,8 +70,8 @@ def _covariances(inputs: LossInputs) -> Tensor:
     """Return (tokens,) covariances without gradient; 0 at masked tokens."""
     columns = []
     for column in (inputs.advantages, inputs.logprobs):
-        kept = inputs.trained(column.detach())
-        columns.append(kept - kept.sum() / inputs.mask.sum().clamp(min=1))
+        trained = inputs.trained(column.detach())
+        columns.append(trained - trained.sum() / inputs.mask.sum().clamp(min=1))
     return inputs.trained(columns[0] * columns[1])
 
 
