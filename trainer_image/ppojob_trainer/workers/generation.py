@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -256,7 +255,6 @@ class Generation:
         own = () if rollout.ignore_eos else self.chat.eos_token_ids
         ends = (*own, *rollout.stop_token_ids, *of_turns)
         texts = (*rollout.stop_strings, *(agent.stop_texts if agent else ()))
-        decode = partial(self.chat.decode, skip_special_tokens=False)
         return SamplingParams(
             temperature=chosen.temperature,
             top_p=chosen.top_p,
@@ -265,9 +263,12 @@ class Generation:
             repetition_penalty=chosen.repetition_penalty,
             max_tokens=self.spec.data.max_response_tokens,
             stop_token_ids=tuple(dict.fromkeys(ends)),
-            stop_texts=StopTexts(texts, decode) if texts else None,
+            stop_texts=StopTexts(texts, self._decode) if texts else None,
             grammar=self.grammar,
         )
+
+    def _decode(self, tokens: Sequence[int]) -> str:
+        return self.chat.decode(tokens, skip_special_tokens=False)
 
 
 def _with_tools(prompt: PromptTokens, agent: Agent) -> PromptTokens:
