@@ -103,7 +103,7 @@ def test_owners_get_what_was_said_of_their_rows():
             some.prompt_experts = torch.cat(some.prompts).to(torch.int16).view(-1, 1, 1)
             return (torch.sin(some.response_tokens.float()),)
 
-        rows.fill("ref_logprobs", compute, told=("prompt_experts",))
+        rows.fill("ref_logprobs", compute, set_by_compute=("prompt_experts",))
         return rows
 
     for member, rows in enumerate(all_at_once(Queues(RANKS), *[act] * RANKS)):
