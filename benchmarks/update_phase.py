@@ -38,7 +38,7 @@ from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.deterministic import make_deterministic
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.layout import pack_rows
+from ppojob_trainer.engine.packed_rows import pack_rows
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.parallel.world import World

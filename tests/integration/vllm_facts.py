@@ -92,7 +92,7 @@ def scheduler_limits(folder: Path) -> dict[str, Any]:
         arguments = vllm_arguments.engine_args(many, config, device)
         facts[device] = [arguments.max_num_batched_tokens, arguments.max_num_seqs]
         asked = section("float32", **ASKED)
-        arguments = vllm_arguments.engine_args(asked, config, device, tells_experts=True)
+        arguments = vllm_arguments.engine_args(asked, config, device, records_experts=True)
         facts[f"{device} as asked"] = [
             arguments.max_num_batched_tokens,
             arguments.gpu_memory_utilization,
@@ -507,7 +507,7 @@ def told_experts(folder: Path, layout: RolloutParallelism) -> dict[str, Any]:
     sent, rows = deepcopy(trainer), requests()
     unify_modules(sent)
     sized = section("float32", parallelism=layout)
-    opened = VllmEngine(sized, folder, tells_experts=True, **HERE)
+    opened = VllmEngine(sized, folder, records_experts=True, **HERE)
     opened.load_weights(1, named_full_tensors(sent, merges=False))
     done = generate(opened, rows)
     again = [row.experts for row in generate(opened, rows)] == [row.experts for row in done]

@@ -98,7 +98,7 @@ def back(role: str) -> MoveColumns:
 def own(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
     mine = groups(INDEX.owned_by(world.rank))
     rows = rows_at(world, INDEX, mine)
-    staged = rows.staged(MINI_BATCH, ("advantages",))
+    staged = rows.mini_batch(MINI_BATCH, ("advantages",))
     filled, _ = rows.fill("ref_logprobs", lambda some: (said_of(some),))
     channels = channels_of(world, hosts, address, "critic")
     channels.move_rows("critic", INDEX, mine)
@@ -107,7 +107,7 @@ def own(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
         "staged": told(staged, "advantages"),
         "filled": told(filled),
         "mine": told(mine, "ref_logprobs", "values"),
-        "whole": rows.whole(["ref_logprobs"])[0].tolist(),
+        "whole": rows.gather(["ref_logprobs"])[0].tolist(),
         "counted": sum_over_data(world, [filled.num_tokens]),
         "computed": rows.tokens_computed(),
     }

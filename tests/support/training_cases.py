@@ -52,16 +52,14 @@ from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.pictures import packed
-from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.mtp import Mtp
-from ppojob_trainer.engine.objective import Aggregation
-from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.router_losses import RouterCoefficients
-from ppojob_trainer.engine.sft_objective import SupervisedObjective
+from ppojob_trainer.engine.objective import Aggregation, SupervisedObjective
+from ppojob_trainer.engine.policy_objective import DistillationObjective, PolicyObjective
+from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import HeadOf, Objective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics

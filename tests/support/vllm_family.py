@@ -199,7 +199,7 @@ def _compared(
     values = other_values(read_config(folder / "config.json"))
     job = ModelSpec.model_validate({"path": str(folder), "configOverrides": values})
     model, overrides = overridden(model, values), config_changes(folder, job)
-    beside = {"lora": lora, "tells_experts": tells, "overrides": overrides}
+    beside = {"lora": lora, "records_experts": tells, "overrides": overrides}
     engine = VllmEngine(rollout, folder, device=device, **beside)
     if lora is not None:
         rename_modules(model, FAMILIES[model.config.model_type])

@@ -36,7 +36,7 @@ from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import SamplingParams
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
-from ppojob_trainer.workers.row_store import OwnedRows, own_rows
+from ppojob_trainer.workers.row_store import OwnedRows, build_rows
 
 TOKEN, END = NAMES.index(PICTURE), NAMES.index("<|im_end|>")
 PROMPTS = [("Look: ", [picture("red", (40, 20))]), ("Nothing here.", [])]
@@ -160,7 +160,7 @@ def test_engine_trainer_and_transformers_say_the_same(
     whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     form, tools = form_of(tmp_path), Showing()
     episodes = drawn_rows(tmp_path, form, tools)
-    made = own_rows(0, prompts_of(form), SAMPLES, [row.trajectory for row in episodes])
+    made = build_rows(0, prompts_of(form), SAMPLES, [row.trajectory for row in episodes])
     assert_trainer_says_the_same(tmp_path, made)
     compared = 0
     for row in episodes:
@@ -189,7 +189,7 @@ def test_tools_show_pictures_behind_a_video_which_they_are_not_given(tmp_path: P
     ids = form.pictures.expanded([5, TOKEN, 6, *marks_of(form.pictures, clips), 7], shown)
     prompt = PromptTokens(0, ids, pictures=shown)
     episodes = drawn_rows(tmp_path, form, tools, [prompt])
-    made = own_rows(0, [prompt], SAMPLES, [row.trajectory for row in episodes])
+    made = build_rows(0, [prompt], SAMPLES, [row.trajectory for row in episodes])
     assert_trainer_says_the_same(tmp_path, made)
     first = tools.given[0][1]
     assert [one.file for one in first] == [picture("red")]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from family_models import FAMILY_MODELS
 
-from ppojob_trainer.engine.fused_norms import fusible, normalised
+from ppojob_trainer.engine.layer_patches import fusible, normalised
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.tensor_styles import TensorLayer
 

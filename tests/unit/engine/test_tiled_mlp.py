@@ -5,7 +5,7 @@ import torch
 from family_models import FAMILY_MODELS
 from padded_reference import gradients, relative_difference
 
-from ppojob_trainer.engine.tiled_mlp import tiled, use_tiles
+from ppojob_trainer.engine.layer_patches import tiled, use_tiles
 from ppojob_trainer.models.transformers_modules import unify_modules
 
 UNTILED = {

@@ -27,7 +27,7 @@ def test_an_average_follows_the_weights_wherever_it_lies() -> None:
                 weight += torch.randn(weight.shape, generator=generator)
                 expected[name] = DECAY * expected[name] + (1 - DECAY) * weight.double()
         for average in averages:
-            average.follow()
+            average.update()
         if update == 1:
             again = WeightAverage(weights, DECAY, None)
             again.load({name: one.clone() for name, one in averages[0].tensors.items()})

@@ -8,7 +8,7 @@ from ppojob_api.v1alpha1.rollout import RolloutSpec
 from ppojob_trainer.rollout.protocol import Finished, Request
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.rollout import OF_DATA, Generate, PromptTokens
-from ppojob_trainer.workers.generation import Generation, generated
+from ppojob_trainer.workers.generation import Generation, generation_result
 
 
 class OneToken:
@@ -68,7 +68,7 @@ def test_given_responses_take_the_place_of_the_first_samples() -> None:
     ]
     assert [made.trajectories[row] for row in (0, 1, 4)] == given
     assert all(sum(one.given) == 0 for n, one in enumerate(made.trajectories) if n not in (0, 1, 4))
-    told = generated([made])
+    told = generation_result([made])
     assert told.lengths == [2, 8, 1, 1, 8, 1, 1, 1]
     assert told.versions[:3] == [{OF_DATA: 2}, {OF_DATA: 8}, {0: 1}]
 
