@@ -112,11 +112,11 @@ class Tools:
         heapq.heappush(self._free, begins + seconds)
         return begins + seconds
 
-    def answers(self, begun: float) -> list[ToolAnswer]:
+    def wait(self, begun: float) -> list[ToolAnswer]:
         self.clock.now = max(self.clock.now, begun)
         return [ToolAnswer("", 0.0, "")]
 
-    def give_up(self, begun: float) -> None:
+    def cancel(self, begun: float) -> None:
         """Nobody waits."""
 
 
@@ -125,13 +125,13 @@ class Form:
 
     pictures = None
 
-    def read(self, tokens: Sequence[int]) -> Turn:
+    def parse(self, tokens: Sequence[int]) -> Turn:
         return Turn((ToolCall("tool", "{}"),)) if tokens[-1] == CALLS else Turn()
 
-    def answered(self, *_: object) -> list[int]:
+    def encode_answers(self, *_: object) -> list[int]:
         return ANSWER
 
-    def replied(self, *_: object) -> list[int]:
+    def encode_reply(self, *_: object) -> list[int]:
         return ANSWER
 
 

@@ -28,7 +28,7 @@ from update_phase import MICRO_BATCH_TOKENS, demo_config, demo_experience, our_u
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import named_full_tensors
-from ppojob_trainer.parallel.world import MeetingPoint, open_world
+from ppojob_trainer.parallel.world import Rendezvous, open_world
 
 REPEATS = 3
 
@@ -42,9 +42,11 @@ def run_rank(arguments: argparse.Namespace) -> dict[str, Any]:
     os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[rank]})
     torch.set_num_threads(1)
     imported_gib = peak_gib()
-    meeting = MeetingPoint("127.0.1.1", arguments.port, "bench")
+    rendezvous = Rendezvous("127.0.1.1", arguments.port, "bench")
     address = f"127.0.1.{rank + 1}"
-    with open_world(rank, size, torch.device("cpu"), address=address, meeting=meeting) as world:
+    with open_world(
+        rank, size, torch.device("cpu"), address=address, rendezvous=rendezvous
+    ) as world:
         model = load_model(arguments.model, world=world)
         loaded_gib = peak_gib()
         training = TrainingSpec(micro_batch_tokens=MICRO_BATCH_TOKENS)

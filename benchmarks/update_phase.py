@@ -35,14 +35,14 @@ from transformers import (
 
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
+from ppojob_trainer.deterministic import make_deterministic
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.layout import pack_rows
+from ppojob_trainer.engine.packed_rows import pack_rows
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.processor import has_native_bfloat16
-from ppojob_trainer.repeated_bits import repeat_bits
 from ppojob_trainer.rows.experience import Experience
 
 GROUPS, SAMPLES = 16, 8
@@ -295,7 +295,7 @@ def main() -> None:
     options.autocast = options.autocast or ("bfloat16" if device.type == "cuda" else OWN_AUTOCAST)
     torch.set_num_threads(options.threads)
     if device.type == "cuda" and not options.any_kernels:
-        repeat_bits(device)
+        make_deterministic(device)
     torch.manual_seed(0)
     shape = SHAPES[options.shape]
     with device if device.type == "cuda" else nullcontext():

@@ -65,12 +65,12 @@ def strict_gpu() -> "Iterator[torch.device]":
     """The first GPU, where torch computes as in a rank: the same bits each time, or it refuses."""
     import torch
 
-    from ppojob_trainer.repeated_bits import repeat_bits
+    from ppojob_trainer.deterministic import make_deterministic
 
     device = torch.device("cuda", 0)
     was_strict = torch.are_deterministic_algorithms_enabled()
     fills = torch.utils.deterministic.fill_uninitialized_memory
-    repeat_bits(device)
+    make_deterministic(device)
     yield device
     torch.use_deterministic_algorithms(was_strict)
     torch.utils.deterministic.fill_uninitialized_memory = fills

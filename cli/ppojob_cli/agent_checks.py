@@ -8,7 +8,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.agents.formats.table import FORMATS
 from ppojob_trainer.agents.named import agents_of
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_readers import all_take_pictures
+from ppojob_trainer.data.media.picture_forms import all_take_pictures
 from ppojob_trainer.data.turn_check import check_template, shows_pictures, shows_tools
 from ppojob_trainer.data.turns import TurnTemplate
 from ppojob_trainer.tools.built_in import TOOLS

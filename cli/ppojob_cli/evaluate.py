@@ -92,7 +92,7 @@ def evaluate(
     Exit status: 0 done, 2 the input is wrong, 3 a reward function failed; nothing is written then.
     """
     from ppojob_trainer.evaluation.answers import read_answers
-    from ppojob_trainer.evaluation.scoring import evaluation, write_evaluation
+    from ppojob_trainer.evaluation.scoring import evaluation_metrics, write_evaluation
 
     if kept and (job is not None or function is not None):
         option = "--job" if function is None else "--function"
@@ -103,7 +103,7 @@ def evaluate(
     results = _kept(steps) if kept else _scored(steps, rewards, processes)
     lines = []
     for step, answers in steps.items():
-        metrics = evaluation(answers, results[step])
+        metrics = evaluation_metrics(answers, results[step])
         lines.append(metrics if step is None else {"step": step, **metrics})
         if as_json:
             click.echo(json.dumps(lines[-1]))
@@ -154,17 +154,17 @@ def _job_of(rows: Path) -> Path | None:
 
 
 def _kept(steps: "Mapping[int | None, list[Answer]]") -> "dict[int | None, list[RewardResult]]":
-    from ppojob_trainer.evaluation.scoring import kept
+    from ppojob_trainer.evaluation.scoring import recorded_scores
 
     with input_errors():
-        return {step: kept(answers) for step, answers in steps.items()}
+        return {step: recorded_scores(answers) for step, answers in steps.items()}
 
 
 def _scored(
     steps: "Mapping[int | None, list[Answer]]", rewards: Rewards, processes: int
 ) -> "dict[int | None, list[RewardResult]]":
     from ppojob_trainer.errors import ConfigError, RewardFailed
-    from ppojob_trainer.evaluation.scoring import check_answers, scored
+    from ppojob_trainer.evaluation.scoring import check_answers, score_answers
     from ppojob_trainer.pod_environment import variables_of_code
     from ppojob_trainer.rewards.process import ScoringPool
     from ppojob_trainer.rewards.row_checks import row_checks
@@ -190,7 +190,7 @@ def _scored(
                 f"{counted(len(every), 'response')}, scored by {rewards.description}", err=True
             )
             for step, answers in steps.items():
-                found[step] = scored(answers, pool, on_scored)
+                found[step] = score_answers(answers, pool, on_scored)
     except (ConfigError, RewardFailed) as problem:
         for line in rewards.named(str(problem)).splitlines():
             click.echo(printable(line), err=True)

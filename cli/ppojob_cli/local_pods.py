@@ -33,11 +33,11 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rpc.keys import write_key_folders
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.supervisor.forked_process import (
-    ForkServer,
+    ForkClient,
     Process,
+    is_compatible,
     listen,
     rank_variables,
-    suits,
 )
 
 MOUNTS_FOLDER = ".pods"
@@ -158,7 +158,7 @@ class LocalPods:
         self._mounts = run_folder.absolute() / MOUNTS_FOLDER
         self._group: int | None = None
         self._fork_servers: list[subprocess.Popen[bytes]] = []
-        self._forks: ForkServer | None = None  # of supervisors
+        self._forks: ForkClient | None = None  # of supervisors
         self.pods: list[RunningPod] = []
 
     @property
@@ -183,7 +183,7 @@ class LocalPods:
         roles_forked = _forked_roles(self._config.topology)
         forked_by = self._find_fork_servers() if roles_forked else None
         if forked_by:
-            self._forks = ForkServer(forked_by / OF_SUPERVISORS)
+            self._forks = ForkClient(forked_by / OF_SUPERVISORS)
         for pod in planned:
             of_this_machine = {contract.ENV_VISIBLE_GPUS: devices[pod.name]}
             if forked_by and pod.role in roles_forked:
@@ -274,7 +274,7 @@ class LocalPods:
             process.send_signal(signal.SIGKILL)
             raise OSError("it ended, or took too long")
         except OSError as problem:
-            line = f"no use of the fork server: {problem}; the supervisor is started by itself\n"
+            line = f"fork server: {problem}; the supervisor is started as a new process\n"
             os.write(log, line.encode())
             return None
 
@@ -289,7 +289,7 @@ def _started(variables: dict[str, str], log: int, group: int) -> Process:
     """Start a supervisor without a fork server."""
     python, *arguments = contract.SUPERVISE_COMMAND
     assert python == "python"
-    with stop_signal.held_back():
+    with stop_signal.sigterm_blocked():
         return subprocess.Popen(
             [sys.executable, *arguments],
             env=variables,
@@ -325,7 +325,7 @@ def _shared_fork_servers() -> Path | None:
     """Return the folder of shared fork servers, if they have a suitable environment."""
     folder = os.environ.get(contract.ENV_FORK_SERVER)
     with contextlib.suppress(OSError):  # it may be gone
-        if folder and suits(Path(folder), _environment_of_ranks(os.environ)):
+        if folder and is_compatible(Path(folder), _environment_of_ranks(os.environ)):
             return Path(folder)
     return None
 
@@ -351,7 +351,7 @@ def start_fork_servers(
         with (
             listen(place, environment) as listener,
             log.open("ab") as output,
-            stop_signal.held_back(),
+            stop_signal.sigterm_blocked(),
         ):
             server = subprocess.Popen(
                 [sys.executable, "-m", "ppojob_trainer", command],

@@ -25,7 +25,7 @@ from ppojob_cli.view import PlainView, View
 from ppojob_trainer.checkpoint import branches
 from ppojob_trainer.checkpoint.copies import restore
 from ppojob_trainer.errors import ConfigError, PPOJobError
-from ppojob_trainer.remote_files import locate
+from ppojob_trainer.remote_files import fetch
 
 _POLL_SECONDS = 0.25
 
@@ -108,7 +108,7 @@ def run_job(
     if finished_summary(folder, config) is None:
         refuse_owned(folder)  # first, because a running job changes it
         restore(config, folder, _tell)
-        config = locate(config, folder, _tell)
+        config = fetch(config, folder, _tell)
         found = check_run(config, folder)
         for line in found.warnings:
             click.echo(f"warning: {line}", err=True)

@@ -16,7 +16,7 @@ import msgspec
 
 from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import METRICS_FILE
-from ppojob_trainer.controller.progress import STATUS_FILE, Pace, TrainingStatus
+from ppojob_trainer.controller.progress import STATUS_FILE, RunStatus, StepTimeEstimate
 from ppojob_trainer.metrics.line_follower import LineFollower
 
 STEP_SECONDS: Final = "timing_s/step"
@@ -45,7 +45,7 @@ _OF_GIVEN: Final = {
 _NO_STAGES: Final = frozenset({"step", "unaccounted"})
 _WAITING_PHASES: Final = frozenset({"Starting", "Recovering"})
 _OVER_PHASES: Final = frozenset({"Finishing", "Succeeded", "Failed", "Interrupted"})
-_NO_STATUS: Final = TrainingStatus("Starting")
+_NO_STATUS: Final = RunStatus("Starting")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class RunState:
         records: All valid steps, in ascending order.
     """
 
-    status: TrainingStatus = _NO_STATUS
+    status: RunStatus = _NO_STATUS
     records: tuple[StepRecord, ...] = ()
 
     @property
@@ -142,7 +142,7 @@ class RunState:
 
         The elapsed time of the current step is subtracted.
         """
-        pace = Pace()
+        pace = StepTimeEstimate()
         for record in self.steps:
             pace.add(record.values)
         missing, each = self.status.total_steps - self.done_steps, pace.seconds
@@ -168,15 +168,15 @@ class RunReader:
     def read(self) -> RunState:
         """Read the current state."""
         lines = self._lines.read()
-        kept = () if self._lines.is_anew else self._records
+        kept = () if self._lines.is_restarted else self._records
         new = (record for line in lines if (record := step_record(line)) is not None)
         self._records = (*kept, *new) if lines else kept
         return RunState(self._status(), self._records)
 
-    def _status(self) -> TrainingStatus:
+    def _status(self) -> RunStatus:
         try:
             data = (self._folder / STATUS_FILE).read_bytes()
-            status = msgspec.json.decode(data, type=TrainingStatus)
+            status = msgspec.json.decode(data, type=RunStatus)
         except (OSError, msgspec.DecodeError, UnicodeDecodeError):
             return _NO_STATUS
         return status if status.since >= self._since else _NO_STATUS

@@ -16,7 +16,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import short_name
 from ppojob_trainer.checkpoint.store import LATEST_NAME
-from ppojob_trainer.controller.progress import TrainingStatus
+from ppojob_trainer.controller.progress import RunStatus
 from ppojob_trainer.controller.row_tape import batches_on_disk
 from ppojob_trainer.models.fingerprint import fingerprint
 from ppojob_trainer.models.weight_files import BadHeader
@@ -100,7 +100,7 @@ def _model_at(config: RunConfig) -> str | None:
         return None
 
 
-def ending_lines(ending: Ending, status: TrainingStatus, folder: Path) -> list[str]:
+def ending_lines(ending: Ending, status: RunStatus, folder: Path) -> list[str]:
     """Format the end of a run for people."""
     reason = ending.reason
     # The controller's own message is best.

@@ -119,9 +119,9 @@ def _missing(job: PPOJob) -> list[str]:
     """Return unreadable URLs."""
     if not remote_files.urls(job.spec):
         return []
-    from ppojob_trainer.remote_files import unreadable  # fsspec, not in every installation
+    from ppojob_trainer.remote_files import unreadable_urls  # fsspec, not in every installation
 
-    return list(unreadable(job.spec))
+    return list(unreadable_urls(job.spec))
 
 
 def _texts(value: object) -> Iterator[str]:

@@ -22,7 +22,7 @@ from ppojob_cli.figures import duration, number
 from ppojob_cli.run_state import RunReader, RunState, StepRecord
 from ppojob_cli.summary import Ending, RunSummary, ending_lines, summary_lines
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.controller.progress import TrainingStatus
+from ppojob_trainer.controller.progress import RunStatus
 
 _ROWS_EVERY_SECONDS = 30.0
 _VALIDATING = "testing"  # verl's name of the stage, as in timing_s/testing
@@ -212,7 +212,7 @@ def status_line(state: RunState, pods: Mapping[str, str]) -> str:
     return printable(f"{phase.lower()}: {details}" if details else phase.lower())
 
 
-def rows_line(status: TrainingStatus) -> str:
+def rows_line(status: RunStatus) -> str:
     """Format the number of complete responses of the current stage."""
     ended, asked = status.rows
     return f"{ended:,} of {asked:,} responses"

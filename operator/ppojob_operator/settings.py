@@ -29,6 +29,7 @@ class Settings:
         identity: name of this replica.
         watch_namespaces: namespaces to serve, separated by commas; empty: all.
         gpu_resource: resource name of GPUs if the job names none.
+        openshift: whether pods name no user, because the cluster assigns one to each.
         gangs: enabled gang schedulers, separated by commas: kueue, volcano, workload; objects of
             others are neither read nor written.
         workers: number of jobs reconciled concurrently.
@@ -50,6 +51,7 @@ class Settings:
     identity: str = "ppojob-operator"
     watch_namespaces: Annotated[tuple[str, ...], BeforeValidator(_names)] = ()
     gpu_resource: str = "nvidia.com/gpu"
+    openshift: bool = False
     gangs: Annotated[tuple[GangType, ...], BeforeValidator(_names)] = ()
     workers: int = 16
     resync_seconds: float = 600.0

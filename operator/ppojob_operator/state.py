@@ -162,12 +162,13 @@ class Child:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """What an admission adds to the pod template of a role."""
+    """What an admission adds to the pod template of a role; `gates` are scheduling gates."""
 
     node_selector: Mapping[str, str] = field(default_factory=dict)
     tolerations: tuple[Manifest, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
+    gates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

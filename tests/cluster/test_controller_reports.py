@@ -24,7 +24,7 @@ from ppojob_trainer.controller.status_writer import (
     DisownedError,
     JobResource,
     NotWrittenError,
-    Pace,
+    RateLimit,
     StatusWriter,
 )
 from ppojob_trainer.pod_environment import ApiAccess
@@ -32,7 +32,7 @@ from ppojob_trainer.pod_environment import ApiAccess
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 METRICS_PORT = 18395
-AT_ONCE = Pace(interval_seconds=0.0, first_pause_seconds=0.2)
+AT_ONCE = RateLimit(interval_seconds=0.0, first_pause_seconds=0.2)
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def operated(cluster, crd, tmp_path_factory) -> Iterator[Operated]:
 def write(resource: JobResource, **fields: Any) -> None:
     """Write a state, as often as it takes until its Role is known to all of the API server."""
     writer = StatusWriter(resource.write, AT_ONCE)
-    writer.offer(TrainingStatus(**fields))
+    writer.submit(TrainingStatus(**fields))
     writer.close(60.0)
 
 

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from cluster_access import Cluster, eventually
 from cluster_jobs import says, wait_for_pods
-from gangs_on_cluster import SMALL, admitted, gang, nodes, operator_of
+from gangs_on_cluster import SMALL, admitted, fake_nodes, gang, nodes, operator_of
 from placing_controllers import Kueue
 
 pytestmark = [pytest.mark.cluster, pytest.mark.placing, pytest.mark.timeout(3600)]
@@ -15,6 +16,9 @@ pytestmark = [pytest.mark.cluster, pytest.mark.placing, pytest.mark.timeout(3600
 WORKLOAD = "workloads.kueue.x-k8s.io"
 POOL = "example.com/pool"
 """Label and taint of the nodes of a flavor."""
+TAINT = {"key": POOL, "value": "plain", "effect": "NoSchedule"}
+TOLERATION = {"key": POOL, "operator": "Exists"}
+KUEUE_PREFIX = "kueue.x-k8s.io/"
 HEAD = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
 
 
@@ -22,9 +26,7 @@ HEAD = {"apiVersion": "kueue.x-k8s.io/v1beta2"}
 def kueue(cluster, crd, tmp_path_factory) -> Iterator[Kueue]:
     with Kueue(cluster, tmp_path_factory.mktemp("kueue")) as one:
         one.start()
-        taint = {"key": POOL, "value": "plain", "effect": "NoSchedule"}
-        toleration = {"key": POOL, "operator": "Exists"}
-        plain = {"nodeLabels": {POOL: "plain"}, "nodeTaints": [taint], "tolerations": [toleration]}
+        plain = {"nodeLabels": {POOL: "plain"}, "nodeTaints": [TAINT], "tolerations": [TOLERATION]}
         cluster.apply(
             {**HEAD, "kind": "ResourceFlavor", "metadata": {"name": "plain"}, "spec": plain},
             {**HEAD, "kind": "WorkloadPriorityClass", "metadata": {"name": "urgent"}, "value": 7},
@@ -44,9 +46,9 @@ def operator(cluster, kueue, tmp_path_factory) -> Iterator[None]:
         yield
 
 
-def queue(cluster: Cluster, name: str, cpu: str, **spec: Any) -> None:
+def queue(cluster: Cluster, name: str, cpu: str, *, flavor: str = "plain", **spec: Any) -> None:
     """A LocalQueue, and behind it a ClusterQueue of one flavor that gives so much."""
-    quota = {"name": "plain", "resources": [{"name": "cpu", "nominalQuota": cpu}]}
+    quota = {"name": flavor, "resources": [{"name": "cpu", "nominalQuota": cpu}]}
     group = {"coveredResources": ["cpu"], "flavors": [quota]}
     given = {"namespaceSelector": {}, "resourceGroups": [group], **spec}
     metadata = {"metadata": {"name": name}}
@@ -203,6 +205,56 @@ def test_a_queue_that_is_stopped_and_let_go_again(cluster, operator, kind):
     placed(cluster, "held")
     cluster.kubectl("delete", "ppojob", "held")
     eventually(lambda: is_gone(cluster, "held"))
+
+
+RACK, HOST = "example.com/rack", "kubernetes.io/hostname"
+
+
+@contextmanager
+def racks(cluster: Cluster) -> Iterator[None]:
+    """Two racks, with one and with two nodes of room for two pods of 10m."""
+    places = {"rack-a-0": "a", "rack-b-0": "b", "rack-b-1": "b"}
+    labels = {name: {POOL: "racks", RACK: rack, HOST: name} for name, rack in places.items()}
+    levels = {"levels": [{"nodeLabel": RACK}, {"nodeLabel": HOST}]}
+    flavor = {"nodeLabels": {POOL: "racks"}, "tolerations": [TOLERATION], "topologyName": "racks"}
+    metadata = {"metadata": {"name": "racks"}}
+    with fake_nodes(cluster, labels, {"cpu": "25m"}, taints=[TAINT]):
+        cluster.apply(
+            {**HEAD, "kind": "Topology", **metadata, "spec": levels},
+            {**HEAD, "kind": "ResourceFlavor", **metadata, "spec": flavor},
+        )
+        yield
+
+
+def where(cluster: Cluster, name: str) -> dict[str, str]:
+    """The node of each pod of a job."""
+    found = cluster.get("pods", f"--selector=ppojob.dev/job={name}")["items"]
+    return {one["metadata"]["name"]: one["spec"].get("nodeName", "") for one in found}
+
+
+def test_the_pods_of_a_role_are_placed_in_one_rack(cluster, operator):
+    """Node by node in the order of ranks, and at their place again when they come back."""
+    annotation = {f"{KUEUE_PREFIX}podset-required-topology": RACK}
+    together = {"metadata": {"annotations": annotation}}
+    pods = [SMALL, {"roles": ["reward"], "podOverrides": together}]
+    with racks(cluster):
+        queue(cluster, "racks", "1", flavor="racks")
+        cluster.apply(queued("wide", "racks", pods=pods, roles={"reward": {"replicas": 5}}))
+        says(cluster, "wide", "Pending")
+        assert "topology" in admitted(cluster, "wide")["message"]
+        cluster.kubectl("delete", "ppojob", "wide")
+        cluster.apply(queued("near", "racks", pods=pods, roles={"reward": {"replicas": 4}}))
+        placed(cluster, "near", 6)
+        first = where(cluster, "near")
+        rewards = [first[f"near-reward-{number}"] for number in range(4)]
+        assert sorted(set(rewards)) == ["rack-b-0", "rack-b-1"]
+        assert rewards == sorted(rewards)
+        assert {first["near-actor-rollout-0"], first["near-controller-0"]} == {"rack-a-0"}
+        cluster.kubectl("delete", "pod", "near-reward-1", "near-reward-2", "--wait=false")
+        eventually(lambda: where(cluster, "near") == first)
+        placed(cluster, "near", 6)
+        cluster.kubectl("delete", "ppojob", "near")
+        eventually(lambda: is_gone(cluster, "near"))
 
 
 def test_a_job_whose_pods_are_not_ready_in_time_gives_its_quota_back_and_tries_again(

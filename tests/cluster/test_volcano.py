@@ -7,7 +7,7 @@ import node_gpus
 import pytest
 from cluster_access import Cluster, eventually
 from cluster_jobs import says, wait_for_pods
-from gangs_on_cluster import SMALL, admitted, gang, nodes, operator_of
+from gangs_on_cluster import SMALL, admitted, fake_nodes, gang, nodes, operator_of
 from placing_controllers import Volcano
 
 pytestmark = [pytest.mark.cluster, pytest.mark.placing, pytest.mark.timeout(3600)]
@@ -72,6 +72,35 @@ def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster, operator):
         cluster.kubectl("delete", "ppojob", first)
         placed(cluster, second, 4)
         cluster.kubectl("delete", "ppojob", second)
+
+
+def test_a_job_crosses_no_higher_tier_of_the_network_than_it_may(cluster, operator):
+    head = {"apiVersion": "topology.volcano.sh/v1alpha1", "kind": "HyperNode"}
+    tiers = {
+        "leaf-a": (1, "Node", ["node-a"]),
+        "leaf-b": (1, "Node", ["node-b"]),
+        "spine": (2, "HyperNode", ["leaf-a", "leaf-b"]),
+    }
+    for name, (tier, kind, members) in tiers.items():
+        below = [{"type": kind, "selector": {"exactMatch": {"name": one}}} for one in members]
+        cluster.apply(
+            {**head, "metadata": {"name": name}, "spec": {"tier": tier, "members": below}}
+        )
+    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}}
+    with fake_nodes(cluster, {"node-a": {}, "node-b": {}}, {GPU: "1"}):
+        for tier in ("1", "2"):
+            annotations = {"volcano.sh/network-topology-highest-tier": tier}
+            together = {"podOverrides": {"metadata": {"annotations": annotations}}}
+            pods = [{**SMALL, "gpuResource": GPU, **together}]
+            cluster.apply(gang(f"tier-{tier}", {"type": "volcano"}, roles=roles, pods=pods))
+            wait_for_pods(cluster, f"tier-{tier}", 4)
+            if tier == "2":
+                placed(cluster, "tier-2", 4)
+            else:
+                says(cluster, "tier-1", "GangPending")
+                eventually(lambda: "hypernode" in admitted(cluster, "tier-1")["message"].lower())
+            cluster.kubectl("delete", "ppojob", f"tier-{tier}")
+    cluster.kubectl("delete", "hypernode", *tiers)
 
 
 def test_a_queue_takes_no_more_than_its_capability(cluster, operator):

@@ -70,6 +70,21 @@ def test_wrong_values_render_nothing(wrong):
     assert wrong.partition("=")[0].rpartition(".")[2] in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("--api-versions=security.openshift.io/v1", "true"),
+        ("--set=openshift=true", "true"),
+        ("--set=openshift=false", "false"),
+    ],
+)
+def test_on_openshift_pods_name_no_user(given, expected):
+    pod = named(objects(*BARE, given), "Deployment")["spec"]["template"]["spec"]
+    assert ("runAsUser" in pod["securityContext"]) == (expected == "false")
+    variables = {one["name"]: one.get("value") for one in pod["containers"][0]["env"]}
+    assert variables["PPOJOB_OPERATOR_OPENSHIFT"] == expected
+
+
 def test_the_resource_is_the_generated_one_and_stays():
     rendered = named(objects(), "CustomResourceDefinition")
     assert rendered["metadata"].pop("annotations") == {"helm.sh/resource-policy": "keep"}

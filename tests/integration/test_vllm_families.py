@@ -9,19 +9,20 @@ from engine_processes import run_together
 from family_models import is_half_in_vllm
 from made_once import made_once
 
-from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_family.py")
 OLD = ("llama", "qwen2", "qwen3", "qwen3_moe")
 NEW = [name for name in FAMILIES if name not in OLD]
-NEW += [*WHOLES, "ernie4_5_moe of 300B", "gemma4_text of 26B"]
+NEW += [*MULTIMODAL, "ernie4_5_moe of 300B", "gemma4_text of 26B"]
 DEALT = ("deepseek_v3", "gpt_oss", "granitemoehybrid")
 """Mixtures whose experts vLLM reads or computes otherwise than Qwen3's."""
 AS_OTHERS = (
     *("glm", "jais2", "nemotron", "olmo", "vaultgemma"),
-    *("mellum", "flex_olmo", "solar_open"),
+    *("mellum", "flex_olmo", "solar_open", "arcee", "hunyuan_v1_dense", "ministral", "olmo2"),
+    "seed_oss",
 )
 """Families that vLLM computes by the same code as others here: with `-m long` alone."""
 Differences = dict[str, float | str]

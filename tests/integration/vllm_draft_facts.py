@@ -185,7 +185,7 @@ def with_adapters(folder: Path) -> dict[str, Any]:
 def with_experts(folder: Path) -> dict[str, Any]:
     found = {}
     for name, drafts in (("without", None), ("with", DRAFTS)):
-        opened = VllmEngine(section("float32", drafts=drafts), folder, tells_experts=True)
+        opened = VllmEngine(section("float32", drafts=drafts), folder, records_experts=True)
         opened.load_weights(1, named_full_tensors(load_model(folder), merges=False))
         found[name] = drawn(opened, requests())
         found[f"counts {name}"] = opened.counts()

@@ -23,11 +23,11 @@ from transformers import AutoConfig, AutoModelForCausalLM, LlamaForCausalLM
 
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.rollout import RolloutParallelism, RolloutSpec
-from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
 from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
+from ppojob_trainer.models.transformers_modules import unify_modules
 from ppojob_trainer.rollout.protocol import (
     Finished,
     Request,
@@ -92,7 +92,7 @@ def scheduler_limits(folder: Path) -> dict[str, Any]:
         arguments = vllm_arguments.engine_args(many, config, device)
         facts[device] = [arguments.max_num_batched_tokens, arguments.max_num_seqs]
         asked = section("float32", **ASKED)
-        arguments = vllm_arguments.engine_args(asked, config, device, tells_experts=True)
+        arguments = vllm_arguments.engine_args(asked, config, device, records_experts=True)
         facts[f"{device} as asked"] = [
             arguments.max_num_batched_tokens,
             arguments.gpu_memory_utilization,
@@ -505,9 +505,9 @@ def told_experts(folder: Path, layout: RolloutParallelism) -> dict[str, Any]:
     trainer = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
     disturb(trainer, seed=1)
     sent, rows = deepcopy(trainer), requests()
-    split_experts(sent)
+    unify_modules(sent)
     sized = section("float32", parallelism=layout)
-    opened = VllmEngine(sized, folder, tells_experts=True, **HERE)
+    opened = VllmEngine(sized, folder, records_experts=True, **HERE)
     opened.load_weights(1, named_full_tensors(sent, merges=False))
     done = generate(opened, rows)
     again = [row.experts for row in generate(opened, rows)] == [row.experts for row in done]

@@ -200,7 +200,7 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
 @pytest.mark.parametrize(
     ("roles", "max_staleness", "points"),
     [
-        (
+        pytest.param(
             {},
             2,
             (
@@ -209,8 +209,9 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
                 "rpc.update.answer.before@3=kill",
                 "rows.under_way.rename.after@2=kill",
             ),
+            id="beside a step",
         ),
-        (
+        pytest.param(
             {"rollout": {}},
             3,
             (
@@ -219,9 +220,10 @@ def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
                 "controller.step.computed@3=kill",
                 "rpc.save_shards.answer.after@2=kill",
             ),
+            id="ahead of it",  # so are the conversations that a teacher reads, below
+            marks=pytest.mark.long,
         ),
     ],
-    ids=["beside a step", "ahead of it"],
 )
 def test_conversations_go_on_with_newer_weights(
     roles, max_staleness, points, talking_folder, run_twice, tmp_path: Path

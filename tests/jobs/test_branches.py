@@ -30,7 +30,7 @@ def test_with_the_same_settings_it_is_the_run_itself(
     parent: Path, start, tiny_job, output: Path
 ) -> None:
     run = start(tiny_job(**JOB, checkpoint=branch_of(parent, 2)), output).succeed()
-    assert f"{parent}: the run begins with the checkpoint of step 2" in "\n".join(run.lines)
+    assert f"{parent}: the run starts from the checkpoint of step 2" in "\n".join(run.lines)
     expected, found = run_folders.result(parent), run_folders.result(output)
     assert found == {name: value for name, value in expected.items() if name in found}
     assert len(found["metrics"]) == 5
@@ -67,6 +67,6 @@ def test_other_data_are_read_from_their_beginning(
 ) -> None:
     data = tiny_jobs.make_manifest(tiny_folder)["spec"]["data"] | {"seed": 7}
     run = start(tiny_job(**JOB | {"data": data}, checkpoint=branch_of(parent, 3)), output).succeed()
-    assert "spec.data.seed: 0 -> 7; the data begins anew" in "\n".join(run.lines)
+    assert "spec.data.seed: 0 -> 7; the data starts again" in "\n".join(run.lines)
     (line,) = (output / "checkpoints" / "step-000004").glob("manifest.json")
     assert json.loads(line.read_text())["manifest"]["progress"]["data"]["cursor"] == 4

@@ -56,7 +56,7 @@ def test_an_edit_is_told_when_a_rank_that_was_killed_reads_it(
     )
     file.write_text(EXAMPLE.read_text().replace("def win_rate(", f"{edits}\ndef own("))
     run = run_through(job(3), output, "rpc.update.answer.before@3=kill")
-    told = f"{file}: got another content than the run went by so far: actorRollout was lost"
+    told = f"{file}: its content has changed during the run: actorRollout was lost"
     assert any(line.startswith(told) for line in run.lines), run.lines
 
 
@@ -78,7 +78,7 @@ def test_the_example_trains_under_a_cut_and_an_edit_is_told_and_a_mistake_named(
     first, bad = (1 + text[: text.index(one)].count("\n") for one in ("def sppo", "    assert"))
     run = start(job(3, **STAGES), output)
     assert run.wait() == 3
-    assert any(line.startswith(f"{file}: got another content than") for line in run.lines)
+    assert any(line.startswith(f"{file}: its content differs from that of") for line in run.lines)
     why = f"{FIELD}: got AssertionError: unlikely: {file}:{first} sppo: "
     assert any(why in line and f"{file}:{bad}" in line for line in run.lines), run.lines
     assert not any("Traceback" in line for line in run.lines), run.lines

@@ -43,9 +43,9 @@ def sections_of(
 
 
 @pytest.fixture(scope="module")
-def whole(rows: Path, tiny_folder: Path, alone: Callable[..., Path]) -> Path:
+def whole(rows: Path, even_folder: Path, alone: Callable[..., Path]) -> Path:
     """The run folder of such a job that nobody disturbs."""
-    return alone(**sections_of(rows, tiny_folder))
+    return alone(even_folder, **sections_of(rows, even_folder))
 
 
 def test_the_answers_are_learnt_once_the_policy_is(whole: Path) -> None:
@@ -66,9 +66,9 @@ def test_the_answers_are_learnt_once_the_policy_is(whole: Path) -> None:
 def test_a_killed_job_ends_as_an_undisturbed_one(
     whole: Path,
     run_through: Callable[..., Run],
-    tiny_job,
     rows: Path,
-    tiny_folder: Path,
+    even_folder: Path,
+    tmp_path: Path,
     output: Path,
 ) -> None:
     points = (
@@ -76,22 +76,21 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
         "rpc.supervise.answer.after@2=kill",
         "controller.step.computed@3=kill",
     )
-    run_through(tiny_job(**sections_of(rows, tiny_folder)), output, *points)
+    sections = sections_of(rows, even_folder)
+    run_through(tiny_jobs.write_manifest(tmp_path, even_folder, **sections), output, *points)
     assert run_folders.without_clock(output) == run_folders.without_clock(whole)
     weights = "export/model.safetensors"
     assert (output / weights).read_bytes() == (whole / weights).read_bytes()
 
 
 def test_three_ranks_change_only_rounding(
-    finished: Callable[..., Path], rows: Path, even_folder: Path
+    whole: Path, finished: Callable[..., Path], rows: Path, even_folder: Path
 ) -> None:
     """An update has one row or two, so that one rank at least has none."""
     small = {"training": {"autocast": "none", "microBatchTokens": 60}}
     three = {"roles": {"actorRollout": {"ranksPerReplica": 3}}}
-    one = finished("one", **sections_of(rows, even_folder))
-    run_folders.assert_close(
-        finished("three", **sections_of(rows, even_folder, **three, **small)), one
-    )
+    other = finished("three", **sections_of(rows, even_folder, **three, **small))
+    run_folders.assert_close(other, whole)
 
 
 def test_a_coefficient_that_falls_is_that_of_its_step_whatever_is_killed(

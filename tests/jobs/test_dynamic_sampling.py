@@ -40,8 +40,10 @@ KILLED = {
         "rpc.place_rows.answer.before@1=kill",  # before they have the rows together
         "rpc.place_rows.answer.after@2=kill",
     ),
-    "a rank before the second round is kept": (UNKEPT,),
-    "everything at once": ("rpc.generate.answer.before@3=kill_group",),
+    "a rank before the second round is kept, then everything at once": (
+        UNKEPT,
+        "rpc.generate.answer.before@3=kill_group",
+    ),
 }
 
 

@@ -46,7 +46,7 @@ def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undistur
 @pytest.mark.parametrize(
     "roles",
     [
-        pytest.param({"actorRollout": {"replicas": 2}}, id="beside"),
+        pytest.param({"actorRollout": {"replicas": 2}}, id="beside", marks=pytest.mark.long),
         pytest.param({"actorRollout": TWO, "rollout": {"replicas": 2}}, id="apart"),
     ],
 )

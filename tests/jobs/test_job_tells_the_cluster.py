@@ -85,5 +85,5 @@ def test_no_answer_is_no_hindrance(start, tiny_job, tmp_path, server) -> None:
     assert server.requests
     assert not server.states
     log = (output / "logs" / "tiny-controller-0.log").read_text()
-    assert log.count("status.training is not written, the training goes on: HTTP 503") == 1
+    assert log.count("status.training was not written, the training continues: HTTP 503") == 1
     assert "the last state was not written" in log

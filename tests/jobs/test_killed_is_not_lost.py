@@ -19,7 +19,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import sha256_of
+from ppojob_trainer.checkpoint.manifest import sha256_of
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -73,7 +73,7 @@ def test_a_stopped_rank_is_noticed_and_replaced(run_through, tiny_job, output: P
     points = ("rpc.update.answer.before@2=stop", "rpc.score.answer.before@2=stop")
     run = run_through(job, output, *points)
     assert run_folders.result(output) == undisturbed
-    assert "gave no sign of life for 10 s (spec.timeouts.livenessSeconds)" in run.logs()
+    assert "sent no heartbeat for 10 s (spec.timeouts.livenessSeconds)" in run.logs()
 
 
 def test_a_killed_reward_worker_or_controller_costs_no_step(
@@ -213,7 +213,7 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undi
     run.wait_for_step(5)
     os.kill(run_folders.fork_server_of(output), signal.SIGKILL)
     assert run.wait() == 0, run.logs()
-    assert "no use of the fork server: it has ended" in run.logs()
+    assert "fork server: it has ended" in run.logs()
     assert run_folders.result(output) == undisturbed
 
 

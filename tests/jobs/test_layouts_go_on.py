@@ -26,17 +26,12 @@ def layouts_of(*always: str) -> list[ParameterSet]:
     return [pytest.param(name, marks=marks) for name, marks in long.items()]
 
 
-def model_of(layout: str) -> str:
-    """Two ranks can share the key heads of `pair`."""
-    return "pair" if layout == "tensor" else "policy"
-
-
 @pytest.mark.parametrize("layout", layouts_of("tensor"))
 def test_killed_ranks_leave_what_undisturbed_ones_do(
     run_through, alone, tiny_folder_of, tmp_path, output, layout
 ):
     """With dropout, so that random states count too, the whole KL in the loss, and tiles."""
-    folder = tiny_folder_of(0.1, model_of(layout))
+    folder = tiny_folder_of(0.1)
     algorithm = tiny_jobs.make_manifest(folder)["spec"]["algorithm"]
     job = {
         "algorithm": {**algorithm, "kl": {"in": "loss", "estimator": "full"}},
@@ -66,7 +61,7 @@ def test_a_run_goes_on_under_another_layout_and_back(
 
     In the middle with other micro-batches too, whose layers are computed again, in tiles.
     """
-    folder = tiny_folder_of(0.0, model_of(layout))
+    folder = tiny_folder_of(0.0)
     job = {**PATIENT, "steps": {"total": 6}, "checkpoint": {"every": 2}}
     whole = finished("whole", folder, **job)
 
@@ -91,7 +86,7 @@ def test_a_run_goes_on_under_another_layout_and_back(
     run_folders.assert_close(output, whole)
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     for change in ("1 -> 2", "2 -> 1"):
-        assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: from here on" in log
+        assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: the next steps" in log
 
 
 def test_roles_that_move_change_no_bit(start, alone, even_folder, tmp_path, output, once):
@@ -111,4 +106,4 @@ def test_roles_that_move_change_no_bit(start, alone, even_folder, tmp_path, outp
     assert run_folders.result(output) == run_folders.result(alone(even_folder, **job))
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     for moved in ('"actorRollout" -> "none"', '"none" -> "actorRollout"'):
-        assert f"spec.roles.critic.colocateWith: {moved}: from here on" in log
+        assert f"spec.roles.critic.colocateWith: {moved}: the next steps" in log

@@ -1,7 +1,6 @@
 """Four models over ranks of every layout, together or apart: the numbers of one rank."""
 
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -38,8 +37,8 @@ LAYOUTS: dict[str, dict[str, object]] = {
     ),
 }
 
-LONG = ("copies, apart", "sequence", "tensor")
-"""Of these, what `make bench-long` takes."""
+LONG = ("copies", "copies, apart", "sequence", "tensor")
+"""Of these, what `make bench-long` takes; test_sft.py has copies too."""
 
 
 def job(folder: Path) -> dict[str, object]:
@@ -59,23 +58,21 @@ def job(folder: Path) -> dict[str, object]:
 
 
 @pytest.fixture(scope="module")
-def of_one_rank(alone: Callable[..., Path]) -> Callable[[Path], Path]:
-    """The run folder of the job of one rank, by the folder with its models."""
-    return cache(lambda folder: alone(folder, **job(folder)))
+def of_one_rank(alone: Callable[..., Path], even_folder: Path) -> Path:
+    """The run folder of the job of one rank."""
+    return alone(even_folder, **job(even_folder))
 
 
 @pytest.mark.parametrize(
     "name",
     [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in LAYOUTS],
 )
-def test_ranks_give_the_numbers_of_one(name: str, finished, tiny_folder_of, of_one_rank):
-    folder = tiny_folder_of(0.0, "pair" if name.startswith("tensor") else "policy")
+def test_ranks_give_the_numbers_of_one(name: str, finished, even_folder, of_one_rank):
     roles = LAYOUTS[name]
     profile = {"steps": [2], "ranks": [0, 1, 2, 3]} if name == "pipeline" else None
-    one = of_one_rank(folder)
-    several = finished("several", folder, **job(folder), roles=roles, profile=profile)
-    run_folders.assert_close(several, one)
-    first, second = (run_folders.metrics(output)[1] for output in (one, several))
+    several = finished("several", **job(even_folder), roles=roles, profile=profile)
+    run_folders.assert_close(several, of_one_rank)
+    first, second = (run_folders.metrics(output)[1] for output in (of_one_rank, several))
     assert second["critic/grad_norm"] == pytest.approx(first["critic/grad_norm"], rel=1e-5)
     if name.startswith("copies"):
         (newest,) = sorted(several.glob("checkpoints/step-*"))[-1:]

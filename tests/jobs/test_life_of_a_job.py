@@ -4,6 +4,8 @@ import gzip
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -40,6 +42,18 @@ def test_a_job_under_nohup_outlives_its_terminal_and_needs_no_proxy(start, tiny_
     run.wait_for_step(2)
     run.process.send_signal(signal.SIGHUP)
     assert run.wait() == 0, run.lines
+
+
+def test_the_user_of_a_job_needs_no_name(tiny_job, tmp_path):
+    """As on OpenShift: a user id that the platform assigns, and /etc/passwd does not have."""
+    unshare = ("unshare", "--user", "--map-user=1000680000", "--map-group=1000680000")
+    if subprocess.run([*unshare, "true"], check=False, capture_output=True).returncode:
+        pytest.skip("no user namespaces here")
+    command = (sys.executable, "-m", "ppojob_cli", "run", tiny_job(steps={"total": 1}))
+    own = {"PATH": os.environ["PATH"], "HOME": str(tmp_path)}
+    given = ("--output", tmp_path / "run")
+    done = subprocess.run([*unshare, *command, *given], env=own, check=False, capture_output=True)
+    assert done.returncode == 0, done.stderr.decode()
 
 
 def test_a_finished_job_has_everything_and_is_not_run_again(start, tiny_job, output, undisturbed):
@@ -195,12 +209,12 @@ def test_ctrl_c_before_anybody_listens(whose, start, tiny_job, tmp_path: Path, o
         ordered = "controller: attempt 1: started ['by the fork server']"
         run.wait_until(lambda: ordered in run.logs(), "the controller ordered")
         run.process.send_signal(signal.SIGINT)
-        asked = "asked to end; the controller finishes its step"
+        asked = "stop requested; the controller finishes its step"
         run.wait_until(lambda: asked in run.logs(), "the controller told to end")
     (place / "open").touch()
     assert run.wait() == 130, run.logs()
-    by_itself = "no use of the fork server: it ended, or took too long; the supervisor is started"
-    assert (by_itself in run.logs()) == (whose == "pods")
+    alone = "fork server: it ended, or took too long; the supervisor is started as a new process"
+    assert (alone in run.logs()) == (whose == "pods")
     run_folders.wait_until_gone(output)
 
 

@@ -18,6 +18,7 @@ ADAPTERS = {
     "alpha": 8,
     "targetModules": ["q_proj", "v_proj", "down_proj"],
     "dropout": 0.1,
+    "modulesToSave": ["embed_tokens"],
 }
 EXPORTED = ("model.safetensors", "adapter/adapter_model.safetensors", "adapter/adapter_config.json")
 
@@ -29,7 +30,10 @@ def contents(folder: Path) -> list[bytes]:
 def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     start, run_through, once: Path, tiny_job, tiny_folder: Path, tmp_path: Path
 ):
-    """With both kinds of a KL, whose reference is the policy without its adapters."""
+    """With both kinds of a KL, whose reference is the policy without its adapters.
+
+    A layer beside them is trained whole, of which the reference has what the job began with.
+    """
     sections: dict[str, object] = {
         "model": {"path": str(tiny_folder / "model"), "lora": ADAPTERS, "averageDecay": 0.5},
         "algorithm": {
@@ -39,7 +43,7 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
             "miniBatchPrompts": 2,
             "kl": {"in": "reward", "lossTerm": {"estimator": "full"}},
         },
-        "optimizer": {"learningRate": 1e-2},
+        "optimizer": {"learningRate": 1e-2, "loraPlusRatio": 4.0},
         "roles": {"actorRollout": {"ranksPerReplica": 2}},
         "steps": {"total": STEPS},
         "checkpoint": {"every": 1},
@@ -57,8 +61,11 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     before = load_file(tiny_folder / "model" / "model.safetensors")
     after = load_file(whole / "export" / "model.safetensors")
     changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
-    targets = ("q_proj.weight", "v_proj.weight", "down_proj.weight")
+    embedding = "model.embed_tokens.weight"
+    targets = ("q_proj.weight", "v_proj.weight", "down_proj.weight", embedding)
     assert changed == {name for name in before if name.endswith(targets)}
+    stored = load_file(whole / "export" / "adapter" / "adapter_model.safetensors")
+    assert torch.equal(stored[f"base_model.model.{embedding}"], after[embedding])
 
     points = (
         "rpc.update.answer.before@1=kill",  # in step 1: back to the beginning
@@ -137,50 +144,10 @@ def test_a_killed_job_beside_four_bits_ends_as_an_undisturbed_one(
     assert contents(tmp_path / "again") == contents(whole / "export")
 
 
-def test_a_killed_job_with_layers_trained_whole_ends_as_an_undisturbed_one(
-    start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
-):
-    """Whose reference, beside the policy, still has those that the job began with."""
-    lora = {"rank": 2, "targetModules": ["q_proj"], "modulesToSave": ["embed_tokens"]}
-    sections: dict[str, object] = {
-        "model": {"path": str(tiny_folder / "model"), "lora": lora, "averageDecay": 0.5},
-        "algorithm": {
-            "type": "grpo",
-            "promptsPerStep": 4,
-            "samplesPerPrompt": 4,
-            "kl": {"in": "reward"},
-        },
-        "optimizer": {"learningRate": 1e-2, "loraPlusRatio": 4.0},
-        "roles": {"actorRollout": {"ranksPerReplica": 2}},
-        "steps": {"total": 2},
-        "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
-    }
-    job, whole, killed = tiny_job(**sections), tmp_path / "whole", tmp_path / "killed"
-    start(job, whole).succeed()
-    first, later = (line["actor/reward_kl_penalty"] for line in run_folders.metrics(whole)[-2:])
-    assert first == 0.0 != later
-
-    points = ("rpc.update.answer.before@1=kill", "checkpoint.shard.write.middle@3=kill")
-    run_through(job, killed, *points, seconds=500)
-    assert run_folders.result(killed) == run_folders.result(whole)
-    assert contents(killed / "export") == contents(whole / "export")
-    run_folders.export(whole, tmp_path / "again")
-    assert contents(tmp_path / "again") == contents(whole / "export")
-
-    before = load_file(tiny_folder / "model" / "model.safetensors")
-    after = load_file(whole / "export" / "model.safetensors")
-    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name])}
-    embedding = "model.embed_tokens.weight"
-    assert changed == {embedding, *(name for name in before if name.endswith("q_proj.weight"))}
-    stored = load_file(whole / "export" / "adapter" / "adapter_model.safetensors")
-    assert torch.equal(stored[f"base_model.model.{embedding}"], after[embedding])
-
-
 def test_a_killed_job_of_lengths_of_rows_ends_as_an_undisturbed_one(
-    start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
+    alone, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
 ):
-    """Of a policy over two ranks, with engines in pods of their own, and of its critic."""
+    """Of a policy and its critic, over two ranks each, with engines in pods of their own."""
     lora = {"rank": 2, "targetModules": ["q_proj", "down_proj"], "weightDecomposed": True}
     sections: dict[str, object] = {
         **tiny_jobs.PPO,
@@ -188,24 +155,34 @@ def test_a_killed_job_of_lengths_of_rows_ends_as_an_undisturbed_one(
         "critic": {"lora": lora, "optimizer": {"learningRate": 1e-2}},
         "optimizer": {"learningRate": 1e-2},
         "rollout": {"engine": "huggingface", "adapters": "beside", "dtype": "float32"},
-        "roles": {"actorRollout": {"ranksPerReplica": 2}, "rollout": {"ranksPerReplica": 1}},
-        "steps": {"total": 2},
+        "roles": {
+            "actorRollout": {"ranksPerReplica": 2},
+            "critic": {"colocateWith": "none", "ranksPerReplica": 2},
+            "rollout": {"ranksPerReplica": 1},
+        },
+        "steps": {"total": 3},
         "checkpoint": {"every": 1},
         "recovery": {"restartsWithoutProgress": 100},
     }
-    job, whole, killed = tiny_job(**sections), tmp_path / "whole", tmp_path / "killed"
-    start(job, whole).succeed()
-    trained = run_folders.metrics(whole)[-2:]
+    whole, killed = alone(**sections), tmp_path / "killed"
+    trained = run_folders.metrics(whole)[-3:]
     assert all(line["training/rollout_probs_diff_mean"] < 1e-5 for line in trained)
+    assert len({line["critic/vf_loss"] for line in trained}) == 3
 
-    points = ("rpc.update.answer.before@1=kill", "checkpoint.shard.write.middle@3=kill")
-    run_through(job, killed, *points, seconds=500)
+    points = (
+        "rpc.update.answer.before@2=kill",  # in step 1: back to the beginning
+        "rpc.restore.answer.before@2=kill",
+        "checkpoint.shard.write.middle@5=kill",
+    )
+    run_through(tiny_job(**sections), killed, *points, seconds=500)
     assert run_folders.result(killed) == run_folders.result(whole)
     assert contents(killed / "export") == contents(whole / "export")
     for role in ("actorRollout", "critic"):
-        paths = whole.glob(f"checkpoints/latest/{role}/*/model.safetensors")
+        paths = list(whole.glob(f"checkpoints/latest/{role}/*/model.safetensors"))
+        assert len(paths) == 2
         kept = {name.rpartition(".")[2] for path in paths for name in load_file(path)}
         assert {"lora_a", "lora_b", "lora_m"} <= kept
+    begins_with_the_critic_of(whole, alone, sections, tmp_path / "critic")
 
     # Rows of the export have the lengths that were learnt; others are as they were.
     before = load_file(tiny_folder / "model" / "model.safetensors")
@@ -217,42 +194,6 @@ def test_a_killed_job_of_lengths_of_rows_ends_as_an_undisturbed_one(
         learnt = lengths[f"base_model.model.{name.removesuffix('weight')}lora_magnitude_vector"]
         assert not torch.allclose(before[name].norm(dim=1), learnt, rtol=1e-4)
         torch.testing.assert_close(after[name].norm(dim=1), learnt)
-
-
-def test_a_killed_job_whose_critic_has_adapters_ends_as_an_undisturbed_one(
-    run_through, alone, tiny_job, tmp_path: Path
-):
-    """Beside a policy without, over two ranks in pods of its own."""
-    lora = {"rank": 2, "targetModules": ["v_proj", "down_proj"]}
-    job = {
-        **tiny_jobs.PPO,
-        "critic": {"lora": lora, "optimizer": {"learningRate": 1e-2}},
-        "roles": {"critic": {"colocateWith": "none", "ranksPerReplica": 2}},
-        "steps": {"total": STEPS},
-        "checkpoint": {"every": 1},
-        "recovery": {"restartsWithoutProgress": 100},
-    }
-    killed = tmp_path / "killed"
-    undisturbed = run_folders.result(alone(**job))
-    points = (
-        "rpc.update.answer.before@2=kill",  # in step 1: back to the beginning
-        "rpc.restore.answer.before@2=kill",
-        "checkpoint.shard.write.middle@5=kill",
-    )
-    run_through(tiny_job(**job), killed, *points, seconds=500)
-    assert run_folders.result(killed) == undisturbed
-    losses = [line["critic/vf_loss"] for line in run_folders.metrics(killed) if line["step"]]
-    assert len(set(losses)) == STEPS
-    kept = [
-        load_file(path) for path in killed.glob("checkpoints/latest/critic/*/model.safetensors")
-    ]
-    assert len(kept) == 2
-    assert {name.rpartition(".")[0].rpartition(".")[2] for file in kept for name in file} == {
-        "v_proj",
-        "down_proj",
-        "score",
-    }
-    begins_with_the_critic_of(killed, alone, job, tmp_path / "critic")
 
 
 def begins_with_the_critic_of(run: Path, alone, job: dict, model: Path) -> None:

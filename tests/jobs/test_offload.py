@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import job_points
 import pytest
 import run_folders
 import tiny_jobs
@@ -17,9 +16,9 @@ TRAINED = ["weights", "optimizer", "activations"]
 
 
 def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
-    start, run_through, even_folder: Path, tmp_path: Path, once: Path
+    start, run_through, even_folder: Path, tmp_path: Path
 ):
-    """Four models over two ranks; then one goes on with nothing offloaded."""
+    """Four models over two ranks. It may change on the way: unit/api/test_run_config.py."""
     sections: dict[str, object] = {
         **tiny_jobs.PPO,
         "training": {"autocast": "none", "activationCheckpointing": True},
@@ -41,7 +40,7 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
     def manifest(roles: object) -> Path:
         return tiny_jobs.write_manifest(tmp_path, even_folder, **sections, roles=roles)
 
-    calm, killed, switched = (tmp_path / name for name in ("calm", "killed", "switched"))
+    calm, killed = tmp_path / "calm", tmp_path / "killed"
     start(manifest(pods), calm).succeed(600)
     points = (
         "rpc.update.answer.before@3=kill",  # in step 1: back to the beginning
@@ -58,11 +57,3 @@ def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
     assert all(torch.equal(weight, again[name]) for name, weight in exported.items())
     weights = load_file(last / "actorRollout" / "rank-00000" / "model.safetensors")
     assert not torch.equal(weights["model.norm.weight"], again["model.norm.weight"])
-
-    armed = job_points.armed(once, "controller.step.begin@3=kill_group")
-    run = start(manifest(offloaded), switched, **armed)
-    assert run.wait(600) == 3, run.logs()
-    start(manifest(pods), switched).succeed(600)
-    assert run_folders.result(switched) == run_folders.result(calm)
-    log = (switched / "logs" / "tiny-controller-0.log").read_text()
-    assert "from here on" not in log

@@ -114,8 +114,6 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
             "rpc.hand_over.answer.before@2=kill",
             "rpc.hand_over.answer.after@1=kill",
             "rpc.open_channel.answer.before@1=kill",
-        ),
-        (
             "rpc.update.answer.before@3=kill",
             "rpc.update.answer.after@7=kill",
             "rpc.score.answer.before@2=kill",
@@ -141,7 +139,7 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
             "rpc.update.answer.before@10=kill",
         ),
     ],
-    ids=["around the engines", "with the others", "the controller", "stopped"],
+    ids=["engines and others", "the controller", "stopped"],
 )
 def test_killed_anywhere(run_through, tiny_job, output: Path, whole: Path, points):
     job = dict(JOB)
@@ -411,7 +409,9 @@ def test_other_engines_go_on_with_the_rows_under_way(
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize("job", [FAR, BESIDE], ids=["far", "beside"])
+@pytest.mark.parametrize(
+    "job", [pytest.param(FAR, id="far"), pytest.param(BESIDE, id="beside", marks=pytest.mark.long)]
+)
 def test_vllm_goes_on_with_rows_under_way(job, run_through, tiny_job, output, alone):
     """Its own engine, in which a phase is ended by aborts; killed behind a checkpoint."""
     rollout = {**job["rollout"], "engine": "vllm", "kvCacheGib": 0.1}

@@ -186,7 +186,7 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
     ("kind", "changes"),
     [
         pytest.param("seeing_tiles", {"algorithm": PPO}, id="huggingface"),
-        pytest.param("seeing_squares", {}, id="huggingface_learns"),
+        pytest.param("seeing_squares", {}, id="huggingface_learns", marks=pytest.mark.long),
         pytest.param(
             "seeing_squares",
             {"rollout": VLLM},
@@ -210,12 +210,13 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
     ],
 )
 def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
-    run_twice, tmp_path: Path, kind: str, changes
+    run_twice, finished, tmp_path: Path, kind: str, changes
 ):
     """Over two ranks, one of which computes rows that the other owns; and with others apart.
 
     A critic sees the pictures too. The tower is frozen, or learns, and engines have it as it is.
-    With vLLM, which takes long to load, in one rank.
+    With vLLM, which takes long to load, in one rank, and undisturbed: what a kill may lose of what
+    engines see is lost with the other one too.
     """
     learns = kind != "seeing_tiles"
     ranks = {"ranksPerReplica": 1 if learns else 2}
@@ -224,11 +225,12 @@ def test_a_killed_job_with_pictures_ends_as_an_undisturbed_one(
     write_rows(tmp_path / "train.parquet", 24)
     model = {"path": str(tmp_path / "model"), "freezeVisionTower": not learns}
     job = picture_job(tmp_path, model=model, roles={"actorRollout": ranks}, **changes)
-    manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
-    calm = run_twice(manifest, *POINTS, seconds=600)
-    run_folders.assert_trained(calm, 3)
-    steps = [record for record in run_folders.metrics(calm) if record["step"]]
-    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    if "rollout" in changes:
+        calm = finished("calm", tmp_path, **job)
+    else:
+        manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
+        calm = run_twice(manifest, *POINTS, seconds=600)
+    run_folders.assert_trained(calm, 3, limit=1e-6)
     before = load_file(tmp_path / "model" / "model.safetensors")
     exported = calm / "export"
     whole = SEEING[kind].from_pretrained(exported)
@@ -285,9 +287,7 @@ def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -
         calm = run_twice(manifest, *POINTS, seconds=600)
     else:
         calm = tiny_jobs.run_alone(manifest)
-    run_folders.assert_trained(calm, 3)
-    steps = [record for record in run_folders.metrics(calm) if record["step"]]
-    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    run_folders.assert_trained(calm, 3, limit=1e-6)
 
 
 def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
@@ -308,9 +308,7 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
     job["data"] |= {"maxPromptTokens": 64, "maxResponseTokens": 64}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
     calm = run_twice(manifest, *POINTS, seconds=600)
-    run_folders.assert_trained(calm, 3)
-    steps = [record for record in run_folders.metrics(calm) if record["step"]]
-    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    steps = run_folders.assert_trained(calm, 3, limit=1e-6)
     assert max(record["num_turns/max"] for record in steps) > 3
 
 
@@ -339,9 +337,7 @@ def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path
     job["data"] |= {"maxPromptTokens": 32, "maxResponseTokens": 96}
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **job)
     calm = run_twice(manifest, *POINTS, seconds=600)
-    run_folders.assert_trained(calm, 3)
-    steps = [record for record in run_folders.metrics(calm) if record["step"]]
-    assert all(record["training/rollout_probs_diff_mean"] < 1e-6 for record in steps)
+    run_folders.assert_trained(calm, 3, limit=1e-6)
     shown = [row["pictures"] or [] for row in run_folders.rows(calm, 1)]
     assert max(map(len, shown)) > 1
     assert len({one["file"] for files in shown for one in files}) > 4

@@ -23,9 +23,12 @@ JOB: dict[str, object] = {
 }
 
 
-def test_what_is_right_is_learnt_whatever_is_killed(run_twice, replay, tiny_job):
-    """The critic is in pods of its own, and learns alone at first."""
-    job = tiny_job(**JOB, roles={"critic": {"colocateWith": "none"}})
+def test_what_is_right_is_learnt_whatever_is_killed(
+    run_twice, replay, finished, even_folder: Path, tmp_path: Path
+):
+    """The critic is in pods of its own, and learns alone at first; ranks change only rounding."""
+    roles = {"critic": {"colocateWith": "none"}}
+    job = tiny_jobs.write_manifest(tmp_path, even_folder, **JOB, roles=roles)
     points = (
         "rpc.advantages.answer.after@2=kill",
         "rpc.update.answer.before@9=kill",
@@ -44,9 +47,6 @@ def test_what_is_right_is_learnt_whatever_is_killed(run_twice, replay, tiny_job)
     assert any(record["actor/positive_loss"] > 0.0 for record in trained)
     replay(job, whole)
 
-
-def test_three_ranks_change_only_rounding(finished, even_folder: Path):
     small = {"training": {"autocast": "none", "microBatchTokens": 60}}
-    one = finished("one", **JOB)
     three = {"actorRollout": {"ranksPerReplica": 3}}
-    run_folders.assert_close(finished("three", **JOB, roles=three, **small), one)
+    run_folders.assert_close(finished("three", **JOB, roles=three, **small), whole)

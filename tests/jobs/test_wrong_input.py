@@ -153,11 +153,6 @@ NO_FUNCTION = reward("letters = 1")
 """Keeps a job from starting that is told something else."""
 
 
-def rows_twice(wrong: RefusedJob) -> None:
-    rows(good_row(data_source="tiny", extra_info={"index": 7}))(wrong)
-    NO_FUNCTION(wrong)
-
-
 CASES: dict[str, Spoil] = {
     "several in one spec": several,
     "warm-up of epochs": warm_up_of_epochs,
@@ -175,7 +170,6 @@ CASES: dict[str, Spoil] = {
     "data source": routed(*[good_row()] * 4, good_row(data_source="ppojob/division")),
     "data source without a teacher": unclaimed,
     "prompt too long": rows(good_row("3" * 100)),
-    "rows twice (a warning)": rows_twice,
     "reward function without its package": reward("import no_such_package\n"),
     "reward file that kills its process": reward("import os\nos.kill(os.getpid(), 9)\n"),
     "a share that is more than a file has": share,

@@ -224,7 +224,7 @@ CASES: dict[str, Spoil] = {
         wrong.set("spec.data.maxTeacherPromptTokens", 249),
     ],
     "teacher: fewer tokens": teacher(lambda folder: smaller_vocabulary(folder, 90)),
-    "reference: more tokens over tensor ranks, and too few heads": reference(
+    "reference: more tokens over tensor ranks": reference(
         lambda folder: smaller_vocabulary(folder, 128),
         actorRollout={"ranksPerReplica": 2, "parallelism": {"tensor": 2}},
     ),
@@ -267,7 +267,7 @@ CASES: dict[str, Spoil] = {
         "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"sequence": 3}}
     ),
     "heads that ranks cannot share": lambda wrong: wrong.set(
-        "spec.roles.actorRollout", {"ranksPerReplica": 2, "parallelism": {"tensor": 2}}
+        "spec.roles.actorRollout", {"ranksPerReplica": 4, "parallelism": {"tensor": 4}}
     ),
     "fewer layers than ranks": lambda wrong: wrong.set(
         "spec.roles.actorRollout", {"ranksPerReplica": 3, "parallelism": {"pipeline": 3}}
@@ -298,7 +298,7 @@ def test_a_template_that_does_not_end(wrong: RefusedJob, monkeypatch: pytest.Mon
     long = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     template(long)(wrong)
     (line,) = wrong.refused()
-    assert line.startswith("model/chat_template.jinja: got no text after 0.5 s: ")
+    assert line.startswith("model/chat_template.jinja: got no text: ")
 
 
 @pytest.mark.slow

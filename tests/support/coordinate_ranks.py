@@ -19,7 +19,7 @@ from ppojob_api import contract
 from ppojob_trainer.parallel.collectives import sum_over_data
 from ppojob_trainer.parallel.dims import WITHIN, ParallelDims
 from ppojob_trainer.parallel.link import Link
-from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
+from ppojob_trainer.parallel.world import Rendezvous, World, open_world
 from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.rows import MoveColumns, OpenChannel
@@ -98,7 +98,7 @@ def back(role: str) -> MoveColumns:
 def own(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
     mine = groups(INDEX.owned_by(world.rank))
     rows = rows_at(world, INDEX, mine)
-    staged = rows.staged(MINI_BATCH, ("advantages",))
+    staged = rows.mini_batch(MINI_BATCH, ("advantages",))
     filled, _ = rows.fill("ref_logprobs", lambda some: (said_of(some),))
     channels = channels_of(world, hosts, address, "critic")
     channels.move_rows("critic", INDEX, mine)
@@ -107,7 +107,7 @@ def own(world: World, hosts: Hosts, address: str) -> dict[str, Any]:
         "staged": told(staged, "advantages"),
         "filled": told(filled),
         "mine": told(mine, "ref_logprobs", "values"),
-        "whole": rows.whole(["ref_logprobs"])[0].tolist(),
+        "whole": rows.gather(["ref_logprobs"])[0].tolist(),
         "counted": sum_over_data(world, [filled.num_tokens]),
         "computed": rows.tokens_computed(),
     }
@@ -126,8 +126,10 @@ def serve(connection: Connection, role: str, rank: int, dims: ParallelDims, host
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: never outlive the tests
     torch.set_num_threads(1)
     address = str(hosts[role] + rank)
-    meeting = MeetingPoint(str(hosts[role]), contract.PORT_STORE, f"uid/{role}/1")
-    with open_world(rank, dims.size, CPU, dims=dims, address=address, meeting=meeting) as world:
+    rendezvous = Rendezvous(str(hosts[role]), contract.PORT_STORE, f"uid/{role}/1")
+    with open_world(
+        rank, dims.size, CPU, dims=dims, address=address, rendezvous=rendezvous
+    ) as world:
         act = own if role == "owner" else consume
         connection.send(act(world, hosts, address))
         connection.recv()  # stores live until all have answered

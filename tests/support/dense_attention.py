@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.packed_rows import Span
 
 SPANS = (
     Span(0, 5),

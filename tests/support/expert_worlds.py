@@ -29,7 +29,7 @@ from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.state_dict import broadcast_by_holders, every_adapter, every_tensor
-from ppojob_trainer.parallel.boxes import local_part, whole
+from ppojob_trainer.parallel.boxes import full_tensor, local_part
 from ppojob_trainer.parallel.world import World
 
 TRIED = {
@@ -57,7 +57,9 @@ def run_one_sided(root: Path, world: World, name: str) -> dict[str, Tensor]:
         assert chosen is not None, "they were asked for"
         chosen.copy_(torch.arange(2))
     engine.update(rows, objective())
-    own = {name: whole(p.grad).clone() for name, p in model.named_parameters() if p.requires_grad}
+    own = {
+        name: full_tensor(p.grad).clone() for name, p in model.named_parameters() if p.requires_grad
+    }
     return of_all_stages(world, own)
 
 

@@ -85,8 +85,7 @@ from transformers import (
 
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import TOKENS
-from ppojob_trainer.models.mimo import MiMoForCausalLM
-from ppojob_trainer.models.vision_language import LANGUAGE_MODELS
+from ppojob_trainer.models.model_classes import LANGUAGE_MODELS, MiMoForCausalLM
 
 WINDOW = 4
 NO_DROPOUT = {"attention_dropout": 0.0, "residual_dropout": 0.0}

@@ -1,6 +1,6 @@
 """Jobs whose pods are placed together on a test cluster, and an operator with the rights for it."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,6 +32,26 @@ def operator_of(cluster: Cluster, folder: Path, *gangs: str) -> Iterator[Operato
 
 def gang(name: str, scheduling: dict[str, Any], **spec: Any) -> dict[str, Any]:
     return job(name, scheduling=scheduling, **{"pods": [SMALL], **spec})
+
+
+@contextmanager
+def fake_nodes(
+    cluster: Cluster, labels: Mapping[str, Mapping[str, str]], room: Mapping[str, str], **spec: Any
+) -> Iterator[None]:
+    """More nodes, by their names, each with so much room.
+
+    kwok keeps them ready where it plays the node; else the control plane waits 40 s for kubelets.
+    """
+    real = cluster.get("nodes")["items"][0]["metadata"]["name"]
+    size = {"cpu": "1", "memory": "4Gi", "pods": "20", **room}
+    ready = [{"type": "Ready", "status": "True", "reason": "Ready", "message": ""}]
+    for name, own in labels.items():
+        metadata = {"name": name, "labels": own, "annotations": {"kwok.x-k8s.io/node": real}}
+        status = {"allocatable": size, "capacity": size, "conditions": ready}
+        head = {"apiVersion": "v1", "kind": "Node"}
+        cluster.apply({**head, "metadata": metadata, "spec": spec, "status": status})
+    yield
+    cluster.kubectl("delete", "node", *labels)
 
 
 def nodes(cluster: Cluster, name: str) -> list[str]:

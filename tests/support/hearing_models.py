@@ -32,9 +32,8 @@ from transformers import (
 )
 
 from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.pictures import packed, unpacked
+from ppojob_trainer.data.media.pictures import packed, packed_sound, sound_of, unpacked
 from ppojob_trainer.data.media.sound_form import SoundForm
-from ppojob_trainer.data.media.sounds import packed_sound, sound_of
 from ppojob_trainer.models.weight_files import own_name
 
 HEARING_NAMES = [*NAMES, SOUND, *AROUND_SOUND]

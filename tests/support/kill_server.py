@@ -21,8 +21,8 @@ from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
-from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.store import CheckpointStore
+from ppojob_trainer.checkpoint.tensors import Shard
 
 UID = "uid-1"
 CONFIG = b'{"spec":{"seed":1}}'

@@ -37,9 +37,14 @@ from transformers import (
 from video_reference import FPS, frames_of, pixels_of_video, videos_in
 
 from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import is_picture, packed, unpacked
-from ppojob_trainer.data.media.sounds import packed_sound, sound_of
-from ppojob_trainer.data.media.videos import packed_clip
+from ppojob_trainer.data.media.pictures import (
+    is_picture,
+    packed,
+    packed_clip,
+    packed_sound,
+    sound_of,
+    unpacked,
+)
 
 SPEAKING = {
     "2.5": (Qwen2_5OmniForConditionalGeneration, Qwen2_5OmniThinkerForConditionalGeneration),

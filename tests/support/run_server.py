@@ -17,7 +17,7 @@ from typing import IO
 from ppojob_api import contract
 from ppojob_trainer import fork_server
 from ppojob_trainer.heartbeat_pipe import die_with_parent
-from ppojob_trainer.supervisor.forked_process import ForkServer, Process, listen, rank_variables
+from ppojob_trainer.supervisor.forked_process import ForkClient, Process, listen, rank_variables
 
 FOLDER = "PPOJOB_RUN_SERVER"
 """Names the folder of the server that commands of tests are forked by."""
@@ -42,7 +42,7 @@ def run(
     if server and servers_of_ranks:
         with contextlib.suppress(OSError):
             outputs = (said.fileno(), said.fileno())
-            forked = ForkServer(Path(server)).fork(json.dumps(words), environment, outputs=outputs)
+            forked = ForkClient(Path(server)).fork(json.dumps(words), environment, outputs=outputs)
             if forked.is_forked_within(60.0):
                 return forked
             forked.send_signal(signal.SIGKILL)

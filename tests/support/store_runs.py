@@ -52,7 +52,7 @@ def train(run: Path, config: RunConfig, *steps: int) -> CheckpointStore:
         copies.start()
         with contextlib.suppress(Exception):
             copies._wait(lambda: False)
-        store.prune(2, held=copies.under_way)
+        store.prune(2, held=copies.step)
     return store
 
 

@@ -380,8 +380,6 @@ def make(kind: str, first: str, second: str) -> None:
     """Make what the command line of this file says."""
     if kind == "policy":
         save_policy(Path(first), float(second))
-    elif kind == "pair":
-        save_policy(Path(first), float(second), num_key_value_heads=2)
     elif kind == "mixture":
         drawn = {"initializer_range": 0.3}  # large enough for the choice of experts to matter
         save_policy(Path(first), float(second), model_class=Qwen3MoeForCausalLM, **MIXTURE, **drawn)

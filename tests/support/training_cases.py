@@ -52,16 +52,14 @@ from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec, TrainingSpec
 from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.pictures import packed
-from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import REVERSE_KL, Divergence, HeadWithKl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.mtp import Mtp
-from ppojob_trainer.engine.objective import Aggregation
-from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.router_losses import RouterCoefficients
-from ppojob_trainer.engine.sft_objective import SupervisedObjective
+from ppojob_trainer.engine.objective import Aggregation, SupervisedObjective
+from ppojob_trainer.engine.policy_objective import DistillationObjective, PolicyObjective
+from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import HeadOf, Objective, Supervised, TrainEngine
 from ppojob_trainer.engine.value_objective import OutcomeObjective, ValueObjective
 from ppojob_trainer.metrics.pass_statistics import step_statistics
@@ -71,9 +69,9 @@ from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.state_dict import (
     named_full_tensors,
 )
-from ppojob_trainer.parallel.boxes import sharded_as, whole
+from ppojob_trainer.parallel.boxes import copy_pieces, full_tensor
 from ppojob_trainer.parallel.collectives import (
-    shared_within,
+    gather_within,
 )
 from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.fsdp import fill
@@ -148,6 +146,7 @@ CASES = {
     "biases": Case((0, 1, 0, 1, 0), model="biased"),
     "qwen2": Case((0, 1, 0, 1, 0), budget=40, model="qwen2"),
     "qwen3": Case((0, 1, 0, 1, 0), budget=40, model="qwen3"),
+    "one_key_head": Case((0, 1, 0, 1, 0), budget=40, model="one_key_head", recompute=True),
     "qwen3_recomputed": Case((0, 1, 1, 1, 0), model="qwen3_tied", recompute=True),
     "experts": Case((0, 0, 0, 0, 1), budget=30, model="qwen3_moe", routers=ROUTERS),
     "experts_replayed": Case(
@@ -266,7 +265,7 @@ KEY_BIASES = ("gpt_neox", "gpt2", "opt", "stablelm")
 FAMILIES = {
     family: Case((0, 1, 0, 1, 0), 80, family, optimizer=SGD if family in KEY_BIASES else ADAMW)
     for family in FAMILY_MODELS
-    if family not in (*ABOVE, *CUT_AS_OTHERS) and not TABLE[family].sees_pictures
+    if family not in (*ABOVE, *CUT_AS_OTHERS) and not TABLE[family].is_multimodal
 }
 CASES |= FAMILIES
 LAYOUTS = {
@@ -279,6 +278,7 @@ LAYOUTS = {
     "s4": ParallelDims(sequence=4),
     "2x1s2": ParallelDims(replicate=2, sequence=2),
     "t2": ParallelDims(tensor=2),
+    "t4": ParallelDims(tensor=4),  # twice as many as the models have key heads
     "2x1t2": ParallelDims(replicate=2, tensor=2),
     "s2t2": ParallelDims(sequence=2, tensor=2),
     "p3": ParallelDims(pipeline=3),
@@ -304,6 +304,7 @@ MODELS: Mapping[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "qwen2": (Qwen2ForCausalLM, {"tie_word_embeddings": True}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "qwen3_tied": (Qwen3ForCausalLM, {"head_dim": 8, "tie_word_embeddings": True}),
+    "one_key_head": (Qwen3ForCausalLM, {"head_dim": 8, "num_key_value_heads": 1}),
     "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
     "dropout": (LlamaForCausalLM, {"attention_dropout": 0.3}),
 }
@@ -542,8 +543,8 @@ def run_case(case: Case, folder: Path, world: World) -> dict[str, Tensor]:
         supervised = Supervised(given, SupervisedObjective(0.4, uncertain_tokens=True), HEAD, 0.6)
     torch.manual_seed(coordinate)
     engine.update(rows, goal, heads, supervised)
-    trained = {n: sharded_as(p, p.grad) for n, p in model.named_parameters() if p.requires_grad}
-    gradients = {f"gradient/{n}": whole(gradient).clone() for n, gradient in trained.items()}
+    trained = {n: copy_pieces(p, p.grad) for n, p in model.named_parameters() if p.requires_grad}
+    gradients = {f"gradient/{n}": full_tensor(gradient).clone() for n, gradient in trained.items()}
     results |= of_all_stages(world, gradients)
     stats = step_statistics([engine.update(rows, goal, heads, supervised)])
     results |= {f"weight/{n}": t.clone() for n, t in named_full_tensors(model)}
@@ -557,7 +558,7 @@ def of_all_stages(world: World, own: dict[str, Tensor]) -> dict[str, Tensor]:
     """Tensors by name; what two stages have is the same."""
     if world.dims.pipeline == 1:
         return own
-    (first, *others), _ = shared_within(world, [own])
+    (first, *others), _ = gather_within(world, [own])
     for stage in others:
         for name in first.keys() & stage.keys():
             torch.testing.assert_close(first[name], stage[name], rtol=0, atol=0, equal_nan=True)

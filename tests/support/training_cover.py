@@ -2,7 +2,8 @@
 
 In the cover each kind of ranks (shards, copies, shared tokens, shared matrix products, stages)
 meets each case, scenario and checkpoint that concerns it, under one layout or more; so do families
-with the last three. Layouts of two kinds meet what is special where the two come together.
+with shared matrix products, and where they differ from others with shared tokens and stages.
+Layouts of two kinds meet what is special where the two come together.
 """
 
 from dataclasses import dataclass
@@ -20,6 +21,14 @@ SAVED = ("even", "adapters", "muon", "partition")
 BY_SHARDS = tuple(layout for layout in WHOLE_HEADS if LAYOUTS[layout].tensor == 1)
 OF_FAMILIES = ("s2", "t2", "p3")
 """Where each of them is cut by shards and heads, by matrices, and by layers."""
+SHARED_HEADS = ("olmo2", "gemma4_text", "stablelm")
+"""Families that make or count their key heads in other ways, where tensor ranks share them."""
+_BY_MATRICES_ALONE = (
+    *("qwen2_moe", "mixtral", "olmoe", "glm4_moe", "mistral", "phi3", "smollm3", "olmo2", "olmo3"),
+    *("granitemoeshared", "apertus", "hunyuan_v1_dense", "ernie4_5_moe", "stablelm"),
+)
+"""Of these, the ones whose tokens see others, and whose layers follow each other, as in llama,
+Qwen, Granite or Gemma."""
 ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
@@ -95,10 +104,14 @@ _CASES = {
     "2x2": ("small_micro_batches", "spread", "muon", "a_gradient_that_is_not_finite"),
     "s4": ("small_micro_batches", "long_rows", "experts"),
     "2x1s2": ("small_micro_batches", "long_rows", "dropout", "dropout_recomputed"),
+    "t4": (
+        *("small_micro_batches", "one_key_head", "adapters_with_lengths", "adapters_recomputed"),
+        *("muon", "bfloat16", *SHARED_HEADS),
+    ),
     "2x1t2": ("small_micro_batches", "spread", "adapters", "adapters_with_lengths"),
     "s2t2": (
         *("small_micro_batches", "experts", "muon", "full_kl", "dropout", "dropout_recomputed"),
-        "pictures",
+        *("pictures", "one_key_head"),
     ),
     "2p2": (
         "small_micro_batches",
@@ -109,8 +122,8 @@ _CASES = {
     ),
 }
 _SCENARIOS = {
-    "checkpoint-adapters": (*OF_ONE_KIND, "2p2"),
-    "checkpoint-muon": (*OF_ONE_KIND, "s2t2"),
+    "checkpoint-adapters": (*OF_ONE_KIND, "t4", "2p2"),
+    "checkpoint-muon": (*OF_ONE_KIND, "t4", "s2t2"),
     "checkpoint-partition": ("p3", "2p2"),
     "offloaded": (*OF_ONE_KIND, "2x2"),
     "offloaded_adapters": OF_ONE_KIND,
@@ -149,14 +162,16 @@ class Cover:
 
     def cases_of(self, layout: str) -> dict[str, Case]:
         """The cases that are run with a layout, by name."""
-        names = tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
-        if not self.whole:
-            names = (*_CASES[layout], *FAMILIES)
+        is_cut = self.whole or layout == "t2"
+        families = [name for name in FAMILIES if is_cut or name not in _BY_MATRICES_ALONE]
+        names = (*_CASES[layout], *families)
+        if self.whole:
+            names += tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
         return {
             name: CASES[name]
             for name in CASES
             if name in names
-            and (name not in FAMILIES or layout in OF_FAMILIES)
+            and (name not in FAMILIES or layout in OF_FAMILIES or name in _CASES[layout])
             and not _is_refused(layout, CASES[name])
         }
 

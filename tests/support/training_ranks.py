@@ -27,9 +27,9 @@ from training_cover import AGAIN, COVER, ON_GPUS, SAVED, WHOLE, WORLDS, Cover
 from training_scenarios import SCENARIOS, run_foreign_checkpoints
 
 from ppojob_trainer.checkpoint.tensors import read_tensors, write_tensors
+from ppojob_trainer.deterministic import make_deterministic
 from ppojob_trainer.parallel.dims import ParallelDims
-from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
-from ppojob_trainer.repeated_bits import repeat_bits
+from ppojob_trainer.parallel.world import Rendezvous, World, open_world
 
 Work = Callable[[Path, Path, World], None]
 """Writes into the folder of a layout what its ranks find with the models of another one."""
@@ -73,10 +73,12 @@ def run_rank(
     if kind == "cuda":
         device = torch.device(kind, rank % torch.cuda.device_count())
         one_gpu.become_a_host()
-    repeat_bits(device)
-    meeting = MeetingPoint("127.0.1.1", port, "uid/actorRollout/0")
+    make_deterministic(device)
+    rendezvous = Rendezvous("127.0.1.1", port, "uid/actorRollout/0")
     address = f"127.0.1.{rank + 1}"
-    with open_world(rank, dims.size, device, dims=dims, address=address, meeting=meeting) as world:
+    with open_world(
+        rank, dims.size, device, dims=dims, address=address, rendezvous=rendezvous
+    ) as world:
         try:
             work(results, results.parent, world)
             # A gloo group that is closed resets its connections, whatever others still read there.

@@ -31,9 +31,8 @@ from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.files import sha256_of
-from ppojob_trainer.checkpoint.shards import Shard
-from ppojob_trainer.checkpoint.tensors import read_parts
+from ppojob_trainer.checkpoint.manifest import sha256_of
+from ppojob_trainer.checkpoint.tensors import Shard, read_parts
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.engine.full_kl import Divergence, full_kl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
@@ -53,9 +52,9 @@ from ppojob_trainer.models.state_dict import (
     named_full_tensors,
     trained_tensors,
 )
-from ppojob_trainer.parallel.boxes import box_of, local_part, whole
+from ppojob_trainer.parallel.boxes import box_of, full_tensor, local_part
 from ppojob_trainer.parallel.collectives import (
-    largest_over_ranks,
+    max_over_ranks,
     sum_over_ranks,
 )
 from ppojob_trainer.parallel.fsdp import as_forward, fill
@@ -112,7 +111,7 @@ def restored_engine(
 def state_of(engine: TrainEngine) -> dict[str, Tensor]:
     """All of a checkpoint's tensors, put together."""
     state = {name: tensor.clone() for name, tensor in named_full_tensors(engine.model)}
-    own = {name: whole(tensor).clone() for name, tensor in engine.state_tensors().items()}
+    own = {name: full_tensor(tensor).clone() for name, tensor in engine.state_tensors().items()}
     return state | of_all_stages(engine._world, own)
 
 
@@ -147,16 +146,16 @@ def run_offloaded(folder: Path, world: World, name: str) -> dict[str, Tensor]:
     for kind, offload in ("plain", ()), ("offloaded", get_args(Offloaded)):
         model = load(case, folder, world)
         engine = make_engine(model, case, world, offload)
-        resident = resident_weights(model, leaves="weights" in offload)
+        resident = resident_weights(model, offloads="weights" in offload)
         torch.manual_seed(world.dims.data_coordinate(world.rank))
         for _ in range(2):
-            with resident.at_work():
+            with resident.on_device():
                 logprobs = engine.predict(rows)[0]
                 engine.update(rows, objective())
         state = engine.state_tensors()
         weights = named_full_tensors(model, resident.host.on_device)
         found = {f"weight/{n}": t.clone() for n, t in weights}
-        found |= {f"moment/{n}": whole(engine.moments.on_device(t)) for n, t in state.items()}
+        found |= {f"moment/{n}": full_tensor(engine.moments.on_device(t)) for n, t in state.items()}
         moments = [t for n, t in state.items() if n.endswith(OF_ADAMW[:2])]
         held = [w for n, w in model.named_parameters() if not is_adapter(n)] + moments
         sizes = [local_part(t).untyped_storage().nbytes() for t in held]
@@ -240,7 +239,9 @@ def run_value_model(
     mine = rows.select(rows_of_rank(CASES["even"].owners, world.rank, world.dims))
     engine = value_engine(model, world)
     norms = [engine.update(mine, VALUE_GOAL).values["critic/grad_norm"] for _ in range(2)]
-    own = {f"trained/{name}": whole(tensor) for name, tensor in trained_tensors(model).items()}
+    own = {
+        f"trained/{name}": full_tensor(tensor) for name, tensor in trained_tensors(model).items()
+    }
     trained = of_all_stages(world, own)
     values = engine.predict(rows)[0]
     return {**beginning, **trained, "norms": torch.tensor(norms), "values": values}
@@ -382,7 +383,7 @@ def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
     targets = torch.tensor([0, 48, 49, 96, 3, 60, 50])
     settings = LogprobSettings(0.7, 2, entropy="gradient", squares=True, certainty=True)
     model, reference = (load_model(folder / name, world=world) for name in ("untied", "biased"))
-    layer, ref_layer = (whole(one.lm_head.weight.detach()) for one in (model, reference))
+    layer, ref_layer = (full_tensor(one.lm_head.weight.detach()) for one in (model, reference))
     ref_weight = as_forward(reference, lambda: reference.lm_head.weight.detach())
 
     def told(hidden: Tensor, weight: Tensor, ref_weight: Tensor) -> dict[str, Tensor]:
@@ -407,7 +408,7 @@ def run_heads(folder: Path, world: World) -> dict[str, Tensor]:
         loss = loss + sum(0.2 * values[name] for name in DIVERGENCES)
         (loss * shares).sum().backward()
         copies = 1 if name == "whole" else world.size // world.dims.tensor
-        values |= {"hidden": hidden.grad, "weight": whole(parameter.grad) / copies}
+        values |= {"hidden": hidden.grad, "weight": full_tensor(parameter.grad) / copies}
         results |= {f"{name}/{key}": value.detach().clone() for key, value in values.items()}
     same = LastStates(ref_states, ref_weight)
     return results | {"same/kl": full_kl(ref_states, ref_weight, same, settings)}
@@ -425,7 +426,7 @@ def run_bad_values(folder: Path, world: World) -> dict[str, Tensor]:
 def run_collectives(_folder: Path, world: World) -> dict[str, Tensor]:
     return {
         "sum": torch.tensor(sum_over_ranks(world, [0.1 * world.rank, 1e16 * (-1) ** world.rank])),
-        "largest": torch.tensor(largest_over_ranks(world, world.rank * 3)),
+        "largest": torch.tensor(max_over_ranks(world, world.rank * 3)),
     }
 
 

@@ -15,7 +15,7 @@ from prompt_files import CHATML
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from ppojob_trainer.data.chat import ChatTokenizer, Tools
-from ppojob_trainer.data.template_child import TemplateRefusal, compile_template, render
+from ppojob_trainer.data.template_child import compile_template, refused, render
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.json_value import Json
 
@@ -184,8 +184,9 @@ class ChatInProcess(ChatTokenizer):
             try:
                 talk = [dict(message) for message in messages]
                 texts.append(render(self._compiled, talk, given, open_turn=open_turn))
-            except TemplateRefusal as refusal:
-                texts.append(BadChatTemplate(f"{file}: got {refusal.reason}: refused; another"))
+            except Exception as error:
+                refusal = refused(error).refusal
+                texts.append(BadChatTemplate(f"{file}: got {refusal}: refused; another"))
         return texts
 
 

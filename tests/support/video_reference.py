@@ -19,8 +19,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.pictures import opened, packed, unpacked
-from ppojob_trainer.data.media.videos import clip_of
+from ppojob_trainer.data.media.pictures import clip_of, opened, packed, unpacked
 
 FPS = 2.0
 """Frames of a second of the videos of tests."""

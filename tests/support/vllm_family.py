@@ -35,13 +35,12 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.models.config_files import read_config
-from ppojob_trainer.models.experts import split_experts
-from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import add_adapters
-from ppojob_trainer.models.module_names import rename_modules
 from ppojob_trainer.models.routes import of_bytes
 from ppojob_trainer.models.state_dict import named_full_adapters, named_full_tensors
+from ppojob_trainer.models.transformers_modules import rename_modules, unify_modules
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rollout.vllm_engine import VllmEngine
 from ppojob_trainer.rows.experience import Experience
@@ -200,7 +199,7 @@ def _compared(
     values = other_values(read_config(folder / "config.json"))
     job = ModelSpec.model_validate({"path": str(folder), "configOverrides": values})
     model, overrides = overridden(model, values), config_changes(folder, job)
-    beside = {"lora": lora, "tells_experts": tells, "overrides": overrides}
+    beside = {"lora": lora, "records_experts": tells, "overrides": overrides}
     engine = VllmEngine(rollout, folder, device=device, **beside)
     if lora is not None:
         rename_modules(model, FAMILIES[model.config.model_type])
@@ -210,7 +209,7 @@ def _compared(
             weight.add_(0.1 * torch.randn(weight.shape))
     draw_corrections(model)
     sent = deepcopy(model)
-    split_experts(sent)
+    unify_modules(sent)
     tensors = named_full_tensors(sent, merges=False)
     engine.load_weights(1, chain(tensors, named_full_adapters(sent)))
     assert not alone or all(map(torch.equal, _trained(folder), alone))
@@ -273,7 +272,7 @@ def _chosen(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 
 def _saved(family: str, folder: Path) -> PreTrainedModel:
     """A model that lies in the folder, of a family, or a part of a larger one."""
-    if family in WHOLES:
+    if family in MULTIMODAL:
         own = {"sliding_window": WINDOW} if family.startswith("gemma") else {}
         if family.startswith("gemma4"):
             own["global_head_dim"] = 4 * HALF

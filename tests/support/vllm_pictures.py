@@ -54,7 +54,7 @@ from ppojob_trainer.rollout.protocol import (
     SamplingParams,
     generation_phase,
 )
-from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_pictures
+from ppojob_trainer.rollout.vllm_engine import VllmEngine, vllm_models
 
 FAMILIES = {
     "2": Qwen2VLForConditionalGeneration,
@@ -343,9 +343,9 @@ def positions_of(form: PictureForm, row: Request) -> bool:
     if len(form.positions(row.prompt, row.pictures)) == 1:  # vLLM counts itself
         return True
     drawn = [TOKEN, 9, 9]
-    given = vllm_pictures.prompt_of(row, form)
+    given = vllm_models.prompt_of(row, form)
     features = [SimpleNamespace(data=item) for item in given["mm_kwargs"]["image"]]
-    positions, ahead = vllm_pictures.SEEING["qwen2_vl"].get_mrope_input_positions(
+    positions, ahead = vllm_models.MROPE_MODELS["qwen2_vl"].get_mrope_input_positions(
         None, [*row.prompt, *drawn], features
     )
     expected = torch.tensor(form.positions([*row.prompt, 9, 9, 9], row.pictures))

@@ -1,4 +1,4 @@
-"""Tiny models whose language model is a part, read for its text alone: `families.WHOLES`."""
+"""Tiny models whose language model is a part, read for its text alone: `families.MULTIMODAL`."""
 
 import json
 from pathlib import Path

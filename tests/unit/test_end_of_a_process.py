@@ -7,7 +7,7 @@ import pytest
 
 PROGRAM = """
 import atexit, threading, time
-from ppojob_trainer.__main__ import end_with
+from ppojob_trainer.__main__ import run_and_exit
 
 class Left:
     def __del__(self):
@@ -25,7 +25,7 @@ def run():
     print("run")
     {end}
 
-end_with(run)
+run_and_exit(run)
 """
 
 

@@ -25,8 +25,8 @@ from ppojob_cli.validate import validate
 from ppojob_trainer import failpoints
 from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault, JobFailed
 from ppojob_trainer.pod_environment import PodEnvironment
-from ppojob_trainer.remote_files import again, locate, located, unreadable
-from ppojob_trainer.supervisor.main import fetch
+from ppojob_trainer.remote_files import fetch, unreadable_urls, with_local_paths, with_retries
+from ppojob_trainer.supervisor.main import start_fetch
 
 POINTS = [point for point in failpoints.all_points() if point.startswith("fetched.")]
 
@@ -123,7 +123,7 @@ def test_models_of_several_teachers_are_fetched(store, tmp_path):
     algorithm = {"type": "distillation", "promptsPerStep": 1}
     reference = {"path": "/teacher", "teachers": teachers}
     config = job_of(url, algorithm=algorithm, reference=reference, rewards=[])
-    found = locate(config, tmp_path / "runs" / "fetches").spec.reference_paths
+    found = fetch(config, tmp_path / "runs" / "fetches").spec.reference_paths
     assert found[0] == "/teacher"
     assert Path(found[1], "model.safetensors").stat().st_size == 100_000
 
@@ -131,7 +131,7 @@ def test_models_of_several_teachers_are_fetched(store, tmp_path):
 def test_a_job_reads_what_was_fetched_and_is_the_job_that_was_written(store, tmp_path):
     root, url = store
     config, folder = job_of(url), tmp_path / "runs" / "fetches"
-    found = locate(config, folder)
+    found = fetch(config, folder)
     assert content(found) == {
         name: (root / path).read_bytes()
         for name, path in {
@@ -145,7 +145,7 @@ def test_a_job_reads_what_was_fetched_and_is_the_job_that_was_written(store, tmp
     for what in ("to_json", "digest", "trajectory_json"):
         assert getattr(found, what)() == getattr(config, what)()
     assert manifest.dump(found.job()) == manifest.dump(config.job())
-    assert located(config, folder).spec == found.spec
+    assert with_local_paths(config, folder).spec == found.spec
     # Types of numbers are resolved on each machine, behind or before the paths.
     behind = found.on_processor(native_bfloat16=True)
     assert behind.to_json() == config.on_processor(native_bfloat16=True).to_json()
@@ -154,9 +154,9 @@ def test_a_job_reads_what_was_fetched_and_is_the_job_that_was_written(store, tmp
 def test_nothing_is_fetched_twice(store, tmp_path):
     _, url = store
     config = job_of(url)
-    first = locate(config, tmp_path / "runs" / "a")
+    first = fetch(config, tmp_path / "runs" / "a")
     Handler.asked.clear()
-    again = locate(config, tmp_path / "runs" / "b")
+    again = fetch(config, tmp_path / "runs" / "b")
     assert again.spec == first.spec
     assert "/model/model.safetensors" not in Handler.asked
 
@@ -164,18 +164,18 @@ def test_nothing_is_fetched_twice(store, tmp_path):
 def test_a_version_goes_when_no_run_names_it_any_more(store, tmp_path):
     root, url = store
     config, old = job_of(url), tmp_path / "runs" / "old"
-    before = Path(locate(config, old).spec.data.train[0].path)
+    before = Path(fetch(config, old).spec.data.train[0].path)
     (root / "train.jsonl").write_text('{"prompt": "another"}\n')
-    after = Path(locate(config, tmp_path / "runs" / "new").spec.data.train[0].path)
+    after = Path(fetch(config, tmp_path / "runs" / "new").spec.data.train[0].path)
     os.utime(before.parents[1] / "content", (0, 0))
     os.utime(after.parents[1] / "content", (0, 0))
     half = before.parents[2] / "0123-4567.part"
     half.mkdir()
     os.utime(half, (0, 0))
-    locate(config, tmp_path / "runs" / "newer")
+    fetch(config, tmp_path / "runs" / "newer")
     assert (before.exists(), after.exists(), half.exists()) == (True, True, False)
     shutil.rmtree(old)
-    locate(config, tmp_path / "runs" / "newest")
+    fetch(config, tmp_path / "runs" / "newest")
     assert (before.exists(), after.exists()) == (False, True)
     assert not [path for path in before.parents[2].iterdir() if path.suffix == ".gone"]
 
@@ -189,37 +189,37 @@ def test_what_may_not_be_read_or_cleared_beside_a_run_costs_it_nothing(store, tm
     os.utime(stale / "content", (0, 0))
     lock = stale.with_name(f"{stale.name}.lock")
     lock.mkdir()
-    locate(config, tmp_path / "runs" / "a", told.append)
+    fetch(config, tmp_path / "runs" / "a", told.append)
     assert stale.exists()
     assert "old versions stay: IsADirectoryError" in told[-1]
     lock.rmdir()
-    locate(config, tmp_path / "runs" / "b", told.append)
+    fetch(config, tmp_path / "runs" / "b", told.append)
     assert not stale.exists()
 
 
 def test_a_changed_file_is_fetched_by_a_new_run_alone(store, tmp_path):
     root, url = store
     config, old = job_of(url), tmp_path / "runs" / "old"
-    before = content(locate(config, old))
+    before = content(fetch(config, old))
     begin(old)
     (root / "train.jsonl").write_text('{"prompt": "another"}\n')
-    assert content(locate(config, old)) == before
-    new = content(locate(config, tmp_path / "runs" / "new"))
+    assert content(fetch(config, old)) == before
+    new = content(fetch(config, tmp_path / "runs" / "new"))
     assert new["train.jsonl"] == (root / "train.jsonl").read_bytes()
 
 
 def test_a_run_whose_files_are_gone_and_others_now_is_refused(store, tmp_path):
     root, url = store
     config, folder = job_of(url), tmp_path / "runs" / "old"
-    before = content(locate(config, folder))
+    before = content(fetch(config, folder))
     begin(folder)
     shutil.rmtree(tmp_path / "runs" / ".fetched")
     os.utime(root / "train.jsonl", (0, 0))  # the same bytes, as of another time
-    assert content(locate(config, folder)) == before
+    assert content(fetch(config, folder)) == before
     shutil.rmtree(tmp_path / "runs" / ".fetched")
     (root / "train.jsonl").write_text('{"prompt": "another"}\n')
     with pytest.raises(CannotResume) as refused:
-        locate(config, folder)
+        fetch(config, folder)
     assert [fields(line) for line in refused.value.problems] == ["spec.data.train[0].path"]
 
 
@@ -231,7 +231,7 @@ def test_patterns_and_folders_of_data(store, tmp_path):
     paths = [f"{url}/data/a-*.jsonl", f"{url}/data/"]
     data = {"maxPromptTokens": 8, "maxResponseTokens": 8}
     config = job_of(url, data={"train": [{"path": path} for path in paths], **data})
-    pattern, folder = (file.path for file in locate(config, tmp_path / "run").spec.data.train)
+    pattern, folder = (file.path for file in fetch(config, tmp_path / "run").spec.data.train)
     assert [Path(path).name for path in sorted(glob.glob(pattern))] == ["a-1.jsonl", "a-2.jsonl"]
     assert folder.endswith("/")
     assert sorted(os.listdir(folder)) == ["a-1.jsonl", "a-2.jsonl", "b.jsonl"]
@@ -244,8 +244,8 @@ def test_all_that_cannot_be_read_is_told_at_once(store, tmp_path):
     reference = {"path": "s3://bucket/model"}
     config = job_of(f"{url}/nowhere", algorithm=algorithm, reference=reference)
     with pytest.raises(ConfigError) as refused:
-        locate(config, tmp_path / "run")
-    assert list(refused.value.problems) == list(unreadable(config.spec))
+        fetch(config, tmp_path / "run")
+    assert list(refused.value.problems) == list(unreadable_urls(config.spec))
     told = {fields(line): line for line in refused.value.problems}
     assert list(told) == ["spec.model.path", "spec.reference.path", "spec.data.train[0].path"]
     assert "s3fs" in told["spec.reference.path"]
@@ -255,7 +255,7 @@ def test_all_that_cannot_be_read_is_told_at_once(store, tmp_path):
 def test_what_came_whole_is_not_fetched_again_after_a_break(store, tmp_path):
     _, url = store
     Handler.breaks = {"/model/model.safetensors"}
-    assert content(locate(job_of(url), tmp_path / "run"))["model.safetensors"] == bytes(100_000)
+    assert content(fetch(job_of(url), tmp_path / "run"))["model.safetensors"] == bytes(100_000)
     assert Handler.asked.count("/model/model.safetensors") == 2
     assert Handler.asked.count("/model/config.json") == 1
     assert Handler.breaks == set()
@@ -271,11 +271,11 @@ def test_a_store_that_is_down_for_a_while_ends_nothing(monkeypatch):
             raise answer
         return answer
 
-    assert again(ask, "s3://bucket/a", "read", told.append) == 7
-    assert told == ["s3://bucket/a: OSError: down; asked again in 1 s"]
+    assert with_retries(ask, "s3://bucket/a", "read", told.append) == 7
+    assert told == ["s3://bucket/a: OSError: down; retry in 1 s"]
     answers = iter([OSError("down")] * 3)
     with pytest.raises(JobFailed, match="s3://bucket/a: not read: OSError: down"):
-        again(ask, "s3://bucket/a", "read", told.append, patient_seconds=1.0)
+        with_retries(ask, "s3://bucket/a", "read", told.append, seconds=1.0)
     assert next(answers).args == ("down",)  # it was asked twice
 
 
@@ -290,13 +290,13 @@ def test_two_processes_fetch_once(store, tmp_path):
     for process in processes:
         process.join()
     assert [process.exitcode for process in processes] == [0, 0]
-    first, second = (content(located(RunConfig.from_json(config), run)) for run in runs)
+    first, second = (content(with_local_paths(RunConfig.from_json(config), run)) for run in runs)
     assert first == second
     assert Handler.asked.count("/model/model.safetensors") == 1
 
 
 def locate_in(config: bytes, folder: Path) -> None:
-    locate(RunConfig.from_json(config), folder)
+    fetch(RunConfig.from_json(config), folder)
 
 
 def test_validate_looks_and_fetches_nothing(store, tmp_path, monkeypatch):
@@ -320,9 +320,9 @@ def test_a_kill_leaves_nothing_half_done(point, store, tmp_path):
     _, url = store
     config, folder = job_of(url), tmp_path / "runs" / "killed"
     with failing_at(point), contextlib.suppress(InjectedFault):
-        locate(config, folder)  # a rename's is met where a fetch is tried again
-    found = content(locate(config, folder))
-    assert found == content(locate(config, tmp_path / "undisturbed" / "run"))
+        fetch(config, folder)  # a rename's is met where a fetch is tried again
+    found = content(fetch(config, folder))
+    assert found == content(fetch(config, tmp_path / "undisturbed" / "run"))
     assert not list((tmp_path / "runs" / ".fetched").glob("*.part"))
 
 
@@ -346,9 +346,9 @@ def test_the_controllers_pod_of_a_cluster_fetches_for_all(store, tmp_path):
         )
 
     for role, parent in (("actorRollout", None), ("controller", 1)):
-        assert fetch(environment(role, parent)).result(0) is config
+        assert start_fetch(environment(role, parent)).result(0) is config
     with pytest.raises(ConfigError, match="was not fetched"):
-        environment("actorRollout", None).located()
-    fetch(environment("controller", None)).result(60)
-    rank = environment("actorRollout", None).located()
+        environment("actorRollout", None).with_local_paths()
+    start_fetch(environment("controller", None)).result(60)
+    rank = environment("actorRollout", None).with_local_paths()
     assert content(rank.config)["config.json"] == b"{}"

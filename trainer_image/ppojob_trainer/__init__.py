@@ -1,12 +1,11 @@
-"""The processes of a job: controller, supervisors, ranks; everything that trains."""
+"""The processes of a job: controller, supervisors and ranks."""
 
 from functools import cache
 
 
 @cache
 def version() -> str:
-    """The version that is installed."""
-    # Most processes never ask, and this takes as long as all else that a small child loads.
-    from importlib.metadata import version as installed
+    """Return the installed version."""
+    from importlib.metadata import version as installed  # slow to import, and rarely needed
 
     return installed("ppojob")

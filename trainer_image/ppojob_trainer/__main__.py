@@ -1,4 +1,4 @@
-"""`python -m ppojob_trainer COMMAND`: what the containers of a job run."""
+"""`python -m ppojob_trainer COMMAND`: entry point of the containers of a job."""
 
 import atexit
 import os
@@ -8,24 +8,24 @@ from collections.abc import Callable
 from ppojob_trainer.cli import main
 
 
-def end_with(run: Callable[[], int]) -> None:
-    """End this process with the status that `run` answers.
+def run_and_exit(run: Callable[[], int]) -> None:
+    """Run a command and exit with its status, without the teardown of the interpreter.
 
-    It ends as soon as its threads have, and what is registered from here on has been called: taking
-    PyTorch's modules apart takes Python half a second more, and the kernel no time.
+    Non-daemon threads are joined and later `atexit` handlers run. The teardown would only unload
+    PyTorch, which takes half a second.
     """
     statuses = list[int]()
 
-    def leave() -> None:
-        for status in statuses:
+    def exit_now() -> None:
+        for status in statuses:  # none if `run` raised
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(status)
 
-    atexit.register(leave)  # the first to be registered is the last to be called
+    atexit.register(exit_now)  # registered first, so called last
     statuses.append(run())
     sys.exit(statuses[0])
 
 
 if __name__ == "__main__":
-    end_with(lambda: main(sys.argv[1:]))
+    run_and_exit(lambda: main(sys.argv[1:]))

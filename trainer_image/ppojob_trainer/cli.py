@@ -1,9 +1,8 @@
-"""The entry of every process of a job; the heavy parts are imported by the command that needs them.
+"""Commands of `python -m ppojob_trainer`; each imports its heavy dependencies itself.
 
-Who a process is comes from its environment (the container contract), so the commands take no
-argument: `supervise` is PID 1 of a pod, `controller` and `rank` are what it starts. On one machine
-`fork-server` (or `vllm-fork-server`) and `supervisor-server` have them loaded before they are asked
-for.
+The environment identifies the process (docs/contract.md), so commands take no arguments.
+`supervise` is PID 1 of a pod and starts `controller` or `rank`. On one machine, fork servers with
+preloaded libraries start them.
 """
 
 import logging
@@ -20,13 +19,13 @@ COMMANDS = ("supervise", "controller", "rank", *_SERVERS)
 
 
 def main(arguments: list[str]) -> int:
-    """Run one command; answers the exit status."""
+    """Run one command; return the exit status."""
     if len(arguments) != 1 or arguments[0] not in COMMANDS:
         sys.stderr.write(f"usage: python -m ppojob_trainer {'|'.join(COMMANDS)}\n")
         return contract.EXIT_INVALID
     command = arguments[0]
     if parent := os.environ.get(contract.ENV_DIE_WITH_PARENT):
-        die_with_parent(int(parent))  # first of all: what follows takes its time
+        die_with_parent(int(parent))  # before any slow import
     if command in _SERVERS:
         return _serve_forks(command)
     role = os.environ.get(contract.ENV_ROLE, "?")
@@ -44,7 +43,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _serve_forks(server: str) -> int:
-    """A fork server, and from then on each of its forks."""
+    """Run a fork server; in each fork, run the requested command."""
     from ppojob_trainer.fork_server import serve
 
     try:
@@ -57,7 +56,7 @@ def _serve_forks(server: str) -> int:
 
 def _run(command: str) -> int:
     if command == "supervise":
-        stop_signal.hold_back()  # in a container it was not held back before
+        stop_signal.block_sigterm()  # a container runtime does not start it with the signal blocked
         from ppojob_trainer.supervisor.main import supervise
 
         return supervise()

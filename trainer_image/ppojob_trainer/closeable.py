@@ -1,20 +1,20 @@
-"""What is used in a ``with`` block and closed at its end."""
+"""Base class of objects that own processes or files, for use in a ``with`` block."""
 
 from abc import ABC, abstractmethod
 from typing import Self
 
 
 class Closeable(ABC):
-    """Holds something that must be given back: processes, files."""
+    """Owns resources that `close` releases."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give it back; called again, it does nothing."""
+        """Release the resources; a second call does nothing."""
 
     def __enter__(self) -> Self:
-        """Give the object itself."""
+        """Return the object."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Close, whatever happened."""
+        """Close."""
         self.close()

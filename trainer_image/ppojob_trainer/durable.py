@@ -1,12 +1,11 @@
-"""Writes that survive a kill or a power cut at any moment, or did not happen at all.
+"""Atomic and durable file operations: after a kill or a power cut, a write is complete or absent.
 
-A file is written aside, fsynced, renamed, and its folder fsynced; a journal line is one append
-with an fsync, and a line without its newline was never written. Every act has a failpoint on both
-sides: ``point("journal", *LINE_ACTS)`` declares ``journal.write.before`` and so on, and the
-functions here hit them. The order is that of Pillai et al., "All File Systems Are Not Created
-Equal" (OSDI 2014): no rename before the data's fsync, no claim before the folder's.
+A file is written under a temporary name, fsynced, renamed, and its folder fsynced. A journal line
+is one append with an fsync; a line without newline does not count. Every operation has a failpoint
+before and after it: ``point("journal", *LINE_ACTS)`` declares ``journal.write.before`` and so on.
+The order follows Pillai et al., "All File Systems Are Not Created Equal" (OSDI 2014).
 
-Refusals of the disk (full, quota, read-only, broken) become ``StorageError``.
+Errors of the disk (full, quota, read-only, broken) are raised as ``StorageError``.
 """
 
 import contextlib
@@ -29,26 +28,15 @@ TRUNCATE_ACTS: Final[tuple[Act, ...]] = ("truncate", "fsync")
 REMOVE_ACTS: Final[tuple[Act, ...]] = ("remove", "fsync_folder")
 
 _STORAGE_ERRNOS: Final = frozenset(
-    {
-        errno.ENOSPC,
-        errno.EDQUOT,
-        errno.EFBIG,
-        errno.EIO,
-        errno.EROFS,
-        errno.ESTALE,
-        errno.EACCES,
-        errno.EPERM,
-        errno.ENAMETOOLONG,
-    }
+    {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EROFS}
+    | {errno.ESTALE, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG}
 )
-_TAIL_WINDOW_BYTES: Final = 1 << 16
 
 
 def point(name: str, *acts: Act) -> str:
-    """Declare the failpoints of one durable thing.
+    """Declare the failpoints of a file for some of the ``*_ACTS``; return `name`.
 
-    The acts are those of one of the ``*_ACTS`` above, or some of them. Returns the name, which is
-    handed to the functions below.
+    The functions below take that name.
     """
     for act in dict.fromkeys(acts):
         failpoints.declare(f"{name}.{act}.before")
@@ -58,10 +46,7 @@ def point(name: str, *acts: Act) -> str:
 
 @contextlib.contextmanager
 def act(name: str, kind: Act, path: Path) -> Iterator[None]:
-    """Do one durable act between its two failpoints.
-
-    `path` is what is acted on, for the error.
-    """
+    """Run the block between the two failpoints of an operation on `path`."""
     failpoints.hit(f"{name}.{kind}.before")
     try:
         yield
@@ -71,11 +56,7 @@ def act(name: str, kind: Act, path: Path) -> Iterator[None]:
 
 
 def make_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) -> None:
-    """Make a folder, as `Path.mkdir` does.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Make a folder as `Path.mkdir` does, with StorageError for errors of the disk."""
     try:
         path.mkdir(parents=parents, exist_ok=exist_ok)
     except OSError as error:
@@ -83,25 +64,16 @@ def make_folder(path: Path, *, parents: bool = False, exist_ok: bool = False) ->
 
 
 def need_space(folder: Path, size_bytes: int) -> None:
-    """Refuse to write more than there is room for, before that takes the room that others need.
-
-    Raises:
-        StorageError: the disk has less; one with a quota may refuse later.
-    """
+    """Raise StorageError if the file system has less free space; quotas are not considered."""
     stat = os.statvfs(folder)
-    # Some file systems tell no sizes.
+    # Some file systems report no sizes.
     if stat.f_blocks and stat.f_bavail * stat.f_frsize < size_bytes:
         doing = f"write of {size_bytes / 2**20:.0f} MiB"
         raise_storage_error(folder / "_", doing, OSError(errno.ENOSPC, ""))
 
 
 def raise_storage_error(path: Path, doing: str, error: OSError) -> NoReturn:
-    """Raise the StorageError of an OSError, or the error itself where it is not the disk's.
-
-    Raises:
-        StorageError: with the free space beside the path, and what failed.
-        OSError: ``error`` where it is a fault of the program (say, ENOENT).
-    """
+    """Raise StorageError with the free space for an error of the disk, else `error` itself."""
     if error.errno not in _STORAGE_ERRNOS:
         raise error
     text = os.strerror(error.errno)
@@ -120,9 +92,9 @@ def _free_space(path: Path) -> str:
 
 
 def write_file(path: Path, data: bytes, name: str) -> None:
-    """Replace a file as a whole: afterwards the old or the new content is there, never a mix.
+    """Replace a file atomically; on an error the old content stays.
 
-    If the disk refuses, the old content stays. `name` is a point with FILE_ACTS.
+    `name` is a point with FILE_ACTS.
     """
     aside = path.with_name(f".{path.name}.aside")
     try:
@@ -138,11 +110,9 @@ def write_file(path: Path, data: bytes, name: str) -> None:
 
 
 def append_line(path: Path, line: bytes, name: str) -> None:
-    """Append one line to a journal; when this returns, the line is on the disk.
+    """Append one line to a journal and fsync it; on an error the file is unchanged.
 
-    A torn tail that a killed writer left behind is cut first: it was never acknowledged. On an
-    error the file is as before.
-    `name` is a point with LINE_ACTS.
+    An incomplete last line of a killed writer is removed first. `name` is a point with LINE_ACTS.
     """
     assert b"\n" not in line, "a journal line holds no newline"
     file = open_file(path, os.O_RDWR | os.O_CREAT | os.O_APPEND)
@@ -151,7 +121,7 @@ def append_line(path: Path, line: bytes, name: str) -> None:
         if end != os.fstat(file).st_size:
             os.ftruncate(file, end)
         if end == 0:
-            # The file's name first: a line that is read then has a durable name.
+            # Make the file name durable before the first line.
             fsync_folder(path.parent, name)
         try:
             with act(name, "write", path):
@@ -167,10 +137,7 @@ def append_line(path: Path, line: bytes, name: str) -> None:
 
 
 def read_lines(path: Path) -> list[bytes]:
-    """Whole lines of a journal, without their newlines; a torn tail is left out.
-
-    The file is not touched; an absent one is empty.
-    """
+    """Return the complete lines of a journal, without newlines; none if the file is absent."""
     try:
         data = path.read_bytes()
     except FileNotFoundError:
@@ -179,7 +146,7 @@ def read_lines(path: Path) -> list[bytes]:
 
 
 def truncate(path: Path, size_bytes: int, name: str) -> None:
-    """Cut a file to its first bytes, durably; `name` is a point with TRUNCATE_ACTS."""
+    """Truncate a file durably; `name` is a point with TRUNCATE_ACTS."""
     with act(name, "truncate", path):
         os.truncate(path, size_bytes)
     with act(name, "fsync", path):
@@ -187,9 +154,9 @@ def truncate(path: Path, size_bytes: int, name: str) -> None:
 
 
 def rename(source: Path, target: Path, name: str) -> None:
-    """Rename within one file system and make that durable; `name` is a point with RENAME_ACTS.
+    """Rename durably within one file system; `name` is a point with RENAME_ACTS.
 
-    The content of `source` is fsynced already; `target` is replaced where it is a file or a link.
+    The content of `source` must be fsynced already. `target` is replaced if it is a file or a link.
     """
     with act(name, "rename", target):
         source.rename(target)
@@ -199,22 +166,21 @@ def rename(source: Path, target: Path, name: str) -> None:
 
 
 def fsync_folder(path: Path, name: str) -> None:
-    """Make the entries of a folder durable (a rename or a new file is not, before this)."""
+    """Make the entries of a folder durable, such as a rename or a new file."""
     with act(name, "fsync_folder", path):
         _fsync_path(path)
 
 
 def fsync_file(path: Path, name: str) -> None:
-    """Make the content of a file durable that a library has written."""
+    """Make the content of a file durable, after a library has written it."""
     with act(name, "fsync", path):
         _fsync_path(path)
 
 
 def remove_tree(path: Path, name: str) -> None:
-    """Remove a folder or a file; killed in between, part of it stays.
+    """Remove a folder or a file, if present; `name` is a point with REMOVE_ACTS.
 
-    What must never be seen in part is renamed out of sight first.
-    `name` is a point with REMOVE_ACTS; `path` may be absent.
+    This is not atomic: rename a folder first if a partly removed one must not be seen.
     """
     with act(name, "remove", path):
         if path.is_dir() and not path.is_symlink():
@@ -225,14 +191,7 @@ def remove_tree(path: Path, name: str) -> None:
 
 
 def open_file(path: Path, flags: int) -> int:
-    """Open a file for writing.
-
-    It is never inherited by child processes. Returns the file descriptor, which the caller closes.
-
-    Raises:
-        StorageError: the disk refused.
-        FileNotFoundError: its folder is gone.
-    """
+    """Open a file that children do not inherit; StorageError for errors of the disk."""
     try:
         return os.open(path, flags | os.O_CLOEXEC, 0o644)
     except OSError as error:
@@ -240,7 +199,7 @@ def open_file(path: Path, flags: int) -> int:
 
 
 def write_all(file: int, data: memoryview) -> None:
-    """Write a whole buffer to a file descriptor, however short the system's writes are."""
+    """Write a whole buffer to a file descriptor, also if single writes are short."""
     while data:
         data = data[os.write(file, data) :]
 
@@ -254,12 +213,8 @@ def _fsync_path(path: Path) -> None:
 
 
 def _whole_lines_end(file: int) -> int:
-    """Offset behind the last newline."""
+    """Return the offset after the last newline."""
     end = os.fstat(file).st_size
-    while end > 0:
-        start = max(0, end - _TAIL_WINDOW_BYTES)
-        newline = os.pread(file, end - start, start).rfind(b"\n")
-        if newline >= 0:
-            return start + newline + 1
-        end = start
-    return 0
+    if not end or os.pread(file, 1, end - 1) == b"\n":
+        return end
+    return os.pread(file, end, 0).rfind(b"\n") + 1

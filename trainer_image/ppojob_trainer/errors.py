@@ -1,9 +1,9 @@
-"""Errors of a training job, as types that higher layers handle.
+"""Exceptions of a training job.
 
-Every message is one line: ``where: got <value>: why; what is allowed``.
+A message is one line: ``where: got <value>: why; what is allowed``.
 """
 
-# ruff: noqa: N818  the names say what happened; most of them are no mistake of anyone
+# ruff: noqa: N818  the names say what happened; most are not programming errors
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,20 +11,17 @@ from typing import ClassVar
 
 
 class PPOJobError(Exception):
-    """The root of all errors that the trainer raises on purpose.
+    """Base class of the errors that the trainer raises on purpose.
 
     Attributes:
-        exit_status: what the process that meets this error at its top exits with.
+        exit_status: exit status of a process that ends with this error.
     """
 
     exit_status: ClassVar[int] = 3
 
 
 class ConfigError(PPOJobError, ValueError):
-    """The user's input is wrong.
-
-    Carries every problem found, one line each, since people want to mend a file in one go.
-    """
+    """The user's input is wrong; `problems` has one line for each mistake found."""
 
     exit_status: ClassVar[int] = 2
 
@@ -34,29 +31,29 @@ class ConfigError(PPOJobError, ValueError):
 
 
 class CannotResume(ConfigError):
-    """A checkpoint exists, and it is not one of this job: names what differs."""
+    """The checkpoint does not belong to this job; the message names the difference."""
 
 
 class JobFailed(PPOJobError):
-    """The job is over without success; the message says which stage and why."""
+    """The job cannot continue; the message names the stage and the reason."""
 
 
 class CustomCodeFailed(JobFailed):
-    """An estimator or a policy loss of the job's author raised, or gave what is no answer."""
+    """A custom estimator or policy loss raised, or returned an invalid value."""
 
 
 class Interrupted(PPOJobError):
-    """Somebody asked the job to end while it was starting or validating; nothing is lost."""
+    """The job was asked to stop while starting or validating; nothing is lost."""
 
     exit_status: ClassVar[int] = 130
 
 
-class GenerationLeft(PPOJobError):
-    """The controller gave a generation phase up; its rows are not finished."""
+class GenerationAborted(PPOJobError):
+    """The controller aborted a generation phase; its rows are not finished."""
 
 
 class RoleLost(PPOJobError):
-    """A role can no longer answer in its present attempt."""
+    """A role cannot answer in its current attempt."""
 
     def __init__(self, role: str, reason: str) -> None:
         self.role = role
@@ -65,15 +62,14 @@ class RoleLost(PPOJobError):
 
 
 class WorldNotOpen(PPOJobError):
-    """The ranks of an attempt did not find each other: the attempt cannot begin."""
+    """The ranks of an attempt could not rendezvous."""
 
 
 class ChannelLost(PPOJobError):
-    """A channel to the ranks of another role is of no use any more.
+    """A channel to the ranks of another role is broken.
 
-    The rank that meets this keeps its process: it answers its request as failed, and the controller
-    takes that for the loss of the other role, which then gets its next attempt and the next
-    channel.
+    The rank that raises this keeps running: its request fails, and the controller restarts the
+    other role and opens a new channel.
     """
 
     def __init__(self, channel: str, reason: str) -> None:
@@ -81,22 +77,18 @@ class ChannelLost(PPOJobError):
 
 
 class Fenced(PPOJobError):
-    """Something of an older attempt still speaks; it must stop, and its answer is not used."""
-
-    def __init__(self, role: str, got: int, current: int) -> None:
-        super().__init__(f"{role}: got attempt {got}: it ended; the current attempt is {current}")
+    """A newer attempt has taken over; this process must stop."""
 
 
 class StorageError(PPOJobError):
-    """A write did not reach the disk."""
+    """A write failed on the disk."""
 
     def __init__(self, path: Path, reason: str) -> None:
-        self.path = path
         super().__init__(f"{path}: {reason}")
 
 
 class DamagedCheckpoint(PPOJobError):
-    """A file of a checkpoint is absent, cut, changed or foreign.
+    """A file of a checkpoint is missing, truncated, changed or foreign.
 
     Attributes:
         file: the file, relative to the checkpoints folder (``step-000020/manifest.json``).
@@ -109,17 +101,17 @@ class DamagedCheckpoint(PPOJobError):
 
 
 class CheckpointLost(DamagedCheckpoint):
-    """Checkpoints were saved and none is left to read: never start from step 0 in silence."""
+    """Checkpoints were saved, but none is readable: the job must not restart at step 0."""
 
 
 class RewardFailed(PPOJobError):
-    """A reward function did not give a usable answer.
+    """A reward function failed or returned an invalid value.
 
     Attributes:
         where: function and row (``gsm8k: row 12``).
-        reason: one line; lines with prompt and response below it where the controller raises it.
-        row: number of the response in its batch; None where it is not a single one.
-        response: its text, or the beginning of it.
+        reason: one line; the controller appends lines with the prompt and the response.
+        row: row of the response in its batch; None for several.
+        response: its text, possibly truncated.
     """
 
     def __init__(
@@ -132,41 +124,25 @@ class RewardFailed(PPOJobError):
         super().__init__(f"{where}: {reason}")
 
 
-class NonFiniteReward(RewardFailed):
-    """A reward function answered NaN or infinity, which would poison every weight."""
-
-    def __init__(
-        self,
-        where: str,
-        value: float,
-        why: str = "a reward must be a finite number",
-        *,
-        row: int | None = None,
-        response: str = "",
-    ) -> None:
-        self.value = value
-        super().__init__(where, f"got {value}: {why}", row=row, response=response)
-
-
 class RetrievalFailed(PPOJobError):
-    """A service that finds passages gave no usable answer, however often it was asked."""
+    """A retrieval service did not answer, after all retries."""
 
 
 class InjectedFault(PPOJobError):
-    """Raised by a failpoint armed with ``raise``; never in a real job."""
+    """Raised by a failpoint armed with ``raise``, in tests only."""
 
 
 class Wrong(Exception):
-    """What is wrong with something of the user's; the caller knows where it is written."""
+    """A mistake in the user's input; the caller adds the place."""
 
     def __init__(self, got: str, why: str, allowed: str) -> None:
         self.got, self.why, self.allowed = got, why, allowed
         super().__init__(got, why, allowed)
 
     def __str__(self) -> str:
-        """What follows a place in a message."""
+        """Return the message without the place."""
         return f"got {self.got}: {self.why}; {self.allowed}"
 
 
 class SamplerFailed(PPOJobError):
-    """A function that chooses the rows of a step did not give them."""
+    """A custom sampler failed, or returned invalid rows."""

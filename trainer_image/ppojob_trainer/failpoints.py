@@ -1,21 +1,19 @@
-"""Fail points: named places where a test can kill, stop or fail this process.
+"""Failpoints: named places where a test can kill, stop or fail this process.
 
-A point is declared beside its use and hit where it matters, on both sides of every durable act::
+A point is declared in the module that hits it; every durable operation has one before and after::
 
     STEP_DONE = failpoints.declare("controller.step.done")
     ...
     failpoints.hit(STEP_DONE)
 
-Nothing happens unless the environment arms it (form of etcd's gofail points):
+A hit does nothing unless the environment arms the point (syntax of etcd's gofail):
 
 - ``PPOJOB_ENABLE_FAILPOINTS=1`` must be set, else an armed variable is refused;
 - ``PPOJOB_FAILPOINT="<name>[@<n>]=<kill|kill_group|stop|raise>[;...]"`` fires at the n-th hit
   (default the first) in a process: SIGKILL to itself or to its process group, SIGSTOP, or
   ``InjectedFault``;
-- ``PPOJOB_FAILPOINT_ONCE=<folder>`` keeps a marker a fired point there, made before it fires, so
-  that each fires once over all processes and restarts, and the restarted one runs on.
-
-Unarmed, a hit costs one comparison.
+- ``PPOJOB_FAILPOINT_ONCE=<folder>`` makes each point fire once over all processes and restarts: a
+  marker file is created there first.
 """
 
 import os
@@ -39,7 +37,7 @@ _ARMING = re.compile(r"(?P<name>[^@=]+)(@(?P<nth>[0-9]+))?=(?P<action>.*)")
 
 
 class Action(StrEnum):
-    """What a point does to its process when it fires."""
+    """Effect of a fired point."""
 
     KILL = "kill"
     KILL_GROUP = "kill_group"
@@ -49,10 +47,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Armed:
-    """One point of the environment variable.
-
-    It fires at the `nth` hit within the process, counted from 1.
-    """
+    """One point of the environment variable; it fires at the `nth` hit, from 1, in a process."""
 
     name: str
     nth: int
@@ -80,18 +75,14 @@ class _Plan:
                 _fire(point)
 
     def _is_first(self, point: Armed) -> bool:
-        """Claim the marker of a point; False where another process has fired it."""
+        """Create the marker of a point; return False if it exists."""
         if self._once is None:
             return True
         try:
             marker = os.open(self._once / str(point), os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
         except FileExistsError:
             return False
-        os.fsync(marker)
         os.close(marker)
-        folder = os.open(self._once, os.O_RDONLY)
-        os.fsync(folder)
-        os.close(folder)
         return True
 
 
@@ -100,7 +91,7 @@ _plan: _Plan | None = None  # None: the environment was not read yet
 
 
 def declare(name: str) -> str:
-    """Register a point and give its name back."""
+    """Register a point; return its name."""
     assert _NAME.fullmatch(name), f"failpoint name {name!r} is not dotted lower-case words"
     assert name not in _declared, f"failpoint {name} is declared twice"
     _declared.add(name)
@@ -108,16 +99,12 @@ def declare(name: str) -> str:
 
 
 def all_points() -> tuple[str, ...]:
-    """Names of all points of the modules imported so far, sorted; what a kill test walks over."""
+    """Return the sorted names of all points of the imported modules, for kill tests."""
     return tuple(sorted(_declared))
 
 
 def parse(environ: Mapping[str, str]) -> tuple[Armed, ...]:
-    """Read what is armed.
-
-    Raises:
-        ConfigError: the variable does not parse, or points are armed and not enabled.
-    """
+    """Parse the environment variable; ConfigError if it is invalid or not enabled."""
     text = environ.get(POINT_VARIABLE, "")
     if not text:
         return ()
@@ -141,13 +128,7 @@ def parse(environ: Mapping[str, str]) -> tuple[Armed, ...]:
 
 
 def arm(environ: Mapping[str, str] | None = None) -> None:
-    """Read the environment now, so that a wrong variable is refused before anything starts.
-
-    The first hit does the same where no entry point has.
-
-    Raises:
-        ConfigError: see ``parse``.
-    """
+    """Read the environment; the first `hit` does so if no entry point has. Raises as `parse`."""
     global _plan
     environ = os.environ if environ is None else environ
     folder = environ.get(ONCE_VARIABLE)
@@ -155,12 +136,7 @@ def arm(environ: Mapping[str, str] | None = None) -> None:
 
 
 def hit(name: str) -> None:
-    """Pass a point; most of the time nothing happens.
-
-    Raises:
-        InjectedFault: the point is armed with ``raise``.
-        ConfigError: first hit of all, and the environment is wrong.
-    """
+    """Pass a point, and fire it if it is armed; InjectedFault if armed with ``raise``."""
     if _plan is None:
         arm()
     assert _plan is not None
@@ -175,8 +151,7 @@ def _fire(point: Armed) -> None:
         case Action.KILL_GROUP:
             os.killpg(os.getpgrp(), signal.SIGKILL)
         case Action.STOP:
-            # To this very thread: sent to the process, it may stop another thread first while
-            # this one passes the point.
+            # A signal to the process may stop another thread first, and this one would go on.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case Action.RAISE:
             raise InjectedFault(f"failpoint {point} fired")

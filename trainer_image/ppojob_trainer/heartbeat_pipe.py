@@ -1,9 +1,8 @@
-"""The pipe between a process and the supervisor that started it.
+"""Heartbeat pipe from a process to its supervisor.
 
-The process writes lines: a heartbeat a second from a thread of its own (a thread that cannot run,
-because the process is stopped or the interpreter is stuck, is what the supervisor must see),
-`ready` once it serves, `progress` when a step is done, and, before it fails, why. The supervisor
-reads them without ever blocking.
+The process writes lines: a heartbeat per second from a thread (it stops when the process is stopped
+or the interpreter hangs), `ready` once it serves, `progress` after each step, and `error` with the
+reason before it fails. The supervisor reads without blocking.
 """
 
 import ctypes
@@ -12,19 +11,20 @@ import os
 import signal
 import sys
 import threading
+import time
 
 BEAT_SECONDS = 1.0
-_BEAT = b"beat\n"
-_READY = b"ready\n"
-_PROGRESS = b"progress\n"
+_READY = b"ready"
+_PROGRESS = b"progress"
 _ERROR = b"error "
+_ERROR_CHARACTERS = 2000
 _PR_SET_PDEATHSIG = 1
 
 
 def die_with_parent(parent_pid: int) -> None:
     """Ask the kernel to kill this process when the thread that started it ends.
 
-    Where `parent_pid` is gone already, this process ends at once.
+    Exits at once if `parent_pid` is already gone.
     """
     ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:
@@ -32,50 +32,50 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 class HeartbeatPipe:
-    """The process's end of the pipe."""
+    """Writing end of the pipe."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_inheritable(descriptor, False)
         self._descriptor = descriptor
-        self._thread = threading.Thread(target=self._beat, name="heartbeat", daemon=True)
-        self._stop = threading.Event()
 
     def start(self) -> None:
-        """Begin to beat."""
-        self._thread.start()
+        """Start the heartbeat thread."""
+        threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
-    def tell_ready(self) -> None:
-        """Say that the process serves now."""
-        os.write(self._descriptor, _READY)
+    def report_ready(self) -> None:
+        """Report that the process serves."""
+        self._write(_READY)
 
-    def tell_progress(self) -> None:
-        """Say that something is done for good; the count of restarts begins anew."""
-        os.write(self._descriptor, _PROGRESS)
+    def report_progress(self) -> None:
+        """Report a finished step, which resets the count of restarts without progress."""
+        self._write(_PROGRESS)
 
-    def tell_error(self, message: str) -> None:
-        """Say why the process will end, in at most 2,000 characters."""
-        line = json.dumps(message[:2000]).encode()
-        os.write(self._descriptor, _ERROR + line + b"\n")
+    def report_error(self, message: str) -> None:
+        """Report why the process fails; the message is cut to 2,000 characters."""
+        self._write(_ERROR + json.dumps(message[:_ERROR_CHARACTERS]).encode())
+
+    def _write(self, line: bytes) -> None:
+        os.write(self._descriptor, line + b"\n")
 
     def _beat(self) -> None:
-        while not self._stop.wait(BEAT_SECONDS):
+        while True:
+            time.sleep(BEAT_SECONDS)
             try:
-                os.write(self._descriptor, _BEAT)
+                self._write(b"beat")
             except OSError:
-                # Nobody reads any more: the supervisor is gone, so this process has no pod.
-                sys.stderr.write("heartbeat: the supervisor is gone; leaving\n")
+                sys.stderr.write("heartbeat: the supervisor is gone; exiting\n")
                 os._exit(1)
 
 
 class HeartbeatReader:
-    """The supervisor's end: what one process has said so far.
+    """Reading end of the pipe.
 
     Attributes:
-        last_beat: monotonic seconds of the last sign of life, its start at first.
-        has_begun: whether it has given one.
-        ready: whether it serves.
-        has_progressed: whether something was done for good.
-        error: what it said before failing, or empty.
+        last_beat: monotonic seconds of the last line; initially the start of the process.
+        has_begun: whether any line has arrived.
+        ready: whether the process serves.
+        has_progressed: whether it has finished a step.
+        error: the reported error, or empty.
     """
 
     def __init__(self, descriptor: int, now: float) -> None:
@@ -89,7 +89,7 @@ class HeartbeatReader:
         self.error = ""
 
     def read(self, now: float) -> None:
-        """Take in whatever has arrived by `now`."""
+        """Read the lines that have arrived; `now` is the current monotonic time."""
         while True:
             try:
                 data = os.read(self._descriptor, 65536)
@@ -101,16 +101,11 @@ class HeartbeatReader:
             self.has_begun = True
             *lines, self._rest = (self._rest + data).split(b"\n")
             for line in lines:
-                self._take(line)
+                self.ready = self.ready or line == _READY
+                self.has_progressed = self.has_progressed or line == _PROGRESS
+                if line.startswith(_ERROR):
+                    self.error = str(json.loads(line.removeprefix(_ERROR)))
 
     def close(self) -> None:
         """Close the pipe."""
         os.close(self._descriptor)
-
-    def _take(self, line: bytes) -> None:
-        if line == _READY.strip():
-            self.ready = True
-        elif line == _PROGRESS.strip():
-            self.has_progressed = True
-        elif line.startswith(_ERROR):
-            self.error = str(json.loads(line[len(_ERROR) :]))

@@ -1,7 +1,6 @@
-"""JSON over HTTP with bounded retries.
+"""JSON over HTTP with bounded retries, for reward functions, tools and retrievers.
 
-The time limit of a reward function or a tool, beside that of the attempts, ends all of it; what is
-wrong is raised in one line, without the key.
+Errors are one line, without the key.
 """
 
 import functools
@@ -24,29 +23,26 @@ if TYPE_CHECKING:
 
 RETRIES = 3
 ATTEMPT_SECONDS = 30.0
-_AGAIN = frozenset({408, 425, 429, 500, 502, 503, 504})
+_RETRIED = frozenset({408, 425, 429, 500, 502, 503, 504})
 _FIRST_WAIT_SECONDS = 0.5
 _LONGEST_WAIT_SECONDS = 30.0
 _LONGEST_SECONDS = 31_536_000.0
-_LARGEST_ANSWER = 16 * 1024**2
-_LARGEST_REFUSAL = 4_096
+_MAX_ANSWER_BYTES = 16 * 1024**2
+_MAX_ERROR_BYTES = 4_096
 _SHOWN_CHARACTERS = 200
 _CODE: Final[Mapping[RoleName, tuple[str, str]]] = {
     "reward": ("reward functions", "key_variable"),
     "tools": ("tools", "keyVariable"),
 }
-"""By role whose code it is, and what the name of the key's variable is called there."""
+"""By role: whose code makes the calls, and the name of the setting with the key's variable."""
 
 
-class CallFailed(Exception):  # noqa: N818  it says what happened
-    """The service gave no usable answer."""
+class CallFailed(Exception):  # noqa: N818
+    """The service did not give a valid answer."""
 
 
 def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") -> Wrong | None:
-    """Say what is wrong with an endpoint, before anything is started.
-
-    `key_variable` is the environment variable with its key; empty for none.
-    """
+    """Check an endpoint and the environment variable with its key (empty for none)."""
     code, key_name = _CODE[role]
     if "@" in url.partition("://")[2].partition("/")[0]:
         return Wrong("url with user info", "logs would show it", key_name)
@@ -68,11 +64,11 @@ def endpoint_problem(url: str, key_variable: str, *, role: RoleName = "reward") 
 
 
 def longest_seconds(_program_seconds: float, arguments: Mapping[str, Json]) -> float:
-    """What the attempts of a call, and the waits between them, take at most."""
+    """Return the maximum duration of a call with all retries and pauses."""
     retries = arguments.get("retries", RETRIES)
     attempt = arguments.get("attempt_seconds", ATTEMPT_SECONDS)
     if not isinstance(retries, int) or not isinstance(attempt, int | float):
-        return 0.0  # which the check of the arguments refuses
+        return 0.0  # refused by the check of the arguments
     return min((retries + 1) * attempt + retries * _LONGEST_WAIT_SECONDS, _LONGEST_SECONDS)
 
 
@@ -82,11 +78,7 @@ def _json_of(_: "HTTPMessage", body: bytes) -> Json:
 
 
 def json_or_text(answer: "HTTPMessage", body: bytes) -> Json:
-    """An answer as it says that it is: JSON by its `Content-Type`, or else text.
-
-    Raises:
-        ValueError: it is not the JSON that it says.
-    """
+    """Decode an answer as JSON if its `Content-Type` says so (or ValueError), else as text."""
     kind = answer.get_content_type()
     if kind == "application/json" or kind.endswith("+json"):
         return _json_of(answer, body)
@@ -102,23 +94,23 @@ def post_json(
     retries: int = RETRIES,
     attempt_seconds: float = ATTEMPT_SECONDS,
 ) -> Json:
-    """Post a JSON body, and give back the answer, JSON by default.
+    """Post a JSON body and return the decoded answer.
 
-    Connections that fail, answers that take too long and statuses that say "later" (429, 503 and
-    their kin) are tried again, after 0.5, 1, 2 ... s, or as long as ``Retry-After`` says.
+    Failed connections, timeouts and temporary statuses (429, 503, ...) are retried after 0.5, 1,
+    2 ... s, or after ``Retry-After``.
 
     Args:
         url: of the service.
         body: of the request.
-        read: what reads the answer's headers and body; raises a ValueError where it cannot.
+        read: decodes headers and body of the answer; raises ValueError if they are invalid.
         key_variable: environment variable with the bearer token; empty for none.
         retries: attempts after the first.
-        attempt_seconds: longest silence of the service.
+        attempt_seconds: timeout of the service.
 
     Raises:
-        CallFailed: no attempt gave an answer that can be read.
+        CallFailed: no attempt got a valid answer.
     """
-    from http.client import HTTPException  # these take long to load, and few jobs call a service
+    from http.client import HTTPException  # slow to import, and few jobs call a service
     from urllib.error import HTTPError
     from urllib.request import Request
 
@@ -135,19 +127,19 @@ def post_json(
             problem = f"{url} answered {error.code}"
             try:
                 with error:
-                    problem += f": {_shown(error.read(_LARGEST_REFUSAL), key)}"
+                    problem += f": {_shown(error.read(_MAX_ERROR_BYTES), key)}"
             except (OSError, HTTPException):
                 problem += ", and not to its end"
-            if error.code not in _AGAIN:
+            if error.code not in _RETRIED:
                 raise CallFailed(problem) from None
-            # The other form of the header, a date, is not read.
-            if (asked := error.headers.get("Retry-After", "")).isdecimal():
-                wait = min(float(asked), _LONGEST_WAIT_SECONDS)
+            # The other form of the header, a date, is ignored.
+            if (seconds := error.headers.get("Retry-After", "")).isdecimal():
+                wait = min(float(seconds), _LONGEST_WAIT_SECONDS)
         except (OSError, HTTPException) as error:
             reason = _shown(str(getattr(error, "reason", None) or error).encode(), key)
             problem = f"{url} gave no answer: {reason or type(error).__name__}"
         except ValueError:  # its text may hold the key
-            raise CallFailed(f"{url} cannot be asked: no request can hold url or key") from None
+            raise CallFailed(f"{url} cannot be called: no request can hold url or key") from None
         if attempt < retries:
             time.sleep(wait)
     raise CallFailed(f"{problem} ({retries + 1} attempts)")
@@ -155,7 +147,7 @@ def post_json(
 
 @functools.cache
 def _opener() -> "OpenerDirector":
-    """One that follows no redirect, which would take the key to another host."""
+    """Return an opener that follows no redirects, which could send the key to another host."""
     from urllib import request
 
     opener = request.OpenerDirector()
@@ -178,19 +170,16 @@ def _is_address(url: str) -> bool:
 
 
 def _key(variable: str) -> str:
-    """The key without the white space around it, which files of Secrets often end in."""
+    """Return the key without surrounding white space, such as a final newline of a Secret."""
     return os.environ.get(variable, "").strip() if variable else ""
 
 
 def _read(
-    url: str,
-    answer: "HTTPResponse",
-    read: Callable[["HTTPMessage", bytes], Json],
-    key: str,
+    url: str, answer: "HTTPResponse", read: Callable[["HTTPMessage", bytes], Json], key: str
 ) -> Json:
-    body = answer.read(_LARGEST_ANSWER + 1)
-    if len(body) > _LARGEST_ANSWER:
-        raise CallFailed(f"{url} answered more than {_LARGEST_ANSWER} bytes")
+    body = answer.read(_MAX_ANSWER_BYTES + 1)
+    if len(body) > _MAX_ANSWER_BYTES:
+        raise CallFailed(f"{url} answered more than {_MAX_ANSWER_BYTES} bytes")
     try:
         value = read(answer.headers, body)
     except (ValueError, RecursionError):
@@ -199,13 +188,12 @@ def _read(
 
 
 def _shown(body: bytes, key: str) -> str:
-    """The beginning of what a service said."""
-    text = body[:_LARGEST_REFUSAL].decode(errors="replace")
+    """Return the beginning of a body, without the key."""
+    text = body[:_MAX_ERROR_BYTES].decode(errors="replace")
     return printable(text.replace(key, "***") if key else text, _SHOWN_CHARACTERS)
 
 
 def _without(key: str, value: Json) -> Json:
-    """A value whose texts do not hold the key, whoever tells them."""
     match value:
         case str():
             return value.replace(key, "***")

@@ -1,4 +1,4 @@
-"""JSON values, for modules that must load without pydantic."""
+"""JSON values, without an import of pydantic."""
 
 import json
 from typing import Any, TypeAlias

@@ -1,4 +1,4 @@
-"""Environment of a process by the container contract, read once into one record."""
+"""Environment variables of the container contract (docs/contract.md), parsed."""
 
 import json
 import os
@@ -17,10 +17,10 @@ from ppojob_trainer.processor import has_native_bfloat16
 
 @dataclass(frozen=True)
 class ApiAccess:
-    """How a pod of a cluster reaches the API server.
+    """Access to the API server of the cluster.
 
     Attributes:
-        credentials: folder of `token` and `ca.crt`; the kubelet replaces both in time.
+        credentials: folder with `token` and `ca.crt`, which the kubelet rotates.
     """
 
     host: str
@@ -30,16 +30,15 @@ class ApiAccess:
 
 @dataclass(frozen=True)
 class PodEnvironment:
-    """The contract's variables, parsed; docs/contract.md has the table.
+    """Environment of a pod.
 
     Attributes:
-        config: the resolved run configuration; what it left to the processor is resolved too.
+        config: resolved run configuration, including the data types of this processor.
         address: IP address to bind.
-        scratch: writable folder of the pod's own.
-        address_book: pod name -> IP address; empty where DNS resolves names.
-        api_access: the way to the API server; None where there is none for this pod.
-        parent_pid: the process that this one does not outlive; of a supervisor the runner, or the
-            server that forked it; None on a cluster.
+        scratch: writable folder of the pod.
+        address_book: pod name -> IP address; empty if DNS resolves names.
+        api_access: None if the pod has no access.
+        parent_pid: process whose end kills this one (runner or fork server); None on a cluster.
     """
 
     config: RunConfig
@@ -54,20 +53,17 @@ class PodEnvironment:
     parent_pid: int | None
 
     def host(self, name: str) -> str:
-        """Where to reach a pod: its address in the book, else its name."""
+        """Return the address of a pod, or its name if DNS resolves it."""
         return self.address_book.get(name, name)
 
-    def located(self) -> "PodEnvironment":
-        """The same with paths for the URLs of the job, which its controller's pod has fetched."""
-        return replace(self, config=remote_files.located(self.config, self.run_folder))
+    def with_local_paths(self) -> "PodEnvironment":
+        """Replace the URLs of the job by the paths to which the controller's pod fetched them."""
+        return replace(self, config=remote_files.with_local_paths(self.config, self.run_folder))
 
 
 @dataclass(frozen=True)
 class RankEnvironment:
-    """What a supervisor tells the processes that it starts.
-
-    `rank` is that within the role's world, `local_rank` that within the pod.
-    """
+    """Environment of a rank: `rank` within the role, `local_rank` within the pod."""
 
     rank: int
     local_rank: int
@@ -75,16 +71,12 @@ class RankEnvironment:
 
 
 def variables_of_code(role: RoleName) -> tuple[str, ...]:
-    """Names of the variables that reward functions, or tools, may see besides the few of all."""
+    """Return the extra environment variables that reward functions or tools may read."""
     return tuple(os.environ.get(contract.VARIABLES_OF_CODE[role], "").split())
 
 
 def read_pod_environment() -> PodEnvironment:
-    """Read the variables that the operator or the local runner has set.
-
-    Raises:
-        ConfigError: one is missing or not of its form.
-    """
+    """Read the variables set by the operator or the runner; ConfigError if they are invalid."""
     given = os.environ
     book, access = given.get(contract.ENV_ADDRESS_BOOK), given.get(contract.ENV_SERVICE_ACCOUNT)
     parent = given.get(contract.ENV_DIE_WITH_PARENT)
@@ -111,7 +103,7 @@ def read_pod_environment() -> PodEnvironment:
 
 
 def read_rank_environment() -> RankEnvironment:
-    """Read the variables that the supervisor has set."""
+    """Read the variables set by the supervisor."""
     return RankEnvironment(
         rank=int(os.environ[contract.ENV_RANK]),
         local_rank=int(os.environ[contract.ENV_LOCAL_RANK]),

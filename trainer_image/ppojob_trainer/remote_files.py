@@ -1,8 +1,8 @@
-"""Files behind URLs, fetched once by fsspec into a folder beside the run folder (ADR 56).
+"""Fetches the files behind URLs once with fsspec, into a cache next to the run folder (ADR 56).
 
-A fetched version is a folder of its own, named after its URL and after what the store says of its
-files (names, sizes, ETags): `<key>/files` holds them, `<key>/content` the SHA-256 of all of them.
-It appears whole, by a rename, and is never changed, so processes share it without asking.
+Each version is a folder whose name depends on the URL and on the listing of the store (names,
+sizes, ETags): `<key>/files` contains the files, `<key>/content` the SHA-256 of all of them. It is
+created atomically by a rename and never changes.
 """
 
 import contextlib
@@ -35,23 +35,22 @@ CLEAR_POINT: Final = durable.point("fetched.clear", *durable.RENAME_ACTS, "remov
 PLACES_POINT: Final = durable.point("fetched.places", *durable.FILE_ACTS)
 
 _OF_MODELS: Final = (".json", ".safetensors", ".jinja", ".model", ".txt", ".py")
-"""Endings of what is read of a model's folder: weights in pickles are never fetched."""
-_MARKS: Final = ("ETag", "etag", "md5Hash", "checksum", "generation", "blob_id", "Content-MD5",
-                 "Last-Modified", "LastModified", "mtime")  # fmt: skip
-"""By what stores tell one version of a file from another, besides its size."""
-_KEPT_SECONDS: Final = 86_400.0
-_PATIENT_SECONDS: Final = 300.0
+"""Extensions of the files of a model; weights in pickles are never fetched."""
+_VERSION_FIELDS: Final = ("ETag", "etag", "md5Hash", "checksum", "generation", "blob_id",
+                          "Content-MD5", "Last-Modified", "LastModified", "mtime")  # fmt: skip
+"""Fields of a store's listing that identify the version of a file, besides its size."""
+_CACHE_SECONDS: Final = 86_400.0
+_RETRY_SECONDS: Final = 300.0
 _LONGEST_WAIT_SECONDS: Final = 30.0
-_TOLD_SECONDS: Final = 10.0
-_PACKAGES: Final = {"s3": "s3fs", "gs": "gcsfs", "hf": "huggingface_hub", "hdfs": "pyarrow"}
+_PROGRESS_SECONDS: Final = 10.0
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Where a URL's files are on this machine, in the form of the URL, and their SHA-256."""
+    """Local path of a URL's files, with the same file name or pattern, and their SHA-256."""
 
     path: str
     sha256: str
@@ -59,11 +58,12 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """What a URL stands for in its store: `files` maps the name of each file to where it is there.
+    """The files behind a URL.
 
     Attributes:
-        last: how the path ends on this machine: a file's name, a pattern, or nothing for a folder.
-        version: hex digest of names, sizes and marks.
+        files: name -> path in the store, and size if known.
+        last: last part of the local path: a file name, a pattern, or empty for a folder.
+        version: hex digest of names, sizes and version fields.
     """
 
     system: Any
@@ -72,28 +72,28 @@ class _Listing:
     version: str
 
 
-def locate(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> RunConfig:
-    """The run with paths of this machine for its URLs, whose files are fetched where they are not.
+def fetch(config: RunConfig, run_folder: Path, log: Log = _log.info) -> RunConfig:
+    """Fetch the files behind a run's URLs, if not cached; return the run with local paths.
 
-    A run that has begun goes on with the files that it began with, whatever lies at the URL now.
+    A run that has begun keeps the files that it began with.
 
     Raises:
-        ConfigError: a URL names nothing that can be read, or its package is not installed.
-        CannotResume: files of a run that has begun are gone here, and are others at their URL.
-        JobFailed: a store did not answer, however often it was asked.
+        ConfigError: a URL is not readable, or its package is not installed.
+        CannotResume: the cached files of a run that has begun are gone, and the URL has others.
+        JobFailed: a store failed after all retries.
     """
     urls = remote_files.urls(config.spec)
     if not urls:
         return config
-    known = _kept(run_folder)
+    known = _fetched(run_folder)
     has_begun = (run_folder / CHECKPOINTS_FOLDER / JOURNAL_FILE).exists()
-    if has_begun and all(url in known and _is_there(known[url]) for url in urls):
+    if has_begun and all(url in known and Path(known[url].path).parent.is_dir() for url in urls):
         return config.located({url: known[url].path for url in urls})
     cache = run_folder.absolute().parent / FETCHED_FOLDER
     problems, found = list[str](), dict[str, Fetched]()
     for url, where in urls.items():
         try:
-            found[url] = _fetched(url, where, cache, tell)
+            found[url] = _fetch(url, where, cache, log)
         except ConfigError as problem:
             problems += problem.problems
     if problems:
@@ -106,67 +106,59 @@ def locate(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> RunCo
     try:
         _clear(cache)
     except (OSError, StorageError) as problem:
-        tell(f"{cache}: old versions stay: {_told(problem)}")
+        log(f"{cache}: old versions stay: {_described(problem)}")
     return config.located({url: one.path for url, one in found.items()})
 
 
-def located(config: RunConfig, run_folder: Path) -> RunConfig:
-    """The run with the paths that `locate` found, in every process that comes after it.
-
-    Raises:
-        ConfigError: it has not been there.
-    """
+def with_local_paths(config: RunConfig, run_folder: Path) -> RunConfig:
+    """Return the run with the paths of an earlier `fetch`; ConfigError if there was none."""
     urls = remote_files.urls(config.spec)
-    known = _kept(run_folder) if urls else {}
+    known = _fetched(run_folder) if urls else {}
     if missing := urls.keys() - known.keys():
         raise ConfigError(f"{run_folder / FETCHED_FILE}: got no {min(missing)}: it was not fetched")
     return config.located({url: known[url].path for url in urls})
 
 
-def places(run_folder: Path) -> dict[str, str]:
-    """The paths that `locate` found for the URLs of a run, by URL."""
-    return {url: one.path for url, one in _kept(run_folder).items()}
+def local_paths(run_folder: Path) -> dict[str, str]:
+    """Return the local paths of a run's URLs."""
+    return {url: one.path for url, one in _fetched(run_folder).items()}
 
 
-def unreadable(spec: PPOJobSpec) -> Iterator[str]:
-    """A line for each URL of a job behind which there is nothing to read; nothing is fetched."""
+def unreadable_urls(spec: PPOJobSpec) -> Iterator[str]:
+    """Return an error line for each URL that is not readable, without fetching."""
     for url, where in remote_files.urls(spec).items():
         try:
-            again(partial(_list, url, where), url, "read", patient_seconds=0.0)
+            with_retries(partial(_list, url, where), url, "read", seconds=0.0)
         except (ConfigError, JobFailed) as problem:
             yield from str(problem).splitlines()
 
 
 def _clear(cache: Path) -> None:
-    """Remove the versions that no run beside them names, a day after one has taken them last."""
-    named = set[str]()
+    """Remove the versions that no run next to the cache uses, a day after their last use."""
+    used = set[str]()
     for run in cache.parent.iterdir():
         with contextlib.suppress(OSError):  # such as lost+found of a volume
-            named |= {part for one in _kept(run).values() for part in Path(one.path).parts}
+            used |= {part for one in _fetched(run).values() for part in Path(one.path).parts}
     for path in cache.iterdir():
-        if not path.is_dir() or path.name in named:
+        if not path.is_dir() or path.name in used:
             continue
-        taken = path / "content"
-        age = time.time() - (taken if taken.exists() else path).stat().st_mtime
-        with _locked(cache / f"{path.name.partition('.')[0]}.lock", wait=False) as is_ours:
-            if is_ours and age > _KEPT_SECONDS:
-                # Out of sight first: half of a version must not look like one.
+        content = path / "content"
+        age = time.time() - (content if content.exists() else path).stat().st_mtime
+        with _locked(cache / f"{path.name.partition('.')[0]}.lock", wait=False) as is_locked:
+            if is_locked and age > _CACHE_SECONDS:
+                # Rename first: a partly removed version must not be used.
                 gone = path.with_suffix(".gone")
                 if path != gone:
                     durable.rename(path, gone, CLEAR_POINT)
                 durable.remove_tree(gone, CLEAR_POINT)
 
 
-def _kept(run_folder: Path) -> dict[str, Fetched]:
+def _fetched(run_folder: Path) -> dict[str, Fetched]:
     try:
-        kept = json.loads((run_folder / FETCHED_FILE).read_bytes())
+        found = json.loads((run_folder / FETCHED_FILE).read_bytes())
     except (FileNotFoundError, NotADirectoryError):
         return {}
-    return {url: Fetched(**one) for url, one in kept.items()}
-
-
-def _is_there(fetched: Fetched) -> bool:
-    return os.path.isdir(os.path.dirname(fetched.path))
+    return {url: Fetched(**one) for url, one in found.items()}
 
 
 def _refuse_changed(
@@ -175,15 +167,14 @@ def _refuse_changed(
     changed = [url for url in urls if url in known and known[url].sha256 != found[url].sha256]
     if changed:
         raise CannotResume(
-            f"{urls[url]}: got {shown(url)}: its content is another one than this run began with, "
-            "and the files of then are gone here; the content as it was, or a run of its own in "
-            "another folder"
+            f"{urls[url]}: got {shown(url)}: its content differs from that at the start of the "
+            "run, and the fetched files are gone; the old content, or a new run in another folder"
             for url in changed
         )
 
 
-def _fetched(url: str, where: str, cache: Path, tell: Tell) -> Fetched:
-    """Fetch what lies behind a URL, if this version of it is not there yet."""
+def _fetch(url: str, where: str, cache: Path, log: Log) -> Fetched:
+    """Fetch the files behind a URL, if this version is not cached."""
 
     def attempt() -> Fetched:
         listing = _list(url, where)
@@ -191,33 +182,32 @@ def _fetched(url: str, where: str, cache: Path, tell: Tell) -> Fetched:
         folder = cache / key
         with _locked(cache / f"{key}.lock"):
             if not folder.is_dir():
-                _download(url, listing, folder, tell)
+                part = _download(url, listing, folder, log)
                 if _list(url, where).version != listing.version:
                     raise OSError("it was changed while it was fetched")
-                with _whole(folder) as aside:
-                    (aside / "content").write_text(_content(aside / "files"))
-            os.utime(folder / "content")  # nobody clears it until the run names it
-        path = str(folder / "files")
-        path = f"{path}/{listing.last}" if remote_files.is_of_data(where) else path
-        return Fetched(path, (folder / "content").read_text())
+                (part / "content").write_text(_content(part / "files"))
+                for path in (part / "content", *(part / "files").iterdir(), part / "files", part):
+                    durable.fsync_file(path, FETCH_POINT)
+                durable.rename(part, folder, FETCH_POINT)
+            os.utime(folder / "content")  # last use, for `_clear`
+        suffix = f"/{listing.last}" if remote_files.is_of_data(where) else ""
+        return Fetched(f"{folder / 'files'}{suffix}", (folder / "content").read_text())
 
-    return again(attempt, url, "fetched", tell)
+    return with_retries(attempt, url, "fetched", log)
 
 
-def again(
+def with_retries(
     act: Callable[[], T],
     url: str,
     done: str,
-    tell: Tell = _log.warning,
-    patient_seconds: float = _PATIENT_SECONDS,
+    log: Log = _log.warning,
+    seconds: float = _RETRY_SECONDS,
 ) -> T:
-    """Do it, and do it again where the store, or the way to it, fails.
-
-    Waits grow from a second to half a minute, to `patient_seconds` in all.
+    """Retry `act` while the store fails, with pauses from 1 s to 30 s, for `seconds` in total.
 
     Raises:
-        JobFailed: it fails still; `done` is the word for what was to be done.
-        PPOJobError: as `act` raises it.
+        JobFailed: it still fails; `done` is the participle in the message.
+        PPOJobError: raised by `act`; not retried.
     """
     wait, waited = 1.0, 0.0
     while True:
@@ -225,40 +215,32 @@ def again(
             return act()
         except PPOJobError:
             raise
-        except Exception as problem:  # each store has its own
-            why = _told(problem)
-            if waited >= patient_seconds:
+        except Exception as problem:  # each store has its own classes
+            why = _described(problem)
+            if waited >= seconds:
                 raise JobFailed(f"{url}: not {done}: {why}") from None
-            tell(f"{url}: {why}; asked again in {wait:g} s")
+            log(f"{url}: {why}; retry in {wait:g} s")
         time.sleep(wait)
         waited, wait = waited + wait, min(2 * wait, _LONGEST_WAIT_SECONDS)
 
 
 @contextlib.contextmanager
-def refusing(where: str, url: str, may: str = "read") -> Iterator[None]:
-    """Refuse what no patience mends, by ConfigError: a missing package or right."""
-    scheme = url.partition("://")[0]
+def permanent_errors(where: str, url: str, may: str = "read") -> Iterator[None]:
+    """Raise ConfigError for errors that no retry fixes: a missing package or permission."""
     try:
         yield
-    except ImportError:
-        package = _PACKAGES.get(scheme, "aiohttp")
-        raise _refusal(
-            where, url, f"the package {package} is not installed here", f"pip install {package}"
-        ) from None
+    except ImportError as problem:  # fsspec names the package
+        raise _refusal(where, url, _described(problem), "that package installed") from None
     except PermissionError as problem:
-        raise _refusal(where, url, _told(problem), f"credentials that may {may} it") from None
+        raise _refusal(where, url, _described(problem), f"credentials that may {may} it") from None
 
 
 def _list(url: str, where: str) -> _Listing:
-    """What a URL stands for.
-
-    Raises:
-        ConfigError: it can never be read as it stands.
-    """
-    import fsspec  # late: every process of a job loads this module, and few of them fetch
+    """Return the files behind a URL; ConfigError if there are none."""
+    import fsspec  # few processes fetch, but all import this module
 
     try:
-        with refusing(where, url):
+        with permanent_errors(where, url):
             system, inside = fsspec.url_to_fs(
                 url, use_listings_cache=False, skip_instance_cache=True
             )
@@ -266,50 +248,49 @@ def _list(url: str, where: str) -> _Listing:
     except (FileNotFoundError, NotADirectoryError):
         details, last = [], ""
     if not details:
-        allowed = "a URL of files that are there"
-        raise _refusal(where, url, "there is nothing to read", allowed)
+        raise _refusal(where, url, "there is nothing to read", "a URL of existing files")
     files = {posixpath.basename(one["name"]): (one["name"], one["size"]) for one in details}
-    marks = [
-        [one["name"], one["size"], *(str(one[mark]) for mark in _MARKS if one.get(mark))]
+    versions = [
+        [one["name"], one["size"], *(str(one[key]) for key in _VERSION_FIELDS if one.get(key))]
         for one in details
     ]
-    version = hashlib.sha256(json.dumps(sorted(marks)).encode()).hexdigest()
+    version = hashlib.sha256(json.dumps(sorted(versions)).encode()).hexdigest()
     return _Listing(system, files, last, version)
 
 
 def _details(
     system: Any, inside: str, url: str, *, is_data: bool
 ) -> tuple[list[dict[str, Any]], str]:
-    """What the store says of each file, and how the path ends on this machine."""
+    """Return the store's details of each file, and the last part of the local path."""
     last = posixpath.basename(url)
     if is_data and last and "*" not in last:
         return [system.info(inside)], last
     if is_data and last:
         return list(system.glob(inside, detail=True).values()), last
-    # A store may list a folder's own name, and says a page's size only where it is asked for.
+
+    def is_read(name: str) -> bool:
+        base = posixpath.basename(name)
+        if base.startswith(".") or name == inside:  # a store may list the folder itself
+            return False
+        return is_data or (base.endswith(_OF_MODELS) and not base.startswith(WEIGHTS_AGAIN))
+
     listed = system.ls(inside, detail=True)
-    names = [one["name"] for one in listed if one["type"] == "file"]
-    read = [
-        name for name in names if not posixpath.basename(name).startswith(".") and name != inside
-    ]
-    if not is_data:
-        read = [name for name in read if name.endswith(_OF_MODELS)]
-        read = [name for name in read if not posixpath.basename(name).startswith(WEIGHTS_AGAIN)]
-    return [system.info(name) for name in read], ""
+    names = [one["name"] for one in listed if one["type"] == "file" and is_read(one["name"])]
+    return [system.info(name) for name in names], ""  # some listings lack the sizes
 
 
 def _refusal(where: str, url: str, why: str, allowed: str) -> ConfigError:
     return ConfigError(str(Problem(where, shown(url), why, allowed, ReasonCode.UNREADABLE)))
 
 
-def _told(problem: Exception) -> str:
+def _described(problem: Exception) -> str:
     line = next(iter(str(problem).splitlines()), "")
     return printable(f"{type(problem).__name__}: {line}" if line else type(problem).__name__)
 
 
 @contextlib.contextmanager
 def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
-    """Own a version while the block runs, so that it comes once; others wait, or do without."""
+    """Hold a file lock; without `wait`, yield False if another process holds it."""
     durable.make_folder(path.parent, parents=True, exist_ok=True)
     with path.open("w") as file:
         try:
@@ -320,18 +301,15 @@ def _locked(path: Path, *, wait: bool = True) -> Iterator[bool]:
             yield True
 
 
-def _aside(folder: Path) -> Path:
-    return folder.with_name(f"{folder.name}.part")
-
-
-def _download(url: str, listing: _Listing, folder: Path, tell: Tell) -> None:
-    """Fetch the files aside; those that an earlier attempt has whole are not fetched again."""
+def _download(url: str, listing: _Listing, folder: Path, log: Log) -> Path:
+    """Fetch the files into a temporary folder, except complete ones of an earlier attempt."""
     from fsspec.callbacks import Callback
 
-    files = _aside(folder) / "files"
+    target = folder.with_name(f"{folder.name}.part")
+    files = target / "files"
     files.mkdir(parents=True, exist_ok=True)
     total = sum(size or 0 for _, size in listing.files.values())
-    progress = Callback(hooks={"tell": _Progress(url, total, tell)})
+    progress = Callback(hooks={"log": _Progress(url, total, log)})
     for name, (remote, size) in listing.files.items():
         if (files / name).exists():
             progress.relative_update(size or 0)
@@ -341,21 +319,12 @@ def _download(url: str, listing: _Listing, folder: Path, tell: Tell) -> None:
         if size is not None and part.stat().st_size != size:
             raise OSError(f"{name}: {part.stat().st_size} of {size} bytes came")
         part.rename(files / name)
-    tell(f"{url}: fetched")
-
-
-@contextlib.contextmanager
-def _whole(folder: Path) -> Iterator[Path]:
-    """What was put together aside, to be finished in the block; then it appears at once."""
-    aside = _aside(folder)
-    yield aside
-    for path in (aside / "content", *(aside / "files").iterdir(), aside / "files", aside):
-        durable.fsync_file(path, FETCH_POINT)
-    durable.rename(aside, folder, FETCH_POINT)
+    log(f"{url}: fetched")
+    return target
 
 
 def _content(files: Path) -> str:
-    """SHA-256, in hex, of names and bytes."""
+    """Return the SHA-256, in hex, of names and contents."""
     digest = hashlib.sha256()
     for path in sorted(files.iterdir()):
         with path.open("rb") as file:
@@ -365,14 +334,14 @@ def _content(files: Path) -> str:
 
 
 class _Progress:
-    """Tells every ten seconds how much has come, as a hook of fsspec's."""
+    """Hook of fsspec that logs the progress every ten seconds."""
 
-    def __init__(self, url: str, total: int, tell: Tell) -> None:
-        self._url, self._total, self._tell = url, total, tell
+    def __init__(self, url: str, total: int, log: Log) -> None:
+        self._url, self._total, self._log = url, total, log
         self._last = time.monotonic()
 
-    def __call__(self, _size_of_file: int | None, came: int, **_: object) -> None:
-        if time.monotonic() - self._last > _TOLD_SECONDS:
+    def __call__(self, _file_size: int | None, received: int, **_: object) -> None:
+        if time.monotonic() - self._last > _PROGRESS_SECONDS:
             self._last = time.monotonic()
             of = f" of {self._total / 2**30:.2f}" if self._total else ""
-            self._tell(f"{self._url}: {came / 2**30:.2f}{of} GiB")
+            self._log(f"{self._url}: {received / 2**30:.2f}{of} GiB")

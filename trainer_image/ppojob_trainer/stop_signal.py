@@ -1,8 +1,8 @@
-"""SIGTERM asks a job to end after its step; it waits until the process that is asked listens.
+"""Graceful stop: SIGTERM asks a job to end after the current step.
 
-A process takes seconds to get as far as its handler, and a SIGTERM before that kills it (or, sent
-to PID 1 of a container, is dropped by the kernel). So a process that listens is started with
-the signal held back: the mask outlives fork and exec, and the kernel keeps the signal.
+A process needs seconds until its handler is installed; an earlier SIGTERM would kill it (or, as PID
+1 of a container, be dropped). So processes are started with SIGTERM blocked: the mask survives fork
+and exec, and the kernel keeps the signal pending.
 """
 
 import signal
@@ -11,21 +11,20 @@ from contextlib import contextmanager
 from typing import Final
 
 END_OF_ROLE: Final = signal.SIGUSR2
-"""Ends a role's pod on one machine, where SIGTERM is not the runner's alone: a service manager
-sends it to all processes of a job at once, and roles must live on until the step is in a
-checkpoint."""
+"""Ends a role's pod under `ppojob run`. A service manager sends SIGTERM to all processes of a job
+at once, but roles must live until the step is in a checkpoint."""
 
 _STOP = frozenset({signal.SIGTERM})
 
 
-def hold_back() -> None:
-    """Let a SIGTERM to this process wait until a `StopRequest` listens."""
+def block_sigterm() -> None:
+    """Block SIGTERM in this process until a `StopRequest` is created."""
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
-    """Start processes with SIGTERM held back, which each of them must listen for in the end."""
+def sigterm_blocked() -> Iterator[None]:
+    """Block SIGTERM for the processes started in the block; each must create a `StopRequest`."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     try:
         yield
@@ -34,20 +33,19 @@ def held_back() -> Iterator[None]:
 
 
 class StopRequest:
-    """Remembers that it was asked, also while that waited for this; made by the main thread.
+    """Records that a stop was requested, including pending signals; create it in the main thread.
 
-    Args:
-        number: the signal that asks; where it is another, SIGTERM stays held back.
+    With another signal `number`, SIGTERM stays blocked.
     """
 
     def __init__(self, number: signal.Signals = signal.SIGTERM) -> None:
-        self._asked = False
-        signal.signal(number, self._ask)
+        self._is_set = False
+        signal.signal(number, self._set)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
 
     def __call__(self) -> bool:
-        """Whether somebody asked this process to end."""
-        return self._asked
+        """Whether a stop was requested."""
+        return self._is_set
 
-    def _ask(self, *_: object) -> None:
-        self._asked = True
+    def _set(self, *_: object) -> None:
+        self._is_set = True

@@ -27,7 +27,7 @@ class TrainingParallelism(Section):
 
     tensor: Count = 1
     """Tensor parallelism: ranks that share each matrix product, the heads and the vocabulary of a
-    model; a divisor of its key heads."""
+    model; a divisor of its query heads, and a divisor or a multiple of its key heads."""
 
     pipeline: Count = 1
     """Pipeline parallelism: ranks that each have a run of a model's layers, and pass micro-batches

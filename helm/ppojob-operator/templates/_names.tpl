@@ -37,6 +37,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 {{- end -}}
 
+{{/* "true" or "false". */}}
+{{- define "ppojob.openshift" -}}
+{{- if eq (toString .Values.openshift) "auto" -}}
+{{ .Capabilities.APIVersions.Has "security.openshift.io/v1" }}
+{{- else -}}
+{{ .Values.openshift }}
+{{- end -}}
+{{- end -}}
+
 {{/* What may place all pods of a job together, as the operator's setting has it. */}}
 {{- define "ppojob.gangs" -}}
 {{- $on := list -}}

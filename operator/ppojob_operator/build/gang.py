@@ -13,6 +13,7 @@ from ppojob_operator.build.metadata import gang_name, manifest
 from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement, PodSet
 
 _VOLCANO_GROUP: Final = "PodGroup.scheduling.volcano.sh"
+_TOPOLOGY: Final = "volcano.sh/network-topology"
 _SUFFIXES: Final = {
     "": Fraction(1),
     "m": Fraction(1, 1000),
@@ -57,7 +58,22 @@ def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[d
     }
     if spec.priority_class_name is not None:
         content["priorityClassName"] = spec.priority_class_name
+    if topology := _network_topology(sets):
+        content["networkTopology"] = topology
     return [manifest(_VOLCANO_GROUP, job, gang_name(job), spec=content)]
+
+
+def _network_topology(sets: tuple[PodSet, ...]) -> dict[str, Any]:
+    """Return how near to each other all pods must be, by Volcano's annotations of pods."""
+    given: dict[str, str] = {}
+    for one in sets:
+        given |= one.template["metadata"]["annotations"]
+    mode, tier = (given.get(f"{_TOPOLOGY}-{name}") for name in ("mode", "highest-tier"))
+    topology: dict[str, Any] = {"mode": mode or "hard"} if mode or tier else {}
+    if tier:
+        # The API server refuses what is not a number.
+        topology["highestTierAllowed"] = int(tier) if tier.isdecimal() else tier
+    return topology
 
 
 def total_requests(sets: tuple[PodSet, ...]) -> dict[str, str]:
@@ -127,4 +143,6 @@ def _placed(template: Manifest, placement: Placement) -> dict[str, Any]:
         spec["nodeSelector"] = {**spec.get("nodeSelector", {}), **placement.node_selector}
     own = spec.get("tolerations", [])
     spec["tolerations"] = [*own, *(one for one in placement.tolerations if one not in own)]
+    if placement.gates:
+        spec["schedulingGates"] = [{"name": gate} for gate in placement.gates]
     return {**template, "metadata": metadata, "spec": spec}

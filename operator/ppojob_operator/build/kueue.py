@@ -3,9 +3,13 @@
 Does for PPOJobs what Kueue's job framework (a Go library) does for other jobs: one Workload per
 job, the admission's node labels and tolerations in the pods, conditions that report the pods'
 state, and quota released after the last pod of an evicted job. https://kueue.sigs.k8s.io
+
+With a topology of nodes (racks, blocks) Kueue chooses the nodes too. It reads the same annotations
+of pods as for other jobs, `kueue.x-k8s.io/podset-required-topology` and others; pods wait behind a
+scheduling gate until it has added the labels of their node.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -17,6 +21,22 @@ KIND: Final = "Workload.kueue.x-k8s.io"
 
 # Fields by which Kueue selects a flavor; it does not need the rest of a pod.
 _PLACING = ("nodeSelector", "tolerations", "affinity", "priorityClassName", "runtimeClassName")
+_PREFIX = "kueue.x-k8s.io/"
+_TOPOLOGY_REQUESTS = {
+    "required": "podset-required-topology",
+    "preferred": "podset-preferred-topology",
+    "unconstrained": "podset-unconstrained-topology",
+    "podSetGroupName": "podset-group-name",
+    "podSetSliceRequiredTopology": "podset-slice-required-topology",
+    "podSetSliceSize": "podset-slice-size",
+}
+"""Annotation of pods for each field of a topology request."""
+_PARSERS: Mapping[str, Callable[[str], object]] = {
+    # The API server refuses what is neither true nor a number.
+    "unconstrained": lambda text: text == "true" or text,
+    "podSetSliceSize": lambda text: int(text) if text.isdecimal() else text,
+}
+_POD_INDEX = "apps.kubernetes.io/pod-index"
 _REQUEUED = frozenset({"Preempted", "NodeFailures"})
 """Eviction reasons after which a job may be requeued at once; Kueue decides for others."""
 
@@ -36,7 +56,7 @@ class Answer:
 
     Attributes:
         cluster_queue: that reserved the quota; empty: none.
-        updates: pod changes by admission checks.
+        updates: pod changes by topologies and admission checks.
         waits_for: messages of pending admission checks.
     """
 
@@ -58,7 +78,12 @@ def workload(
     content: dict[str, Any] = {
         "queueName": spec.queue_name,
         "podSets": [
-            {"name": one.slug, "count": one.count, "template": _trimmed(one.template)}
+            {
+                "name": one.slug,
+                "count": one.count,
+                "template": _trimmed(one.template),
+                "topologyRequest": _topology_request(one.template["metadata"]["annotations"]),
+            }
             for one in sets
         ],
     }
@@ -81,6 +106,25 @@ def _trimmed(template: Manifest) -> dict[str, Any]:
     return {"spec": {"containers": containers, **placing}}
 
 
+def _topology_request(annotations: Mapping[str, str]) -> dict[str, Any]:
+    """Return how near to each other the pods of a set must be, in the order of their ranks."""
+    request: dict[str, Any] = {"podIndexLabel": _POD_INDEX}
+    for name, annotation in _TOPOLOGY_REQUESTS.items():
+        value = annotations.get(_PREFIX + annotation)
+        if value is not None:
+            request[name] = _PARSERS.get(name, str)(value)
+    return request
+
+
+def _topology_placement(workload_name: str, request: Manifest, slug: str) -> Placement:
+    """Return what pods need so that Kueue finds them, and chooses the node of each."""
+    annotations = {f"{_PREFIX}workload": workload_name}
+    if not request.keys() & {"required", "preferred", "unconstrained"}:
+        annotations[_PREFIX + _TOPOLOGY_REQUESTS["unconstrained"]] = "true"
+    labels, gates = {f"{_PREFIX}podset": slug}, (f"{_PREFIX}topology",)
+    return Placement(labels=labels, annotations=annotations, gates=gates)
+
+
 def own_workload(job: Job, observed: Observed) -> Child | None:
     """Return the job's Workload, unless it is being deleted."""
     child = observed.children.get((KIND, gang_name(job)))
@@ -94,7 +138,12 @@ def answer(child: Child) -> Answer:
     status = child.manifest.get("status") or {}
     admission = status.get("admission") or {}
     checks = status.get("admissionChecks") or ()
-    updates: dict[str, tuple[Placement, ...]] = {}
+    assignments = admission.get("podSetAssignments") or ()
+    sets = {one["name"]: one for one in child.manifest["spec"]["podSets"]}
+    updates: dict[str, tuple[Placement, ...]] = {
+        name: (_topology_placement(child.name, sets[name].get("topologyRequest") or {}, name),)
+        for name in (one["name"] for one in assignments if one.get("topologyAssignment"))
+    }
     for one in (update for check in checks for update in check.get("podSetUpdates") or ()):
         updates[one["name"]] = (*updates.get(one["name"], ()), placement(one))
     return Answer(
@@ -107,7 +156,7 @@ def answer(child: Child) -> Answer:
         cluster_queue=admission.get("clusterQueue", ""),
         flavors={
             one["name"]: tuple(sorted(set((one.get("flavors") or {}).values())))
-            for one in admission.get("podSetAssignments") or ()
+            for one in assignments
         },
         updates=updates,
         waits_for=tuple(

@@ -38,6 +38,12 @@ PUBLIC_FILE: Final = "public.json"
 """Names of the key files in a pod; docs/contract.md."""
 
 _USER: Final = 1000
+_OWN_USER: Final = {
+    "runAsUser": _USER,
+    "runAsGroup": _USER,
+    "fsGroup": _USER,
+    "fsGroupChangePolicy": "OnRootMismatch",
+}
 _MOUNTS: Final = {name: f"{ROOT}/{name}" for name in ("config", "keys", "run", "scratch")}
 _RANK_GRACE_SECONDS: Final = 30
 _CHECKPOINT_GRACE_SECONDS: Final = 120
@@ -90,11 +96,8 @@ def pod_template(
         "terminationGracePeriodSeconds": _grace_seconds(config, role.role),
         "securityContext": {
             "runAsNonRoot": True,
-            "runAsUser": _USER,
-            "runAsGroup": _USER,
-            "fsGroup": _USER,
-            "fsGroupChangePolicy": "OnRootMismatch",
             "seccompProfile": {"type": "RuntimeDefault"},
+            **({} if defaults.openshift else _OWN_USER),
         },
         "tolerations": _tolerations(settings),
         "containers": [_container(config, role, settings, defaults)],

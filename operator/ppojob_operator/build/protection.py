@@ -13,7 +13,8 @@ ANSWERING_ROLES: Final[tuple[RoleName, ...]] = ("tools", "retriever", "judge")
 """Roles that only serve requests and open no connections to the job's pods."""
 
 _OPEN_PORTS = (contract.PORT_HEALTH, contract.PORT_METRICS)
-_DNS = [{"port": 53, "protocol": "UDP"}, {"port": 53, "protocol": "TCP"}]
+_DNS = [{"port": port, "protocol": name} for port in (53, 5353) for name in ("UDP", "TCP")]
+"""Ports of DNS pods; on OpenShift they listen on 5353."""
 
 
 def network_policies(

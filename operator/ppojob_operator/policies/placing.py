@@ -146,7 +146,7 @@ def _why_not(answer: kueue.Answer, queue: str) -> ObservedCondition:
 
 
 def _placements(answer: kueue.Answer, facts: GangFacts) -> dict[str, Placement]:
-    """What flavors and admission checks add to each role's pods."""
+    """What flavors, topologies and admission checks add to each role's pods."""
     return {
         slug: _joined((*(facts.flavors[name] for name in flavors), *answer.updates.get(slug, ())))
         for slug, flavors in answer.flavors.items()
@@ -159,6 +159,7 @@ def _joined(parts: tuple[Placement, ...]) -> Placement:
         tolerations=tuple(toleration for one in parts for toleration in one.tolerations),
         labels={key: value for one in parts for key, value in one.labels.items()},
         annotations={key: value for one in parts for key, value in one.annotations.items()},
+        gates=tuple(gate for one in parts for gate in one.gates),
     )
 
 

@@ -74,7 +74,7 @@ REFUSED = "refused"
 class Form:
     """Two calls where a turn ends with a multiple of sixteen, a reply where it is one of eight."""
 
-    def read(self, tokens: Sequence[int]) -> Turn:
+    def parse(self, tokens: Sequence[int]) -> Turn:
         if tokens[-1] % 8:
             return Turn()
         if tokens[-1] % 16:
@@ -83,33 +83,37 @@ class Form:
 
     pictures = None
 
-    def answered(
+    def encode_answers(
         self, _: Sequence[int], calls: Sequence[ToolCall], answers: Sequence[str], __: object
     ) -> list[int]:
         assert len(calls) == len(answers)
         return [5, *(int(answer) % VOCAB for answer in answers), 6]
 
-    def replied(self, _: Sequence[int], reply: str) -> list[int]:
+    def encode_reply(self, _: Sequence[int], reply: str) -> list[int]:
         return [7, int(reply), 9]
 
-    def said(self, written: Sequence[int]) -> str:
+    def decode_turn(self, written: Sequence[int]) -> str:
         return " ".join(map(str, written))
 
-    def heard(self, _: Sequence[int], text: str) -> list[int]:
+    def encode_user_message(self, _: Sequence[int], text: str) -> list[int]:
         return [11, int(text) % VOCAB, 13]
 
-    def message(self, written: Sequence[int], tools: Sequence[Message], _: int, __: int) -> Message:
+    def assistant_message(
+        self, written: Sequence[int], tools: Sequence[Message], _: int, __: int
+    ) -> Message:
         assert not tools
-        return {"role": "assistant", "content": self.said(written)}
+        return {"role": "assistant", "content": self.decode_turn(written)}
 
-    def asked(self, written: Sequence[int], asked: ModelRequest) -> list[int]:
+    def encode_request(self, written: Sequence[int], asked: ModelRequest) -> list[int]:
         if not asked.begins_context:
             return [
-                token for one in asked.messages for token in self.heard(written, one["content"])
+                token
+                for one in asked.messages
+                for token in self.encode_user_message(written, one["content"])
             ]
-        return self.context(asked.messages, ())
+        return self.encode_context(asked.messages, ())
 
-    def context(self, messages: Sequence[dict[str, str]], _: Sequence[str]) -> list[int]:
+    def encode_context(self, messages: Sequence[dict[str, str]], _: Sequence[str]) -> list[int]:
         if any(one["content"] == REFUSED for one in messages):
             raise BadChatTemplate("tokenizer: got it: no; another")
         return [17, *(int(one["content"]) % VOCAB for one in messages), 19]
@@ -118,14 +122,14 @@ class Form:
 class Eager(Form):
     """Each turn is replied to."""
 
-    def read(self, tokens: Sequence[int]) -> Turn:
+    def parse(self, tokens: Sequence[int]) -> Turn:
         return Turn(reply=f"{tokens[-1]}")
 
 
 class Silent(Form):
     """No turn wants anything."""
 
-    def read(self, tokens: Sequence[int]) -> Turn:
+    def parse(self, tokens: Sequence[int]) -> Turn:
         return Turn()
 
 
@@ -156,10 +160,10 @@ class Workers:
         self.started.append((number, turn))
         return POOL.submit(self._act, number, calls)
 
-    def answers(self, begun: Future[list[ToolAnswer]]) -> list[ToolAnswer]:
+    def wait(self, begun: Future[list[ToolAnswer]]) -> list[ToolAnswer]:
         return begun.result()
 
-    def give_up(self, begun: Future[list[ToolAnswer]]) -> None:
+    def cancel(self, begun: Future[list[ToolAnswer]]) -> None:
         self.given_up += 1
 
     def _act(self, number: int, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
@@ -304,10 +308,10 @@ def test_a_context_is_drawn_as_if_it_were_all_there_is() -> None:
 def test_a_context_that_does_not_fit_or_is_refused_ends_the_row() -> None:
     def answered(words: str, tokens: int = TOKENS) -> Episode:
         (one,) = rows(user=USER, tokens=tokens)[:1]
-        one.take(Finished(one.name, (8, 9, 4), (0.0,) * 3, "stop", 0))
+        one.add_response(Finished(one.name, (8, 9, 4), (0.0,) * 3, "stop", 0))
         context = msgspec.json.encode([{"role": "user", "content": word} for word in words.split()])
         call = ToolCall("critic", "", to_user=True)
-        one.answer([call], [ToolAnswer("", context=context)])
+        one.add_answers([call], [ToolAnswer("", context=context)])
         return one
 
     fits = answered("1 2 3", tokens=9)
@@ -323,11 +327,11 @@ def test_a_context_that_does_not_fit_or_is_refused_ends_the_row() -> None:
 def test_experts_of_contexts_lie_where_their_tokens_do() -> None:
     """Two bytes a token; of the last token of a context, which no engine has read, none."""
     (one,) = rows(user=USER)[:1]
-    one.take(Finished(one.name, (8, 9, 4), (0.0,) * 3, "stop", 0, bytes(range(2 * 5))))
+    one.add_response(Finished(one.name, (8, 9, 4), (0.0,) * 3, "stop", 0, bytes(range(2 * 5))))
     context = msgspec.json.encode([{"role": "user", "content": "7"}])
-    one.answer([ToolCall("critic", "", to_user=True)], [ToolAnswer("", context=context)])
+    one.add_answers([ToolCall("critic", "", to_user=True)], [ToolAnswer("", context=context)])
     assert one.request().prompt == (17, 7, 19)
-    one.take(Finished(one.name, (4,), (0.0,), "stop", 0, bytes(range(50, 56))))
+    one.add_response(Finished(one.name, (4,), (0.0,), "stop", 0, bytes(range(50, 56))))
     assert one.trajectory.experts == bytes(range(10)) + bytes(2) + bytes(range(50, 56))
 
 
@@ -383,7 +387,7 @@ def test_texts_end_a_turn_that_two_phases_draw() -> None:
     (one,) = rows()[:1]
     one.sampling = replace(one.sampling, stop_texts=texts)
     assert one.request().sampling.stop_texts == texts
-    one.take(Finished(one.name, (ord("a"), ord("b")), (0.0, 0.0), "abort", 0))
+    one.add_response(Finished(one.name, (ord("a"), ord("b")), (0.0, 0.0), "abort", 0))
     assert one.request().sampling.stop_texts.ends((ord("c"),))
     assert not one.request().sampling.stop_texts.ends((ord("b"),))
 
@@ -451,7 +455,7 @@ def test_a_phase_that_fails_leaves_an_idle_engine_and_no_call() -> None:
     model, tools = engine(), Workers()
 
     class Broken(Form):
-        def answered(self, *_: object) -> list[int]:
+        def encode_answers(self, *_: object) -> list[int]:
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

@@ -31,12 +31,12 @@ from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.vision_tower import attach_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import SamplingParams
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
-from ppojob_trainer.workers.row_store import OwnedRows, own_rows
+from ppojob_trainer.workers.row_store import OwnedRows, build_rows
 
 TOKEN, END = NAMES.index(PICTURE), NAMES.index("<|im_end|>")
 PROMPTS = [("Look: ", [picture("red", (40, 20))]), ("Nothing here.", [])]
@@ -117,7 +117,7 @@ def drawn_rows(
     folder: Path, form: Calling, tools: Showing, prompts: Sequence[PromptTokens] = ()
 ) -> list[Episode]:
     model = load_model(folder)
-    give_tower(model, folder, torch.float32, torch.device("cpu"))
+    attach_tower(model, folder, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=512, max_sequences=8)
     agent = AgentSpec(max_parallel_calls=2, max_user_turns=2, turn_tokens=7, cut_turns="go_on")
     sampling = SamplingParams(1.0, 1.0, -1, 1, (END,))
@@ -160,7 +160,7 @@ def test_engine_trainer_and_transformers_say_the_same(
     whole = save_seeing_model(tmp_path, kind, tie_word_embeddings=True)
     form, tools = form_of(tmp_path), Showing()
     episodes = drawn_rows(tmp_path, form, tools)
-    made = own_rows(0, prompts_of(form), SAMPLES, [row.trajectory for row in episodes])
+    made = build_rows(0, prompts_of(form), SAMPLES, [row.trajectory for row in episodes])
     assert_trainer_says_the_same(tmp_path, made)
     compared = 0
     for row in episodes:
@@ -189,7 +189,7 @@ def test_tools_show_pictures_behind_a_video_which_they_are_not_given(tmp_path: P
     ids = form.pictures.expanded([5, TOKEN, 6, *marks_of(form.pictures, clips), 7], shown)
     prompt = PromptTokens(0, ids, pictures=shown)
     episodes = drawn_rows(tmp_path, form, tools, [prompt])
-    made = own_rows(0, [prompt], SAMPLES, [row.trajectory for row in episodes])
+    made = build_rows(0, [prompt], SAMPLES, [row.trajectory for row in episodes])
     assert_trainer_says_the_same(tmp_path, made)
     first = tools.given[0][1]
     assert [one.file for one in first] == [picture("red")]
@@ -216,7 +216,7 @@ def test_a_row_is_what_transformers_processor_makes_of_the_whole(tmp_path: Path)
         strict=True,
     ):
         drawn = [one for one in row.trajectory.segments if one.is_trained]
-        said = [form.said(one.tokens) for one in drawn]
+        said = [form.decode_turn(one.tokens) for one in drawn]
         if PICTURE in "".join(said) or sum(map(len, said)) < sum(len(one.tokens) for one in drawn):
             continue  # it drew a picture's token, or a special one
         talk, shown = messages_of(text, files), [one.file for one in row.trajectory.pictures]
@@ -248,7 +248,7 @@ def test_a_template_shows_pictures_of_tools_or_is_known_not_to(tmp_path: Path) -
         assert shows_pictures(form.template, TOOLS) is shows
         if shows:
             shown, end = packed([picture("red")]), [END]
-            ids = form.answered(end, [ToolCall("add", "{}")], [" \n a \n"], [shown])
+            ids = form.encode_answers(end, [ToolCall("add", "{}")], [" \n a \n"], [shown])
             said = form.chat.decode(ids, skip_special_tokens=False)
             text = "[~~~~] \n a" + ("" if template == trimmed else " \n")
             turn = "<|im_start|>tool\n{}<|im_end|>\n<|im_start|>assistant\n"

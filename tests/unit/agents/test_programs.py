@@ -179,7 +179,7 @@ class Row:
         episode, wanted, left = self.episode, self.episode.opening(), list(turns)
         while wanted.calls:
             said = pool.start(wanted.calls, ["step 1/train/row 3"]).result()
-            self.answers += episode.answer(wanted.calls, said)
+            self.answers += episode.add_answers(wanted.calls, said)
             if episode.state.is_over:
                 break
             self.asked.append(episode.request())
@@ -187,7 +187,7 @@ class Row:
             end: FinishReason = "stop" if isinstance(turn, str) else "length"
             drawn = turn if isinstance(turn, tuple) else self.form.chat.encode(turn + "<|im_end|>")
             logprobs = (-1.0,) * len(drawn)
-            wanted = episode.take(
+            wanted = episode.add_response(
                 Finished(self.asked[-1].request_id, tuple(drawn), logprobs, end, 0)
             )
         assert not left
@@ -250,9 +250,9 @@ def test_experts_of_a_prompt_that_no_engine_reads_are_none(form: ChatForm, pool,
     row = Row(form, agent(file, *NAMES), "call")
     episode = row.episode
     wanted = episode.opening()
-    episode.answer(wanted.calls, pool.start(wanted.calls, ["r"]).result())
+    episode.add_answers(wanted.calls, pool.start(wanted.calls, ["r"]).result())
     read = len(episode.request().prompt)
-    episode.take(Finished("r", (5, 6), (0.0, 0.0), "abort", 0, bytes([7]) * 2 * (read + 1)))
+    episode.add_response(Finished("r", (5, 6), (0.0, 0.0), "abort", 0, bytes([7]) * 2 * (read + 1)))
     whole = bytes(2 * len(row.prompt)) + bytes([7]) * 2 * (read + 1)
     assert episode.trajectory.experts == whole
 

@@ -58,7 +58,7 @@ def test_it_begins_once(tmp_path: Path) -> None:
     assert store_of(tmp_path / "run", config).steps() == (1,)
     assert told == [
         "spec.optimizer.learningRate: 1e-06 -> 0.001",
-        f"{tmp_path}/runs/sum: the run begins with the checkpoint of step 1",
+        f"{tmp_path}/runs/sum: the run starts from the checkpoint of step 1",
     ]
     assert branches.problems(branch(tmp_path, "gone"), tmp_path / "run") == []
 
@@ -77,7 +77,7 @@ def test_data_in_another_order_begin_anew(spec: dict[str, Any], tmp_path: Path) 
     progress = manifest.read(tmp_path / "run" / "checkpoints" / "step-000001").progress
     has_other_order = "rewards" not in spec and spec.get("data") != SAMPLER
     assert (progress.data == manifest.UNREAD) == has_other_order
-    assert any(line.endswith("the data begins anew") for line in told) == has_other_order
+    assert any(line.endswith("the data starts again") for line in told) == has_other_order
 
 
 @pytest.mark.parametrize("key", [None, "target"])
@@ -177,7 +177,7 @@ def test_what_is_read_by_whole_batches_begins_anew_with_others(
     found = store_of(tmp_path / "run", config).recover().checkpoint
     assert found is not None
     assert (found.manifest.progress.data == UNREAD) == is_anew
-    assert any(line.endswith("the data begins anew") for line in told) == is_anew
+    assert any(line.endswith("the data starts again") for line in told) == is_anew
 
 
 def test_how_a_layer_is_trained_may_change(tmp_path: Path) -> None:

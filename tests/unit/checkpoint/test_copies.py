@@ -14,7 +14,7 @@ from store_runs import content, job_of, store_of, train
 from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.copies import FIELD, Copies, restore
 from ppojob_trainer.checkpoint.journal import Journal, last_saved
-from ppojob_trainer.checkpoint.places import Place
+from ppojob_trainer.checkpoint.remote_store import RemoteStore
 from ppojob_trainer.errors import CannotResume, ConfigError, InjectedFault, JobFailed
 
 POINTS = [point for point in failpoints.all_points() if point.startswith(("copied.", "restored."))]
@@ -63,7 +63,7 @@ def test_a_damaged_copy_is_not_used(tmp_path: Path, name: str, content: bytes | 
 
 
 def test_a_right_that_is_missing_is_told_at_once(tmp_path: Path) -> None:
-    place = Place(str(tmp_path / "bucket" / "sum"), FIELD, print)
+    place = RemoteStore(str(tmp_path / "bucket" / "sum"), FIELD, print)
 
     def put() -> None:
         raise PermissionError("Access Denied")
@@ -115,8 +115,8 @@ def test_copies_of_another_run_are_neither_taken_nor_touched(tmp_path: Path) -> 
     copies = Copies(other, store, lambda _: None)
     copies.start()
     copies._wait(lambda: False)
-    assert copies.trouble is not None
-    assert "spec.seed" in copies.trouble
+    assert copies.problem is not None
+    assert "spec.seed" in copies.problem
     there = (tmp_path / "bucket" / "sum" / "checkpoints").iterdir()
     assert [path.name for path in there] == ["step-000001"]
 
@@ -138,7 +138,7 @@ def test_a_run_folder_is_no_place_for_its_own_copies(tmp_path: Path) -> None:
 @pytest.mark.skipif(importlib.util.find_spec("s3fs") is not None, reason="s3fs is installed")
 def test_a_package_that_is_not_there_is_told_at_once(tmp_path: Path) -> None:
     config = job_of(tmp_path, checkpoint={"copyTo": "s3://bucket/runs"})
-    with pytest.raises(ConfigError, match=r"^spec.checkpoint.copyTo: .* s3fs is not installed"):
+    with pytest.raises(ConfigError, match=r"^spec.checkpoint.copyTo: .* Install s3fs"):
         restore(config, tmp_path / "runs" / "sum")
 
 

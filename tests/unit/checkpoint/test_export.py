@@ -159,7 +159,7 @@ def test_no_configuration_is_said(export, model_folder: Path, tmp_path: Path, te
             {"model_type": "deepseek_v3", "num_nextn_predict_layers": 1},
             "layers that predict further tokens",
         ),
-        ({"model_type": "apertus"}, "numbers that nobody trains"),
+        ({"model_type": "apertus"}, "untrained scalars"),
     ],
 )
 @pytest.mark.parametrize("is_there", [False, True])

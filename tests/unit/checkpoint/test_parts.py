@@ -6,7 +6,7 @@ import msgspec
 import pytest
 import torch
 
-from ppojob_trainer.checkpoint.files import sha256_of
+from ppojob_trainer.checkpoint.manifest import sha256_of
 from ppojob_trainer.checkpoint.tensors import read_parts, write_tensors
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.parallel.boxes import Box

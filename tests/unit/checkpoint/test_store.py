@@ -20,7 +20,7 @@ from ppojob_trainer.checkpoint.journal import (
     StepDone,
     resume_point,
 )
-from ppojob_trainer.checkpoint.shards import Shard
+from ppojob_trainer.checkpoint.tensors import Shard
 from ppojob_trainer.errors import CannotResume, CheckpointLost, DamagedCheckpoint
 
 FILES = (
@@ -112,7 +112,7 @@ def test_each_damage_is_named_and_the_checkpoint_before_is_used(root, file, dama
 def test_no_whole_checkpoint_left_is_never_a_start_from_nothing(root: Path):
     for step in (1, 2, 3):
         DAMAGES["truncated"](root / "checkpoints" / f"step-{step:06d}" / FILES[2])
-    lost = r"step-000003/.*; step-000002/.*; step-000001/.*; bring the files back"
+    lost = r"step-000003/.*; step-000002/.*; step-000001/.*; restore the files"
     with pytest.raises(CheckpointLost, match=lost):
         kill_server.open_store(root).latest()
 
@@ -308,8 +308,6 @@ def test_seal_refuses_what_does_not_fit_the_answers(root: Path):
     absent = msgspec.structs.replace(entry, path="a/other")
     with pytest.raises(DamagedCheckpoint, match="a/other: the file is missing"):
         store.complete(pending, kill_server.progress(4), [entry, absent])
-    with pytest.raises(DamagedCheckpoint, match="a/model: no rank answered for this file"):
-        store.complete(pending, kill_server.progress(4), [])
     assert store.complete(pending, kill_server.progress(4), [entry]).step == 4
 
 
@@ -323,7 +321,7 @@ def test_checkpoints_that_vanished_are_noticed_by_the_journal(root: Path, newest
     assert [str(r) for r in found.refusals] == ["step-000003: the folder is missing"]
     for step in (1, 2):
         shutil.rmtree(root / "checkpoints" / f"step-{step:06d}")
-    with pytest.raises(CheckpointLost, match="step 3 was saved, and no checkpoint is there"):
+    with pytest.raises(CheckpointLost, match="step 3 was saved according to the journal"):
         resume_point(store, events)
 
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from fake_api_server import FakeApiServer, serving
 
-from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
+from ppojob_trainer.controller.progress import STATUS_FILE, RunStatus
 from ppojob_trainer.metrics.sinks import encode_line
 from ppojob_trainer.rows.row_files import SCHEMA
 
@@ -32,7 +32,7 @@ class FakeRun:
         return self.folder / "metrics.jsonl"
 
     def status(self, phase: str = "Training", **fields: Any) -> None:
-        status = TrainingStatus(phase, **{"since": 1_000.0, "total_steps": 20, **fields})
+        status = RunStatus(phase, **{"since": 1_000.0, "total_steps": 20, **fields})
         aside = self.folder / ".aside"
         aside.write_bytes(msgspec.json.encode(status))
         os.replace(aside, self.folder / STATUS_FILE)

@@ -12,8 +12,8 @@ from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
 from ppojob_trainer.checkpoint.manifest import RoleState
-from ppojob_trainer.checkpoint.shards import Shard
 from ppojob_trainer.checkpoint.store import CheckpointStore
+from ppojob_trainer.checkpoint.tensors import Shard
 
 WEIGHTS = {
     "model.norm.weight": torch.arange(8.0),

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ppojob_cli.run_state import RunReader, RunState, StepRecord
-from ppojob_trainer.controller.progress import STATUS_FILE, TrainingStatus
+from ppojob_trainer.controller.progress import STATUS_FILE, RunStatus
 from ppojob_trainer.metrics.sinks import encode_line
 
 
@@ -61,7 +61,7 @@ def test_what_is_no_metrics_line_is_left_out(run, line: bytes) -> None:
 @pytest.mark.parametrize("data", [b"", b"{", b'{"phase":1}', b"\xff", b"[]"])
 def test_a_status_that_cannot_be_read(run, data: bytes) -> None:
     (run.folder / STATUS_FILE).write_bytes(data)
-    assert RunReader(run.folder).read().status == TrainingStatus("Starting")
+    assert RunReader(run.folder).read().status == RunStatus("Starting")
 
 
 def test_the_status_of_an_earlier_run_is_not_believed(run) -> None:
@@ -72,7 +72,7 @@ def test_the_status_of_an_earlier_run_is_not_believed(run) -> None:
 
 
 def training(*records: StepRecord, phase: str = "Training") -> RunState:
-    return RunState(TrainingStatus(phase, total_steps=20), records)
+    return RunState(RunStatus(phase, total_steps=20), records)
 
 
 def test_the_step_under_way_counts_down_and_never_below_its_end() -> None:

@@ -11,7 +11,7 @@ from ppojob_cli.live_view import LiveView, frame
 from ppojob_cli.run_state import RunState, StepRecord
 from ppojob_cli.summary import Ending, finished_summary, log_lines, read_summary
 from ppojob_cli.view import PlainView, View
-from ppojob_trainer.controller.progress import TrainingStatus
+from ppojob_trainer.controller.progress import RunStatus
 
 PODS = {"addition-controller-0": "ready", "addition-reward-0": "starting"}
 ACCURACY = "val-core/ppojob/addition/acc/mean@1"
@@ -273,7 +273,7 @@ def record(step: int) -> StepRecord:
 
 
 def state(*status: object, steps: int = 0) -> RunState:
-    return RunState(TrainingStatus(*status), tuple(map(record, range(steps))))
+    return RunState(RunStatus(*status), tuple(map(record, range(steps))))
 
 
 MANY_SOURCES = {f"val-core/source-{n}/acc/mean@1": 0.5 for n in range(9)}
@@ -282,7 +282,7 @@ STATES = {
     "starting": (state("Starting", 0, 0, "", 1_000.0), PODS),
     "first validation": (
         RunState(
-            TrainingStatus("Training", 0, 20, "testing", 1_190.0),
+            RunStatus("Training", 0, 20, "testing", 1_190.0),
             (StepRecord(0, 1_000.0, MANY_SOURCES),),
         ),
         {},
@@ -290,14 +290,14 @@ STATES = {
     "training": (state("Training", 13, 20, "update_actor", 1_190.0, steps=13), {}),
     "long": (state("Training", 3_001, 100_000, "gen", 1_190.0, steps=3_001), {}),
     "drawing": (
-        RunState(TrainingStatus("Training", 3, 20, "gen", 1_190.0, rows=(1_900, 2_048))),
+        RunState(RunStatus("Training", 3, 20, "gen", 1_190.0, rows=(1_900, 2_048))),
         {},
     ),
     "recovering": (
         state("Recovering", 13, 20, "gen", 1_190.0, "reward: \x1b[2Jlost\nmore", 2, steps=13),
         PODS,
     ),
-    "strange": (RunState(TrainingStatus("Odd", 5, 0, "[bold]x", 9e9), (record(30),)), {}),
+    "strange": (RunState(RunStatus("Odd", 5, 0, "[bold]x", 9e9), (record(30),)), {}),
     "over": (state("Succeeded", 20, 20, steps=21), {}),
 }
 

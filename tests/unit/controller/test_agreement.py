@@ -21,7 +21,7 @@ from ppojob_trainer.models.problems import ModelReason
 from ppojob_trainer.models.weight_files import BadHeader
 from ppojob_trainer.pod_environment import PodEnvironment
 from ppojob_trainer.rpc.identity import Agreement, PodIdentity, config_digest, program_digest
-from ppojob_trainer.supervisor.main import OwnIdentity
+from ppojob_trainer.supervisor.main import IdentityReader
 
 A, B = "a" * 64, "b" * 64
 RECORD = """\
@@ -112,9 +112,9 @@ def environment(folder: Path, role: RoleName, **changes: object) -> PodEnvironme
 
 def known(environment: PodEnvironment, **how: Callable[[Path], str]) -> dict[str, str] | None:
     """The models of a pod that has looked at its files."""
-    own = OwnIdentity(environment, **how)
+    own = IdentityReader(environment, **how)
     own.read_models()
-    return own.tell().models
+    return own.current.models
 
 
 def test_a_pod_tells_of_the_models_of_its_roles_that_it_can_read(model: Path) -> None:
@@ -148,15 +148,15 @@ def test_a_pod_answers_while_its_files_are_read_and_reads_them_once(model: Path)
         return A
 
     pod = environment(model.parent, "actorRollout")
-    own = OwnIdentity(pod, read=slow)
+    own = IdentityReader(pod, read=slow)
     reading = threading.Thread(target=own.read_models, daemon=True)
     reading.start()
-    before = own.tell()
+    before = own.current
     assert before.models is None
     assert before.config == config_digest(pod.config)
     may_go_on.set()
     reading.join(60)
-    assert own.tell() == own.tell() == msgspec.structs.replace(before, models={str(model): A})
+    assert own.current == msgspec.structs.replace(before, models={str(model): A})
     assert looked == [model]
 
 

@@ -82,7 +82,7 @@ def ranks(tmp_path: Path) -> list[Rank]:
 @pytest.fixture
 def begun(role_of, roles_of, ranks, tmp_path: Path, monkeypatch) -> Callable[..., Checkpoints]:
     """Checkpoints as controllers make them, attempt after attempt, of ranks that outlive them."""
-    monkeypatch.setattr(module, "_LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(module, "_POLL_SECONDS", 0.0)
     monkeypatch.setattr(client, "_WATCH_SECONDS", 0.05)
     monkeypatch.setattr(client, "_WAIT_MILLISECONDS", 25)
     root = tmp_path / "run" / "checkpoints"
@@ -96,9 +96,9 @@ def begun(role_of, roles_of, ranks, tmp_path: Path, monkeypatch) -> Callable[...
             every=2,
             keep_last=2,
             best=None,
-            tell_saved=lambda _: None,
+            on_saved=lambda _: None,
         )
-        made.roles.meanwhile = made.look
+        made.roles.meanwhile = made.poll
         return made
 
     return make
@@ -121,7 +121,7 @@ def test_it_counts_once_all_ranks_have_written(begun, ranks):
     checkpoints, state = begun(), progress_behind(2)
     assert checkpoints.is_due(state)
     checkpoints.save(state, in_background=True)
-    assert checkpoints.under_way == 2
+    assert checkpoints.in_flight_step == 2
     assert not checkpoints.is_due(state)
     ranks[0].is_written = True
     work(checkpoints, "half")
@@ -129,7 +129,7 @@ def test_it_counts_once_all_ranks_have_written(begun, ranks):
     finish(ranks)
     work(checkpoints, "whole", until=lambda: checkpoints.newest() == 2)
     assert checkpoints.newest() == 2
-    assert checkpoints.under_way is None
+    assert checkpoints.in_flight_step is None
     assert incomplete(checkpoints.store.root) == []
 
 
@@ -137,9 +137,9 @@ def test_the_end_waits_for_it(begun, ranks):
     checkpoints = begun()
     checkpoints.save(progress_behind(2), in_background=True)
     threading.Timer(0.3, finish, [ranks]).start()
-    checkpoints.settle()
+    checkpoints.wait()
     assert checkpoints.newest() == 2
-    checkpoints.settle()  # nothing is under way
+    checkpoints.wait()  # nothing is under way
 
 
 def test_what_a_disk_refuses_is_told_when_all_ranks_have_ended(begun, ranks):
@@ -151,9 +151,9 @@ def test_what_a_disk_refuses_is_told_when_all_ranks_have_ended(begun, ranks):
     work(checkpoints, "refused", until=lambda: checkpoints.is_refused)
     assert checkpoints.is_refused
     with pytest.raises(StorageError, match="No space left on device"):
-        checkpoints.settle()
+        checkpoints.wait()
     assert incomplete(checkpoints.store.root) == []
-    checkpoints.leave(2)
+    checkpoints.skip(2)
     assert not checkpoints.is_due(state), "ranks have gone on from it"
     checkpoints.save(progress_behind(4))
     assert checkpoints.newest() == 4
@@ -165,10 +165,10 @@ def test_a_part_that_does_not_come_is_a_lost_role(begun, ranks):
     ranks[0].is_written = True
     checkpoints.roles.caller.default_deadline_seconds = 0.3
     with pytest.raises(RoleLost, match=r"no part of a checkpoint within 0\.3 s"):
-        checkpoints.settle()
-    assert checkpoints.under_way == 2, "another role's loss would not take it"
+        checkpoints.wait()
+    assert checkpoints.in_flight_step == 2, "another role's loss would not take it"
     checkpoints.roles.rewinds += 1
-    assert checkpoints.under_way is None
+    assert checkpoints.in_flight_step is None
 
 
 @pytest.mark.parametrize("left", [False, True])
@@ -176,13 +176,13 @@ def test_a_controller_that_takes_over_goes_on_with_it(left, begun, ranks):
     first = begun()
     first.save(progress_behind(2), in_background=True)
     if left:
-        first.leave(2)
+        first.skip(2)
     finish(ranks)
     second = begun(2)
-    second.take_over(read_journal_state(second.journal.read(), frozenset()))
+    second.adopt(read_journal_state(second.journal.read(), frozenset()))
     assert not second.is_due(progress_behind(2))
-    assert second.under_way == (None if left else 2)
-    second.settle()
+    assert second.in_flight_step == (None if left else 2)
+    second.wait()
     assert second.newest() == (None if left else 2)
     assert [len(rank.asked) for rank in ranks] == [1, 1]
 

@@ -155,7 +155,7 @@ def test_rows_stay_with_those_who_made_them():
 def scored(*extras: dict[str, object]) -> Batch:
     """A batch of a prompt, whose responses have these numbers beside their scores."""
     batch = Batch("train", [prompt(0)], len(extras), owners=1)
-    batch.take_scores(
+    batch.set_scores(
         [RowScore(row, 0.5 * row, msgspec.json.encode(one)) for row, one in enumerate(extras)]
     )
     return batch
@@ -189,7 +189,7 @@ class Rounds:
         batch.scores = [score or 0.0 for score in given]
         batch.extras = [msgspec.json.encode({"dropped": float(one is None)}) for one in given]
 
-    def keep(self, batch: Batch, step: int) -> None:
+    def record(self, batch: Batch, step: int) -> None:
         self.kept.append(batch.round)
 
 

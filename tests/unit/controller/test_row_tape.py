@@ -125,7 +125,7 @@ def test_rows_that_a_checkpoint_holds_are_taken_from_it_until_the_job_goes_back(
         tape.read()
         found = [tape.is_replayed(batch, step) for step in steps]
         if found[0]:
-            assert tape.place(batch, 3) == ("checkpoints/step-000002/ahead/train", ["a", "b"])
+            assert tape.location(batch, 3) == ("checkpoints/step-000002/ahead/train", ["a", "b"])
         return found
 
     assert taken_from_the_disk("<0 1 2") == [False, False]

@@ -28,7 +28,7 @@ from ppojob_trainer.rpc.messages.saving import Saved
 from ppojob_trainer.rpc.messages.scoring import RowScore
 from ppojob_trainer.rpc.methods import WRITE_ROWS
 from ppojob_trainer.rpc.server import Route
-from ppojob_trainer.workers.row_store import OwnedRows, own_rows, rows_table, trajectories
+from ppojob_trainer.workers.row_store import OwnedRows, build_rows, read_trajectories, rows_table
 
 SAMPLES = 2
 TRUTHS: list[Json] = ["0", None, {"two": [2]}, "3", 4]
@@ -60,9 +60,7 @@ class Digits:
 def batch() -> Batch:
     """Five prompts: two of the first owner, three of the second."""
     made = Batch("train", PROMPTS, SAMPLES, owners=2)
-    made.take_scores(
-        [RowScore(row, row / 2, msgspec.json.encode(extras(row))) for row in range(10)]
-    )
+    made.set_scores([RowScore(row, row / 2, msgspec.json.encode(extras(row))) for row in range(10)])
     return made
 
 
@@ -76,7 +74,7 @@ def rows_of(first: int, last: int) -> OwnedRows:
         )
         for row in range(2 * first, 2 * last)
     ]
-    return own_rows(first, prompts[first:last], SAMPLES, responses, mixture=MIXTURE)
+    return build_rows(first, prompts[first:last], SAMPLES, responses, mixture=MIXTURE)
 
 
 @pytest.fixture
@@ -142,8 +140,8 @@ def test_what_is_read_back_is_what_was_written(written, batch: Batch):
     assert told.later_picture_bytes == [shown if row == 3 else 0 for row in range(10)]
     prompts = [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in PROMPTS]
     for first, last in ((0, 5), (1, 3), (4, 5)):
-        rows = trajectories(read_tokens(parts, first * SAMPLES, last * SAMPLES))
-        found = own_rows(first, prompts[first:last], SAMPLES, rows, mixture=MIXTURE)
+        rows = read_trajectories(read_tokens(parts, first * SAMPLES, last * SAMPLES))
+        found = build_rows(first, prompts[first:last], SAMPLES, rows, mixture=MIXTURE)
         expected = rows_of(first, last)
         assert (found.spans, found.truncated) == (expected.spans, expected.truncated)
         assert found.experience.later_pictures == expected.experience.later_pictures
@@ -164,5 +162,7 @@ def test_experts_lie_where_their_tokens_do():
 
 def test_rows_without_experts_are_no_rows_of_such_a_job():
     drawn = [Trajectory((Segment((3, 1), (-0.5, -0.25), 4),), "stop")]
-    with pytest.raises(RolloutError, match="routerReplay: got rollout: the rows tell no experts"):
-        own_rows(0, [PromptTokens(0, [1])], 1, drawn, mixture=MIXTURE)
+    with pytest.raises(
+        RolloutError, match="routerReplay: got rollout: the rows have no recorded experts"
+    ):
+        build_rows(0, [PromptTokens(0, [1])], 1, drawn, mixture=MIXTURE)

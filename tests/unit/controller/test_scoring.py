@@ -48,7 +48,7 @@ def batch_of(purpose: str = "train") -> Batch:
 
 
 def score(scoring: Scoring, batch: Batch, step: int) -> None:
-    with scoring.begun(batch, step) as finish:
+    with scoring.start(batch, step) as finish:
         finish()
 
 
@@ -125,11 +125,11 @@ def test_rows_are_scored_once_though_their_scorer_is_lost(role_of, scoring_by):
 def test_what_was_said_before_another_role_was_lost_counts(role_of, scoring_by):
     drifting = Drifting()
     scoring = scoring_by(role_of("reward", drifting.routes()))
-    with contextlib.suppress(RoleLost), scoring.begun(batch_of(), 1):
+    with contextlib.suppress(RoleLost), scoring.start(batch_of(), 1):
         for index in range(1000):
             id_ = RequestId(0, 1, "advantages", index)
-            scoring.roles.ask_all(scoring.owner, ADVANTAGES, Advantages([], 0.0), id_)
-            if scoring._begun["train"][1].is_over:
+            scoring.roles.broadcast(scoring.owner, ADVANTAGES, Advantages([], 0.0), id_)
+            if scoring._pending["train"][1].is_done:
                 break
         raise RoleLost("critic", "it ended")
     again = batch_of()
@@ -142,9 +142,9 @@ def test_scores_that_changed_behind_a_controllers_back_cost_the_step(role_of, sc
     drifting = Drifting()
     roles = scoring_by(role_of("reward", drifting.routes())).roles
     actor, id_ = roles.group("actorRollout"), RequestId(0, 1, "advantages")
-    roles.ask_all(actor, ADVANTAGES, Advantages([0.5], 0.0), id_)
-    with pytest.raises(RoleLost, match="advantages of step 1 came again with another") as caught:
-        roles.ask_all(actor, ADVANTAGES, Advantages([0.25], 0.0), id_)
+    roles.broadcast(actor, ADVANTAGES, Advantages([0.5], 0.0), id_)
+    with pytest.raises(RoleLost, match="advantages of step 1 was repeated with another") as caught:
+        roles.broadcast(actor, ADVANTAGES, Advantages([0.25], 0.0), id_)
     assert caught.value.role == "actorRollout"
 
 

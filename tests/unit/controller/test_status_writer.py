@@ -10,13 +10,13 @@ from ppojob_api.v1alpha1.status import TrainingStatus
 from ppojob_trainer.controller.status_writer import (
     DisownedError,
     NotWrittenError,
-    Pace,
+    RateLimit,
     RefusedError,
     StatusWriter,
 )
 
 NEVER = 3600.0
-AT_ONCE = Pace(interval_seconds=0.0, first_pause_seconds=0.01, longest_pause_seconds=0.02)
+AT_ONCE = RateLimit(interval_seconds=0.0, first_pause_seconds=0.01, longest_pause_seconds=0.02)
 
 
 def state(step: int, stage: str = "Training", attempt: int = 1) -> TrainingStatus:
@@ -48,10 +48,10 @@ def test_offering_never_waits_and_a_state_that_is_out_of_date_is_dropped() -> No
     recipient = Recipient()
     recipient.is_open.clear()
     writer = StatusWriter(recipient.write, AT_ONCE)
-    writer.offer(state(0))
+    writer.submit(state(0))
     eventually(lambda: recipient.tried == [state(0)])
     for step in range(1, 1000):
-        writer.offer(state(step))
+        writer.submit(state(step))
     assert not recipient.taken
     recipient.is_open.set()
     writer.close()
@@ -60,19 +60,19 @@ def test_offering_never_waits_and_a_state_that_is_out_of_date_is_dropped() -> No
 
 def test_steps_wait_for_their_time_and_turns_do_not() -> None:
     recipient = Recipient()
-    writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER))
+    writer = StatusWriter(recipient.write, RateLimit(interval_seconds=NEVER))
     turns = [state(0, "Starting"), state(0), state(4, "Recovering"), state(2), state(2, attempt=2)]
     for turn in turns:
-        writer.offer(turn)
+        writer.submit(turn)
         recipient.wait_for(turn)
-        writer.offer(turn.model_copy(update={"reward": 0.5}))
+        writer.submit(turn.model_copy(update={"reward": 0.5}))
     writer.close()
     last = turns[-1].model_copy(update={"reward": 0.5})
     assert recipient.taken == [*turns, last]
 
 
 def test_pauses_grow_to_a_limit_and_are_never_the_same_for_all() -> None:
-    pace = Pace(first_pause_seconds=1.0, longest_pause_seconds=60.0)
+    pace = RateLimit(first_pause_seconds=1.0, longest_pause_seconds=60.0)
     for failures in range(1, 40):
         most = min(2.0 ** (failures - 1), 60.0)
         assert most / 2 <= pace.pause(failures) <= most
@@ -84,11 +84,11 @@ def test_an_outage_is_told_once_and_its_end_as_well(caplog: pytest.LogCaptureFix
     with caplog.at_level(logging.INFO):
         writer = StatusWriter(recipient.write, AT_ONCE)
         for step in (1, 2):
-            writer.offer(state(step))
+            writer.submit(state(step))
             recipient.wait_for(state(step))
         writer.close()
     assert [record.getMessage() for record in caplog.records] == [
-        "status.training is not written, the training goes on: no answer",
+        "status.training was not written, the training continues: no answer",
         "status.training is written again",
     ]
 
@@ -96,9 +96,9 @@ def test_an_outage_is_told_once_and_its_end_as_well(caplog: pytest.LogCaptureFix
 def test_whoever_asks_for_a_pause_gets_it_even_of_a_turn(caplog: pytest.LogCaptureFixture) -> None:
     recipient = Recipient(NotWrittenError("slow down", retry_after=NEVER))
     writer = StatusWriter(recipient.write, AT_ONCE)
-    writer.offer(state(1))
+    writer.submit(state(1))
     eventually(lambda: not recipient.failures)
-    writer.offer(state(1, "Finishing"))
+    writer.submit(state(1, "Finishing"))
     writer.close(0.5)
     assert recipient.tried == [state(1)]
     assert "the last state was not written" in caplog.text
@@ -107,18 +107,20 @@ def test_whoever_asks_for_a_pause_gets_it_even_of_a_turn(caplog: pytest.LogCaptu
 def test_a_controller_that_is_not_one_any_more_falls_silent() -> None:
     recipient = Recipient(DisownedError("attempt 3 has taken over"))
     writer = StatusWriter(recipient.write, AT_ONCE)
-    writer.offer(state(1))
+    writer.submit(state(1))
     eventually(lambda: not recipient.failures)
-    writer.offer(state(2, "Finishing"))
+    writer.submit(state(2, "Finishing"))
     writer.close()
     assert recipient.tried == [state(1)]
 
 
 def test_the_last_state_does_not_wait_for_a_pause_of_ours() -> None:
     recipient = Recipient(NotWrittenError("no answer"), NotWrittenError("no answer"))
-    pace = Pace(first_pause_seconds=NEVER, longest_pause_seconds=NEVER, final_pause_seconds=0.01)
+    pace = RateLimit(
+        first_pause_seconds=NEVER, longest_pause_seconds=NEVER, final_pause_seconds=0.01
+    )
     writer = StatusWriter(recipient.write, pace)
-    writer.offer(state(1))
+    writer.submit(state(1))
     eventually(lambda: len(recipient.failures) == 1)
     writer.close()
     assert recipient.taken == [state(1)]
@@ -126,8 +128,10 @@ def test_the_last_state_does_not_wait_for_a_pause_of_ours() -> None:
 
 def test_the_end_is_not_held_up_by_a_cluster_that_has_let_go_of_the_job() -> None:
     recipient = Recipient(*[RefusedError("HTTP 401")] * 9)
-    writer = StatusWriter(recipient.write, Pace(interval_seconds=NEVER, first_pause_seconds=NEVER))
-    writer.offer(state(1))
+    writer = StatusWriter(
+        recipient.write, RateLimit(interval_seconds=NEVER, first_pause_seconds=NEVER)
+    )
+    writer.submit(state(1))
     eventually(lambda: len(recipient.tried) == 1)
     writer.close(NEVER)
     assert recipient.tried == [state(1), state(1)]

@@ -63,7 +63,7 @@ def test_a_pod_that_began_anew_has_lost_its_ranks(actor) -> None:
     for phase in ("starting", "ready"):
         actor(pod(1, phase), idle).watch()
     roles = actor(pod(0, "idle"), idle)
-    with pytest.raises(RoleLost, match="pod 0: it began anew, without ranks"):
+    with pytest.raises(RoleLost, match="pod 0: it was restarted, without ranks"):
         roles.watch()
 
 
@@ -141,7 +141,7 @@ def test_a_pod_that_lives_and_one_that_is_made_again_are_compared(reading, pods)
 def test_a_pod_whose_storage_hangs_is_lost_in_the_end(pods) -> None:
     roles = pods(tells(SAME), tells(UNREAD))
     roles.caller.default_deadline_seconds = 0.5
-    with pytest.raises(RoleLost, match=r"reward rank 0: no word of its models for 0\.5 s"):
+    with pytest.raises(RoleLost, match=r"reward rank 0: its models were not read within 0\.5 s"):
         roles.start(roles.groups[1], 2)
 
 
@@ -169,7 +169,7 @@ def test_a_role_that_lives_and_does_not_say_yet_what_it_runs_keeps_its_ranks(
     ("gone", "error", "words"),
     [
         # As of a deleted job, whose pods go all at once.
-        ("actorRollout", Interrupted, "without actorRollout: the last checkpoint stands"),
+        ("actorRollout", Interrupted, "without actorRollout: the last checkpoint is kept"),
         # The actor holds a step that is not saved: it is to be ended first.
         ("reward", RoleLost, "reward supervisor: no answer to identity within 0.5 s"),
     ],

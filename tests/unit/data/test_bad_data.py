@@ -9,7 +9,6 @@ import pytest
 from golden_lines import assert_lines, read_lines
 from prompt_files import PromptFiles, Row, good_row
 
-from ppojob_trainer.data import formats
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.problems import LISTED_PROBLEMS
@@ -178,13 +177,6 @@ def two_kinds(files: PromptFiles) -> list[str]:
     )
 
 
-def same_rows(files: PromptFiles) -> list[str]:
-    first, second, third = (good_row(extra_info={"index": index}) for index in range(3))
-    return files.warnings(
-        files.lines("a.jsonl", first, second), files.lines("b.jsonl", third, second)
-    )
-
-
 def trained_on(files: PromptFiles) -> list[str]:
     train = files.lines("a.jsonl", good_row("1"), good_row("2"), good_row("3"))
     held_out = files.lines("b.jsonl", good_row("9"), good_row("2"), good_row("3"))
@@ -203,7 +195,6 @@ CASES: dict[str, Case] = {
         good_row(), LONG[0], maxPromptTokens=60, overlongPrompts="drop"
     ),
     "corrupt page": lambda files: files.errors(torn(files, "a.parquet", "49 + 7", 49)),
-    "byte order mark": raw(b'\xef\xbb\xbf{"prompt": "a"}\n'),
     "blank line": raw(b"\n"),
     "list for a row": raw(b"[1, 2]\n"),
     "NaN in JSON": raw(b'{"prompt": NaN}\n'),
@@ -254,7 +245,6 @@ CASES: dict[str, Case] = {
     "two kinds of prompts": two_kinds,
     "the row that decides the kind": only(good_row(prompt=7), good_row(prompt="3 + 5"), good_row()),
     "many bad rows": only(*(good_row(prompt=(7, None)[row % 2]) for row in range(1_000))),
-    "same rows (a warning)": same_rows,
     "media that nobody sees (a warning)": lambda files: (
         files.warnings(
             files.table(
@@ -390,11 +380,6 @@ def test_bad_labelled_answers(name: str, files: PromptFiles) -> None:
     assert_lines(found, EXPECTED[f"labelled: {name}"])
 
 
-def test_too_large(files: PromptFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(formats, "MAX_ARRAY_BYTES", 10)
-    assert_lines(array(b'[{"prompt": "a"}]')(files), EXPECTED["array: too long"])
-
-
 TEMPLATES = {
     "template that leaves nothing": (
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
@@ -412,17 +397,6 @@ def test_templates(name: str, tmp_path: Path, make_folder: Callable[..., Path]) 
     with ChatTokenizer(make_folder(TEMPLATES[name])) as chat:
         files = PromptFiles(tmp_path, chat)
         assert_lines(rows(tool)(files), EXPECTED[name])
-
-
-def test_rows_behind_a_file_that_cannot_be_read_are_named_rightly(files) -> None:
-    again = good_row(extra_info={"split": "train", "index": 7})
-    last = files.lines("last.jsonl", good_row("2"), again, again)
-    report = files.report(torn(files, "torn.parquet", "1 + 1", 0), last)
-    places = [line.partition(": ")[0] for line in [*report.errors, *report.warnings]]
-    assert [place.removeprefix(f"{files.folder}/") for place in places] == [
-        "torn.parquet:row group 0",
-        "last.jsonl:3:extra_info.index",
-    ]
 
 
 def test_rows_without_ground_truth_are_counted_where_any_function_may_score(files) -> None:
@@ -447,4 +421,4 @@ def test_every_line_has_its_case() -> None:
     prompts |= {f"answer: {name}" for name in ANSWERS} | {f"pair: {name}" for name in PAIRS}
     prompts |= {f"preference: {name}" for name in PREFERENCES}
     prompts |= {f"labelled: {name}" for name in LABELLED}
-    assert EXPECTED.keys() == CASES.keys() | prompts | {"array: too long"} | TEMPLATES.keys()
+    assert EXPECTED.keys() == CASES.keys() | prompts | TEMPLATES.keys()

@@ -101,39 +101,6 @@ def test_it_is_told_of_all_rows_and_keeps_nothing_but_its_state(mine: Path, data
         assert sampler.choose(1, 0, 3, told, "null") == (first, '{"calls": 1}')
 
 
-def test_it_is_told_of_millions_of_rows(mine: Path, dataset) -> None:
-    """More than one message has room for; they come in their order."""
-    with RowSampler(spec_of(mine, "in_order"), dataset) as sampler:
-        for _ in range(2):
-            told = {"draws": np.arange(9_000_000.0)}
-            assert sampler.choose(1, 0, 1, told, "null") == ([8_999_999], "null")
-
-
-def test_it_is_told_of_long_cells(mine: Path, files: PromptFiles) -> None:
-    """Of more bytes together than a message has room for, in less rows than one has else."""
-    long = "x" * (24 * 1024 * 1024)
-    rows = [good_row(extra_info={"text": long}) for _ in range(3)] + [good_row()]
-    with (
-        files.open(files.lines("long.jsonl", *rows)) as dataset,
-        RowSampler(spec_of(mine, "lengths", columns=["text"]), dataset) as sampler,
-    ):
-        told = columns({}, np.full(len(dataset), 0.5))
-        expected = [len(long), len(long), len(long), 0]
-        assert sampler.choose(1, 0, 4, told, "null") == ([3, 2, 1, 0], str(expected))
-
-
-def test_a_row_with_more_than_a_message_has_room_for_is_refused(
-    mine: Path, files: PromptFiles
-) -> None:
-    rows = [good_row(), good_row(extra_info={"text": "x" * (33 * 1024 * 1024)})]
-    with (
-        files.open(files.lines("longer.jsonl", *rows)) as dataset,
-        RowSampler(spec_of(mine, "lengths", columns=["text"]), dataset) as sampler,
-        pytest.raises(ConfigError, match=r"spec.data.sampler.columns: got \d+ bytes of row 1"),
-    ):
-        sampler.open()
-
-
 def test_what_a_call_writes_is_no_memory_of_the_next(mine: Path, files: PromptFiles) -> None:
     """Not in what it is told of a row, nor in its arguments, however deep."""
     rows = [good_row(extra_info={"tags": {"easy": 1}})] * 9

@@ -69,18 +69,6 @@ def test_tools_that_a_job_does_not_have(files: PromptFiles, selection: object, l
     assert files.errors(path) == [expected]
 
 
-def test_data_for_a_tool_that_a_job_does_not_have(files: PromptFiles) -> None:
-    made = {"create_kwargs": {"a": 1}}
-    rows = [
-        good_row(f"{n}", extra_info={"tools_kwargs": told})
-        for n, told in enumerate(({"add": made, "subtract": None}, {"ad": made}, 7))
-    ]
-    assert files.warnings(files.lines("a.jsonl", *rows)) == [
-        'a.jsonl:2:extra_info.tools_kwargs: got "ad": the row\'s agent has no such tool; '
-        "one of search, add, ask"
-    ]
-
-
 def test_a_job_without_tools_reads_neither(tmp_path: Path, chat: ChatTokenizer) -> None:
     files = PromptFiles(tmp_path, chat)
     told = good_row(extra_info={"tools_kwargs": {"ad": {"create_kwargs": {}}}})

@@ -118,15 +118,10 @@ class Sampler:
     pass
 
 
-async def later(step, seed, count, rows):
-    pass
-
-
 @pytest.mark.parametrize(
     ("function", "arguments", "told"),
     [
         (Sampler, {}, "class f: its objects could have state that no checkpoint has"),
-        (later, {}, "async def f"),
         (lambda step, seed: [], {}, "cannot be called with step, seed, count, rows: too many"),
         (uncertain, {"share": 1}, "unexpected keyword argument 'share'"),
         (lambda *_, state: [], {"state": 1}, "the function has this argument"),

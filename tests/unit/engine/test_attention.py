@@ -14,8 +14,8 @@ from ppojob_trainer.engine.attention import (
     attend_packed,
     plan_attention,
 )
-from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.engine.long_rows import _blocks
+from ppojob_trainer.engine.packed_rows import Span
 
 HEADS, KEY_HEADS, SIZE, SCALE = 6, 2, 8, 0.3
 LONG, SHORT = group(30, 90, 4, 61, 5), group(6, 18, 4, 12, 5)

@@ -8,13 +8,12 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine import fused_logprobs as module
-from ppojob_trainer.engine.distillation_objective import DistillationObjective
 from ppojob_trainer.engine.forward_engine import ForwardEngine
 from ppojob_trainer.engine.full_kl import Divergence, HeadWithKl, full_kl
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import LastStates, PolicyHead
 from ppojob_trainer.engine.objective import Aggregation
-from ppojob_trainer.engine.policy_objective import PolicyObjective
+from ppojob_trainer.engine.policy_objective import DistillationObjective, PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 

@@ -4,15 +4,11 @@ import pytest
 import torch
 from family_models import FAMILY_MODELS
 
-from ppojob_trainer.engine.fused_norms import fusible, normalised
+from ppojob_trainer.engine.layer_patches import fusible, normalised
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.tensor_styles import TensorLayer
 
-FUSED = sorted(
-    name
-    for name in FAMILY_MODELS
-    if not (FAMILIES[name].centred_norms or FAMILIES[name].has_layer_norms)
-)
+FUSED = sorted(name for name in FAMILY_MODELS if not (FAMILIES[name].norm_type))
 
 
 @pytest.mark.parametrize("family", FUSED)
@@ -43,7 +39,7 @@ def test_what_products_are_made_of_has_their_type(make_model):
 def test_norms_whose_gradients_are_summed_over_tensor_ranks_are_left_alone(make_model, family):
     model = make_model(family)
     norms = [*fusible(model)]
-    whole = 0 if FAMILIES[family].centred_norms else len(FAMILIES[family].norms)
+    whole = 0 if "centred" in FAMILIES[family].norm_type else len(FAMILIES[family].norms)
     assert len(norms) == whole * len(model.base_model.layers)
     for norm in norms:
         norm.__class__ = type("Summed", (TensorLayer, type(norm)), {})

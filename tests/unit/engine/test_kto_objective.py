@@ -17,7 +17,7 @@ from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.demonstrations import Demonstration
-from ppojob_trainer.workers.row_store import demonstrated_rows
+from ppojob_trainer.workers.row_store import demonstration_rows
 
 MakeModel = Callable[..., tiny_models.PreTrainedModel]
 ANSWERS = [
@@ -49,7 +49,7 @@ def experience(answers: list[tuple], *, is_mixed: bool = True) -> Experience:
         )
         for n, (prompt, _, is_good) in enumerate(answers)
     ]
-    return demonstrated_rows(0, given, has_rewards=True).experience
+    return demonstration_rows(0, given, has_rewards=True).experience
 
 
 def by_row(column: torch.Tensor, rows: Experience) -> torch.Tensor:

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.engine.linear_attention import HeadSizes, mix_rows, plan_chunks
+from ppojob_trainer.engine.packed_rows import Span
 
 SIZES = HeadSizes(key_heads=2, value_heads=4, key=3, value=5)
 CHANNELS = 2 * 2 * 3 + 4 * 5

@@ -24,7 +24,7 @@ from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.head import ValueHead
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.vision_tower import attach_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 
@@ -65,7 +65,7 @@ def test_the_engine_draws_what_the_thinker_would(tmp_path: Path, kind: str) -> N
     """Out of a folder that also holds what speaks."""
     thinker = save_omni_model(tmp_path, kind, speaks=True)
     form, model = omni_form(tmp_path), load_model(tmp_path)
-    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=9, stop_token_ids=(TOKEN, PICTURE, VIDEO))
     requests = [

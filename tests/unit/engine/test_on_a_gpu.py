@@ -74,11 +74,11 @@ def test_what_leaves_a_gpu_gives_its_memory_back_and_comes_back_as_it_was(strict
     base = torch.randn(2**22, device=strict_gpu)
     part, kept, host = base[100:500].view(20, 20).t(), base.clone(), HostMemory()
     before = torch.cuda.memory_allocated()
-    host.take([base])
+    host.offload([base])
     assert torch.cuda.memory_allocated() <= before - 2**24
-    assert host.seen(base).is_pinned()
-    assert torch.equal(host.seen(part), kept[100:500].view(20, 20).t().cpu())
-    host.give_back([part])
+    assert host.view(base).is_pinned()
+    assert torch.equal(host.view(part), kept[100:500].view(20, 20).t().cpu())
+    host.load([part])
     assert torch.equal(base, kept)
     assert torch.equal(part, kept[100:500].view(20, 20).t())
 

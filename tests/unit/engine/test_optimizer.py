@@ -19,7 +19,7 @@ from ppojob_trainer.engine.optimizer import (
     trained_parameters,
 )
 from ppojob_trainer.models.lora import add_adapters
-from ppojob_trainer.models.transposed_linear import TransposedLinear
+from ppojob_trainer.models.transformers_modules import TransposedLinear
 from ppojob_trainer.parallel.world import World
 
 VERL = json.loads(

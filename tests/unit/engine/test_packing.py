@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ppojob_trainer.engine.packing import plan_micro_batches
+from ppojob_trainer.engine.micro_batches import plan_micro_batches
 
 
 def cost(prompts: list[int], groups: list[int], lengths: list[int], batch: list[int]) -> int:

@@ -28,7 +28,7 @@ from ppojob_trainer.models.kinds import SCORER
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.demonstrations import Demonstration
-from ppojob_trainer.workers.row_store import demonstrated_rows
+from ppojob_trainer.workers.row_store import demonstration_rows
 
 MakeModel = Callable[..., tiny_models.PreTrainedModel]
 PAIRS = [
@@ -104,7 +104,7 @@ def experience() -> Experience:
         Demonstration(number, prompt, tuple(map(given, answers)))
         for number, (prompt, answers) in enumerate(PAIRS)
     ]
-    return demonstrated_rows(0, demonstrations).experience
+    return demonstration_rows(0, demonstrations).experience
 
 
 def literal_dpo(
@@ -322,7 +322,7 @@ def test_a_reward_is_the_logit_of_transformers_behind_the_whole_text(
         )
         for n, (prompt, _) in enumerate(PAIRS)
     ]
-    rows = demonstrated_rows(0, marked, has_rewards=True).experience
+    rows = demonstration_rows(0, marked, has_rewards=True).experience
     ours = load_model(tmp_path, kind=SCORER).double()
     loss = PairObjective(BradleyTerryLoss(RewardModelTrainingSpec(centering=0.3)))
     learner = engine(ours, ValueHead(), micro_batch_tokens=budget)

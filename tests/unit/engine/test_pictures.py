@@ -34,7 +34,7 @@ from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.towers import TOWERS
-from ppojob_trainer.models.vision_tower import give_tower, tower_of
+from ppojob_trainer.models.vision_tower import attach_tower, tower_of
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rows.experience import Experience, joined
@@ -117,7 +117,7 @@ def test_the_engine_draws_what_the_whole_model_would(
 ) -> None:
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
-    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=9)
     prompts = [
@@ -155,7 +155,7 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     behind = form.expanded([TOKEN], packed(shown)) if shown else []
     later = [LaterPicture(len(before) + behind.index(TOKEN), one) for one in shown]
     before += tuple(behind)
-    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=256, max_sequences=8)
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=5)
     turn = Request(
@@ -190,10 +190,10 @@ def test_angles_of_a_tower_are_not_rounded(
 ) -> None:
     save_seeing_model(tmp_path, model_class)
     model = load_model(tmp_path)
-    give_tower(model, tmp_path, torch.bfloat16, torch.device("cpu"))
+    attach_tower(model, tmp_path, torch.bfloat16, torch.device("cpu"))
     tower = tower_of(model)
     assert tower is not None
-    (seen,) = tower.seen([noise(1)])
+    (seen,) = tower.encode([noise(1)])
     with torch.no_grad():
         whole = model_class.from_pretrained(tmp_path, dtype=torch.bfloat16)
         pixels = pixels_of(tmp_path, [noise(1)])

@@ -16,7 +16,7 @@ from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.router_losses import RouterCoefficients
+from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.experts import selection_biases_of
 from ppojob_trainer.models.families import FAMILIES

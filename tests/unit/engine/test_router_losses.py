@@ -15,10 +15,9 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_api.v1alpha1.training import OptimizerSpec, TrainingSpec
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.objective import Aggregation
+from ppojob_trainer.engine.objective import Aggregation, SftObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.router_losses import RouterCoefficients
-from ppojob_trainer.engine.sft_objective import SftObjective
+from ppojob_trainer.engine.routers import RouterCoefficients
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.rows.experience import Experience

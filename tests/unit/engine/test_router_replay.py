@@ -23,16 +23,17 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.experts import freeze_routers, split_experts
+from ppojob_trainer.models.experts import freeze_routers
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.load import load_model
+from ppojob_trainer.models.transformers_modules import unify_modules
 from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.rollout import PromptTokens
-from ppojob_trainer.workers.row_store import own_rows
+from ppojob_trainer.workers.row_store import build_rows
 
 SIZES = {**TWO_LAYERS, **MIXTURE, "vocab_size": 97}
 HEAD = PolicyHead(LogprobSettings(chunk_tokens=5, entropy="value"))
@@ -213,8 +214,8 @@ def test_a_ratio_is_one_to_the_bit_before_the_first_update(make_rows, tmp_path):
 def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path, family):
     """They are those that the trainer's routers choose for the same rows."""
     model = save_mixture(tmp_path, family)
-    split_experts(model)
-    engine = HuggingFaceEngine(model, max_model_tokens=64, max_sequences=4, tells_experts=True)
+    unify_modules(model)
+    engine = HuggingFaceEngine(model, max_model_tokens=64, max_sequences=4, records_experts=True)
     prompts = [PromptTokens(0, [5, 9, 60, 2, 7]), PromptTokens(1, [3, 3])]
     asked = [
         Request(f"{n}", tuple(prompts[n // 3].tokens), SamplingParams(1.0, 1.0, -1, 4 + n), seed=n)
@@ -228,7 +229,7 @@ def test_an_engine_tells_its_experts_and_rows_keep_them(tmp_path, family):
         )
         for one in generate(engine, asked)
     ]
-    owned = own_rows(0, prompts, 3, drawn, mixture=model.config)
+    owned = build_rows(0, prompts, 3, drawn, mixture=model.config)
     rows = replace(owned.experience, experts=None, prompt_experts=None)
     engine_of(tmp_path).predict(rows, records=True)
     assert torch.equal(owned.experience.experts, rows.experts)

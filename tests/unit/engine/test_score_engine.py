@@ -15,7 +15,7 @@ from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.engine.score_engine import Answer, ScoreEngine
-from ppojob_trainer.errors import ConfigError, NonFiniteReward
+from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.models.kinds import REWARD
 from ppojob_trainer.models.load import load_model
 
@@ -128,6 +128,6 @@ def test_a_score_that_is_no_number_is_told(tmp_path):
         model.score.weight.fill_(float("nan"))
     with (
         ChatTokenizer(folder) as chat,
-        pytest.raises(NonFiniteReward, match="rewardModel: answer 0: got nan"),
+        pytest.raises(RewardFailed, match="rewardModel: answer 0: got nan"),
     ):
         ScoreEngine(model, chat, TrainingSpec()).scores(ANSWERS)

@@ -16,13 +16,13 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.prompt_store import AnswerPart
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
+from ppojob_trainer.engine.objective import SftObjective, SupervisedObjective
 from ppojob_trainer.engine.policy_objective import PolicyObjective
-from ppojob_trainer.engine.sft_objective import SftObjective, SupervisedObjective
 from ppojob_trainer.engine.train_engine import Supervised, TrainEngine
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.demonstrations import Demonstration
-from ppojob_trainer.workers.row_store import demonstrated_rows
+from ppojob_trainer.workers.row_store import demonstration_rows
 
 HEAD, END = "<|im_start|>assistant\n", "<|im_end|>"
 ROWS: list[list[tuple[str, bool]]] = [
@@ -56,7 +56,7 @@ def experience(chat: ChatTokenizer) -> Experience:
     for number, ((prompt, _), *answer) in enumerate(ROWS):
         parts = (AnswerPart(tuple(chat.encode(text)), is_trained) for text, is_trained in answer)
         demonstrations.append(Demonstration(number, chat.encode(prompt), (tuple(parts),)))
-    return demonstrated_rows(0, demonstrations).experience
+    return demonstration_rows(0, demonstrations).experience
 
 
 def literal_loss(

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ppojob_trainer.engine.layout import Span
-from ppojob_trainer.engine.short_convolutions import convolved, plan_neighbours
+from ppojob_trainer.engine.linear_attention import convolve_neighbours, plan_neighbours
+from ppojob_trainer.engine.packed_rows import Span
 
 FEATURES, TAPS = 6, 4
 ONE_LONG_PROMPT = [Span(0, 70), Span(70, 3, 0, 70), Span(73, 64, 0, 70)]
@@ -26,7 +26,10 @@ def test_rows_see_their_prompts_and_no_other_row(spans):
         padded = F.pad(mixed[places], (0, 0, TAPS - 1, 0))
         seen = F.conv1d(padded.T[None], filters[:, None], groups=FEATURES)[0].T
         found.append(seen[span.prefix_length :])
-    output, expected = convolved(*read, plan_neighbours(spans, TAPS - 1))[..., 0], torch.cat(found)
+    output, expected = (
+        convolve_neighbours(*read, plan_neighbours(spans, TAPS - 1))[..., 0],
+        torch.cat(found),
+    )
     torch.testing.assert_close(output, expected, rtol=0, atol=1e-12)
     factors = torch.randn_like(output)
     ours, theirs = (torch.autograd.grad((factors * one).sum(), read) for one in (output, expected))

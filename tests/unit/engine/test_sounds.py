@@ -21,7 +21,7 @@ from ppojob_trainer.engine.forward_engine import packed_pass
 from ppojob_trainer.engine.head import ValueHead
 from ppojob_trainer.models.kinds import CRITIC
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.vision_tower import attach_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 from ppojob_trainer.rows.experience import Experience, joined
@@ -64,7 +64,7 @@ def test_a_critic_hears_what_the_whole_model_does(tmp_path: Path) -> None:
 def test_the_engine_draws_what_the_whole_model_would(tmp_path: Path) -> None:
     whole = save_hearing_model(tmp_path)
     form, model = sound_form(tmp_path), load_model(tmp_path)
-    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
     sampling = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, max_tokens=9)
     requests = [

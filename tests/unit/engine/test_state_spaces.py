@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from ppojob_trainer.engine.layout import Span
 from ppojob_trainer.engine.linear_attention import HeadSizes, plan_chunks
+from ppojob_trainer.engine.packed_rows import Span
 from ppojob_trainer.engine.state_spaces import HeadWeights, in_runs, mix_rows
 
 SIZES = HeadSizes(key_heads=2, value_heads=4, key=3, value=5)

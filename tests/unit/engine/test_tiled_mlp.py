@@ -5,8 +5,8 @@ import torch
 from family_models import FAMILY_MODELS
 from padded_reference import gradients, relative_difference
 
-from ppojob_trainer.engine.tiled_mlp import tiled, use_tiles
-from ppojob_trainer.models.experts import split_experts
+from ppojob_trainer.engine.layer_patches import tiled, use_tiles
+from ppojob_trainer.models.transformers_modules import unify_modules
 
 UNTILED = {
     *("qwen3_moe", "qwen2_moe", "mixtral", "olmoe", "gpt_oss", "granitemoe", "minimax_m2"),
@@ -20,7 +20,7 @@ UNTILED = {
 @pytest.mark.parametrize("family", FAMILY_MODELS)
 def test_each_family_says_the_same_in_tiles_or_has_none(make_model, family):
     model = make_model(family).eval()
-    split_experts(model)  # as of a folder, whose layers have one name in all families
+    unify_modules(model)  # as of a folder, whose layers have one name in all families
     blocks = [*tiled(model)]
     assert bool(blocks) == (family not in UNTILED)
     states = torch.randn(1, 11, model.config.hidden_size)

@@ -75,11 +75,11 @@ class Literal:
         return SimpleNamespace(logits=F.linear(states, self.weight) + 0.25)
 
 
-@pytest.mark.parametrize("family", [one for one in FAMILY_MODELS if not TABLE[one].sees_pictures])
+@pytest.mark.parametrize("family", [one for one in FAMILY_MODELS if not TABLE[one].is_multimodal])
 def test_a_critic_of_any_family_is_its_decoder_and_a_product(tmp_path, make_rows, family):
     """Of the folder of a policy; products of experts are none of float64."""
     kind, own = FAMILY_MODELS[family]
-    tied = "tie_word_embeddings" not in TABLE[family].only
+    tied = "tie_word_embeddings" not in TABLE[family].supported
     sizes = {"vocab_size": 97, **TWO_LAYERS, **own, "tie_word_embeddings": tied}
     dtype = torch.float32 if TABLE[family].mixture else torch.float64
     plain, rows = make_model(kind, **sizes).to(dtype), make_rows()

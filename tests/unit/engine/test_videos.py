@@ -16,7 +16,7 @@ from ppojob_trainer.data.media.picture_form import PictureForm
 from ppojob_trainer.data.media.pictures import packed
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.vision_tower import give_tower
+from ppojob_trainer.models.vision_tower import attach_tower
 from ppojob_trainer.rollout.huggingface_engine import HuggingFaceEngine
 from ppojob_trainer.rollout.protocol import Request, SamplingParams
 
@@ -54,7 +54,7 @@ def test_the_engine_draws_what_the_whole_model_would(
 ) -> None:
     whole = save_seeing_model(tmp_path, model_class, tie_word_embeddings=True)
     form, model = form_of(tmp_path), load_model(tmp_path)
-    give_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
     engine = HuggingFaceEngine(model, max_model_tokens=128, max_sequences=8)
     sampling = SamplingParams(1.0, 1.0, -1, max_tokens=9, stop_token_ids=(TOKEN, CLIP))
     requests = [

@@ -27,7 +27,7 @@ def test_an_average_follows_the_weights_wherever_it_lies() -> None:
                 weight += torch.randn(weight.shape, generator=generator)
                 expected[name] = DECAY * expected[name] + (1 - DECAY) * weight.double()
         for average in averages:
-            average.follow()
+            average.update()
         if update == 1:
             again = WeightAverage(weights, DECAY, None)
             again.load({name: one.clone() for name, one in averages[0].tensors.items()})
@@ -37,4 +37,4 @@ def test_an_average_follows_the_weights_wherever_it_lies() -> None:
         assert average.dtype == torch.float32
         torch.testing.assert_close(average.double(), expected[name], rtol=1e-6, atol=1e-6)
         assert away.tensors[name].untyped_storage().nbytes() == 0
-        assert torch.equal(host.seen(away.tensors[name]), average)
+        assert torch.equal(host.view(away.tensors[name]), average)

@@ -11,8 +11,7 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.evaluation.answers import read_answers
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.rows.responses_file import read_responses, write_responses
-from ppojob_trainer.rows.row_files import SCHEMA, truth_cells
+from ppojob_trainer.rows.row_files import SCHEMA, read_responses, truth_cells, write_responses
 from ppojob_trainer.rpc.messages.rollout import OF_DATA
 
 ROW = {"sample": 0, "data_source": "d", "prompt": "p", "score": 1.0, "truncated": False}
@@ -96,7 +95,7 @@ def test_lines_of_json_with_one_response_each(tmp_path: Path) -> None:
     path = tmp_path / "rows.jsonl"
     path.write_text(json.dumps({"data_source": "d", "response": "r"}) + "\n")
     (answer,) = read_answers(path)[None]
-    assert (answer.response, answer.ground_truth, answer.kept) == ("r", None, None)
+    assert (answer.response, answer.ground_truth, answer.recorded) == ("r", None, None)
 
 
 @pytest.mark.parametrize(

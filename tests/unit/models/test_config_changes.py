@@ -155,7 +155,7 @@ def test_a_family_takes_what_is_changed_or_refuses_it_by_name(family: str, tmp_p
     model = spec(tmp_path / "model", ropeScaling=YARN, attentionDropout=0.25)
     overrides = config_changes(model.path, model)
     report = check_model_folder(Path(model.path), overrides=overrides)
-    is_seeing = FAMILIES[family].sees_pictures
+    is_seeing = FAMILIES[family].is_multimodal
     is_refused = is_seeing or FAMILIES[family].has_ropes_by_layer
     is_refused = is_refused or family in ("mixtral", "phi3", "nemotron_h", "gpt2", "opt")
     refused = {"spec.model.ropeScaling.type"} if is_refused else set()

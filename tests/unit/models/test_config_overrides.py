@@ -19,7 +19,7 @@ from ppojob_trainer.models.config_changes import changed_document, config_change
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.config_overrides import check_overrides
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.vision_language import language_config
+from ppojob_trainer.models.model_classes import language_config
 from ppojob_trainer.rows.experience import Experience
 
 SIZES = {"vocab_size": 50, **TWO_LAYERS, "pad_token_id": 0, "eos_token_id": 0}

@@ -11,7 +11,7 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from ppojob_trainer.data.media.sound_form import MODELS
-from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.family import Family
 from ppojob_trainer.models.kinds import TEXTS, TOKENS
 from ppojob_trainer.models.towers import TOWERS
@@ -25,7 +25,7 @@ def row(model_type: str, family: Family) -> str:
         use
         for use, (end, known) in heads.items()
         if model_type in known and (model_type, end) not in OTHER_HEADS
-        if end == TOKENS or not family.sees_pictures  # of which there are no reward models
+        if end == TOKENS or not family.is_multimodal  # of which there are no reward models
     ]
     return f"| `{model_type}` | {family.models} | {', '.join(theirs)} |"
 
@@ -37,5 +37,5 @@ def seen(whole: str) -> str:
 
 def test_every_family_has_its_row() -> None:
     _, *found = [line for line in PAGE.read_text().splitlines() if line.startswith("| `")]
-    wholes = [f"| `{name}` | {one.models} | {seen(name)} |" for name, one in WHOLES.items()]
+    wholes = [f"| `{name}` | {one.models} | {seen(name)} |" for name, one in MULTIMODAL.items()]
     assert found == [*(row(*item) for item in FAMILIES.items()), *wholes]

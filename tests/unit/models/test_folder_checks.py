@@ -79,7 +79,7 @@ def test_what_a_config_leaves_out_is_what_transformers_takes(family: str) -> Non
     if mixture_in(whole):  # whose sizes nobody leaves out
         short |= {key: whole[key] for key in required_sizes(whole)}
     assert read_sizes(short, Path()) == read_sizes(whole, Path())
-    for key, values in FAMILIES[family].only.items():
+    for key, values in FAMILIES[family].supported.items():
         assert whole.get(key) in values
 
 
@@ -106,7 +106,7 @@ def test_keys_of_liquid_are_those_of_others(*, adjusts: bool) -> None:
     sizes = read_sizes(of_hub, Path())
     assert sizes == read_sizes(model.config.to_dict(), Path())
     assert {one[0] for name, one in shapes.items() if name.endswith(".w1.weight")} == {sizes.inner}
-    assert (sizes.states.layers, sizes.is_tied) == ({0, 2}, False)
+    assert (sizes.recurrence.layers, sizes.is_tied) == ({0, 2}, False)
 
 
 @pytest.mark.parametrize(("letters", "refused"), [("M*-E", None), ("MX", '"X"')])
@@ -145,7 +145,7 @@ def test_granite_as_the_hub_has_it(layers, experts, states, tmp_path: Path) -> N
     report = check_model_folder(tmp_path)
     assert (report.errors, report.warnings) == ([], [])
     sizes = read_sizes(config, tmp_path / "config.json")
-    assert (sizes.states and set(sizes.states.layers)) == states
+    assert (sizes.recurrence and set(sizes.recurrence.layers)) == states
     assert padded_lengths(model, [3, 70]) == ([64, 128] if states else [3, 70])
     assert bool(state_bytes(model.config, torch.float32)) == bool(states)
 

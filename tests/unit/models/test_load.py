@@ -10,10 +10,10 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen3MoeForCausalLM
 
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.family import CORRECTION
 from ppojob_trainer.models.load import cast_weights, load_model
 from ppojob_trainer.models.state_dict import hf_named_tensors
+from ppojob_trainer.models.transformers_modules import unify_modules
 
 NORM = "model.norm.weight"
 QUERY, OUTPUT = (f"model.layers.0.self_attn.{name}_proj.weight" for name in "qo")
@@ -44,7 +44,7 @@ def test_routers_alone_choose_by_more_than_16_bits(tmp_path, family):
     config = AutoConfig.from_pretrained(tmp_path)
     with torch.device("meta"):  # as ranks that share a model begin
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    split_experts(model)
+    unify_modules(model)
     cast_weights(torch.bfloat16, model)
     kept = {name for name, weight in model.named_parameters() if weight.dtype == torch.float32}
     assert kept == exact
@@ -118,7 +118,7 @@ def never_written(folder: Path) -> None:
         (one_expert_less, "the model cannot be loaded"),
         (other_shape, r"down_proj.weight has shape \(16, 24\): .*\(16, 25\);"),
         (no_numbers, rf"spec.model.path: got 18 values that are NaN .* in {QUERY}, {NORM} of "),
-        (never_written, rf"^spec.model.path: got nothing but zeros in {QUERY}, {NORM} of "),
+        (never_written, rf"^spec.model.path: got only zeros in {QUERY}, {NORM} of "),
     ],
 )
 def test_what_is_no_model_is_refused(tmp_path, make, told):

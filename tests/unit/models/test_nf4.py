@@ -19,7 +19,7 @@ from ppojob_trainer.models.nf4 import (
     VALUES,
     Nf4Linear,
     dequantised,
-    matrices_of,
+    nf4_layers,
     quantised,
     round_layers,
     rounded,
@@ -154,7 +154,9 @@ def test_engines_and_exports_get_what_the_trainer_computes_with(folder, tmp_path
             model_folder=folder,
             dtype=torch.float32,
             adapters=adapters_of(one),
-            told=lambda join, kept=kept: lambda n, tensor, dtype: join(n, kept(n, tensor), dtype),
+            wrap_join=lambda join, kept=kept: (
+                lambda n, tensor, dtype: join(n, kept(n, tensor), dtype)
+            ),
         )
     exports = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("ours", "theirs")]
     assert exports[0] == exports[1]
@@ -167,7 +169,7 @@ def test_all_matrices_of_blocks_are_in_four_bits_and_nothing_else(folder):
         name: one.shape for name, one in plain.items()
     }
     matrices = {name for name in plain if name.endswith("_proj.weight")}
-    assert matrices_of(model).keys() == matrices
+    assert nf4_layers(model).keys() == matrices
     for name in plain.keys() - matrices:
         assert torch.equal(ours[name], plain[name]), name
     kept = {name for name in trained_tensors(model) if name.endswith(("lora_a", "lora_b"))}

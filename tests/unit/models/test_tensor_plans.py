@@ -18,7 +18,6 @@ from transformers import (
 from ppojob_api.problem import Problem, ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
-from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.problems import ModelReason
@@ -35,6 +34,7 @@ from ppojob_trainer.models.tensor_plans import (
     plan_of,
     styles_of,
 )
+from ppojob_trainer.models.transformers_modules import unify_modules
 from ppojob_trainer.parallel.tensor_styles import BeforeColwise, StatesToColwise
 
 EXPERTS = {"model_type": "qwen3_moe", **MIXTURE}
@@ -89,7 +89,7 @@ def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
 )
 def test_every_weight_has_a_style(model_class, options) -> None:
     model = make_model(model_class, **{"pad_token_id": 0, **options})
-    split_experts(model)
+    unify_modules(model)
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     styles = styles_of(model)
     assert owners <= styles.keys()
@@ -104,7 +104,7 @@ def test_every_weight_has_a_style(model_class, options) -> None:
 def test_every_weight_of_a_mixture_has_a_style(family: str) -> None:
     kind, options = FAMILY_MODELS[family]
     model = make_model(kind, **{"num_hidden_layers": 2, **options})
-    split_experts(model)
+    unify_modules(model)
     owners = {name.rpartition(".")[0] for name, _ in model.named_parameters(remove_duplicate=False)}
     styles, mixture = styles_of(model), FAMILIES[family].mixture
     assert owners <= styles.keys()
@@ -444,11 +444,13 @@ def test_ranks_share_the_heads_of_layers_without_attention(
     ("ranks", "changes", "allowed"),
     [
         (2, {}, None),
-        (4, {}, "a divisor of 2"),  # key heads
-        (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "a divisor of 3"),
-        (2, {"intermediate_size": 23}, "a divisor of 1"),
-        (2, {"model_type": "phi3"}, None),
-        (2, {**EXPERTS, "moe_intermediate_size": 24}, "a divisor of 1"),  # of 8 features
+        (4, {}, None),  # two ranks a key head
+        (4, {"head_dim": 3}, "one of 1, 2"),  # which they cannot halve
+        (4, {"num_attention_heads": 12, "num_key_value_heads": 3}, "one of 1, 3"),
+        (2, {"num_attention_heads": 3, "num_key_value_heads": 3}, "one of 1, 3"),
+        (2, {"intermediate_size": 23}, "one of 1"),
+        (4, {"model_type": "phi3"}, None),
+        (2, {**EXPERTS, "moe_intermediate_size": 24}, "one of 1"),  # of 8 features
     ],
 )
 def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, allowed) -> None:
@@ -475,7 +477,7 @@ JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
             "at most 1",
         ),
         ({"tensor": 4}, {}, None),
-        ({"tensor": 4}, JOINT, "a divisor of 2"),  # heads of the last layer
+        ({"tensor": 4}, JOINT, None),  # two ranks a head of the last layer
         ({"sequence": 4}, JOINT, None),
         ({"tensor": 2}, EXPERTS_BESIDE, None),
         ({"expert": 2}, EXPERTS_BESIDE, None),

@@ -22,7 +22,7 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, REWARD, SCORER, TEXTS, TOKENS
 from ppojob_trainer.models.load import load_model
-from ppojob_trainer.models.scoring_models import class_of
+from ppojob_trainer.models.model_classes import class_of
 from ppojob_trainer.models.state_dict import hf_named_tensors, trained_tensors
 
 

@@ -24,8 +24,8 @@ from ppojob_trainer.models.folder_checks import check_model_folder
 from ppojob_trainer.models.kinds import CRITIC, SCORER
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.lora import adapters_of
+from ppojob_trainer.models.model_classes import language_config
 from ppojob_trainer.models.state_dict import hf_named_tensors
-from ppojob_trainer.models.vision_language import language_config
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_stream import stored_weights
 
@@ -40,7 +40,7 @@ def is_of_text(name: str) -> bool:
 
 
 def test_every_whole_has_a_model() -> None:
-    assert families.WHOLES.keys() == WHOLES.keys()
+    assert families.MULTIMODAL.keys() == WHOLES.keys()
 
 
 @pytest.mark.parametrize("is_tied", [True, False])
@@ -149,7 +149,7 @@ def test_a_tower_has_the_bits_of_its_file(tmp_path: Path, kind: type[PreTrainedM
         for with_tower in (False, True):
             tower = tower_of(load_model(tmp_path, with_tower=with_tower))
             assert tower is not None
-            said += [one.detach() for one in tower.seen([picture("red")])]
+            said += [one.detach() for one in tower.encode([picture("red")])]
     assert all(torch.equal(one, said[0]) for one in said)
 
 
@@ -171,7 +171,7 @@ def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(
     model = load_model(folder, with_tower=learns)
     tower = tower_of(model)
     assert tower is not None
-    (seen,) = tower.seen([picture("red")])
+    (seen,) = tower.encode([picture("red")])
     whole = WHOLES["gemma3"].from_pretrained(folder)
     (expected,) = whole.get_image_features(**pixels_of(folder, [picture("red")])).pooler_output
     torch.testing.assert_close(seen, expected, rtol=0, atol=1e-6)

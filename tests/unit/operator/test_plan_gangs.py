@@ -71,6 +71,21 @@ def test_volcano_gets_one_group_of_all_pods() -> None:
         assert template["metadata"]["annotations"]["scheduling.k8s.io/group-name"] == "ppojob-sum"
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, None),
+        ({"mode": "soft"}, {"mode": "soft"}),
+        ({"highest-tier": "2"}, {"mode": "hard", "highestTierAllowed": 2}),
+    ],
+)
+def test_volcano_reads_the_network_topology_of_pods(given, expected) -> None:
+    annotations = {f"volcano.sh/network-topology-{name}": value for name, value in given.items()}
+    pods = [{"podOverrides": {"metadata": {"annotations": annotations}}}]
+    (group,) = made(look(make_job(scheduling=VOLCANO, pods=pods), seen()), "PodGroup")
+    assert group["spec"].get("networkTopology") == expected
+
+
 def test_kubernetes_own_gang_is_one_group_of_one_workload() -> None:
     job = make_job(scheduling=WORKLOAD)
     planned = look(job, seen())

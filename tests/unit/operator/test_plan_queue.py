@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 from gang_plans import (
+    ADMISSION,
     ADMITTED,
     EVICTED,
     FOUR_READY,
@@ -127,6 +128,36 @@ def test_admitted_its_pods_go_where_its_flavors_are() -> None:
     assert template["metadata"]["annotations"]["ticket"] == "7"
     plain = sets["sum-controller"]["spec"]["template"]["spec"]
     assert plain["nodeSelector"] == {"zone": "a"}
+
+
+def test_with_a_topology_kueue_chooses_the_node_of_each_pod() -> None:
+    annotations = {
+        "kueue.x-k8s.io/podset-preferred-topology": "rack",
+        "kueue.x-k8s.io/podset-slice-required-topology": "host",
+        "kueue.x-k8s.io/podset-slice-size": "2",
+    }
+    rewards = {"roles": ["reward"], "podOverrides": {"metadata": {"annotations": annotations}}}
+    job = queued_job(pods=[rewards])
+    (workload,) = made(look(job, seen()), "Workload")
+    requests = {one["name"]: one["topologyRequest"] for one in workload["spec"]["podSets"]}
+    index = {"podIndexLabel": "apps.kubernetes.io/pod-index"}
+    assert requests == {
+        "actor-rollout": index,
+        "controller": index,
+        "reward": index
+        | {"preferred": "rack", "podSetSliceRequiredTopology": "host", "podSetSliceSize": 2},
+    }
+    chosen = {"topologyAssignment": {"levels": ["rack"]}}
+    sets = [{**one, **chosen} for one in ADMISSION["podSetAssignments"]]
+    there = answered(job, RESERVED, ADMITTED, admission={**ADMISSION, "podSetAssignments": sets})
+    for one in made(look(job, seen(there)), "StatefulSet"):
+        metadata, spec = (one["spec"]["template"][name] for name in ("metadata", "spec"))
+        slug = one["metadata"]["name"].removeprefix("sum-")
+        assert spec["schedulingGates"] == [{"name": "kueue.x-k8s.io/topology"}]
+        assert metadata["labels"]["kueue.x-k8s.io/podset"] == slug
+        assert metadata["annotations"]["kueue.x-k8s.io/workload"] == "ppojob-sum"
+        free = metadata["annotations"].get("kueue.x-k8s.io/podset-unconstrained-topology")
+        assert free == (None if slug == "reward" else "true")
 
 
 def test_no_pod_is_made_for_a_flavor_that_nobody_knows() -> None:

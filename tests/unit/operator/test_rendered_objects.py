@@ -42,11 +42,21 @@ def pod_specs(*items: dict[str, Any], **sections: Any) -> dict[str, dict[str, An
     }
 
 
-def template_with(settings: dict[str, Any], **sections: Any) -> dict[str, Any]:
+def template_with(
+    settings: dict[str, Any], defaults: Settings = DEFAULTS, **sections: Any
+) -> dict[str, Any]:
     """The pod template of `actorRollout`."""
     job = make_job(pods=[settings], **sections)
     config = pod_config(job, job.manifest)
-    return pod_template(job, config, config.run.topology.role("actorRollout"), DEFAULTS)
+    return pod_template(job, config, config.run.topology.role("actorRollout"), defaults)
+
+
+def test_on_openshift_a_pod_names_no_user() -> None:
+    spec = template_with({}, Settings(openshift=True))["spec"]
+    assert spec["securityContext"] == {
+        "runAsNonRoot": True,
+        "seccompProfile": {"type": "RuntimeDefault"},
+    }
 
 
 def test_objects_of_a_job_word_for_word() -> None:
@@ -100,7 +110,7 @@ def test_retriever_pods_connect_to_nothing_and_tools_to_what_the_job_names() -> 
     assert expressions[0]["values"] == ["tools", "retriever"]
     tcp = {"protocol": "TCP"}
     assert found["sum-tools"]["egress"] == [
-        {"ports": [{"port": 53, "protocol": "UDP"}, {"port": 53, **tcp}]},
+        {"ports": [{"port": n, "protocol": name} for n in (53, 5353) for name in ("UDP", "TCP")]},
         {"ports": [{"port": 443, **tcp}, {"port": 8000, **tcp}]},
         {"to": [{"ipBlock": {"cidr": "10.1.0.0/16"}}]},
         {"to": [{"ipBlock": {"cidr": "::/0"}}], "ports": [{"port": 80, **tcp}]},

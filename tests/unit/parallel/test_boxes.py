@@ -47,7 +47,7 @@ def test_what_two_boxes_share_is_cut_out_of_either_part(pair):
         for box in pair:
             part = values[box.slices]
             assert part.shape == box.local_shape
-            assert torch.equal(part[shared.seen_from(box)], values[shared.slices])
+            assert torch.equal(part[shared.slices_in(box)], values[shared.slices])
 
 
 @contextmanager

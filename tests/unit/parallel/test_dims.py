@@ -27,7 +27,7 @@ def test_a_leader_is_the_first_of_those_that_compute_the_same_rows(dims):
         assert dims.data_coordinate(rank) == number
         assert dims.leader_of(rank) == dims.leaders[number] == places(dims).index(same)
         last = {**same, "pipeline": dims.pipeline - 1}
-        assert dims.speakers[number] == places(dims).index(last)
+        assert dims.output_ranks[number] == places(dims).index(last)
         assert places(dims)[dims.in_first_replica(rank)] == {**at, "replicate": 0}
         assert {name: dims.place(rank, name)[0] for name in at} == at
     assert len(dims.leaders) == dims.data_size

@@ -14,48 +14,48 @@ def base():
 def test_views_of_a_storage_leave_and_come_back_together(base):
     host, part = HostMemory(), base[4:10].view(2, 3).t()
     expected, whole = part.clone(), base.clone()
-    host.take([part, base])
+    host.offload([part, base])
     assert base.untyped_storage().nbytes() == 0
-    assert torch.equal(host.seen(part), expected)
+    assert torch.equal(host.view(part), expected)
     assert torch.equal(host.on_device(base), whole)
     assert base.untyped_storage().nbytes() == 0  # what was read is a copy
-    host.take([part])  # has left already
-    host.give_back([part])
+    host.offload([part])  # has left already
+    host.load([part])
     assert torch.equal(base, whole)
     assert torch.equal(part, expected)
 
 
 def test_what_changed_meanwhile_is_taken_anew_to_the_same_place(base):
     host = HostMemory()
-    host.take([base])
-    place = host.seen(base).data_ptr()
-    host.give_back([base])
+    host.offload([base])
+    place = host.view(base).data_ptr()
+    host.load([base])
     base.add_(1.0)
-    host.give_back([base])  # is there already
+    host.load([base])  # is there already
     assert torch.equal(base, torch.arange(12.0) + 1.0)
-    host.take([base])
-    assert torch.equal(host.seen(base), torch.arange(12.0) + 1.0)
-    assert host.seen(base).data_ptr() == place
+    host.offload([base])
+    assert torch.equal(host.view(base), torch.arange(12.0) + 1.0)
+    assert host.view(base).data_ptr() == place
 
 
 def test_a_tensor_that_is_there_is_given_as_it_is(base):
     host = HostMemory()
-    assert host.seen(base) is base
+    assert host.view(base) is base
     assert host.on_device(base) is base
     empty = torch.empty(0, 3)
-    host.take([empty])
+    host.offload([empty])
     assert host.on_device(empty) is empty
 
 
 @pytest.mark.parametrize("leaves", [True, False])
 def test_gradients_go_with_the_weights_that_leave(leaves):
     weight = torch.nn.Parameter(torch.ones(3))
-    resident = Resident([weight], leaves=leaves)
+    resident = Resident([weight], may_offload=leaves)
     weight.grad = torch.ones(3)
-    resident.leave()
+    resident.offload()
     assert (weight.untyped_storage().nbytes() == 0) == leaves
     assert (weight.grad is None) == leaves
-    with resident.at_work():
+    with resident.on_device():
         assert torch.equal(weight, torch.ones(3))
         weight.data.mul_(2.0)
     assert torch.equal(resident.host.on_device(weight.detach()), torch.full((3,), 2.0))

@@ -17,14 +17,16 @@ from tiny_models import make_model
 
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.log_partition import add_log_partition, is_log_partition
-from ppojob_trainer.models.module_names import rename_modules
 from ppojob_trainer.models.pipeline_stages import PassThrough, keep_stage, layers_of
+from ppojob_trainer.models.transformers_modules import rename_modules
 from ppojob_trainer.parallel.experts import ExpertRanks
-from ppojob_trainer.parallel.pipeline import PipelineRanks, Turn, _Lane, turns
+from ppojob_trainer.parallel.pipeline import Direction, PipelineRanks, _Lane, schedule_1f1b
 
 
 def told(stage: int, stages: int, passes: int) -> str:
-    return " ".join(f"{turn[0]}{number}" for turn, number in turns(passes, stages - 1 - stage))
+    return " ".join(
+        f"{turn[0]}{number}" for turn, number in schedule_1f1b(passes, stages - 1 - stage)
+    )
 
 
 def test_a_stage_runs_ahead_by_the_stages_behind_it():
@@ -38,13 +40,13 @@ def test_a_stage_runs_ahead_by_the_stages_behind_it():
 def test_passes_wait_for_passes_of_smaller_numbers_alone(stages, passes):
     """As `parallel.pipeline` numbers them: what is received, and what a neighbour has to take."""
 
-    def number(stage: int, turn: Turn, batch: int) -> int:
+    def number(stage: int, turn: Direction, batch: int) -> int:
         return 2 * batch + (stage if turn == "forward" else 2 * stages - 1 - stage)
 
     for stage in range(stages):
-        mine = [number(stage, *turn) for turn in turns(passes, stages - 1 - stage)]
+        mine = [number(stage, *turn) for turn in schedule_1f1b(passes, stages - 1 - stage)]
         assert mine == sorted(set(mine))
-        for turn, batch in turns(passes, stages - 1 - stage):
+        for turn, batch in schedule_1f1b(passes, stages - 1 - stage):
             step = 1 if turn == "forward" else -1
             before, behind = stage - step, stage + step
             if before in range(stages):
@@ -64,9 +66,9 @@ class Connecting:
         self._connected: set[tuple[int, int]] = set()
 
     def _wire(self, *ends: int) -> queue.Queue:
-        meeting, sent = self._wires[ends]
+        rendezvous, sent = self._wires[ends]
         if ends not in self._connected:
-            meeting.wait(timeout=10)
+            rendezvous.wait(timeout=10)
             self._connected.add(ends)
         return sent
 
@@ -89,7 +91,7 @@ def test_stages_that_have_to_connect_come_to_an_end(stages):
     def update(stage: int) -> float:
         ranks = PipelineRanks(stage, stages, [_Lane(Connecting(wires, stage)) for wires in lanes])
         one = torch.ones(1)
-        for turn, _ in turns(5, ranks.behind):
+        for turn, _ in schedule_1f1b(5, ranks.stages_after):
             if turn == "forward":
                 states = one if ranks.is_first else ranks.receive(torch.empty(1)) + 1
                 if not ranks.is_last:
@@ -99,7 +101,7 @@ def test_stages_that_have_to_connect_come_to_an_end(stages):
                 if not ranks.is_first:
                     ranks.send_back(gradient + 1)
         if ranks.is_first or ranks.is_last:
-            ranks.add_ends(one.mul_(stage + 1))
+            ranks.all_reduce_ends(one.mul_(stage + 1))
         return one.item()
 
     with ThreadPoolExecutor(stages) as pool:

@@ -9,7 +9,7 @@ from golden_lines import assert_lines, read_lines
 from reward_functions import Source, item
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
-from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
+from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.rewards import process
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
@@ -109,7 +109,7 @@ def test_a_failed_call_counts_for_all_its_rows_and_a_bad_score_for_one(source, c
         assert [result.score for result in results] == scores
         assert [result.extras["failed"] for result in results] == [float(s < 0) for s in scores]
     spec = batched(source, "return [float(text) for text in solution_strs]")
-    with pytest.raises(NonFiniteReward, match="row 2: ") as caught:
+    with pytest.raises(RewardFailed, match="row 2: ") as caught:
         scored(spec, "1", "2", "nan")
     assert (caught.value.row, caught.value.response) == (2, "nan")
 

@@ -8,7 +8,7 @@ from golden_lines import assert_lines, read_lines
 from reward_functions import Source, descendants, item
 
 from ppojob_api.v1alpha1.rollout import RewardSpec
-from ppojob_trainer.errors import ConfigError, NonFiniteReward, RewardFailed
+from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.pod_environment import variables_of_code
 from ppojob_trainer.rewards.process import ScoringPool
 from ppojob_trainer.rewards.records import RewardItem, RewardResult
@@ -206,7 +206,7 @@ def test_failing_is_the_default_and_stops_the_rest(source: Source, tmp_path: Pat
 
 def test_a_value_that_is_not_finite_is_named(source: Source) -> None:
     spec = source("return {'score': 1, 'bleu': float('nan')}")
-    with ScoringPool([spec]) as pool, pytest.raises(NonFiniteReward) as caught:
+    with ScoringPool([spec]) as pool, pytest.raises(RewardFailed) as caught:
         pool.score([item("x", 3)])
     assert str(caught.value).startswith("spec.rewards[0].function 'score': row 3: ")
     assert "'bleu'" in str(caught.value)

@@ -5,8 +5,8 @@ from tiny_models import TWO_LAYERS
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.models.experts import split_experts
 from ppojob_trainer.models.state_dict import named_full_tensors
+from ppojob_trainer.models.transformers_modules import unify_modules
 from ppojob_trainer.rollout.checkpoint_names import (
     checkpoint_names,
     key_value_bytes_per_token,
@@ -23,7 +23,7 @@ def test_names_are_those_that_the_trainer_sends(family) -> None:
         config = kind.config_class(**{**SIZES, **options, "tie_word_embeddings": tied})
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
-        split_experts(model)
+        unify_modules(model)
         assert checkpoint_names(config) == {name for name, _ in named_full_tensors(model)}
 
 

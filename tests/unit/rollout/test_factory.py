@@ -32,7 +32,7 @@ def test_the_fallback_engine_is_built_of_a_folder(family: str, tmp_path: Path) -
         shares_device=True,
         overrides={},
         lora=None,
-        tells_experts=False,
+        records_experts=False,
     )
     engine.close()
 
@@ -51,7 +51,7 @@ def test_the_fallback_engine_has_plain_weights_beside_adapters_of_four_bits(tmp_
         shares_device=True,
         overrides={},
         lora=spec.adapters_of_engines,
-        tells_experts=False,
+        records_experts=False,
     )
     trained = load_model(tmp_path / "model", lora=spec.model.lora)
     engine.load_weights(

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.rollout import DraftsSpec
-from ppojob_trainer.rollout.ngrams import guesses
+from ppojob_trainer.rollout.ngrams import ngram_drafts
 
 
 def literal(text: list[int], spec: DraftsSpec, most: int) -> list[int]:
@@ -32,7 +32,7 @@ def literal(text: list[int], spec: DraftsSpec, most: int) -> list[int]:
 )
 def test_guesses_are_those_of_a_literal_search(text, tokens, shortest, more, most) -> None:
     spec = DraftsSpec(tokens=tokens, shortest_match=shortest, longest_match=shortest + more)
-    found = guesses(np.array(text, dtype=np.int32), spec, most=most)
+    found = ngram_drafts(np.array(text, dtype=np.int32), spec, most=most)
     assert found == literal(text, spec, most)
 
 
@@ -49,4 +49,4 @@ def test_guesses_are_those_of_a_literal_search(text, tokens, shortest, more, mos
 )
 def test_by_hand(text, found) -> None:
     spec = DraftsSpec(tokens=3, shortest_match=2, longest_match=3)
-    assert guesses(np.array(text, dtype=np.int32), spec, most=99) == found
+    assert ngram_drafts(np.array(text, dtype=np.int32), spec, most=99) == found

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from ppojob_trainer.rollout.process_state import garbage_kept, process_state_kept
+from ppojob_trainer.rollout.process_state import gc_disabled, preserve_process_state
 
 
 @pytest.mark.parametrize(("more_threads", "fails"), [(1, False), (0, True)])
@@ -17,7 +17,7 @@ def test_a_rude_guest_leaves_no_mark(more_threads, fails, monkeypatch) -> None:
     setter, threads = torch.set_num_threads, torch.get_num_threads()
     draws = torch.random.get_rng_state(), random.getstate(), np.random.get_state()[1].copy()
     environment = dict(os.environ)
-    with contextlib.suppress(OSError), process_state_kept():
+    with contextlib.suppress(OSError), preserve_process_state():
         setter(threads + more_threads)
         torch.set_num_threads = lambda number: None
         torch.set_default_dtype(torch.float64)
@@ -46,7 +46,7 @@ def test_garbage_is_looked_for_as_before(is_enabled: bool) -> None:
     try:
         if not is_enabled:
             gc.disable()
-        with contextlib.suppress(OSError), garbage_kept():
+        with contextlib.suppress(OSError), gc_disabled():
             assert not gc.isenabled()
             raise OSError("guest")
         assert gc.isenabled() is is_enabled

@@ -97,14 +97,14 @@ def test_undone_tokens_leave_no_trace(chat: ChatTokenizer) -> None:
         tokens = [*map(TOKENS.index, said), END]
         for token in tokens:
             masks.append(allowed(matcher))
-            matcher.take([token])
+            matcher.advance([token])
         assert matcher.has_ended
         for count in range(1, len(tokens) + 1):
-            matcher.undo(count)
+            matcher.rollback(count)
             assert not matcher.has_ended
             assert allowed(matcher) == masks[-count]
-            matcher.take(tokens[-count:])
-    matcher.undo(len(tokens))
+            matcher.advance(tokens[-count:])
+    matcher.rollback(len(tokens))
     assert matcher.count_allowed([*map(TOKENS.index, "yesno")]) == 3
 
 
@@ -145,7 +145,7 @@ def test_rows_have_the_form(expression: str, chat: ChatTokenizer) -> None:
         matcher = grammar.matcher()
         for token in one.tokens:
             assert token in allowed(matcher)
-            matcher.take([token])
+            matcher.advance([token])
     for row, one in zip(rows, done, strict=True):
         if len(one.tokens) > 2 and row.sampling.temperature == 0.0:
             begun = one.tokens[:2]
@@ -169,7 +169,7 @@ def test_logprobs_are_those_of_the_allowed_tokens(chat: ChatTokenizer) -> None:
             assert one.logprobs[place] == pytest.approx(
                 float(logits[place, token] - kept), abs=1e-5
             )
-            matcher.take([token])
+            matcher.advance([token])
 
 
 def test_a_dead_end_is_an_error(chat: ChatTokenizer) -> None:

@@ -330,7 +330,7 @@ def test_calls_that_were_given_up_are_no_more_repeated(serve, caller_of):
     peer = serve([Route(WORK, slow), PINGS])
     caller = caller_of()
     caller.default_deadline_seconds = 0.2
-    caller.give_up(caller.start([Call(peer, WORK, REQUEST, ID)]))
+    caller.cancel(caller.start([Call(peer, WORK, REQUEST, ID)]))
     time.sleep(0.3)
     caller.call(Call(peer, PING, Nothing()))
     slow.gate.set()

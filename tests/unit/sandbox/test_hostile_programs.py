@@ -78,9 +78,11 @@ def test_without_walls_they_get_through(name: str, capfd: pytest.CaptureFixture[
 
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="the other tests are an ordinary user's already")
-@pytest.mark.parametrize("level", ["RESTRICTED", "NAMESPACES"])
+@pytest.mark.parametrize(
+    "level", [pytest.param("RESTRICTED", marks=pytest.mark.long), "NAMESPACES"]
+)
 def test_an_ordinary_user_has_the_same_walls(level: str) -> None:
-    """As in a pod, whose containers run as nobody in particular."""
+    """The restricted one is that of a pod, where cluster/test_sandbox_in_a_pod.py tries it."""
     if not (SYSTEM_PYTHON.exists() and os.stat(hostile_table.__file__).st_mode & 0o004):
         pytest.skip("nobody else can run an interpreter, or read this file")
     done = subprocess.run(

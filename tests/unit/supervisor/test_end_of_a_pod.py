@@ -46,7 +46,7 @@ def plan(gate: Path) -> PodPlan:
 def pod(plan: PodPlan) -> Iterator[Pod]:
     made = Pod(plan)
     yield made
-    made.end()
+    made.kill()
 
 
 def is_done(pod: Pod) -> bool:
@@ -59,7 +59,7 @@ def test_a_controller_that_does_not_listen_yet_is_not_killed(pod: Pod, gate: Pat
     pod.tick()
     (rank,) = pod.status().ranks
     assert not is_told_to_end(rank.pid)
-    pod.ask_to_end()
+    pod.request_stop()
     assert is_told_to_end(rank.pid)
     gate.touch()
     eventually(lambda: is_done(pod), pause=0.01)
@@ -68,7 +68,7 @@ def test_a_controller_that_does_not_listen_yet_is_not_killed(pod: Pod, gate: Pat
 
 def test_a_controller_that_hangs_when_it_is_told_to_end_has_failed(plan: PodPlan):
     pod = Pod(replace(plan, silent_seconds=0, startup_seconds=0, restarts_without_progress=0))
-    pod.ask_to_end()
+    pod.request_stop()
     eventually(lambda: is_done(pod), pause=0.01)
     assert exit_status(pod.status()) == contract.EXIT_FAILED
 
@@ -102,10 +102,10 @@ def test_a_supervisor_ends_whose_starter_was_killed_at_once(tmp_path: Path):
 def test_a_process_may_load_for_longer_than_it_may_be_silent(startup: float, is_silent: bool):
     child = Child("controller", dict(os.environ), 0, 0.0, startup)
     try:
-        child.watch()
+        child.poll()
         assert child.is_silent == is_silent
         if is_silent:
-            why = "gave no sign of life for 0 s (spec.timeouts.startupSeconds)"
+            why = "sent no heartbeat for 0 s (spec.timeouts.startupSeconds)"
             assert child.describe_loss() == f"controller (pid {child.pid}) {why}"
     finally:
-        child.end()
+        child.kill()

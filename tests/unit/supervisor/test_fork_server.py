@@ -24,11 +24,11 @@ from pod_plans import pod_plan
 from ppojob_api import contract
 from ppojob_trainer import stop_signal
 from ppojob_trainer.supervisor.forked_process import (
+    ForkClient,
     ForkedProcess,
-    ForkServer,
+    is_compatible,
     listen,
     rank_variables,
-    suits,
 )
 from ppojob_trainer.supervisor.pod import Pod
 
@@ -52,7 +52,7 @@ def environment(program: str, threads: int = 1, **changes: str) -> dict[str, str
 
 def start_server(folder: Path, name: str) -> subprocess.Popen[bytes]:
     loads = environment("")
-    with listen(folder, loads) as listener, stop_signal.held_back():
+    with listen(folder, loads) as listener, stop_signal.sigterm_blocked():
         return subprocess.Popen(
             [sys.executable, "-m", "rank_facts", name],
             env={**loads, contract.ENV_DIE_WITH_PARENT: str(os.getpid())},
@@ -77,7 +77,7 @@ class Forks:
         with printed.open("wb") as output, open(os.devnull, "wb") as heartbeat:
             os.dup2(output.fileno(), 1)
             try:
-                server = ForkServer(self.folder)
+                server = ForkClient(self.folder)
                 return server.fork(
                     command, environment(program, **changes), heartbeat.fileno()
                 ), printed
@@ -128,7 +128,7 @@ def test_a_supervisor_is_forked_with_outputs_and_a_group_of_its_own(forks: Forks
     told = "import os, sys; os.system('echo out; echo err >&2'); print(os.getpgrp() == os.getpid())"
     told += "; print('PPOJOB_HEARTBEAT' in os.environ, len(os.listdir('/proc/self/fd')))"
     with (tmp_path / "log").open("wb") as log:
-        fork = ForkServer(forks.folder).fork(
+        fork = ForkClient(forks.folder).fork(
             "supervise", environment(told), outputs=(log.fileno(), log.fileno()), group=0
         )
     assert fork.is_forked_within(200)
@@ -138,12 +138,12 @@ def test_a_supervisor_is_forked_with_outputs_and_a_group_of_its_own(forks: Forks
 
 
 def test_who_waits_for_a_fork_waits_no_longer_than_it_says(own_forks: Forks):
-    running = ForkServer(own_forks.folder).fork("supervise", environment(SLEEPS))
+    running = ForkClient(own_forks.folder).fork("supervise", environment(SLEEPS))
     assert running.is_forked_within(200)
     with pytest.raises(subprocess.TimeoutExpired):
         running.wait(0.1)
     own_forks.process.send_signal(signal.SIGSTOP)
-    waiting = ForkServer(own_forks.folder).fork("supervise", environment(SLEEPS))
+    waiting = ForkClient(own_forks.folder).fork("supervise", environment(SLEEPS))
     assert not waiting.is_forked_within(0.1)
     own_forks.process.kill()
     assert not waiting.is_forked_within(200)
@@ -154,7 +154,7 @@ def test_a_fork_finds_what_a_rank_finds_that_is_started_by_itself(forks, tmp_pat
     monkeypatch.chdir(tmp_path)
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # as a supervisor has it
     try:
-        with stop_signal.held_back():
+        with stop_signal.sigterm_blocked():
             changes = {"threads": 3, "TMPDIR": str(tmp_path), "PPOJOB_RANK": "7"}
             rank, printed = forks.start(rank_facts.FACTS, **changes)
             alone = subprocess.run(
@@ -211,9 +211,9 @@ def test_a_server_keeps_no_descriptor_of_ranks_that_ended(forks: Forks):
 SUPERVISOR = """
 import os, sys, time
 from pathlib import Path
-from ppojob_trainer.supervisor.forked_process import ForkServer
+from ppojob_trainer.supervisor.forked_process import ForkClient
 nowhere = os.open(os.devnull, os.O_WRONLY)
-rank = ForkServer(Path(sys.argv[1])).fork("rank", dict(os.environ), nowhere)
+rank = ForkClient(Path(sys.argv[1])).fork("rank", dict(os.environ), nowhere)
 time.sleep(600)
 """
 
@@ -249,13 +249,13 @@ def test_a_relative_path_of_modules_is_read_where_the_server_started(
 ):
     variables = {"PYTHONPATH": f"{tmp_path}:"}
     listen(tmp_path / "server", variables).close()
-    assert suits(tmp_path / "server", variables)
+    assert is_compatible(tmp_path / "server", variables)
     monkeypatch.chdir(tmp_path)
-    assert not suits(tmp_path / "server", variables)
+    assert not is_compatible(tmp_path / "server", variables)
 
 
 def test_a_rank_does_not_outlive_its_server(own_forks: Forks):
-    server = ForkServer(own_forks.folder)
+    server = ForkClient(own_forks.folder)
     rank = server.fork("rank", environment(SLEEPS), 2)
     process = os.pidfd_open(wait_for_fork(rank))
     own_forks.process.kill()
@@ -264,12 +264,12 @@ def test_a_rank_does_not_outlive_its_server(own_forks: Forks):
     with pytest.raises(OSError, match="it has ended"):
         server.fork("rank", environment(SLEEPS), 2)
     with pytest.raises(ConnectionRefusedError):
-        ForkServer(own_forks.folder).fork("rank", environment(SLEEPS), 2)
+        ForkClient(own_forks.folder).fork("rank", environment(SLEEPS), 2)
 
 
 def test_a_server_that_is_stopped_delays_nobody(own_forks: Forks, tmp_path: Path):
     """Neither the end of a rank that runs, nor that of one which is yet to be forked."""
-    server = ForkServer(own_forks.folder)
+    server = ForkClient(own_forks.folder)
     running = server.fork("rank", environment(SLEEPS), 2)
     wait_for_fork(running)
     own_forks.process.send_signal(signal.SIGSTOP)
@@ -288,7 +288,7 @@ def test_a_server_that_is_stopped_delays_nobody(own_forks: Forks, tmp_path: Path
 
 
 def test_a_signal_waits_for_the_fork(own_forks: Forks):
-    server = ForkServer(own_forks.folder)
+    server = ForkClient(own_forks.folder)
     own_forks.process.send_signal(signal.SIGSTOP)
     listens = "import signal; signal.pthread_sigmask(signal.SIG_SETMASK, []); "
     rank = server.fork("controller", environment(listens + SLEEPS), 2)
@@ -301,7 +301,7 @@ def test_a_pod_without_its_server_starts_ranks_by_themselves(tmp_path: Path, cap
     """They end at once, since nobody tells them who they are."""
     told = {"fork_server": str(tmp_path / "nowhere"), "environment": environment("")}
     pod = Pod(pod_plan("actorRollout", **told))
-    pod.want_attempt(1)
+    pod.request_attempt(1)
 
     def is_lost() -> bool:
         pod.tick()
@@ -311,4 +311,4 @@ def test_a_pod_without_its_server_starts_ranks_by_themselves(tmp_path: Path, cap
     assert "environment: PPOJOB_CONFIG is not set" in pod.status().reason
     (line,) = [record for record in caplog.messages if "fork server" in record]
     assert "No such file or directory" in line
-    pod.end()
+    pod.kill()

@@ -47,7 +47,7 @@ def ask(caller, tools: list[Peer], retrievers: list[Peer], *calls: ToolCall) -> 
     remote = RemoteTools(
         caller, tools, retrievers, 3, [(BatchName(0, 3, "train"), 7)], [PromptTokens(0, [])]
     )
-    return remote.answers(remote.start(0, 0, calls))
+    return remote.wait(remote.start(0, 0, calls))
 
 
 def search(query: str) -> ToolCall:

@@ -14,7 +14,7 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import ToolAnswer
 from ppojob_trainer.tools.answers import read_reply
-from ppojob_trainer.tools.built_in.gsm8k_user import RIGHT, WRONG
+from ppojob_trainer.tools.built_in.answer_tools import RIGHT, WRONG
 from ppojob_trainer.tools.pool import ToolPool
 from ppojob_trainer.tools.wire import Conversation, UserTurn
 

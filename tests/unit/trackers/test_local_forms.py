@@ -91,13 +91,13 @@ print(len(before), len(living()))
 def by_hand(tracker: str, folder: Path) -> None:
     program = [sys.executable, "-m", "ppojob_trainer.trackers", tracker, str(folder)]
     done = subprocess.run(program, check=True, capture_output=True, text=True)
-    told = {
+    location = {
         "wandb": "wandb sync ",
         "mlflow": "mlflow ui --backend-store-uri sqlite:///",
         "swanlab": f"swanlab sync {folder}/swanlab/offline-42",
         "trackio": f"TRACKIO_DIR={folder}/trackio trackio show --project ppojob",
     }[tracker]
-    assert told in done.stdout
+    assert location in done.stdout
 
 
 def test_a_configuration_as_parameters():

@@ -62,7 +62,7 @@ def test_one_that_hangs_is_not_waited_for(way, stub, tmp_path: Path, caplog):
     all_sinks.close()
     assert time.monotonic() - began < 60
     (line,) = lines(caplog)
-    assert line.startswith("wandb: not finished: it took ")
+    assert line.startswith("wandb: not finished: it has ")
     assert " of 100 steps; all are in metrics.jsonl" in line
 
 
@@ -74,7 +74,7 @@ def test_one_that_gives_no_answer_is_started_again(stub, tmp_path: Path, caplog)
     eventually(lambda: (folder / "tried").exists() and len((folder / "tried").read_bytes()) == 2)
     (folder / "way").write_text("works")
     all_sinks.close()
-    assert lines(caplog)[0].startswith("wandb: no answer within 4 s; the job goes on without it")
+    assert lines(caplog)[0].startswith("wandb: no answer within 4 s; the job continues without it")
     assert logged(folder)[:2] == [1, 2]
 
 
@@ -85,9 +85,9 @@ def test_one_that_raises_costs_one_line_without_the_key(stub, tmp_path: Path, ca
     eventually(lambda: (folder / "tried").exists() and len((folder / "tried").read_bytes()) > 2)
     all_sinks.close()
     raised, unfinished = lines(caplog)
-    told = "ConnectionError: no https://***@api.wandb.ai and more"
-    assert raised.startswith(f"wandb: {told}; the job goes on without it")
-    assert "it took 0 of 1 steps" in unfinished
+    failure = "ConnectionError: no https://***@api.wandb.ai and more"
+    assert raised.startswith(f"wandb: {failure}; the job continues without it")
+    assert "it has 0 of 1 steps" in unfinished
     assert KEY not in caplog.text
 
 
@@ -105,7 +105,7 @@ def test_one_that_is_killed_goes_on_behind_what_it_has(stub, tmp_path: Path, cap
     assert logged(folder) == [1, 2, 3, 4, 5, 6]
     assert (folder / "finished").read_text() == "1", "a job without summary has failed"
     (line,) = lines(caplog)
-    assert line.startswith("wandb: was killed by signal 9; the job goes on without it")
+    assert line.startswith("wandb: was killed by signal 9; the job continues without it")
 
 
 def test_a_job_that_succeeds_says_so(stub, tmp_path: Path, caplog):

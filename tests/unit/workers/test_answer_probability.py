@@ -9,7 +9,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.rewards.row_checks import RowChecks, checks_of
 from ppojob_trainer.rows.experience import Experience
-from ppojob_trainer.workers.answer_probability import answered
+from ppojob_trainer.workers.answer_probability import replace_answers
 
 THOUGHT = "so it is <answer>"
 
@@ -57,7 +57,7 @@ def texts(chat: ChatTokenizer) -> Callable[..., list[tuple[str, list[str]]]]:
             mask=torch.ones(sum(map(len, tokens)), dtype=torch.bool),
             rollout_logprobs=torch.zeros(sum(map(len, tokens))),
         )
-        made = answered(spec_of(**settings), chat, rows, [answer])
+        made = replace_answers(spec_of(**settings), chat, rows, [answer])
         sizes = made.lengths.tolist()
         return [
             (

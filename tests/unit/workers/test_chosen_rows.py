@@ -4,7 +4,7 @@ import torch
 
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.rollout import OF_DATA, PromptTokens
-from ppojob_trainer.workers.row_store import OwnedRows, chosen_rows, own_rows
+from ppojob_trainer.workers.row_store import OwnedRows, build_rows, select_rows
 
 SAMPLES = 2
 
@@ -20,12 +20,12 @@ def round_of(number: int, prompts: int) -> OwnedRows:
         for s in range(SAMPLES)
     ]
     asked = [PromptTokens(40 + p, [number, p]) for p in positions]
-    return own_rows(2, asked, SAMPLES, rows)
+    return build_rows(2, asked, SAMPLES, rows)
 
 
 def test_rows_of_the_chosen_prompts_in_the_order_of_the_batch():
     rounds = {1: round_of(1, 2), 0: round_of(0, 3)}
-    batch = chosen_rows(rounds, [(0, 2), (0, 4), (1, 3)])
+    batch = select_rows(rounds, [(0, 2), (0, 4), (1, 3)])
     assert [prompt.tolist() for prompt in batch.prompts] == [[0, 2], [0, 4], [1, 3]]
     assert batch.row_groups.tolist() == [0, 0, 1, 1, 2, 2]
     assert batch.lengths.tolist() == [3, 4, 5, 6, 4, 5]
@@ -34,7 +34,7 @@ def test_rows_of_the_chosen_prompts_in_the_order_of_the_batch():
     assert batch.mask.all()
     assert torch.equal(batch.rollout_logprobs, torch.full((27,), -0.5))
     assert batch.old_logprobs is None
-    nothing = chosen_rows(rounds, [])
+    nothing = select_rows(rounds, [])
     assert (nothing.num_rows, nothing.num_groups, nothing.num_tokens) == (0, 0, 0)
 
 
@@ -42,12 +42,12 @@ def test_given_responses_are_told_apart():
     given, drawn = Segment((5, 6), (), OF_DATA), Segment((7,), (-0.5,), 3)
     rows = [Trajectory((one,), "stop") for one in (given, drawn)]
     prompts = [PromptTokens(0, [1])]
-    made = own_rows(0, prompts, 2, rows, has_given=True)
+    made = build_rows(0, prompts, 2, rows, has_given=True)
     assert made.experience.given is not None
     assert made.experience.given.tolist() == [True, True, False]
     assert made.experience.mask.all()
     assert made.experience.drawn.tolist() == [False, False, True]
     assert made.experience.rollout_logprobs.tolist() == [0.0, 0.0, -0.5]
-    batch = chosen_rows({0: made, 1: made}, [(0, 0), (1, 0)])
+    batch = select_rows({0: made, 1: made}, [(0, 0), (1, 0)])
     assert batch.given is not None
     assert batch.given.tolist() == [True, True, False] * 2

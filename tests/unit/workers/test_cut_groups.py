@@ -71,7 +71,7 @@ def test_each_rank_has_as_many_rows_of_a_group():
     columns = ("advantages", "experts", "prompt_experts")
 
     def act(link: QueueLink) -> Experience:
-        return at(link).staged((1, 0), columns)
+        return at(link).mini_batch((1, 0), columns)
 
     parts = all_at_once(Queues(RANKS), *[act] * RANKS)
     assert [(part.num_rows, part.num_groups) for part in parts] == [(2, 1)] * RANKS
@@ -80,7 +80,7 @@ def test_each_rank_has_as_many_rows_of_a_group():
 
 def test_a_single_group_goes_to_all_ranks():
     def act(link: QueueLink) -> Experience:
-        return at(link).staged((0,), ("advantages",))
+        return at(link).mini_batch((0,), ("advantages",))
 
     parts = all_at_once(Queues(RANKS), *[act] * RANKS)
     assert sorted(part.lengths.tolist() for part in parts) == [[1], [1], [4], [7]]
@@ -89,7 +89,7 @@ def test_a_single_group_goes_to_all_ranks():
 
 def test_a_pair_stays_whole():
     def act(link: QueueLink) -> Experience:
-        return at(link, replace(COSTS, whole_groups=True)).staged((0,), ())
+        return at(link, replace(COSTS, whole_groups=True)).mini_batch((0,), ())
 
     parts = all_at_once(Queues(RANKS), *[act] * RANKS)
     assert sorted(part.num_rows for part in parts) == [0, 0, 0, 4]
@@ -103,7 +103,7 @@ def test_owners_get_what_was_said_of_their_rows():
             some.prompt_experts = torch.cat(some.prompts).to(torch.int16).view(-1, 1, 1)
             return (torch.sin(some.response_tokens.float()),)
 
-        rows.fill("ref_logprobs", compute, told=("prompt_experts",))
+        rows.fill("ref_logprobs", compute, set_by_compute=("prompt_experts",))
         return rows
 
     for member, rows in enumerate(all_at_once(Queues(RANKS), *[act] * RANKS)):

@@ -15,7 +15,7 @@ from ppojob_trainer.rpc.messages.rollout import PromptTokens
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.estimation import add_advantages
-from ppojob_trainer.workers.row_store import own_rows
+from ppojob_trainer.workers.row_store import build_rows
 
 SPEC = grpo_spec(3, 2)
 
@@ -61,7 +61,7 @@ def test_a_row_that_is_left_out_is_compared_with_nothing(rows: BatchRows):
     answer = add_advantages(spec_of(drops=True), rows, left_out)
     kept = [True] * 2 + [False] * 2 + [True] * 4 + [False] * 4
     assert rows.mine.mask.all()
-    assert rows.staged([0, 1, 2], ("advantages",)).mask.tolist() == kept
+    assert rows.mini_batch([0, 1, 2], ("advantages",)).mask.tolist() == kept
     assert answer.row_rewards == [3, 0, 1, 0, 0, 0]
     assert answer.without_tokens == [1, 4, 5]
     alone = rows.mine.advantages.clone()
@@ -80,7 +80,7 @@ def test_a_row_that_was_cut_off_counts_in_its_group_but_is_not_trained(rows: Bat
     assert add_advantages(spec, rows, Advantages(scores, 0.0, masked=[1, 4, 5])) == plain
     assert torch.equal(rows.mine.advantages, expected)
     trained = [True] * 2 + [False] * 2 + [True] * 4 + [False] * 4
-    assert rows.staged([0, 1, 2], ("advantages",)).mask.tolist() == trained
+    assert rows.mini_batch([0, 1, 2], ("advantages",)).mask.tolist() == trained
 
 
 def test_where_rows_may_be_left_out_every_step_says_which(rows: BatchRows):
@@ -191,7 +191,7 @@ def test_rewards_of_turns_stand_on_their_turns(rows: BatchRows):
         "stop",
     )
     other = Trajectory((Segment((7,), reward=8.0), Segment((8,), (0.0,), 0)), "length")
-    owned = own_rows(0, [PromptTokens(0, [1, 2])], 2, [row, other], has_turns=True).experience
+    owned = build_rows(0, [PromptTokens(0, [1, 2])], 2, [row, other], has_turns=True).experience
     index = BatchIndex((2,), (6, 2), samples=2, owners=(0,))
     batch = rows_alone(index, owned)
     assert owned.mask.tolist() == [True, True, False, True, False, False, False, True]
@@ -252,7 +252,7 @@ def test_what_is_rejected_is_left_out_of_updates_alone(rows: BatchRows):
 
     rows.fill("ref_logprobs", predict)
     assert seen[0].all()
-    staged = rows.staged([0, 1, 2], ("advantages",))
+    staged = rows.mini_batch([0, 1, 2], ("advantages",))
     assert staged.mask.tolist() == [token not in (0, 4, 5) for token in range(12)]
 
 
@@ -320,7 +320,7 @@ def test_updates_train_on_the_rows_that_were_drawn(rows: BatchRows):
     assert sum(copies) == 6
     assert copies[1] == copies[3] == copies[4] == 0  # neither the best nor the worst
     assert answer.told == {"training/resampling/distinct_share": sum(c > 0 for c in copies) / 6}
-    staged = rows.staged([2, 0, 1], ("advantages",))
+    staged = rows.mini_batch([2, 0, 1], ("advantages",))
     drawn = [
         row for group in (2, 0, 1) for row in (2 * group, 2 * group + 1) for _ in range(copies[row])
     ]
@@ -339,7 +339,7 @@ def test_updates_are_told_which_rows_scored_well(rows: BatchRows):
     assert rows.mine.positives is None, "nobody asks"
     spec = spec_of(positiveExamples={}, resampling={"method": "max_min"})
     add_advantages(spec, rows, given)
-    staged = rows.staged([1, 0, 2], ("positives",))
+    staged = rows.mini_batch([1, 0, 2], ("positives",))
     assert staged.positives is not None
     rows_of_tokens = staged.response_tokens // 2  # whose numbers are those of the tokens
     assert torch.equal(staged.positives, torch.isin(rows_of_tokens, torch.tensor([0, 3])))
@@ -399,8 +399,8 @@ def test_what_a_teacher_says_is_the_advantage_of_each_token(rows: BatchRows):
     draw = torch.Generator().manual_seed(0)
     old, teacher = -torch.rand(2, 12, generator=draw)
     rows.mine.mask[:3] = False
-    rows.keep("old_logprobs", old)
-    rows.keep("ref_logprobs", teacher)
+    rows.set_column("old_logprobs", old)
+    rows.set_column("ref_logprobs", teacher)
     answer = add_advantages(spec, rows, Advantages([math.nan] * 6, 0.0))
     expected = [float(t - o) for t, o in zip(teacher, old, strict=True)]
     assert rows.mine.advantages.tolist() == pytest.approx([0.0] * 3 + expected[3:])
@@ -418,7 +418,7 @@ def test_a_teacher_of_tokens_that_are_all_rejected_says_nothing(rows: BatchRows)
         "rollout_logprobs": 0.0,
         "ref_logprobs": -2.0,
     }.items():
-        rows.keep(name, torch.full((12,), value))
+        rows.set_column(name, torch.full((12,), value))
     answer = add_advantages(spec, rows, Advantages([math.nan] * 6, 0.0))
     assert math.isnan(answer.told["distillation/loss"])
     assert math.isnan(answer.advantages.mean)
@@ -451,7 +451,7 @@ def test_turns_that_began_from_the_same_are_compared():
         )
     ]
     talks.append(Trajectory((Segment(turn, (-1.0,) * 2, 0),), "stop"))
-    owned = own_rows(0, [PromptTokens(0, [3])], 6, talks)
+    owned = build_rows(0, [PromptTokens(0, [3])], 6, talks)
     index = BatchIndex((1,), tuple(len(talk.tokens) for talk in talks), samples=6, owners=(0,))
     held = rows_alone(index, owned.experience)
     spec = spec_of(type="gigpo", gigpo={"gamma": 0.5, "normalizeByStd": False})

@@ -5,11 +5,11 @@ from types import SimpleNamespace
 import pytest
 
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_trainer.errors import GenerationLeft
+from ppojob_trainer.errors import GenerationAborted
 from ppojob_trainer.rollout.protocol import Finished, FinishReason, Request
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.rollout import OF_DATA, AskRowsDrawn, Generate, PromptTokens
-from ppojob_trainer.workers.generation import Generation, generated
+from ppojob_trainer.workers.generation import Generation, generation_result
 
 
 class OneToken:
@@ -44,14 +44,14 @@ def generation(engine: OneToken, rollout: RolloutSpec | None = None) -> Generati
     return Generation(spec, engine, SimpleNamespace(eos_token_ids=(2, 7)), None, None)
 
 
-class AskedToLeave(OneToken):
-    """An engine that ends one request a step; the controller gives the phase up meanwhile."""
+class Aborted(OneToken):
+    """An engine that ends one request a step; the controller aborts the phase meanwhile."""
 
     made: Generation
     _reason: FinishReason = "stop"
 
     def step(self) -> list[Finished]:
-        self.made.progress.tell(AskRowsDrawn(leaves=True))
+        self.made.progress.report(AskRowsDrawn(aborts=True))
         ended, self._new = self._new[:1], self._new[1:]
         return [Finished(one.request_id, (5,), (-1.0,), self._reason, 0) for one in ended]
 
@@ -60,12 +60,12 @@ class AskedToLeave(OneToken):
 
 
 @pytest.mark.parametrize("purpose", ["train", "validation"])
-def test_only_a_validation_is_given_up(purpose) -> None:
-    engine = AskedToLeave()
+def test_only_a_validation_is_aborted(purpose) -> None:
+    engine = Aborted()
     engine.made = generation(engine)
     batch = Generate(purpose, 1, 0, [PromptTokens(0, [3])], 3, (0, 1))
     if purpose == "validation":
-        with pytest.raises(GenerationLeft):
+        with pytest.raises(GenerationAborted):
             engine.made.run([batch])
     else:
         (rows,) = engine.made.run([batch])
@@ -98,7 +98,7 @@ def test_given_responses_take_the_place_of_the_first_samples() -> None:
     ]
     assert [made.trajectories[row] for row in (0, 1, 4)] == given
     assert all(sum(one.given) == 0 for n, one in enumerate(made.trajectories) if n not in (0, 1, 4))
-    told = generated([made])
+    told = generation_result([made])
     assert told.lengths == [2, 8, 1, 1, 8, 1, 1, 1]
     assert told.versions[:3] == [{OF_DATA: 2}, {OF_DATA: 8}, {0: 1}]
 

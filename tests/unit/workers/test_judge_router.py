@@ -13,7 +13,7 @@ from patience import eventually
 
 from ppojob_api import contract
 from ppojob_api.v1alpha1.rollout import JudgeSpec
-from ppojob_trainer.workers.judge import reason_to_end, server_command
+from ppojob_trainer.workers.judge import exit_error, server_command
 from ppojob_trainer.workers.judge_router import JudgeRouter
 
 SAID: Answer = (200, {"said": "yes"})
@@ -79,7 +79,7 @@ def test_a_refusal_is_passed_on_and_a_server_that_never_comes_is_told(serve) -> 
     with door(1, patience=0.1) as url, pytest.raises(HTTPError) as lost:
         asked(url, "x")
     assert lost.value.code == 503
-    assert b"the judge at 127.0.0.1:1 gives no answer" in lost.value.read()
+    assert b"the judge at 127.0.0.1:1 does not answer" in lost.value.read()
 
 
 def test_what_asks_sglang_is_answered_in_its_words(serve) -> None:
@@ -104,10 +104,10 @@ def test_what_asks_sglang_is_answered_in_its_words(serve) -> None:
 
 def test_what_vllm_refuses_is_not_asked_again() -> None:
     judge = JudgeSpec(path="/m")
-    (said,) = reason_to_end(judge, "exit status 2").problems
+    (said,) = exit_error(judge, "exit status 2").problems
     assert said.startswith('spec.judge: got "/m": vLLM does not serve it so')
     for how in ("exit status 1", "signal SIGKILL"):
-        assert isinstance(reason_to_end(judge, how), SystemExit)
+        assert isinstance(exit_error(judge, how), SystemExit)
 
 
 def test_a_pod_of_gpus_is_one_server_over_all_of_them() -> None:

@@ -24,13 +24,13 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.saving import FileEntry, SaveShards
 from ppojob_trainer.workers.learner import Learner
 from ppojob_trainer.workers.reference import BaseReference
-from ppojob_trainer.workers.state_writer import writes_of
+from ppojob_trainer.workers.state_writer import shard_writer
 
 LORA = LoraSpec(rank=4, alpha=8.0)
 
 
 def saved(learner: Learner, folder: Path) -> list[FileEntry]:
-    return writes_of(learner.state_files)(SaveShards("", 1))(folder)
+    return shard_writer(learner.state_files)(SaveShards("", 1))(folder)
 
 
 def restored(learner: Learner) -> Learner:
@@ -94,10 +94,10 @@ def test_a_critic_of_adapters_goes_on_and_back_to_its_beginning_with_its_head(
     assert not any(torch.equal(tensor, beginning[name]) for name, tensor in went_on.items())
     for one in (learner, made("weights")):
         restored(one)
-        with one.resident.at_work():
+        with one.resident.on_device():
             update(one)
         restored(one)
-        with one.resident.at_work():
+        with one.resident.on_device():
             assert is_equal(copies(trained_tensors(one.model)), beginning)
 
 

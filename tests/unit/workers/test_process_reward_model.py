@@ -6,7 +6,7 @@ from training_cases import GROUPS, SAMPLES
 
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.process_reward_model import CriticReference, ProcessRewardModel
+from ppojob_trainer.workers.trained_models import CriticReference, ProcessRewardModel
 
 
 def test_rows_without_an_outcome_teach_nothing(make_learner, rows: BatchRows, copies, is_equal):

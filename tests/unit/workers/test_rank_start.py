@@ -12,9 +12,9 @@ from tiny_models import save_model
 
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_cli.job_file import load_job
+from ppojob_trainer.deterministic import make_deterministic, nondeterministic_kernels
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.pod_environment import RankEnvironment
-from ppojob_trainer.repeated_bits import any_kernels, repeat_bits
 from ppojob_trainer.workers.rank_start import (
     DeviceFacts,
     check_device,
@@ -93,8 +93,8 @@ def test_a_collective_may_take_as_long_as_what_it_is_part_of(tmp_path, timeouts,
 
 @pytest.mark.usefixtures("torch_as_it_was")
 def test_an_engine_with_kernels_of_its_own_leaves_a_rank_strict():
-    repeat_bits(torch.device("cpu"))
-    with contextlib.suppress(KeyError), any_kernels():
+    make_deterministic(torch.device("cpu"))
+    with contextlib.suppress(KeyError), nondeterministic_kernels():
         assert not torch.are_deterministic_algorithms_enabled()
         raise KeyError
     assert torch.are_deterministic_algorithms_enabled()

@@ -9,8 +9,8 @@ from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.saving import SaveShards
-from ppojob_trainer.workers.reference import FollowingReference, Reference, Teachers
-from ppojob_trainer.workers.state_writer import writes_of
+from ppojob_trainer.workers.reference import Reference, SyncedReference, Teachers
+from ppojob_trainer.workers.state_writer import shard_writer
 
 
 @pytest.fixture
@@ -27,9 +27,9 @@ def make_reference(learner, tmp_path):
     model = spec.model.model_copy(update={"path": str(tmp_path / "tied")})
     spec = spec.model_copy(update={"model": model})
 
-    def make(mixup: float) -> FollowingReference:
+    def make(mixup: float) -> SyncedReference:
         refresh = ReferenceRefreshSpec(every_steps=1, mixup=mixup)
-        return FollowingReference(spec, World.alone(), refresh, learner)
+        return SyncedReference(spec, World.alone(), refresh, learner)
 
     return make
 
@@ -45,7 +45,7 @@ def test_a_copy_is_the_policy_and_stays_behind_it(make_reference, learner, weigh
     learner.engine.update(rows_of_step(), objective())
     trained = weights(learner)
     assert not is_equal(weights(reference), trained)
-    reference.refresh()
+    reference.sync()
     assert is_equal(weights(reference), trained)
     learner.engine.update(rows_of_step(), objective())
     assert is_equal(weights(reference), trained)
@@ -57,7 +57,7 @@ def test_a_mixture_takes_a_share_of_each_weight(make_reference, learner, weights
     before = weights(reference)
     learner.engine.update(rows_of_step(), objective())
     trained = weights(learner)
-    reference.refresh()
+    reference.sync()
     for name, found in weights(reference).items():
         expected = 0.6 * trained[name].double() + 0.4 * before[name].double()
         torch.testing.assert_close(found.double(), expected, rtol=1e-6, atol=1e-7)
@@ -69,15 +69,15 @@ def test_a_checkpoint_brings_the_reference_back_and_none_the_beginning(
     reference = make_reference(0.6)
     beginning = weights(reference)
     learner.engine.update(rows_of_step(), objective())
-    reference.refresh()
+    reference.sync()
     kept = weights(reference)
     checkpoint = tmp_path / "checkpoint"
     checkpoint.mkdir()
-    files = writes_of(lambda: [reference.state_file()])(SaveShards("", 1))(checkpoint)
+    files = shard_writer(lambda: [reference.state_file()])(SaveShards("", 1))(checkpoint)
     assert [file.path for file in files] == ["reference/rank-00000/model.safetensors"]
 
     learner.engine.update(rows_of_step(), objective())
-    reference.refresh()
+    reference.sync()
     assert not is_equal(weights(reference), kept)
     reference.restore(checkpoint, files)
     assert is_equal(weights(reference), kept)
@@ -108,7 +108,7 @@ def test_each_of_several_models_reads_its_own_rows_while_the_other_is_away(tmp_p
     alone = [Reference(spec, world, number) for number in range(2)]
     expected = torch.zeros(rows.num_tokens)
     for number, model in enumerate(alone):
-        with model.resident.at_work():
+        with model.resident.on_device():
             (logprobs,) = model.predict(rows)
         own = torch.tensor([rows.teachers[group] == number for group in rows.row_groups.tolist()])
         expected = torch.where(own[rows.token_rows], logprobs, expected)
@@ -123,7 +123,7 @@ def test_each_of_several_models_reads_its_own_rows_while_the_other_is_away(tmp_p
     assert {tuple(one) for one in there} == {(True, False), (False, True)}
     nobody = rows.select(torch.arange(0))
     assert teachers.predict(nobody)[0].numel() == 0
-    teachers.resident.leave()
+    teachers.resident.offload()
     assert not any(map(on_device, teachers._models))
 
 

@@ -9,7 +9,7 @@ from ppojob_trainer.controller.batch import spread
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
 from ppojob_trainer.rpc.messages.rollout import HandOver, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
-from ppojob_trainer.workers.row_transfer import GeneratedRows, receive_rows, send_rows
+from ppojob_trainer.workers.row_channels import GeneratedRows, receive_rows, send_rows
 
 SAMPLES = {"train": 2, "greedy": 1}
 
@@ -40,7 +40,7 @@ def test_every_owner_gets_its_rows(makers: int, owners: int, prompts: int) -> No
     request = HandOver("", names, runs, spread(prompts, owners))
 
     def take(link: QueueLink) -> list[GeneratedRows]:
-        return receive_rows(link, request, link.member, makers_from=owners)
+        return receive_rows(link, request, link.member, first_sender=owners)
 
     def give(mine: list[GeneratedRows], link: QueueLink) -> None:
         send_rows(link, request, mine)

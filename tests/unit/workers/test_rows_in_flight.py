@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_api.v1alpha1.rollout import RolloutSpec
-from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.controller.batch import shares
 from ppojob_trainer.rollout.protocol import Finished, Request
@@ -21,7 +20,7 @@ from ppojob_trainer.rpc.messages.agents import Acted, ToolAnswer, ToolCall, Tool
 from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, PromptTokens
 from ppojob_trainer.rpc.messages.saving import FileEntry
 from ppojob_trainer.workers.generation import Agent, Generation, GenerationProgress, Turns
-from ppojob_trainer.workers.row_transfer import GeneratedRows
+from ppojob_trainer.workers.row_channels import GeneratedRows
 from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 
 PROMPTS, SAMPLES, LIMIT = 2, 2, 24
@@ -166,7 +165,7 @@ class Case:
         rows, steps = [], self.ahead + self.beside
         for run, one in zip(shares(PROMPTS, len(living)), living, strict=True):
             one.generation.engine.policy_version = max(0, step - 2 + self.beside)
-            (made,) = one.draw(request_of(step, steps, len(self.lengths), run, self.given))
+            (made,) = one.generate(request_of(step, steps, len(self.lengths), run, self.given))
             assert one.generation.progress == GenerationProgress(), "the phase is over"
             rows += made.trajectories
         return rows
@@ -261,7 +260,7 @@ def test_rounds_are_drawn_as_steps_of_their_numbers(taken, ahead, data) -> None:
     expected = []
     for number, (step, _) in enumerate(rounds, 1):
         plain.generation.engine.policy_version = step - 1
-        expected += plain.draw(request_of(number, ahead + 1, total, (0, PROMPTS)))
+        expected += plain.generate(request_of(number, ahead + 1, total, (0, PROMPTS)))
 
     def drawn(of_steps: set[int]) -> list[GeneratedRows]:
         made = []
@@ -271,7 +270,7 @@ def test_rounds_are_drawn_as_steps_of_their_numbers(taken, ahead, data) -> None:
                 later = [msgspec.structs.replace(a, number=a.step, step=0) for a in request.ahead]
                 engine.generation.engine.policy_version = step - 1
                 changes = {"step": step, "round": one, "number": number, "ahead": later}
-                made += engine.draw(msgspec.structs.replace(request, **changes))
+                made += engine.generate(msgspec.structs.replace(request, **changes))
         return made
 
     with tempfile.TemporaryDirectory() as folder:
@@ -309,14 +308,3 @@ def test_a_given_row_costs_a_phase_nothing(tmp_path: Path) -> None:
     for ours, theirs in zip(guided.drawn(restarts, tmp_path / "guided"), alone, strict=True):
         assert [row.given.count(True) for row in ours] == [LIMIT, 0, LIMIT, 0]
         assert [ours[row] for row in (1, 3)] == [theirs[row] for row in (1, 3)]
-
-
-def test_a_state_of_an_older_version_is_taken_up(tmp_path: Path) -> None:
-    """It holds rows alone, and does not say which phase was the last."""
-    rows = {(3, "train", 1): Trajectory((), "abort")}
-    path = "rollout/rank-00000/under_way.msgpack"
-    (tmp_path / path).parent.mkdir(parents=True)
-    (tmp_path / path).write_bytes(msgspec.msgpack.encode(list(rows.items())))
-    under_way = RowsInFlight(SimpleNamespace())
-    under_way.restore(tmp_path, [entry(path)])
-    assert (under_way._rows, under_way._last) == ({(3, "train", 1): RowState()}, 0)

@@ -13,7 +13,7 @@ from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, SaveShards, Written
 from ppojob_trainer.rpc.wire import Nothing
-from ppojob_trainer.workers.state_writer import StateWriter, writes_of
+from ppojob_trainer.workers.state_writer import StateWriter, shard_writer
 
 
 def ask(writer: StateWriter, method: object, request: object):
@@ -39,7 +39,7 @@ def learner(make_learner):
 def writer(learner, tmp_path: Path) -> StateWriter:
     for name in ("now", "copied", "again", "later"):
         (tmp_path / name).mkdir()
-    return StateWriter(tmp_path, writes_of(learner.state_files))
+    return StateWriter(tmp_path, shard_writer(learner.state_files))
 
 
 def test_a_copy_is_of_its_step_whatever_is_trained_meanwhile(learner, writer, tmp_path: Path):
@@ -57,13 +57,13 @@ def test_a_copy_is_of_its_step_whatever_is_trained_meanwhile(learner, writer, tm
     assert later.files != saved
     assert written(writer, "copied") == Written()
     # A state that was restored is another one, though its step is the same.
-    writer.forget()
+    writer.invalidate()
     ask(writer, methods.SAVE_SHARDS, SaveShards("again", 1, in_background=True))
     assert written(writer, "again") == later
 
 
 def test_copies_keep_their_places(learner):
-    state, now = writes_of(learner.state_files), SaveShards("copied", 1, in_background=True)
+    state, now = shard_writer(learner.state_files), SaveShards("copied", 1, in_background=True)
     first, second = (
         {name: part.data_ptr() for file in state(now).args[0] for name, part in file.parts.items()}
         for _ in range(2)

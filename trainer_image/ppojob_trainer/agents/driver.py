@@ -3,8 +3,8 @@
 The last bits of generated tokens depend on which rows share an engine step. So the arrival time of
 an answer must not decide when its row continues: the answer to a turn that ended with engine step k
 is admitted after step k + d, never earlier and never later, in row order. An early answer waits;
-for a late one the engine waits; if no row runs, the clock jumps. The latency of tools is hidden
-behind the d steps, and no bit depends on it.
+for a late one the engine waits; if no row runs, the clock jumps. The d steps hide the latency of
+tools, and no bit depends on it.
 """
 
 import math
@@ -25,7 +25,7 @@ from ppojob_trainer.rollout.protocol import (
 )
 
 
-class ToolFailed(PPOJobError):  # noqa: N818  it says what happened
+class ToolFailed(PPOJobError):  # noqa: N818  the name in messages
     """A call failed, and the job is configured to fail with it."""
 
 
@@ -71,12 +71,8 @@ class Driver:
     def run(self, episodes: Sequence[Episode]) -> None:
         """Run unfinished rows of distinct names to their ends: one generation phase.
 
-        If it ends early, no call is in flight: started calls are waited for.
-
-        Raises:
-            RolloutError: the engine is busy, or loses a row.
-            ToolFailed: a call failed, and `fails` is set.
-            ValueError: the engine refuses a request.
+        If it ends early, started calls are waited for. Raises RolloutError if the engine is busy or
+        loses a row, ValueError if it refuses a request, and ToolFailed with `fails`.
         """
         self._episodes = episodes
         with generation_phase(self.engine) as submit:
@@ -98,7 +94,7 @@ class Driver:
             finally:
                 for waiting in self._waiting.values():  # only after an error
                     if waiting.started is not None:
-                        self._tools.give_up(waiting.started)
+                        self._tools.cancel(waiting.started)
 
     def _begin_turn(self, number: int, submit: Callable[[Request], None]) -> None:
         """Submit the next turn of a row to the engine."""
@@ -131,11 +127,11 @@ class Driver:
         episode, waiting = self._episodes[number], self._waiting[number]
         calls = waiting.wanted.calls
         if not calls:
-            episode.reply(waiting.wanted.reply)
+            episode.add_reply(waiting.wanted.reply)
             del self._waiting[number]
             return
         turn = episode.state.answered + 1
-        answers = episode.answer(calls, self._tools.answers(waiting.started))
+        answers = episode.add_answers(calls, self._tools.wait(waiting.started))
         for call, answer in zip(calls, answers, strict=True):
             if self.fails and answer.failure:
                 raise ToolFailed(
@@ -153,7 +149,7 @@ class Driver:
         for response in finished:
             number = self._running.pop(response.request_id)
             episode = self._episodes[number]
-            wanted = episode.take(response)
+            wanted = episode.add_response(response)
             if episode.state.is_waiting:
                 self._wait(number, wanted)
 

@@ -18,8 +18,7 @@ import msgspec
 from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm, Turn
-from ppojob_trainer.data.media.pictures import LaterPicture, packed, unpacked
-from ppojob_trainer.data.media.videos import clip_of
+from ppojob_trainer.data.media.pictures import LaterPicture, clip_of, packed, unpacked
 from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
@@ -30,7 +29,7 @@ from ppojob_trainer.tools.wire import Conversation, Message, ModelRequest, Model
 
 _LOG: Final = logging.getLogger(__name__)
 _messages: Final = msgspec.json.Decoder(list[Message]).decode
-_asked: Final = msgspec.json.Decoder(ModelRequest).decode
+_model_request: Final = msgspec.json.Decoder(ModelRequest).decode
 
 
 @dataclass
@@ -73,11 +72,11 @@ class Episode:
             self.state.conversation = Conversation(prompt, len(prompt), sampling=sampling)
 
     def opening(self) -> Turn:
-        """Return what precedes the first turn of the model: a program's first request."""
+        """Return what the row waits for before the first turn: a program's first request."""
         if not self._is_program or self.state.answered:
             return Turn()
         self.state.is_waiting = True
-        return self._to_user()
+        return self._user_call()
 
     def request(self) -> Request:
         """Return the engine request for the next turn of the model, or the rest of one."""
@@ -93,7 +92,7 @@ class Episode:
         if begun and sampling.grammar is not None:
             sampling = replace(sampling, grammar=replace(sampling.grammar, before=begun))
         before = self.prompt if state.contexts == 1 else ()
-        begin, shown = self._shown
+        begin, shown = self._shown_pictures
         read = state.segments[state.context :]
         return Request(
             request_id=f"{self.name}/{state.turns}" if state.turns else self.name,
@@ -113,7 +112,7 @@ class Episode:
         return [SeenPicture(file, *form.size_of(file)) for file in files]
 
     @property
-    def _shown(self) -> tuple[int, list[LaterPicture]]:
+    def _shown_pictures(self) -> tuple[int, list[LaterPicture]]:
         """Return where the context begins in the response, and its pictures after a prompt."""
         begin = _tokens(self.state.segments[: self.state.context])
         return begin, [one for one in self.state.shown if one.start >= begin]
@@ -122,10 +121,10 @@ class Episode:
     def _pictures(self) -> bytes:
         """Return all pictures of its context."""
         of_prompt = self.pictures if self.state.contexts == 1 else b""
-        files = [one.file for one in self._shown[1]]
+        files = [one.file for one in self._shown_pictures[1]]
         return packed([*unpacked(of_prompt), *files]) if files else of_prompt
 
-    def take(self, response: Finished) -> Turn:
+    def add_response(self, response: Finished) -> Turn:
         """Store the engine's response; returns what the turn waits for, if anything.
 
         Nothing if the row is over, or if the engine was stopped: then the row continues with the
@@ -164,36 +163,36 @@ class Episode:
     def _wanted(self, written: Sequence[int]) -> Turn:
         """Return what a turn with an answer waits for."""
         if self._is_program:
-            self._tell_program(written)
-            return self._to_user()
-        wanted = self._form.read(written)
+            self._record_turn(written)
+            return self._user_call()
+        wanted = self._form.parse(written)
         wanted = replace(wanted, calls=wanted.calls[: self.agent.max_parallel_calls])
         if self.user is None:
             return wanted
-        self._tell("assistant", self._form.said(written))
+        self._record("assistant", self._form.decode_turn(written))
         if wanted.calls or wanted.reply:
             return wanted
-        return self._to_user()
+        return self._user_call()
 
-    def _to_user(self) -> Turn:
+    def _user_call(self) -> Turn:
         """Return a call to the user simulator."""
-        assert self.user is not None, "who asks for it has one"
-        heard = msgspec.json.encode(self.state.conversation).decode()
-        return Turn((ToolCall(self.user.name, heard, self.user.arguments, to_user=True),))
+        assert self.user is not None, "the row has a user simulator"
+        conversation = msgspec.json.encode(self.state.conversation).decode()
+        return Turn((ToolCall(self.user.name, conversation, self.user.arguments, to_user=True),))
 
-    def _tell_program(self, written: Sequence[int]) -> None:
+    def _record_turn(self, written: Sequence[int]) -> None:
         """Record the finished turn for the program."""
-        state, heard = self.state, self._heard
+        state, conversation = self.state, self._conversation
         most = self.agent.max_parallel_calls
-        message = self._form.message(written, heard.tools, state.turns, most)
+        message = self._form.assistant_message(written, conversation.tools, state.turns, most)
         is_whole = "tool_calls" in message and state.finish_reason == "stop"
         read = _tokens(state.segments[state.context : state.turn_began])
         read += len(self.prompt) if state.contexts == 1 else 0
         reason = "tool_calls" if is_whole else state.finish_reason
-        heard.model_turns.append(ModelTurn(reason, read, len(written)))
-        heard.messages.append(message)
+        conversation.model_turns.append(ModelTurn(reason, read, len(written)))
+        conversation.messages.append(message)
 
-    def answer(
+    def add_answers(
         self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]
     ) -> Sequence[ToolAnswer]:
         """Store the answers of its last turn's calls, or the user simulator's.
@@ -209,65 +208,65 @@ class Episode:
             segments[-1] = replace(segments[-1], reward=reward)
         if calls[0].to_user:
             of_program = bool(answers[0].asked)
-            take = self._answer_of_program if of_program else self._answer_of_user
+            take = self._add_program_request if of_program else self._add_user_answer
             return [take(answers[0])]
         self.state.answers += map(_without_words, answers)
         texts = [answer.text for answer in answers]
         for text in texts:
-            self._tell("tool", text)
+            self._record("tool", text)
         held = [answer.pictures for answer in answers]
-        given = self._form.answered(self.state.written, calls, texts, held)
-        self._go_on(given, [file for one in held for file in unpacked(one)])
+        given = self._form.encode_answers(self.state.written, calls, texts, held)
+        self._append_given(given, [file for one in held for file in unpacked(one)])
         return answers
 
-    def _answer_of_user(self, answer: ToolAnswer) -> ToolAnswer:
-        """Store the user simulator's answer; unanswered last words are not part of the row."""
+    def _add_user_answer(self, answer: ToolAnswer) -> ToolAnswer:
+        """Store the user simulator's answer; its last message is not part of the row."""
         messages = _messages(answer.context) if answer.context else []
         context: list[int] = []
         try:
-            context = self._form.context(messages, self.tools) if messages else []
+            context = self._form.encode_context(messages, self.tools) if messages else []
         except BadChatTemplate as refused:
             answer = self._refused(answer, f"a new context: {refused}")
         self.state.of_user.append(_without_words(answer))
         if answer.ends:
             self.state.answered += 1
             return answer
-        heard = self._heard
+        conversation = self._conversation
         if messages:
-            heard.add_messages(messages, begins_context=True)
+            conversation.add_messages(messages, begins_context=True)
             self._begin_context(context)
         else:
-            heard.add_messages([{"role": "user", "content": answer.text}])
-            self._go_on(self._form.heard(self.state.written, answer.text))
+            conversation.add_messages([{"role": "user", "content": answer.text}])
+            self._append_given(self._form.encode_user_message(self.state.written, answer.text))
         return answer
 
-    def _answer_of_program(self, answer: ToolAnswer) -> ToolAnswer:
+    def _add_program_request(self, answer: ToolAnswer) -> ToolAnswer:
         """Store a program's request for the next turn."""
-        state, heard, asked = self.state, self._heard, _asked(answer.asked)
-        opens, wrong = not heard.user_turns, ""
+        state, conversation, request = self.state, self._conversation, _model_request(answer.asked)
+        opens, wrong = not conversation.user_turns, ""
         given: list[int] = []
         try:
-            given = self._form.asked(state.written, asked)
+            given = self._form.encode_request(state.written, request)
         except BadChatTemplate as refused:
             wrong = str(refused)
         if opens and len(given) >= self.response_tokens:
             wrong = f"got {len(given)} tokens; fewer than data.maxResponseTokens"
         if wrong:
-            answer = self._refused(answer, f"what the program asks: {wrong}")
+            answer = self._refused(answer, f"a request of the program: {wrong}")
         if wrong or not opens:
             state.of_user.append(_without_words(answer))
         if wrong:
             state.answered += 1
             return answer
-        heard.add_request(asked)
-        if asked.begins_context:
+        conversation.add_request(request)
+        if request.begins_context:
             self._begin_context(given)
         else:
-            self._go_on(given)
+            self._append_given(given)
         return answer
 
     def _refused(self, answer: ToolAnswer, why: str) -> ToolAnswer:
-        """Return the answer of a user whose messages cannot be shown to the model."""
+        """Return the answer of a user whose messages cannot be formatted."""
         _LOG.warning("%s: %s", self.place, why)
         return msgspec.structs.replace(answer, text=why, failure="raised", ends=True)
 
@@ -276,20 +275,20 @@ class Episode:
         state = self.state
         read = _tokens(state.segments[state.context :])
         read += len(self.prompt) if state.contexts == 1 else 0
-        if self._go_on(given, begins_context=True):
+        if self._append_given(given, begins_context=True):
             # The engine has generated the last token without reading it, so it has no experts for
             # it.
             of_token = len(state.experts) // max(1, read - 1)
             state.experts_before += state.experts + bytes(of_token)
             state.experts = b""
 
-    def reply(self, reply: str) -> None:
+    def add_reply(self, reply: str) -> None:
         """Store the reply to a turn without the required call; as `answer`."""
         self.state.is_waiting = False
-        self._tell("user", reply)
-        self._go_on(self._form.replied(self.state.written, reply))
+        self._record("user", reply)
+        self._append_given(self._form.encode_reply(self.state.written, reply))
 
-    def _go_on(
+    def _append_given(
         self, given: Sequence[int], shown: Sequence[bytes] = (), *, begins_context: bool = False
     ) -> bool:
         """Append given tokens; return whether a token is left for the model to continue."""
@@ -299,7 +298,7 @@ class Episode:
             return False
         if shown:
             form = self._form.pictures
-            assert form is not None, "tools were told that they can show some"
+            assert form is not None, "the model takes pictures of tools"
             places = [tokens + start for start, *_ in form.places(given, packed(shown))]
             state.shown += map(LaterPicture, places, shown)
         if given:
@@ -356,8 +355,8 @@ class Episode:
         return self.state.answered - (self._is_program and self.state.answered > 0)
 
     @property
-    def _heard(self) -> Conversation:
-        assert self.state.conversation is not None, "it is there where there is a user"
+    def _conversation(self) -> Conversation:
+        assert self.state.conversation is not None, "the row has a user simulator"
         return self.state.conversation
 
     @property
@@ -369,7 +368,7 @@ class Episode:
     def _tokens(self) -> int:
         return _tokens(self.state.segments)
 
-    def _tell(self, role: str, text: str) -> None:
+    def _record(self, role: str, text: str) -> None:
         """Record a message for the user simulator, if there is one."""
         if self.state.conversation is not None:
             self.state.conversation.messages.append({"role": role, "content": text})

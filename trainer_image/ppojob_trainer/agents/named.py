@@ -11,18 +11,18 @@ from ppojob_trainer.tools.schemas import tool_schemas
 _SINGLE: dict[str, Any] = {
     "tools": (),
     "interactions": (),
-    "format": "hermes",  # which ends a turn at no other tokens than a job without agents does
+    "format": "hermes",  # without further end tokens, as in a job without agents
     "max_assistant_turns": 1,
     "turn_tokens": None,
 }
 
 
 def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
-    """Each agent as a `spec.agent` with its own tools, format, limits and users.
+    """Return each agent as a `spec.agent` with its own tools, format, limits and users.
 
-    Built in, by verl's names: `tool_agent` is all that the job says; `single_turn_agent` gives one
-    response and is told of no tool; `react_agent` has no user; and `search_r1`, where there is a
-    tool `search`, has that alone. A job may give these names to agents of its own.
+    Built in, by verl's names: `tool_agent` has all settings of the job, `single_turn_agent` one
+    turn without tools, `react_agent` no user, and `search_r1` only the tool `search`, if there is
+    one. A job may define agents of these names itself.
     """
     found = {
         "tool_agent": agent,
@@ -37,7 +37,7 @@ def agents_of(agent: AgentSpec) -> dict[str, AgentSpec]:
 
 
 def row_agents(agent: AgentSpec | None) -> RowAgents | None:
-    """What `PromptDataset.open` and `check_files` take; None where rows are no conversations."""
+    """Return the agents for `PromptDataset.open` and `check_files`; None without agents."""
     if agent is None:
         return None
     return RowAgents(
@@ -47,7 +47,7 @@ def row_agents(agent: AgentSpec | None) -> RowAgents | None:
         },
         default=agent.default,
         users={
-            one.name: USERS[one.name].problem if one.source is None else lambda _told: None
+            one.name: USERS[one.name].problem if one.source is None else lambda _arguments: None
             for one in agent.interactions
         },
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from ppojob_api.well_known import SEARCH_TOOL
-from ppojob_trainer.parallel.collectives import broadcast_from_first
+from ppojob_trainer.parallel.collectives import broadcast_in_engine
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import Act, Acted, SeenPicture, ToolAnswer, ToolCall
@@ -32,10 +32,10 @@ class RemoteTools:
     Attributes:
         step: of the phase, which may also generate rows of later steps.
         rows: (rows,) batch and number in it of each row of the phase.
-        prompts: (rows,) what each row answers; it says what its tools are made with, and which.
+        prompts: (rows,) prompt of each row, with its tools and their constructor arguments.
         attempt: of the engines: calls of regenerated rows are other calls.
-        world: this rank's. Of ranks that share an engine the first makes the calls and tells the
-            others: what does not say the same twice would have them draw different tokens.
+        world: this rank's. Of ranks that share an engine the first makes the calls and broadcasts
+            the answers, since a tool may answer differently the second time.
     """
 
     caller: Caller
@@ -54,45 +54,45 @@ class RemoteTools:
         calls: Sequence[ToolCall],
         pictures: list[SeenPicture] | None = None,
     ) -> Started | None:
-        """Send the calls, at least one, of a row that had so many answers before.
+        """Send the calls, at least one, of a row that had `turn` answers before.
 
-        Nothing is sent if another rank of the engine does it. `pictures` are those of the row so
-        far; None if tools cannot show it any.
+        Only the first rank of an engine sends. `pictures` are those of the row so far; None if
+        tools cannot show it any.
         """
         if not self.world.leads_engine:
             return None
         batch, row = self.rows[number]
         prompt = self.prompts[number]
-        asked, places = [], []
+        requests, places = [], []
         for label, peers in (("act", self.tools), ("search", self.retrievers)):
             mine = [place for place, call in enumerate(calls) if self._peers(call) is peers]
             if not mine:
                 continue
-            told = [_created(calls[place], prompt) for place in mine]
+            own = [_with_arguments(calls[place], prompt) for place in mine]
             # No attempt: any attempt of the role may answer, as its loss costs no step.
             stage = f"{batch.step}/{batch.label}/{label}/{row}/{self.attempt}"
             id_ = RequestId(0, self.step, stage, turn, batch.rewinds)
             peer = peers[row % len(peers)]
-            seen = None if peers is self.retrievers or told[0].to_user else pictures
-            act = Act(batch, row, turn, told, prompt.tools, seen)
-            asked.append(Call(peer, ACT, act, id_))
+            seen = None if peers is self.retrievers or own[0].to_user else pictures
+            act = Act(batch, row, turn, own, prompt.tools, seen)
+            requests.append(Call(peer, ACT, act, id_))
             places += mine
-        return self.caller.start(asked), places
+        return self.caller.start(requests), places
 
-    def answers(self, started: Started | None) -> list[ToolAnswer]:
+    def wait(self, started: Started | None) -> list[ToolAnswer]:
         """Wait for the calls of a turn; one answer each, in the order of the calls."""
-        return broadcast_from_first(self.world, None if started is None else self._waited(started))
+        answers = None
+        if started is not None:
+            pending, places = started
+            found = [one for acted in self.caller.wait(pending) for one in acted.answers]
+            by_place = dict(zip(places, found, strict=True))
+            answers = [by_place[place] for place in range(len(found))]
+        return broadcast_in_engine(self.world, answers)
 
-    def give_up(self, started: Started | None) -> None:
+    def cancel(self, started: Started | None) -> None:
         """Stop waiting for them."""
         if started is not None:
-            self.caller.give_up(started[0])
-
-    def _waited(self, started: Started) -> list[ToolAnswer]:
-        pending, places = started
-        made = [one for acted in self.caller.wait(pending) for one in acted.answers]
-        by_place = dict(zip(places, made, strict=True))
-        return [by_place[place] for place in range(len(made))]
+            self.caller.cancel(started[0])
 
     def _peers(self, call: ToolCall) -> Sequence[Peer]:
         """Return the peers for a call; one of an unknown tool goes to whichever role there is."""
@@ -100,7 +100,7 @@ class RemoteTools:
         return self.retrievers if self.retrievers and (is_search or not self.tools) else self.tools
 
 
-def _created(call: ToolCall, prompt: PromptTokens) -> ToolCall:
+def _with_arguments(call: ToolCall, prompt: PromptTokens) -> ToolCall:
     """Return a call with its tool's constructor arguments from the row."""
     if call.to_user:
         return call

@@ -13,20 +13,18 @@ from ppojob_trainer.tools.wire import Conversation
 
 @dataclass
 class RowState:
-    """The progress of a row: everything that a checkpoint must hold of one in flight.
+    """The progress of a row: everything that a checkpoint has of one in flight.
 
     Attributes:
-        segments: generated and given tokens.
         finish_reason: of the last request; "abort": it continues.
         is_waiting: whether the last turn waits for an answer.
         experts: of its context up to the last request, see `Finished`.
         turn_began: number of the first segment of the current turn.
         experts_before: those of the earlier contexts, 0 for the last token of each.
-        turns: finished turns of the model.
-        answered: number of answers to them.
+        answered: number of answers to the finished `turns` of the model.
         answers: of tools, without their texts, which are in `segments`.
         of_user: of its user simulator, likewise.
-        conversation: what the user simulator hears; None before the first turn.
+        conversation: messages for the user simulator; None before the first turn.
         shown: pictures after the prompt.
     """
 
@@ -72,18 +70,18 @@ class RowState:
 
     def copy(self) -> "RowState":
         """Return an independent copy."""
-        heard = self.conversation
+        own = self.conversation
         return replace(
             self,
             segments=list(self.segments),
             answers=list(self.answers),
             of_user=list(self.of_user),
-            conversation=heard
+            conversation=own
             and msgspec.structs.replace(
-                heard,
-                messages=list(heard.messages),
-                user_turns=list(heard.user_turns),
-                model_turns=list(heard.model_turns),
+                own,
+                messages=list(own.messages),
+                user_turns=list(own.user_turns),
+                model_turns=list(own.model_turns),
             ),
             shown=list(self.shown),
         )

@@ -1,4 +1,7 @@
-"""Turn format: parses tool calls in a model's turns, and formats answers by its chat template."""
+"""Turn format: parses tool calls in a model's turns, and formats answers by its chat template.
+
+Methods that write raise `BadChatTemplate` if the template refuses the messages.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -45,7 +48,7 @@ class ChatForm:
     pictures: PictureForm | None = None
     """Picture format for pictures from tools; None if they cannot show any."""
 
-    def read(self, tokens: Sequence[int]) -> Turn:
+    def parse(self, tokens: Sequence[int]) -> Turn:
         """Parse what follows a turn; text that names no tool is no call, as in verl."""
         if not self.tools:
             return Turn()
@@ -56,7 +59,9 @@ class ChatForm:
         is_bad = any(isinstance(one, BadCall) for one in found)
         return Turn(calls, self.form.invalid if is_bad and not calls else "")
 
-    def message(self, tokens: Sequence[int], tools: Tools, turn: int, most: int) -> Message:
+    def assistant_message(
+        self, tokens: Sequence[int], tools: Tools, turn: int, most: int
+    ) -> Message:
         """Return a turn, by its number, as a program gets it: its text and at most `most` calls.
 
         If the format has no ids of calls they are generated.
@@ -65,11 +70,11 @@ class ChatForm:
         found = self.form.parse(text, tools) if tools else ()
         calls = [one for one in found if isinstance(one, Call)][:most]
         if not calls:
-            return {"role": "assistant", "content": self.said(tokens)}
+            return {"role": "assistant", "content": self.decode_turn(tokens)}
         content = self.form.before_calls(text)
         for token in self.template.text.special.values():
             content = content.replace(token, "")
-        told = [
+        written_calls = [
             {
                 "id": one.id or f"call_{turn}_{number}",
                 "type": "function",
@@ -77,31 +82,27 @@ class ChatForm:
             }
             for number, one in enumerate(calls)
         ]
-        return {"role": "assistant", "content": content, "tool_calls": told}
+        return {"role": "assistant", "content": content, "tool_calls": written_calls}
 
-    def asked(self, written: Sequence[int], asked: ModelRequest) -> list[int]:
-        """Return the tokens of a program's request.
-
-        Raises:
-            BadChatTemplate: the template refuses them.
-        """
-        messages, tools = asked.messages, asked.tools
+    def encode_request(self, written: Sequence[int], request: ModelRequest) -> list[int]:
+        """Return the tokens of a program's request."""
+        messages, tools = request.messages, request.tools
         if not messages:
             return []
-        if asked.begins_context:
-            return self._begun(messages, tools)
+        if request.begins_context:
+            return self._encode_conversation(messages, tools)
         if self.form.answer is not None and all(one["role"] == "tool" for one in messages):
             texts = [one["content"] for one in messages]
             return self.template.text.encode(["", ""], ["".join(map(self.form.answer, texts))])
         found = self.form.parse(self._text(written), tools) if tools else ()
         ids = {one.id for one in found if isinstance(one, Call)}
-        told = [
-            one if one.get("tool_call_id") in ids else {**one, "tool_call_id": ""}  # made up here
+        own = [
+            one if one.get("tool_call_id") in ids else {**one, "tool_call_id": ""}  # a generated id
             for one in messages
         ]
-        return self.template.delta(told, tools, written=written)
+        return self.template.delta(own, tools, written=written)
 
-    def _begun(self, messages: Sequence[Message], tools: Tools) -> list[int]:
+    def _encode_conversation(self, messages: Sequence[Message], tools: Tools) -> list[int]:
         """Return the tokens of a context with calls: most templates want objects as arguments."""
         calls = [call["function"] for one in messages for call in one.get("tool_calls", ())]
         for call in calls:
@@ -118,7 +119,7 @@ class ChatForm:
         """Decode the text of a turn, from which its calls are parsed."""
         return self.chat.decode(tokens, skip_special_tokens=not self.form.keeps_special_tokens)
 
-    def answered(
+    def encode_answers(
         self,
         written: Sequence[int],
         calls: Sequence[ToolCall],
@@ -146,27 +147,23 @@ class ChatForm:
         files = packed([file for files in shown for file in files])
         return ids if self.pictures is None else self.pictures.expanded(ids, files)
 
-    def replied(self, written: Sequence[int], reply: str) -> list[int]:
+    def encode_reply(self, written: Sequence[int], reply: str) -> list[int]:
         """Return the tokens of `Turn.reply`."""
         if self.form.answer is not None:
             return self.chat.encode(reply)
-        return self.heard(written, reply)
+        return self.encode_user_message(written, reply)
 
-    def said(self, written: Sequence[int]) -> str:
+    def decode_turn(self, written: Sequence[int]) -> str:
         """Decode a turn for the user simulator; without special tokens, as in verl."""
         return self.chat.decode(written, skip_special_tokens=True)
 
-    def heard(self, written: Sequence[int], text: str) -> list[int]:
-        """Return the tokens of the user simulator's words."""
+    def encode_user_message(self, written: Sequence[int], text: str) -> list[int]:
+        """Return the tokens of a message of the user simulator."""
         user = {"role": "user", "content": text}
         return self.template.delta([user], self.tools, written=written)
 
-    def context(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
-        """Return the tokens of a whole new context with these tools; empty for all.
-
-        Raises:
-            BadChatTemplate: the template refuses the messages.
-        """
+    def encode_context(self, messages: Sequence[Message], tools: Sequence[str] = ()) -> list[int]:
+        """Return the tokens of a whole new context with these tools; empty for all."""
         named = {tool_name(schema): schema for schema in self.tools}
         chosen = [named[name] for name in tools if name in named] if tools else self.tools
         return self.template.begun(messages, chosen)
@@ -175,15 +172,15 @@ class ChatForm:
 def _with_objects(message: Message) -> Message:
     """Return a message whose calls have objects as arguments, where possible."""
 
-    def call(told: Message) -> Message:
-        arguments = told["function"]["arguments"]
+    def call(written: Message) -> Message:
+        function = written["function"]
         try:
-            value = msgspec.json.decode(arguments)
+            value = msgspec.json.decode(function["arguments"])
         except msgspec.MsgspecError:
-            return told
-        is_object = isinstance(value, dict)
-        function = {**told["function"], "arguments": value if is_object else arguments}
-        return {**told, "function": function}
+            return written
+        if not isinstance(value, dict):
+            return written
+        return {**written, "function": {**function, "arguments": value}}
 
     if "tool_calls" not in message:
         return message

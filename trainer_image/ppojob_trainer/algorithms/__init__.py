@@ -1,6 +1,5 @@
-"""Algorithms: advantage estimators and losses as pure functions of tensors, one file an idea.
+"""Algorithms: advantage estimators and losses as pure functions of tensors.
 
-Nothing here knows a configuration, a device or a process: what an algorithm needs comes in as an
-argument. The visible tables of names (`ADVANTAGES`, `CRITIC_ADVANTAGES`, `POLICY_LOSSES`,
-`AGGREGATIONS`, `KL`) are what a PPOJob may ask for; docs/algorithms.md explains each.
+They read no configuration, device or process. The tables (`ADVANTAGES`, `CRITIC_ADVANTAGES`,
+`POLICY_LOSSES`, `AGGREGATIONS`, `KL`, ...) list what a PPOJob may name; see docs/algorithms.md.
 """

@@ -1,8 +1,7 @@
-"""Loss aggregation: the five ways to reduce token losses to one number.
+"""Loss aggregation: five ways to reduce token losses to one number.
 
-Denominators are arguments: counts of the whole mini-batch, over all ranks. So the parts of a
-mini-batch, however it is cut into micro-batches and spread over ranks, add up to its value, and
-their gradients add up to its gradient.
+Denominators are counts of the whole mini-batch over all ranks, so values and gradients of
+micro-batches and ranks add up to those of the mini-batch.
 """
 
 from torch import Tensor
@@ -29,12 +28,12 @@ def aggregate(
     global_sequences: float,
     scale_tokens: float | None = None,
 ) -> Tensor:
-    """Add up the values of a micro-batch as its share of the mini-batch.
+    """Return a micro-batch's share of the mini-batch's value.
 
-    With T the trained tokens and N the sequences of the mini-batch, L the scale, n_i the trained
+    T are the trained tokens and N the sequences of the mini-batch, L the scale, n_i the trained
     tokens of row i:
 
-    | mode                         | value               | known from                            |
+    | mode                         | value               | source                                |
     |------------------------------|---------------------|---------------------------------------|
     | token_mean                   | Σ_i Σ_t v / T       | DAPO (arXiv:2503.14476), eq. 12       |
     | token_sum                    | Σ_i Σ_t v           |                                       |
@@ -42,14 +41,12 @@ def aggregate(
     | sequence_mean_token_sum_norm | Σ_i Σ_t v / (N L)   | Dr. GRPO (arXiv:2503.20783), sec. 3.2 |
     | sequence_mean_token_mean     | Σ_i (Σ_t v / n_i)/N | GRPO (arXiv:2402.03300), eq. 3        |
 
-    Departs from verl: masked values never count, not even a NaN, which poisons verl's sequence
-    modes; a row's mean divides by its exact token count (verl adds 1e-8); verl falls back to the
-    counts of the micro-batch when none are given, here they are required.
+    Departs from verl: masked values never count, not even NaN; a row's mean divides by its exact
+    token count (verl adds 1e-8); counts of the mini-batch are required (verl falls back to the
+    micro-batch).
 
-    T and N are counts over all ranks, and may be 0 where no token is trained: then the value is 0,
-    with zero gradient.
+    T and N may be 0 where no token is trained: the value is 0, with zero gradient.
     """
-    # Where nothing is trained every sum is 0, and anything but 0 may stand below it.
     tokens, sequences = global_tokens or 1.0, global_sequences or 1.0
     if mode == "sequence_mean_token_mean":
         return row_mean(values, mask, lengths).sum() / sequences

@@ -1,27 +1,26 @@
-"""Schedules and controllers of coefficients: KL penalty, entropy bonus, demonstrations.
+"""Schedules and controllers of coefficients: KL penalty, entropy bonus, SFT loss.
 
-Numbers only: the controller's process holds them, and that process loads no torch.
+Imports no torch: the controller uses them.
 """
 
 import math
 from dataclasses import dataclass
 
 MAX_PROPORTIONAL_ERROR = 0.2
-"""How far one step counts as off target at most."""
+"""Limit of the relative error of one step."""
 
 
 def next_kl_coefficient(
     coefficient: float, kl: float, num_responses: int, *, target: float, horizon: int
 ) -> float:
-    """Adapt the coefficient β of the KL penalty, so that the KL comes near a target.
+    """Adapt the coefficient β of the KL penalty to a target KL.
 
-    Fine-Tuning Language Models from Human Preferences (arXiv:1909.08593), section 2.2:
-    `e = clip(kl / target - 1, -0.2, 0.2)`, `β ← β (1 + e n / horizon)`, n the responses of the
-    step. KL and target are in nats a token; as in verl the KL is the mean over the responses of
-    each response's mean.
+    Fine-Tuning Language Models from Human Preferences (arXiv:1909.08593), section 2.2: `e = clip(kl
+    / target - 1, -0.2, 0.2)`, `β ← β (1 + e n / horizon)`, n the responses of the step. KL and
+    target are in nats per token; as in verl the KL is the mean over responses of their means.
 
-    Departs from verl: n / horizon counts as 1 at most, and a KL that is not finite moves nothing.
-    There β turns negative in a step of more than five horizons, and one NaN is the end of it.
+    Departs from verl: n / horizon is at most 1, since β could become negative, and a KL that is not
+    finite changes nothing.
     """
     if not math.isfinite(kl):
         return coefficient
@@ -31,32 +30,31 @@ def next_kl_coefficient(
 
 @dataclass(frozen=True, slots=True)
 class SupervisedSchedule:
-    """The weight of given answers, by how many steps of the policy are done.
+    """Schedule of the coefficient of the SFT loss over the steps of the policy.
 
-    CHORD (arXiv:2508.11408), μ: `c done / warmup` in the warm-up, which the first step begins with
-    0. Then c, or from c towards the least one m: `m + (c - m) f`. With x the share of the steps
-    from the warm-up to the end that are done, f is `1 - x` of a linear schedule, and
-    `(1 + cos(pi x)) / 2` of a cosine.
+    CHORD (arXiv:2508.11408), μ: `c done / warmup` in the warm-up, from 0. Then c, or a decay from c
+    to the minimum m: `m + (c - m) f`. With x the share of the steps from warm-up to end that are
+    done, f is `1 - x` if linear, and `(1 + cos(pi x)) / 2` if cosine.
     """
 
     coefficient: float  # c
     warmup_steps: int = 0
     schedule: str = "constant"
-    decay_steps: int | None = None  # the end; None with a constant alone
+    decay_steps: int | None = None  # the end; None if constant
     min_coefficient: float = 0.0  # m
 
     @property
     def changes(self) -> bool:
-        """Whether the weight is another one in other steps."""
+        """Whether the coefficient differs between steps."""
         return self.schedule != "constant" or self.warmup_steps > 0
 
     def after(self, done: int) -> float:
-        """The weight in the next step."""
+        """Return the coefficient after `done` steps."""
         if done < self.warmup_steps:
             return self.coefficient * done / self.warmup_steps
         if self.schedule == "constant":
             return self.coefficient
-        assert self.decay_steps is not None, "a schedule that falls says until when"
+        assert self.decay_steps is not None, "a decaying schedule has an end"
         x = min(1.0, (done - self.warmup_steps) / (self.decay_steps - self.warmup_steps))
         share = 1.0 - x if self.schedule == "linear" else 0.5 * (1.0 + math.cos(math.pi * x))
         return self.min_coefficient + (self.coefficient - self.min_coefficient) * share
@@ -64,26 +62,24 @@ class SupervisedSchedule:
 
 @dataclass(frozen=True, slots=True)
 class EntropyController:
-    """Moves the coefficient by small steps, so that the entropy does not fall below a target.
+    """Adapts the entropy coefficient so that the entropy does not fall below a target.
 
-    Skywork-OR1 (arXiv:2505.22312), adaptive entropy control, with e the entropy of the policy that
-    a step begins with: `α = c where e <= target, else 0` weighs the bonus of the step, and
-    `c ← c + Δ where e < target, c - Δ where e > target`, within bounds, is for the next one.
-
-    The target is in nats a token, `step` is Δ.
+    Skywork-OR1 (arXiv:2505.22312), adaptive entropy control. e is the entropy of the policy at the
+    start of a step: the bonus has the weight `c where e <= target, else 0`, and the next step has
+    `c ← c + Δ where e < target, c - Δ where e > target`, within bounds.
     """
 
-    target: float
-    step: float
+    target: float  # nats per token
+    step: float  # Δ
     low: float
     high: float
 
     def bonus(self, coefficient: float, entropy: float) -> float:
-        """The weight of the bonus in this step; 0 where the entropy is no number."""
+        """Return the weight of the bonus in this step; 0 if the entropy is NaN."""
         return coefficient if entropy <= self.target else 0.0
 
     def after(self, coefficient: float, entropy: float) -> float:
-        """The coefficient of the next step; an entropy that is no number moves nothing."""
+        """Return the coefficient of the next step; unchanged if the entropy is NaN."""
         if entropy < self.target:
             return min(coefficient + self.step, self.high)
         if entropy > self.target:

@@ -1,8 +1,4 @@
-"""Generalized advantage estimation (GAE), with a critic's values.
-
-The estimators of `advantages` compare the rows of a group; this one compares each token with a
-value, so one response a prompt is enough and reward can go to the tokens that earned it.
-"""
+"""Generalized advantage estimation (GAE), with the values of a critic."""
 
 from collections.abc import Callable
 
@@ -26,28 +22,19 @@ def gae(
     length_adaptive_alpha: float | None = None,
     whiten_rewards: bool = False,
 ) -> Advantages:
-    """Exponentially weighted sum of what each token did better than foretold.
+    """Compute exponentially weighted sums of temporal-difference errors.
 
-    Schulman et al. (arXiv:1506.02438), equations 10 and 16, over the trained tokens of a row:
-    `δ_t = r_t + γ V_{t+1} - V_t`, `Â_t = δ_t + γλ Â_{t+1}`, with V = Â = 0 past the last one. The
-    critic's targets are `R_t = Â_t + V_t`; the advantages are Â whitened over all trained tokens of
-    the step. λ = 1 is the discounted return minus the value, λ = 0 the one-step error.
+    Schulman et al. (arXiv:1506.02438), equations 10 and 16, over the trained tokens of a row: `δ_t
+    = r_t + γ V_{t+1} - V_t`, `Â_t = δ_t + γλ Â_{t+1}`, with V = Â = 0 after the last one. The
+    critic's targets are `R_t = Â_t + V_t`; the advantages are Â whitened over the step. With
+    `critic_lambda` the targets have a λ of their own: decoupled GAE (VC-PPO, arXiv:2503.01491).
+    With `length_adaptive_alpha`, α, the advantages have the λ `1 - 1 / (α l)` in a row of l trained
+    tokens, at least 0 (VAPO, arXiv:2504.05118). With `whiten_rewards` r_t is `mean + (r_t - mean) /
+    sqrt(var + 1e-8)` over all trained tokens, as in TRL. `values` (tokens,) are V_t before the
+    critic's update. Masked tokens (tool output) are skipped, as in verl.
 
-    With `critic_lambda` the targets are of advantages with this λ, and Â stays as it is: decoupled
-    GAE (VC-PPO, arXiv:2503.01491). With `length_adaptive_alpha`, α, Â has the λ `1 - 1 / (α l)` in
-    a row of l trained tokens, at least 0 (VAPO, arXiv:2504.05118).
-
-    Masked tokens (tool output) are passed over, as in verl: they take no time, and neither their
-    reward nor their value counts. Values are those of the states before the tokens.
-
-    With `whiten_rewards` r_t is `mean + (r_t - mean) / sqrt(var + 1e-8)` with mean and unbiased
-    variance of the rewards of all trained tokens, as in TRL.
-
-    Departs from verl: both results are 0 at masked tokens, where verl carries the neighbours'
-    numbers on and shifts them in whitening; a step with a single trained token gives advantage 0,
-    where verl raises an error. Arithmetic is done in float64.
-
-    Shapes as in `advantages`; the values (tokens,) are V_t of the critic before its update.
+    Departs from verl: both results are 0 at masked tokens, where verl repeats the neighbours'
+    numbers; a step with a single trained token gives advantage 0, where verl raises an error.
     """
     rewards, known = (column.to(torch.float64)[mask] for column in (token_rewards, values))
     if whiten_rewards and len(rewards):
@@ -68,4 +55,4 @@ def gae(
 
 
 CRITIC_ADVANTAGES: dict[str, Callable[..., Advantages]] = {"ppo": gae}
-"""Every estimator that needs the values of a critic, by the name of `spec.algorithm.type`."""
+"""Estimators with the values of a critic, by `spec.algorithm.type`."""

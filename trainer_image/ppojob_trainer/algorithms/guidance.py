@@ -1,11 +1,9 @@
-"""Policy shaping of off-policy demonstrations in groups (LUFFY).
+"""Policy shaping of off-policy demonstrations in groups.
 
-LUFFY (Yan et al. 2025, arXiv:2504.14945), policy shaping: their importance ratio takes what
-wrote them to be sure of each token, so that it is π itself, and f(π) = π / (π + γ) takes its place.
-The gradient of f to log π, π γ / (π + γ)^2, is largest at π = γ, where that of π itself is small:
-so unlikely tokens are learnt from. Nothing is clipped.
-
-Shapes: (tokens,), flat.
+LUFFY (Yan et al. 2025, arXiv:2504.14945): the behaviour probability of demonstrations is taken as
+1, so their importance ratio is π, and f(π) = π / (π + γ) replaces it. The gradient of f with
+respect to log π, π γ / (π + γ)^2, is largest at π = γ, so unlikely tokens are learnt. There is no
+clip.
 """
 
 from math import log
@@ -14,5 +12,5 @@ from torch import Tensor
 
 
 def shaped_ratio(logprobs: Tensor, gamma: float) -> Tensor:
-    """f(π) of log π, with its gradient."""
+    """Return f(π) of log π, (tokens,), with its gradient."""
     return (logprobs - log(gamma)).sigmoid()

@@ -1,8 +1,7 @@
 """KL to the reference policy: estimators, and the penalty on rewards.
 
-All estimators look at the sampled token only, with log-probabilities of the policy (`logprobs`) and
-of the reference (`ref_logprobs`); d = log π_ref - log π. John Schulman, "Approximating KL
-Divergence", 2020 (http://joschu.net/blog/kl-approx.html), names k1, k2 and k3.
+Estimators use the sampled token only, with d = log π_ref - log π. Names are from John Schulman,
+"Approximating KL Divergence", 2020 (http://joschu.net/blog/kl-approx.html).
 """
 
 from collections.abc import Callable
@@ -12,13 +11,13 @@ from torch import Tensor
 from ppojob_trainer.algorithms.masked import zero_outside
 
 Kl = Callable[[Tensor, Tensor], Tensor]
-"""From log π and log π_ref to the estimate at each token."""
+"""From log π and log π_ref to the estimate, (tokens,) each."""
 
 LOG_RATIO_LIMIT = 20.0
-"""|d| beyond which k3 cuts it off before the exponential, as verl does."""
+"""Clamp of |d| in k3, as in verl."""
 
 K3_LIMIT = 10.0
-"""The largest value of k3, as in verl; beyond it there is no gradient."""
+"""Clamp of k3, as in verl."""
 
 
 def _k1(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
@@ -39,7 +38,7 @@ def _abs(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
 
 
 def _with_gradient_of_k2(value: Kl) -> Kl:
-    """The value of one estimator with the gradient of another, straight through."""
+    """Return an estimator with the value of another and the gradient of k2 (straight through)."""
 
     def estimate(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
         slope = _k2(logprobs, ref_logprobs)
@@ -55,13 +54,13 @@ KL: dict[str, Kl] = {
         for name, of in (("k1", _k1), ("k3", _k3), ("abs", _abs))
     },
 }
-"""Every estimator by the name of `spec.algorithm.kl.estimator`."""
+"""Estimators by `spec.algorithm.kl.estimator`."""
 
 
 def kl_estimate(
     logprobs: Tensor, ref_logprobs: Tensor, estimator: str, *, mask: Tensor | None = None
 ) -> Tensor:
-    """Estimate KL(π || π_ref) at each sampled token.
+    """Estimate KL(π || π_ref) at each sampled token, with gradient to log π.
 
     | name | value                                      |
     |------|--------------------------------------------|
@@ -70,20 +69,17 @@ def kl_estimate(
     | k3   | e^d - d - 1 with |d| ≤ 20, at most 10      |
     | abs  | |d|                                        |
 
-    `k1+`, `k3+` and `abs+` have the value of k1, k3 and abs and the gradient of k2, which in
-    expectation is that of the KL. k3 as a loss is GRPO's (arXiv:2402.03300), equation 4. Numbers
-    and gradients are those of verl's `kl_penalty`, clamps included.
-
-    The gradient flows to log π. Where the mask is False the estimate is 0 and has no gradient,
-    whatever the columns hold there; without a mask every token counts.
+    `k1+`, `k3+` and `abs+` have the value of k1, k3 and abs and the gradient of k2, in expectation
+    that of the KL. k3 as a loss is GRPO's (arXiv:2402.03300), equation 4. Numbers and gradients are
+    those of verl's `kl_penalty`, clamps included. Masked tokens give 0 without gradient; None for
+    no mask.
     """
     return KL[estimator](zero_outside(logprobs, mask), zero_outside(ref_logprobs, mask))
 
 
 def apply_kl_penalty(token_rewards: Tensor, kl: Tensor, coefficient: float) -> Tensor:
-    """Take the penalty off each token's reward, before advantages are estimated.
+    """Subtract the KL penalty from token rewards: `r_t - β kl_t`, without gradient.
 
-    InstructGPT (arXiv:2203.02155), equation 2, the KL part, token by token: `r_t - β kl_t`, of the
-    policy that sampled; without gradient.
+    InstructGPT (arXiv:2203.02155), equation 2, the KL part, per token.
     """
     return (token_rewards - coefficient * kl).detach()

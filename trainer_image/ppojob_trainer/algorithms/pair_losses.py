@@ -1,13 +1,13 @@
 """Preference losses of pairs: chosen answers c and rejected answers r.
 
-All take `chosen` and `rejected`, (pairs,), and give losses, (pairs,). Both are logarithms of
-`pi(y|x) / pi_ref(y|x)`, or of `pi(y|x)` in a loss without a reference: summed over the tokens of an
-answer or, where `PairLoss.is_mean` says so, their mean. m is the margin `beta (chosen - rejected)`,
-s the logistic function, e the share of pairs that are the wrong way round (`label_smoothing`).
-Numbers are those of TRL's `DPOTrainer`, `CPOTrainer` and `ORPOTrainer`, without cross-entropies.
+All map `chosen` and `rejected`, (pairs,), to losses, (pairs,). Both are log-ratios `log(pi(y|x) /
+pi_ref(y|x))`, or `log pi(y|x)` in a loss without a reference: summed over the tokens of an answer
+or, where `PairLoss.is_mean` is set, averaged. m is the margin `beta (chosen - rejected)`, s the
+logistic function, e the label smoothing. Numbers are those of TRL's `DPOTrainer`, `CPOTrainer` and
+`ORPOTrainer`, without cross-entropies.
 
-With another divergence from the reference than the reverse KL, its function in `DIVERGENCES` is
-applied to both first. In AOT they are not of one pair, but have the same rank.
+Divergences other than the reverse KL are applied first (`DIVERGENCES`). AOT compares answers of
+equal rank instead of those of one pair.
 """
 
 import math
@@ -24,8 +24,8 @@ def sigmoid(
 ) -> Tensor:
     """`-(1 - e) log s(m) - e log s(-m)`: DPO (Rafailov et al. 2023, arXiv:2305.18290, equation 7).
 
-    Without a reference it is CPO's (Xu et al. 2024, arXiv:2401.08417, equation 7); of means over
-    the tokens the length-normalized DPO of Tulu 3 (Lambert et al. 2024, arXiv:2411.15124).
+    Without a reference it is CPO (Xu et al. 2024, arXiv:2401.08417, equation 7); with means, the
+    length-normalized DPO of Tulu 3 (Lambert et al. 2024, arXiv:2411.15124).
     """
     margins = beta * (chosen - rejected)
     wrong = label_smoothing * logsigmoid(-margins)
@@ -40,7 +40,7 @@ def hinge(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
 def ipo(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
     """`(m / beta - 1 / (2 beta))^2` (Azar et al. 2023, arXiv:2310.12036, equation 17).
 
-    With log ratios a token, as its authors had TRL correct it.
+    With mean log-ratios, which its authors corrected in TRL.
     """
     return (chosen - rejected - 1.0 / (2.0 * beta)).square()
 
@@ -48,7 +48,7 @@ def ipo(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
 def robust(
     chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float = 0.0
 ) -> Tensor:
-    """`(-(1 - e) log s(m) + e log s(-m)) / (1 - 2 e)`: what DPO is without the wrong pairs.
+    """`(-(1 - e) log s(m) + e log s(-m)) / (1 - 2 e)`, unbiased if a share e of pairs is flipped.
 
     Robust DPO (Chowdhury et al. 2024, arXiv:2403.00409, equation 12).
     """
@@ -61,9 +61,9 @@ def robust(
 def exo_pair(
     chosen: Tensor, rejected: Tensor, *, beta: float, label_smoothing: float = 0.0
 ) -> Tensor:
-    """`s(m) log(s(m) / (1 - e)) + s(-m) log(s(-m) / e)`: the reverse KL to what the pair says.
+    """`s(m) log(s(m) / (1 - e)) + s(-m) log(s(-m) / e)`: the reverse KL to the smoothed label.
 
-    EXO (Ji et al. 2024, arXiv:2402.00856, equation 16); 0 is 0.001, as in TRL.
+    EXO (Ji et al. 2024, arXiv:2402.00856, equation 16); e = 0 becomes 0.001, as in TRL.
     """
     margins, wrong = beta * (chosen - rejected), label_smoothing or 1e-3
     agrees = margins.sigmoid() * (logsigmoid(margins) - math.log1p(-wrong))
@@ -71,9 +71,9 @@ def exo_pair(
 
 
 def nca_pair(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """`-log s(r_c) - (log s(-r_c) + log s(-r_r)) / 2`, which keeps the chosen answer likely.
+    """`-log s(beta c) - (log s(-beta c) + log s(-beta r)) / 2`.
 
-    NCA (Chen et al. 2024, arXiv:2402.05369, equation 12), of rewards `beta` times the ratios.
+    NCA (Chen et al. 2024, arXiv:2402.05369, equation 12).
     """
     good, bad = beta * chosen, beta * rejected
     return -logsigmoid(good) - 0.5 * (logsigmoid(-good) + logsigmoid(-bad))
@@ -82,21 +82,22 @@ def nca_pair(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
 def bco_pair(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
     """`-log s(beta c) - log s(-beta r)`: a classifier of good and bad answers.
 
-    BCO (Jung et al. 2024, arXiv:2404.04656) without the shift of its rewards, as in TRL.
+    BCO (Jung et al. 2024, arXiv:2404.04656) without the reward shift, as in TRL.
     """
     return -logsigmoid(beta * chosen) - logsigmoid(-beta * rejected)
 
 
 def sppo_hard(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """`(c - 1 / (2 beta))^2 + (r + 1 / (2 beta))^2`, where the chosen answer always wins.
+    """`(c - 1 / (2 beta))^2 + (r + 1 / (2 beta))^2`.
 
-    SPPO (Wu et al. 2024, arXiv:2405.00675, equation 4.6).
+    SPPO (Wu et al. 2024, arXiv:2405.00675, equation 4.6), with a win probability of 1 for chosen
+    ones.
     """
     return (chosen - 0.5 / beta).square() + (rejected + 0.5 / beta).square()
 
 
 def apo_zero(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """`1 - s(beta c) + s(beta r)`, where the chosen answer is better than the policy's own.
+    """`1 - s(beta c) + s(beta r)`, for chosen answers better than the policy's.
 
     APO (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 7).
     """
@@ -104,7 +105,7 @@ def apo_zero(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
 
 
 def apo_down(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """`s(beta c) + 1 - s(m)`, where the policy's own answers are better than the chosen one.
+    """`s(beta c) + 1 - s(m)`, for chosen answers worse than the policy's.
 
     APO (D'Oosterlinck et al. 2024, arXiv:2408.06266, equation 8).
     """
@@ -112,12 +113,12 @@ def apo_down(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
 
 
 def discopop(chosen: Tensor, rejected: Tensor, *, beta: float, tau: float = 0.05) -> Tensor:
-    """`-(1 - s(m / t)) log s(m) + s(m / t) exp(-m)`, a loss that a language model found.
+    """`-(1 - s(m / t)) log s(m) + s(m / t) exp(-m)`, t the temperature `tau`, at most 1.
 
-    DiscoPOP (Lu et al. 2024, arXiv:2406.08414, equation 5), t the temperature `tau`, at most 1.
+    DiscoPOP (Lu et al. 2024, arXiv:2406.08414, equation 5).
     """
     margins = beta * (chosen - rejected)
-    # One exponent, as exp(-m) alone overflows where its factor is 0.
+    # One exponent: exp(-m) alone may overflow where its factor is 0.
     exponential = torch.exp(logsigmoid(margins / tau) - margins)
     return exponential - (-margins / tau).sigmoid() * logsigmoid(margins)
 
@@ -130,7 +131,7 @@ def simpo(
     label_smoothing: float = 0.0,
     target_margin: float = 0.5,
 ) -> Tensor:
-    """`-log s(m - target_margin)`, of log-probabilities a token, without a reference.
+    """`-log s(m - target_margin)` of mean log-probabilities, without a reference.
 
     SimPO (Meng et al. 2024, arXiv:2405.14734, equation 6).
     """
@@ -139,11 +140,11 @@ def simpo(
 
 
 def orpo(chosen: Tensor, rejected: Tensor, *, beta: float) -> Tensor:
-    """`-beta log s(log(odds_c / odds_r))`, `odds = p / (1 - p)`, of log-probabilities a token.
+    """`-beta log s(log(odds_c / odds_r))`, `odds = p / (1 - p)`, of mean log-probabilities.
 
     ORPO (Hong et al. 2024, arXiv:2403.07691, equations 4 and 7).
     """
-    # A sure answer has infinite odds; the bound keeps its gradient finite.
+    # The bound keeps the gradient finite for p = 1.
     sure = -torch.finfo(chosen.dtype).eps
     odds = [one - torch.log(-torch.expm1(one.clamp(max=sure))) for one in (chosen, rejected)]
     return -beta * logsigmoid(odds[0] - odds[1])
@@ -168,13 +169,13 @@ PAIR_LOSSES: Final[dict[str, Callable[..., Tensor]]] = {
     "simpo": simpo,
     "orpo": orpo,
 }
-"""Every loss of pairs by the name of `spec.algorithm.dpo.lossType`."""
+"""Losses of pairs by `spec.algorithm.dpo.lossType`."""
 
 
 def alpha_divergence(log_ratios: Tensor, alpha: float) -> Tensor:
     """`f'(u) = (u^(alpha - 1) - 1) / (alpha - 1)`: 1 - 1 / u for 0, towards log u for 1.
 
-    The paper's alpha is 1 less this one, which is TRL's. Exponents above 80 are 80, as in TRL.
+    `alpha` is TRL's, 1 minus the paper's. Exponents are at most 80, as in TRL.
     """
     power = alpha - 1.0
     return torch.expm1((power * log_ratios).clamp(max=80.0)) / power
@@ -186,14 +187,13 @@ DIVERGENCES: Final[dict[str, Callable[[Tensor, float], Tensor]]] = {
     "jsd": lambda log_ratios, _: logsigmoid(log_ratios) + math.log(2.0),  # log(2 u / (1 + u))
     "alpha": alpha_divergence,
 }
-"""`f'(u)` of each divergence, from log u, u the policy's probability over the reference's.
+"""`f'(u)` of each divergence from log u, u = pi / pi_ref: f-DPO (arXiv:2309.16240, table 1).
 
-f-DPO (Wang et al. 2023, arXiv:2309.16240, table 1). 0 where the two agree; TRL drops the constants,
-which cancel in margins.
+It is 0 for u = 1; TRL drops the constants, which cancel in margins.
 """
 
 
 def of_equal_rank(values: Tensor, others: Tensor) -> Tensor:
-    """Return for each value the one of `others` that has its rank: (n,) from (n,) and (n,)."""
+    """Return for each value the one of `others` with the same rank: (n,) from (n,) and (n,)."""
     ranks = values.argsort(stable=True).argsort()
     return others.sort().values[ranks]

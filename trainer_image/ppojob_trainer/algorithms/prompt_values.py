@@ -1,29 +1,29 @@
 """Value estimates of prompts, tracked over visits: the baseline of SPO.
 
-Numbers only: the controller's process holds them, and that process loads no torch.
+Imports no torch: the controller uses it.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, TypeAlias
 
 Belief: TypeAlias = tuple[float, float]
-"""Both parameters of a Beta distribution of the probability that a response is right."""
+"""Parameters of a Beta distribution over the probability of a right response."""
 
 PRIOR: Final[Belief] = (0.5, 0.5)
-"""Of a prompt that was never drawn: that of Jeffreys, which verl's recipe has too."""
+"""Jeffreys prior, for a prompt without scores, as in verl's recipe."""
 
 
 def value(belief: Belief) -> float:
-    """The mean of the distribution, `α / (α + β)`."""
+    """Return the mean of the distribution, `α / (α + β)`."""
     alpha, beta = belief
     return alpha / (alpha + beta)
 
 
 def first_belief(scores: Sequence[float], *, decay: float) -> Belief:
-    """What is known of a prompt that was never drawn, by scores of responses from beforehand.
+    """Return the belief of a prompt from scores of responses before the run.
 
-    Single-stream Policy Optimization, its offline estimate, as verl's recipe has it: the mean of
-    the scores behind that prior, with the weight 1 / (1 - ρ) that visits without an end come to.
+    Single-stream Policy Optimization, its offline estimate, as in verl's recipe: the mean of the
+    prior and the scores, with the weight 1 / (1 - ρ), the limit of infinitely many visits.
     """
     if not scores:
         return PRIOR
@@ -33,7 +33,7 @@ def first_belief(scores: Sequence[float], *, decay: float) -> Belief:
 
 
 def _counted(belief: Belief, scores: Sequence[float]) -> Belief:
-    """A belief that has seen some more scores, each of which counts as one from 0 to 1."""
+    """Add scores to a belief, each clamped to [0, 1]."""
     right = sum(min(max(score, 0.0), 1.0) for score in scores)
     return belief[0] + right, belief[1] + len(scores) - right
 
@@ -44,11 +44,11 @@ def after_visits(
     *,
     decay: float,
 ) -> dict[str, Belief]:
-    """The beliefs of the prompts that a step has drawn, by what they ask.
+    """Return the beliefs of the prompts of a step, by prompt, after its scores.
 
-    Single-stream Policy Optimization (arXiv:2509.13232), its value tracker, with ρ the same for
-    all: `α ← ρ α + Σ s`, `β ← ρ β + Σ (1 - s)` over the scores s of the visit. A score outside of
-    0 to 1 counts as the nearer of both; a prompt of which no response has one stays as it is.
+    Single-stream Policy Optimization (arXiv:2509.13232), its value tracker, with a constant ρ: `α ←
+    ρ α + Σ s`, `β ← ρ β + Σ (1 - s)` over the scores s of the visit. Prompts without a score are
+    left out.
     """
     found: dict[str, Belief] = {}
     for prompt, scores in visits:

@@ -6,10 +6,10 @@ import torch
 from torch import Tensor
 
 LEAST_WEIGHT = 1e-8
-"""Added to every weight, as in verl: any response may be drawn."""
+"""Added to every weight, as in verl, so that any response may be drawn."""
 
 BEST, OTHERS = 0.4, 0.1
-"""Weights of `max_random`, those of verl."""
+"""Weights of `max_random`, as in verl."""
 
 Method = Literal["pow", "max_min", "max_random"]
 
@@ -17,10 +17,9 @@ Method = Literal["pow", "max_min", "max_random"]
 def resampling_weights(
     scores: Tensor, is_trained: Tensor, *, method: Method, power: float
 ) -> Tensor:
-    """How likely each response is to be drawn, not normalised.
+    """Return unnormalized sampling weights of responses, (rows,) float64.
 
-    PF-PPO (arXiv:2409.06957) filters responses by their reward, so that those are trained on whose
-    reward can be relied on: the best, or the best and the worst.
+    PF-PPO (arXiv:2409.06957): updates use more often the responses whose reward is reliable.
 
     | method     | weight of a score s                            |
     |------------|------------------------------------------------|
@@ -28,11 +27,8 @@ def resampling_weights(
     | max_min    | 1 for the largest and the smallest s, 0 else   |
     | max_random | 0.4 for the largest s, 0.1 else                |
 
-    Numbers are those of verl's `compute_pf_ppo_reweight_data`. A response without a trained token
-    is never drawn; verl draws it too.
-
-    The scores are (rows,) of the whole batch, `is_trained` (rows,) bool says whether a response has
-    a trained token; the result is (rows,) float64.
+    Numbers are those of verl's `compute_pf_ppo_reweight_data`. `scores` (rows,) are those of the
+    whole batch. A response that is not `is_trained` (rows,) has weight 0; verl draws it too.
     """
     scores = scores.to(torch.float64)
     if method == "pow":
@@ -49,10 +45,10 @@ def resampling_weights(
 
 
 def drawn(weights: Tensor, draws: Tensor) -> Tensor:
-    """Draw with replacement, as many responses as have a weight; (rows,) int64, how often each.
+    """Draw with replacement as many responses as have a weight; return (rows,) int64 counts.
 
-    Weights are (rows,) float64. Draws are (rows,) float64, uniform in [0, 1); those behind the last
-    one needed are not used.
+    Weights are (rows,) float64. Draws are (rows,) float64, uniform in [0, 1); as many as needed are
+    used.
     """
     (candidates,) = weights.nonzero(as_tuple=True)
     borders = weights[candidates].cumsum(0)

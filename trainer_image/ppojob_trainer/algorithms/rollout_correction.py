@@ -1,13 +1,12 @@
 """Rollout correction of the trainer-engine mismatch: importance weights and rejection.
 
-Notation: μ is the engine's distribution, π that of the trainer for the same step, ρ = π / μ.
-They differ by the precision and the kernels of the two. Decoupled PPO (arXiv:2110.00641), equation
-5, has three policies: μ that sampled, π that a step begins with, and the one that is trained, whose
-loss a weight of π / μ corrects. Liu, Li et al. 2025 (https://richardli.xyz/rl-collapse) and Trust
-Region Masking (arXiv:2512.23075) have the weights and the rejection by tokens and by responses.
+μ is the engine's distribution, π the trainer's for the same step, ρ = π / μ. They differ by
+precision and kernels. Decoupled PPO (arXiv:2110.00641), equation 5: weights of π / μ correct the
+loss of the policy in training. Weights and rejection by token and by response are those of Liu, Li
+et al. 2025 (https://richardli.xyz/rl-collapse) and Trust Region Masking (arXiv:2512.23075).
 
 Shapes: (tokens,), flat; lengths (rows,) int64. Numbers are those of verl's `rollout_corr_helper`,
-log ρ cut off at ±20.
+with log ρ clamped to ±20.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,33 +21,29 @@ from ppojob_trainer.algorithms.masked import row_count, row_max, row_mean, row_s
 from ppojob_trainer.algorithms.policy_losses.inputs import bounded
 
 LEAST_MEAN = 1e-8
-"""Weights of a smaller mean are not divided by it, as in verl."""
+"""Weights with a smaller mean are not normalized, as in verl."""
 
 LEAST_WEIGHT = 1e-10
-"""Added to weights before their logarithm, as in verl: a weight may be 0."""
+"""Added to weights before their logarithm, as in verl."""
 
 Level = Literal["none", "token", "sequence"]
 
 
 @dataclass(frozen=True, slots=True)
 class Rejection:
-    """Tokens or responses that went too far from μ are not trained on.
+    """Excludes tokens or responses that are too far from μ.
 
-    Attributes:
-        mode: `<over>_<divergence>`; over: token, seq_sum, seq_mean or seq_max; divergence: k1 =
-            -log ρ, k2 = (log ρ)² / 2, k3 = ρ - 1 - log ρ.
-        low: with k1, the least μ / π (over a response: of its product, or geometric mean); not of
-            seq_max, where a token that π finds likelier rejects nothing.
-        high: with k1, the largest; with the others, the largest divergence.
+    Modes are `<over>_<divergence>`. Over: token, seq_sum, seq_mean or seq_max. Divergence: k1 =
+    -log ρ, k2 = (log ρ)² / 2, k3 = ρ - 1 - log ρ.
     """
 
     mode: str
-    high: float
-    low: float | None = None
+    high: float  # largest divergence; for k1 largest μ / π (of a response: product or mean)
+    low: float | None = None  # for k1, smallest μ / π, except for seq_max; None: 1 / `high`
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Least and largest value of the divergence."""
+        """Return the smallest and largest accepted divergence."""
         if not self.mode.endswith("k1"):
             return 0.0, self.high
         least = 1.0 / self.high if self.low is None else self.low
@@ -56,66 +51,46 @@ class Rejection:
 
     @property
     def is_of_rows(self) -> bool:
-        """Whether it judges whole responses."""
+        """Whether it rejects whole responses."""
         return not self.mode.startswith("token")
 
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """How tokens are weighed, and which are rejected.
+    """Settings of importance weights and rejection."""
 
-    Attributes:
-        weights: whose ρ a token's loss is weighted by: none, the token's, or the whole response's.
-        weight_limit: weights above count as this; with `weight_floor` as 0.
-        weight_floor: weights below count as 0; None for no such bound.
-        normalize: divide the weights by their mean over the batch.
-        rejection: every mode must keep a token.
-    """
-
-    weights: Level = "none"
-    weight_limit: float = 2.0
-    weight_floor: float | None = None
-    normalize: bool = False
-    rejection: tuple[Rejection, ...] = ()
+    weights: Level = "none"  # whether ρ of the token or of the response weights the loss
+    weight_limit: float = 2.0  # larger weights are clamped, or with `weight_floor` become 0
+    weight_floor: float | None = None  # smaller weights become 0
+    normalize: bool = False  # divide weights by their mean over the batch
+    rejection: tuple[Rejection, ...] = ()  # a token must pass all of them
 
     @classmethod
     def of(cls, *, rejection: Iterable[Mapping[str, Any]], **weights: Any) -> "Correction":
-        """From the settings of `spec.algorithm.rolloutCorrection`, by the names of the fields."""
+        """Build it from the fields of `spec.algorithm.rolloutCorrection`."""
         return cls(**weights, rejection=tuple(Rejection(**one) for one in rejection))
 
 
 class Judged(NamedTuple):
-    """The divergence (tokens,) of the token or its response, and whether it is kept.
+    """Result of a rejection for each token."""
 
-    `is_kept` is True also where the token was not trained before.
-    """
-
-    divergence: Tensor
-    is_kept: Tensor
+    divergence: Tensor  # (tokens,) of the token or its response
+    is_kept: Tensor  # (tokens,) bool, also True at masked tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Corrected:
-    """A correction of some rows.
+    """Result of a correction of some rows."""
 
-    Attributes:
-        log_ratio: (tokens,) log ρ, 0 outside the mask; not cut off.
-        mask: (tokens,) bool, what is still trained on.
-        ratio: (tokens,) ρ of the token or its response, before any bound; None without weights.
-        weights: (tokens,) to multiply losses with; None without weights.
-        mean: what the weights were divided by; 1 where they were not.
-        judged: by the mode of each rejection.
-    """
-
-    log_ratio: Tensor
-    mask: Tensor
-    ratio: Tensor | None
-    weights: Tensor | None
-    mean: float
-    judged: dict[str, Judged]
+    log_ratio: Tensor  # (tokens,) log ρ, not clamped; 0 at masked tokens
+    mask: Tensor  # (tokens,) bool, without rejected tokens
+    ratio: Tensor | None  # (tokens,) ρ of the token or response, not clamped; None without weights
+    weights: Tensor | None  # (tokens,) factors of the loss; None without weights
+    mean: float  # divisor of the weights
+    judged: dict[str, Judged]  # by mode
 
     def beside(self, others: Tensor) -> "Corrected":
-        """The same with other tokens, (tokens,) bool, that no engine drew: they count whole."""
+        """Add tokens (tokens,) bool that no engine generated: they have weight 1."""
         weights = None if self.weights is None else torch.where(others, 1.0, self.weights)
         return replace(self, mask=self.mask | others, weights=weights)
 
@@ -127,10 +102,9 @@ def correct(
     mask: Tensor,
     lengths: Tensor,
 ) -> Corrected:
-    """Weigh and reject tokens.
+    """Compute weights and rejection.
 
-    Weights and rejection do not see each other: a rejected token still counts in a response's
-    product and in the mean of the weights, as in verl.
+    They are independent, as in verl: rejected tokens count in a response's ratio and in the mean.
     """
     log_ratio = zero_outside(logprobs.detach(), mask) - zero_outside(rollout_logprobs, mask)
     judged = {one.mode: judge(one, log_ratio, mask, lengths) for one in correction.rejection}
@@ -146,17 +120,14 @@ def correct(
 
 
 def importance_ratio(log_ratio: Tensor, mask: Tensor, lengths: Tensor, level: Level) -> Tensor:
-    """How much likelier the trainer is than the engine to write this: (tokens,), 0 if not trained.
-
-    Of the token, ρ; of the sequence, the product of ρ over the trained tokens of the response.
-    """
+    """Return ρ of the token, or its product over the response: (tokens,), 0 at masked tokens."""
     if level == "sequence":
         log_ratio = row_sum(log_ratio, mask, lengths).repeat_interleave(lengths)
     return zero_outside(bounded(log_ratio).exp(), mask)
 
 
 def within_bounds(ratio: Tensor, limit: float, floor: float | None) -> Tensor:
-    """Weights of ratios: cut off at the limit, or, with a floor, 0 outside of both.
+    """Clamp ratios to the limit, or with a floor set those outside of both to 0.
 
     Truncated importance sampling (Yao et al. 2025, https://fengyao.notion.site/off-policy-rl) and
     IcePop (Ring-1T, arXiv:2510.18855), equation 3.
@@ -167,17 +138,17 @@ def within_bounds(ratio: Tensor, limit: float, floor: float | None) -> Tensor:
 
 
 def mean_weight(weights: Tensor, mask: Tensor, lengths: Tensor, level: Level) -> float:
-    """The mean over trained tokens, or over responses that have some; 1 for a mean of 0."""
+    """Return the mean over trained tokens, or over responses with some; 1 for a mean of 0."""
     if level == "sequence":
         has_some = row_count(mask, lengths) > 0
         weights, mask = row_mean(weights, mask, lengths), has_some
-    kept = weights[mask].to(torch.float64)
-    mean = float(kept.mean()) if kept.numel() else 1.0
+    trained = weights[mask].to(torch.float64)
+    mean = float(trained.mean()) if trained.numel() else 1.0
     return mean if mean > LEAST_MEAN else 1.0
 
 
 def judge(rejection: Rejection, log_ratio: Tensor, mask: Tensor, lengths: Tensor) -> Judged:
-    """What a rejection says of every token; log ρ is 0 outside the mask."""
+    """Apply a rejection to all tokens; log ρ is 0 at masked tokens."""
     over, _, kind = rejection.mode.rpartition("_")
     divergence = _divergence(bounded(log_ratio), kind)
     if rejection.is_of_rows:
@@ -188,9 +159,9 @@ def judge(rejection: Rejection, log_ratio: Tensor, mask: Tensor, lengths: Tensor
 
 
 def row_weights(weights: Tensor, mask: Tensor, lengths: Tensor) -> Tensor:
-    """(tokens,) each token's weight is the geometric mean over its response.
+    """Return (tokens,) the geometric mean of the weights of each token's response.
 
-    For a loss that is one number a response, as verl does for `geo_mean`.
+    For losses with one value per response, as verl's `geo_mean`.
     """
     means = row_mean((weights + LEAST_WEIGHT).log(), mask, lengths).exp()
     return means.repeat_interleave(lengths)

@@ -2,9 +2,9 @@
 
 Names and numbers are verl's, `rollout_corr/...`; π, μ and ρ as in `rollout_correction`.
 
-Departs from verl: responses without a trained token count nowhere (verl counts them as ratios of 1
-in some means over responses); log ρ is cut off at ±20 in `k3_kl` too; an effective sample size of
-weights that are all 0 is NaN, where verl raises an error.
+Departs from verl: responses without a trained token are left out (in verl some means count them as
+ratios of 1); log ρ is clamped to ±20 in `k3_kl` too; the effective sample size of weights that are
+all 0 is NaN, where verl raises an error.
 """
 
 from math import log
@@ -26,7 +26,7 @@ AREA = "rollout_corr"
 
 
 class _Rows:
-    """Takes sums and means over trained tokens, and over the rows that have some."""
+    """Reduces values over trained tokens, and over the rows that have some."""
 
     def __init__(self, mask: Tensor, lengths: Tensor) -> None:
         self.mask, self.lengths = mask, lengths
@@ -53,7 +53,7 @@ def diagnostics(
     mask: Tensor,
     lengths: Tensor,
 ) -> dict[str, float]:
-    """Every diagnostic of a batch, whose mask is that before the rejection; none without tokens."""
+    """Return all metrics of a batch; `mask` is that before rejection; none without tokens."""
     if not bool(mask.any()):
         return {}
     rows = _Rows(mask, lengths)
@@ -68,7 +68,7 @@ def diagnostics(
 
 
 def token_diagnostics(correction: Correction, corrected: Corrected) -> dict[str, Tensor]:
-    """The diagnostics that are means over tokens, as columns: those of a part of a batch."""
+    """Return the metrics that are means over tokens, as (tokens,) columns, of a micro-batch."""
     log_ratio = bounded(corrected.log_ratio)
     found = {
         "k3_kl": log_ratio.exp() - log_ratio - 1.0,
@@ -87,7 +87,7 @@ def token_diagnostics(correction: Correction, corrected: Corrected) -> dict[str,
 
 
 def token_diagnostic_names(correction: Correction) -> tuple[str, ...]:
-    """Names of `token_diagnostics`, for those who have no rows."""
+    """Return the names of `token_diagnostics`."""
     none = torch.zeros(0)
     corrected = correct(correction, none, none, none.bool(), none.long())
     return tuple(token_diagnostics(correction, corrected))
@@ -96,7 +96,6 @@ def token_diagnostic_names(correction: Correction) -> tuple[str, ...]:
 def _distances(
     log_ratio: Tensor, logprobs: Tensor, rollout_logprobs: Tensor, rows: _Rows
 ) -> dict[str, Tensor]:
-    """Divergences and perplexities."""
     ours, theirs = rows.means(logprobs), rows.means(rollout_logprobs)
     further = theirs - ours
     by_token = bounded(rows.tokens(log_ratio))
@@ -119,7 +118,7 @@ def _distances(
 
 
 def _of_weights(correction: Correction, corrected: Corrected, rows: _Rows) -> dict[str, Tensor]:
-    """Of the weights as they are applied, but before they are divided by their mean."""
+    """Return metrics of the weights before normalization."""
     assert corrected.weights is not None
     assert corrected.ratio is not None
     weights, ratio = corrected.weights * corrected.mean, corrected.ratio
@@ -158,7 +157,7 @@ def _of_weights(correction: Correction, corrected: Corrected, rows: _Rows) -> di
 
 
 def _of_rejection(rejection: Rejection, judged: Judged, rows: _Rows) -> dict[str, Tensor]:
-    """Of the divergence that a mode judges by, and of what it rejects."""
+    """Return metrics of the divergence of a mode, and of the rejected tokens."""
     low, high = rejection.bounds
     by_token, by_row = rows.tokens(judged.divergence), rows.means(judged.divergence)
     extremes = by_row if rejection.is_of_rows else by_token
@@ -186,7 +185,7 @@ def _of_rejection(rejection: Rejection, judged: Judged, rows: _Rows) -> dict[str
 
 
 def _shares_rejected(prefix: str, is_rejected: Tensor, rows: _Rows) -> dict[str, Tensor]:
-    """Of the trained tokens, and of the responses that lose at least one."""
+    """Return the shares of rejected tokens, and of responses with at least one."""
     rejected = rows.tokens(is_rejected)
     return {
         f"{prefix}_masked_fraction": rejected.mean(),
@@ -195,7 +194,6 @@ def _shares_rejected(prefix: str, is_rejected: Tensor, rows: _Rows) -> dict[str,
 
 
 def _floor(correction: Correction) -> float:
-    """What counts as a low ratio."""
     if correction.weight_floor is None:
         return 1.0 / correction.weight_limit
     return correction.weight_floor

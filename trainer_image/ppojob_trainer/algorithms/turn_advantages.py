@@ -1,8 +1,7 @@
 """Turn-level advantages of multi-turn responses.
 
-Notation as in `advantages`. A turn is a run of trained tokens; before it lies what a tool or a user
-said, or for the first one nothing but the prompt. Turns of a group that had the same before them
-stand in the same state, its `anchor`, and are compared with each other.
+Notation as in `advantages`. A turn is a run of trained tokens. Turns of a group that have the same
+tokens before them (`anchor`) are in the same state, and are compared with each other.
 """
 
 from dataclasses import dataclass
@@ -16,21 +15,15 @@ from ppojob_trainer.algorithms.masked import discounted_sum, segment_sum
 
 @dataclass(frozen=True, slots=True)
 class Turns:
-    """The turns of the rows of a step, in order.
+    """The turns of the rows of a step, in order."""
 
-    Attributes:
-        lengths: (turns,) int64, trained tokens of each.
-        of_row: (rows,) int64, turns of each row.
-        states: (turns,) int64; equal where the group and the anchor are.
-    """
-
-    lengths: Tensor
-    of_row: Tensor
-    states: Tensor
+    lengths: Tensor  # (turns,) int64, trained tokens of each
+    of_row: Tensor  # (rows,) int64, turns of each row
+    states: Tensor  # (turns,) int64, equal where group and anchor are
 
     @classmethod
     def of(cls, mask: Tensor, lengths: Tensor, groups: Tensor, anchors: Tensor) -> "Turns":
-        """Find the turns; `anchors` (tokens,) int64 tells at the first token of each its anchor."""
+        """Find the turns; `anchors` (tokens,) int64 has the anchor at the first token of each."""
         rows = torch.arange(lengths.numel()).repeat_interleave(lengths)
         follows = torch.zeros_like(mask)  # a trained token of the same row
         follows[1:] = mask[:-1] & (rows[1:] == rows[:-1])
@@ -47,7 +40,7 @@ class Turns:
 
     @property
     def shared(self) -> float:
-        """The share of turns whose state another turn stands in."""
+        """Return the share of turns that have another turn in their state."""
         counts = torch.bincount(self.states)[self.states]
         return int((counts > 1).sum()) / max(1, counts.numel())
 
@@ -65,14 +58,13 @@ def gigpo(
     normalize_by_std: bool = True,
     kept: Tensor | None = None,
 ) -> Advantages:
-    """How much better a row did than its group, and a turn than the others of its state.
+    """Group-relative advantage of the row, plus that of the turn within its state.
 
     GiGPO (arXiv:2505.10978), section 4, equations 3 to 8: with r_k the reward of turn k of a row
-    and G_k = Σ_{j≥k} γ^{j-k} r_j,
-    `A = (s - mean_g) / (std_g + 1e-6) + w (G_k - mean_state) / (std_state + 1e-6)`
-    with unbiased standard deviations; without the divisions it is the paper's F_norm = 1. A turn
-    alone in its state has no peers and nothing is added; a row alone in its group keeps its score,
-    as in `grpo`.
+    and G_k = Σ_{j≥k} γ^{j-k} r_j, `A = (s - mean_g) / (std_g + 1e-6) + w (G_k - mean_state) /
+    (std_state + 1e-6)` with unbiased standard deviations; without the divisions it is the paper's
+    F_norm = 1. A turn alone in its state adds nothing; a row alone in its group keeps its score, as
+    in `grpo`.
 
     `turns` are those of `mask`; `kept` as in `advantages`.
     """
@@ -93,4 +85,4 @@ def gigpo(
 
 
 TURN_ADVANTAGES = {"gigpo": gigpo}
-"""Every estimator that compares turns by the name of `spec.algorithm.type`."""
+"""Estimators that compare turns, by `spec.algorithm.type`."""

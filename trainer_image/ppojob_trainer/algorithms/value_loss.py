@@ -1,7 +1,6 @@
 """Value loss of a critic per token, before `aggregate`, and its explained variance.
 
-Notation: V the critic's value, V_old its value before the update, R the return. Shapes: (tokens,),
-flat.
+Notation: V the critic's value, V_old its value before the update, R the return; (tokens,), flat.
 """
 
 import torch
@@ -18,20 +17,13 @@ def clipped_value_loss(
     value_clip: float,
     mask: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Half the squared error of a value, with no gain from moving it further than the clip.
+    """Return half the squared error of values, clipped, and where the clip decides: (tokens,) each.
 
-    `L = 1/2 max((V - R)², (clip(V, V_old - c, V_old + c) - R)²)`: the value loss of PPO's reference
-    implementation (github.com/openai/baselines, ppo2); PPO (arXiv:1707.06347), equation 9, has it
-    without the clip.
-
-    Numbers and gradients are those of verl's `compute_value_loss`; its `vf_clipfrac` is the share
-    of clipped tokens.
-
-    c is `value_clip`. Where the mask is False the loss is 0 and has no gradient, whatever the
-    columns hold there; without a mask every token is trained.
-
-    Returns:
-        (tokens,) the loss, and bool: V moved beyond the clip, and the loss has no gradient.
+    `L = 1/2 max((V - R)², (clip(V, V_old - c, V_old + c) - R)²)`, c the `value_clip`: the value
+    loss of PPO's reference implementation (github.com/openai/baselines, ppo2); PPO
+    (arXiv:1707.06347), equation 9, has no clip. Numbers and gradients are those of verl's
+    `compute_value_loss`; its `vf_clipfrac` is the share of clipped tokens. Masked tokens give 0
+    without gradient; None for no mask.
     """
     values, old, returns = (zero_outside(x, mask) for x in (values, old_values, returns))
     bounded = values.clamp(old - value_clip, old + value_clip)
@@ -40,14 +32,10 @@ def clipped_value_loss(
 
 
 def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
-    """Tell how much of the returns a critic foretold.
+    """Return the explained variance of the returns, `1 - Var[R - V] / Var[R]`, over trained tokens.
 
-    `1 - Var[R - V] / Var[R]` over the trained tokens: 1 is everything, 0 no more than a constant
-    does, below 0 less than that.
-
-    Departs from verl: it adds 1e-5 to Var[R]; here returns that are all equal give 0.
-
-    The values are those that the returns were estimated with.
+    `values` are those that the returns were estimated with. Departs from verl, which adds 1e-5 to
+    Var[R]: equal returns give 0.
     """
     known, wanted = (column.to(torch.float64)[mask] for column in (values, returns))
     unexplained, whole = _squared_deviations(wanted - known), _squared_deviations(wanted)
@@ -55,5 +43,5 @@ def explained_variance(values: Tensor, returns: Tensor, mask: Tensor) -> Tensor:
 
 
 def _squared_deviations(x: Tensor) -> Tensor:
-    """Variance of a column times its length; 0 where it is empty."""
+    """Return the variance times the length; 0 for an empty column."""
     return (x - x.sum() / max(1, x.numel())).square().sum()

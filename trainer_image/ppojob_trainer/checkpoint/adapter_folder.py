@@ -5,6 +5,7 @@ Format: https://huggingface.co/docs/peft/developer_guides/checkpoint; vLLM and o
 
 import json
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import give_parts, write_tensors
+from ppojob_trainer.checkpoint.tensors import gather_tensors, write_tensors
 from ppojob_trainer.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from ppojob_trainer.models.adapter_names import peft_name, peft_shape, saved_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
@@ -27,40 +28,45 @@ FILE_POINT: Final = durable.point("export.file", *durable.FILE_ACTS)
 _TASKS: Final = {TEXTS: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
 
 
+@dataclass(frozen=True, slots=True)
+class AdapterForm:
+    """The model that adapters were trained on, and its form.
+
+    Attributes:
+        base: its folder.
+        layers: transformers' name of its decoder layers.
+        is_tied: whether its output layer is the embedding.
+    """
+
+    base: Path
+    kind: ModelKind
+    layers: str
+    is_tied: bool
+
+
 def write_adapters(
     folder: Path,
     adapters: Mapping[str, Adapter],
     head: Mapping[str, Tensor],
     join: Join,
-    *,
-    base: Path,
-    kind: ModelKind,
-    layers: str,
-    is_tied: bool,
+    form: AdapterForm,
 ) -> None:
-    """Write a folder of adapters, with the trained head of a classifier.
+    """Write a folder of adapters, by the names of the adapted weights, all-gathered by `join`.
 
-    Args:
-        folder: target.
-        adapters: by the names of the weights that they adapt.
-        head: by its names; or layers of a language model that are trained whole.
-        join: all-gathers sharded tensors; the other ranks call `give_adapters`.
-        base: the model that the adapters were trained on.
-        kind: its kind.
-        layers: transformers' name of its decoder layers.
-        is_tied: whether its output layer is the embedding.
+    `head` is the trained head of a classifier, or layers of a language model trained whole. The
+    other ranks call `gather_adapters`.
     """
     durable.make_folder(folder, parents=True)
-    whole = _whole(head, is_tied=is_tied)
-    named, joined = _in_peft(adapters, whole, join, layers=layers)
+    whole = _whole(head, is_tied=form.is_tied)
+    named, joined = _in_peft(adapters, whole, join, layers=form.layers)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=joined)
     lora = next(iter(adapters.values())).lora
     stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
     targets: list[str] | str = sorted({name.split(".")[-2] for name in adapters.keys() - stacks})
-    if targets and folder_has_tower(base):  # which has layers of the same names
-        targets = rf"(.*\.)?{layers}\..*\.({'|'.join(targets)})"
+    if targets and folder_has_tower(form.base):  # which has layers of the same names
+        targets = rf"(.*\.)?{form.layers}\..*\.({'|'.join(targets)})"
     config = {
-        "base_model_name_or_path": str(base),
+        "base_model_name_or_path": str(form.base),
         "bias": "none",
         "fan_in_fan_out": any(one.is_transposed for one in adapters.values() if one.a.ndim == 2),
         "inference_mode": True,
@@ -71,7 +77,7 @@ def write_adapters(
         "peft_type": "LORA",
         "r": lora.rank,
         "target_modules": targets,
-        "task_type": _TASKS.get(kind.made_as, "CAUSAL_LM"),
+        "task_type": _TASKS.get(form.kind.made_as, "CAUSAL_LM"),
         "use_rslora": lora.rank_stabilized,
     }
     if lora.weight_decomposed:
@@ -82,17 +88,13 @@ def write_adapters(
     durable.write_file(folder / CONFIG_FILE, text.encode() + b"\n", FILE_POINT)
 
 
-def give_adapters(
-    adapters: Mapping[str, Adapter],
-    head: Mapping[str, Tensor],
-    join: Join,
-    *,
-    layers: str,
-    is_tied: bool,
+def gather_adapters(
+    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, form: AdapterForm
 ) -> None:
     """Take part in `write_adapters` of another rank, with the same arguments."""
-    named, joined = _in_peft(adapters, _whole(head, is_tied=is_tied), join, layers=layers)
-    give_parts(named, join=joined)
+    whole = _whole(head, is_tied=form.is_tied)
+    named, joined = _in_peft(adapters, whole, join, layers=form.layers)
+    gather_tensors(named, join=joined)
 
 
 _Named = tuple[str, Tensor]
@@ -100,7 +102,7 @@ _Named = tuple[str, Tensor]
 
 
 def _whole(head: Mapping[str, Tensor], *, is_tied: bool) -> dict[str, _Named]:
-    """Return the layers trained whole by their names in a folder, where PEFT wants both ends."""
+    """Return the layers trained whole by their names in a folder, tied layers twice."""
     whole = {name: (name, tensor) for name, tensor in head.items()}
     if is_tied and EMBEDDING in whole:
         whole[HEAD] = whole[EMBEDDING]

@@ -8,7 +8,6 @@ controller imports this module.
 import json
 import logging
 import posixpath
-import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,16 +23,15 @@ from ppojob_api.v1alpha1.estimators import ESTIMATORS
 from ppojob_api.v1alpha1.policy_loss import LOSSES
 from ppojob_api.v1alpha1.schedule import BranchSpec
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.files import entry_of
 from ppojob_trainer.checkpoint.identity import Difference, changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
-from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, UNREAD, Manifest, Progress, encode
-from ppojob_trainer.checkpoint.places import RUN_FOLDER, Place
+from ppojob_trainer.checkpoint.manifest import UNREAD, Manifest, Progress, entry_of
+from ppojob_trainer.checkpoint.remote_store import RUN_FOLDER, RemoteStore, complete_download
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, has_checkpoint, step_of
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.processor import has_native_bfloat16
-from ppojob_trainer.remote_files import Tell
+from ppojob_trainer.remote_files import Log
 
 _log = logging.getLogger(__name__)
 BRANCH_FILE: Final = durable.point("branched.file", *durable.FILE_ACTS)
@@ -75,7 +73,7 @@ _SHAPES_ROWS_AHEAD: Final = (
     "spec.algorithm.guidance.samples",
     "spec.agent",
 )
-"""The same, beside `_DRAWS`, if rows of later steps or rounds are in a checkpoint."""
+"""The same, in addition to `_DRAWS`, if a checkpoint has rows of later steps or rounds."""
 _OF_DEMONSTRATIONS: Final = "spec.data.demonstration"
 _NOT_OF_PROMPTS: Final = (
     "spec.data.maxResponseTokens",
@@ -105,7 +103,7 @@ _NOT_OF_DEMONSTRATIONS: Final = (
 def problems(
     config: RunConfig, run_folder: Path | None = None, rows: int | None = None
 ) -> list[str]:
-    """Report why a run cannot start as it asks; nothing if it has started, or asks for nothing.
+    """Report why a run cannot start as a branch; nothing if it has started, or is no branch.
 
     `rows` is the size of the training data, if known.
     """
@@ -114,13 +112,13 @@ def problems(
         return []
     try:
         with _refusing_damage(branch):
-            origin = _fitting(Place(branch.run, f"{FIELD}.run", _log.warning), branch, config)
+            origin = _fitting(RemoteStore(branch.run, f"{FIELD}.run", _log.warning), branch, config)
     except ConfigError as problem:
         return list(problem.problems)
     return list(map(str, _read_already(config, origin, rows)))
 
 
-def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
+def begin(config: RunConfig, run_folder: Path, tell: Log = _log.info) -> None:
     """Copy the checkpoint that a run starts from into its folder, unless it has one.
 
     Raises:
@@ -132,31 +130,32 @@ def begin(config: RunConfig, run_folder: Path, tell: Tell = _log.info) -> None:
     if branch is None or has_checkpoint(run_folder):
         return
     with _refusing_damage(branch):
-        _bring(Place(branch.run, f"{FIELD}.run", tell), branch, config, run_folder, tell)
+        _copy(RemoteStore(branch.run, f"{FIELD}.run", tell), branch, config, run_folder, tell)
 
 
-def _bring(
-    place: Place, branch: BranchSpec, config: RunConfig, run_folder: Path, tell: Tell
+def _copy(
+    remote: RemoteStore, branch: BranchSpec, config: RunConfig, run_folder: Path, tell: Log
 ) -> None:
     """Convert it to a checkpoint of this job; the last rename completes it."""
     root = run_folder / CHECKPOINTS_FOLDER
-    step, found, settings, changes = _fitting(place, branch, config)
+    step, found, settings, changes = _fitting(remote, branch, config)
     for where, old, new in changes:
-        anew = "; the data begins anew" if _begins_anew(where, config.spec.data) else ""
-        tell(f"{where}: {old} -> {new}{anew}")
+        restart = "; the data starts again" if _restarts_data(where, config.spec.data) else ""
+        tell(f"{where}: {old} -> {new}{restart}")
     progress = _progress(found.progress, config, [where for where, _, _ in changes])
     files = [entry for entry in found.files if entry.path != CONFIG_NAME]
-    folder = place.fetched(step, files, root)
+    folder = remote.download(step, files, root)
     own = msgspec.structs.replace(found, job_uid=config.uid, progress=progress, files=tuple(files))
     _complete(folder, own, settings)
-    lines = _lines(place, step)[: found.progress.metrics_lines]
+    # A run folder has the metrics of all steps, each copy its own.
+    metrics = remote.read_run_file(METRICS_FILE) or remote.read(step, RUN_FOLDER, METRICS_FILE)
+    lines = metrics.splitlines(keepends=True)[: found.progress.metrics_lines]
     durable.write_file(run_folder / METRICS_FILE, b"".join(lines), BRANCH_FILE)
     journal = Journal(root / JOURNAL_FILE)
     journal.began()
-    size_bytes = sum(entry.size_bytes for entry in files)
-    journal.append(CheckpointSaved(time=time.time(), step=step, size_bytes=size_bytes))
+    journal.append(CheckpointSaved.of(step, files))
     durable.rename(folder, root / folder_name(step), BRANCH_POINT)
-    tell(f"{place.url}: the run begins with the checkpoint of step {step}")
+    tell(f"{remote.url}: the run starts from the checkpoint of step {step}")
 
 
 @contextmanager
@@ -177,17 +176,17 @@ class _Origin(NamedTuple):
     changes: list[Difference]
 
 
-def _fitting(place: Place, branch: BranchSpec, config: RunConfig) -> _Origin:
+def _fitting(remote: RemoteStore, branch: BranchSpec, config: RunConfig) -> _Origin:
     """Return a branch's checkpoint, or raise ConfigError if this job cannot continue from it."""
-    step, found = _chosen(place, branch)
-    theirs = place.settings(step, found)
+    step, found = _chosen(remote, branch)
+    theirs = remote.settings(step, found)
     here = config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
     ours: dict[str, Json] = json.loads(here)
     old, new = theirs["spec"], ours["spec"]
     assert isinstance(old, dict)
     assert isinstance(new, dict)
     changes = _changes(old, new)
-    if unfit := list(_unfit(place, step, config, (_kinds(old), _kinds(new)), changes)):
+    if unfit := list(_unfit(remote, step, config, (_kinds(old), _kinds(new)), changes)):
         raise ConfigError(map(str, unfit))
     return _Origin(step, found, theirs | ours, changes)
 
@@ -198,26 +197,25 @@ def _read_already(config: RunConfig, origin: _Origin, rows: int | None) -> Itera
     data = origin.found.progress.data
     over = data.epoch + (rows is not None and data.cursor + size > rows)
     if passes is not None and over >= passes:
-        why = f"the run begins with {over} done, and nothing is left to do"
+        why = f"the run starts with {over} done, and nothing is left to do"
         allowed = f"more than {over}; ppojob export writes the model of a checkpoint"
         yield Problem("spec.steps.epochs", str(passes), why, allowed, ReasonCode.CONFLICT)
 
 
-def _chosen(place: Place, branch: BranchSpec) -> tuple[int, Manifest]:
-    steps = list(place.complete())
+def _chosen(remote: RemoteStore, branch: BranchSpec) -> tuple[int, Manifest]:
+    steps = list(remote.complete())
     if not steps:
-        why = "it holds no checkpoint" if place.exists() else "there is no such folder"
-        allowed = _of_checkpoint(branch.run)
-        allowed = allowed or "the run folder of a job, or what spec.checkpoint.copyTo has of one"
+        why = "it holds no checkpoint" if remote.exists() else "there is no such folder"
+        allowed = _suggestion(branch.run) or "the run folder of a job, or its copy by copyTo"
         raise ConfigError(_wrong("run", shown(branch.run), why, allowed))
     step = steps[0] if branch.step is None else branch.step
     if step not in steps:
         there = ", ".join(map(str, sorted(steps)))
         raise ConfigError(_wrong("step", str(step), "there is no such checkpoint", there))
-    return step, place.manifest(step)
+    return step, remote.manifest(step)
 
 
-def _of_checkpoint(path: str) -> str:
+def _suggestion(path: str) -> str:
     """Suggest a spelling for verl's path of a checkpoint folder; else nothing."""
     root, _, name = path.rstrip("/").rpartition("/")
     step = step_of(name)
@@ -230,7 +228,7 @@ def _wrong(name: str, got: str, why: str, allowed: str) -> str:
 
 
 def _unfit(
-    place: Place,
+    remote: RemoteStore,
     step: int,
     config: RunConfig,
     kinds: tuple[Mapping[str, object], Mapping[str, object]],
@@ -239,7 +237,7 @@ def _unfit(
     """Report settings that need other checkpoint files, or give its numbers another meaning."""
     steps = config.spec.steps
     if steps.trains and steps.total is not None and steps.total <= step:
-        why = f"the run begins with {step} steps done, and nothing is left to do"
+        why = f"the run starts with {step} steps done, and nothing is left to do"
         allowed = f"more than {step}; ppojob export writes the model of a checkpoint"
         yield Problem("spec.steps.total", str(steps.total), why, allowed, ReasonCode.CONFLICT)
     is_ahead = config.spec.rollout.max_staleness > 0
@@ -251,13 +249,13 @@ def _unfit(
         is_shape |= is_ahead and where in _DRAWS  # a cursor between two rounds
         is_kind = where in kinds[0] and kinds[0][where] != kinds[1][where]
         if (is_shape and not where.startswith(_OF_DEMONSTRATIONS)) or is_kind:
-            why = f"the checkpoint of {shown(place.url)} was made with {old}"
-            allowed = "the old value, or begin with an export of that run (spec.model.path)"
+            why = f"the checkpoint of {shown(remote.url)} was made with {old}"
+            allowed = "the old value, or start from an export of that run (spec.model.path)"
             yield Problem(where, new, why, allowed, ReasonCode.CONFLICT)
         passes = config.spec.steps.epochs
-        is_anew = _begins_anew(where, config.spec.data)
-        if passes is not None and (is_anew or where == _PROMPTS_PER_STEP):
-            why = f"steps of {shown(place.url)} are counted too, by another {where}"
+        restarts = _restarts_data(where, config.spec.data)
+        if passes is not None and (restarts or where == _PROMPTS_PER_STEP):
+            why = f"steps of {shown(remote.url)} are counted too, by another {where}"
             where, got = "spec.steps.epochs", str(passes)
             yield Problem(where, got, why, "spec.steps.total", ReasonCode.CONFLICT)
 
@@ -292,9 +290,7 @@ def _complete(folder: Path, own: Manifest, settings: dict[str, Json]) -> None:
     config = entry_of(folder, CONFIG_NAME, "controller", 0)
     files = tuple(sorted((config, *own.files), key=lambda entry: entry.path))
     manifest = msgspec.structs.replace(own, config_sha256=config.sha256, files=files)
-    durable.write_file(folder / MANIFEST_NAME, encode(manifest), BRANCH_FILE)
-    for path in (*folder.rglob("*"), folder):
-        durable.fsync_file(path, BRANCH_POINT)
+    complete_download(folder, manifest, BRANCH_FILE, BRANCH_POINT)
 
 
 def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -> Progress:
@@ -305,14 +301,14 @@ def _progress(progress: Progress, config: RunConfig, changed: Collection[str]) -
     if any(where.startswith("spec.algorithm.entropyCo") for where in changed):
         progress = msgspec.structs.replace(progress, entropy_coefficient=None)
     data = config.spec.data
-    if any(_begins_anew(where, data) for where in changed):
+    if any(_restarts_data(where, data) for where in changed):
         progress = msgspec.structs.replace(progress, data=UNREAD, rows_seen={})
     if any(where.startswith("spec.data.sampler") for where in changed):
         progress = msgspec.structs.replace(progress, sampler_state="null")
     if data.sampler is None:
         progress = msgspec.structs.replace(progress, rows_seen={})
-    is_dealt_anew = _ROWS_PER_STEP in changed and _has_weights(data.demonstrations)
-    if any(map(_is_of_demonstrations, changed)) or is_dealt_anew:
+    is_reordered = _ROWS_PER_STEP in changed and _has_weights(data.demonstrations)
+    if any(map(_is_of_demonstrations, changed)) or is_reordered:
         progress = msgspec.structs.replace(progress, demonstrations=None)
     return progress
 
@@ -321,11 +317,11 @@ def _has_weights(files: Sequence[DataFile]) -> bool:
     return any(file.weight is not None for file in files)
 
 
-def _begins_anew(where: str, data: DataSpec) -> bool:
+def _restarts_data(where: str, data: DataSpec) -> bool:
     """Whether a changed setting makes the data cursor meaningless.
 
-    Files with weights, and an order by difficulty, are read by whole batches. Demonstrations beside
-    prompts are truncated as generated responses are.
+    Files with weights, and an order by difficulty, are read by whole batches. Given responses are
+    truncated as generated ones are.
     """
     if where == "spec.data.maxResponseTokens" and data.guidance_key is not None:
         return True
@@ -339,9 +335,3 @@ def _is_of_prompts(where: str) -> bool:
 
 def _is_of_demonstrations(where: str) -> bool:
     return where.startswith("spec.data.") and not where.startswith(_NOT_OF_DEMONSTRATIONS)
-
-
-def _lines(place: Place, step: int) -> list[bytes]:
-    """Return the metrics up to a step: a run folder has all of them, each copy its own."""
-    whole = place.read_beside(METRICS_FILE) or place.read(step, RUN_FOLDER, METRICS_FILE)
-    return whole.splitlines(keepends=True)

@@ -1,7 +1,7 @@
 """Export of the trained model as a Hugging Face folder that transformers and vLLM load.
 
-The same weights give the same bytes; a second export replaces the folder by an equal one. It is
-written to a temporary folder and renamed, so a folder named ``export`` is always complete.
+The same weights give the same bytes. An export is written to a temporary folder and renamed, so a
+folder named ``export`` is always complete.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.adapter_folder import FILE_POINT, give_adapters, write_adapters
-from ppojob_trainer.checkpoint.beside import Beside
-from ppojob_trainer.checkpoint.tensors import (
-    give_parts,
-    join,
-    stored_dtype,
-    write_tensors,
+from ppojob_trainer.checkpoint.adapter_folder import (
+    FILE_POINT,
+    AdapterForm,
+    gather_adapters,
+    write_adapters,
 )
+from ppojob_trainer.checkpoint.tensors import gather_tensors, join, stored_dtype, write_tensors
+from ppojob_trainer.checkpoint.untrained_parts import UntrainedParts
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_files import ADAPTER_FOLDER
@@ -74,16 +74,15 @@ def export_model(
     adapters: Mapping[str, Adapter] = _NO_ADAPTERS,
     kind: ModelKind = POLICY,
     overrides: Mapping[str, Json] = _NO_CHANGES,
-    told: Callable[[Join], Join] = lambda join: join,
+    wrap_join: Callable[[Join], Join] = lambda join: join,
 ) -> None:
     """Write a model folder: with LoRA the merged weights, and the adapters in a subfolder.
 
     A collective if the model is sharded: weights are all-gathered one at a time, and one rank
-    writes. Untrained parts are taken over from the initial folder: a vision tower, and a language
-    model's MTP layers.
+    writes. Untrained parts are copied from the initial folder (`UntrainedParts`).
 
     Args:
-        target: the folder, replaced as a whole; None for a rank that gives its shards only.
+        target: the folder, replaced as a whole; None for a rank that only sends its shards.
         tensors: Hugging Face names and tensors; tied ones once.
         model_folder: the initial model: its config and generation config are taken over.
         dtype: of the stored weights; floating tensors are converted one at a time.
@@ -93,49 +92,39 @@ def export_model(
         adapters: by the names of the weights that they adapt.
         kind: of the result; its head, and layers trained whole, are saved with adapters.
         overrides: the job's changes of the configuration.
-        told: wraps a `Join` so that all ranks get the result of those that hold a tensor.
+        wrap_join: wraps a `Join` so that all ranks get the result of those that hold a tensor.
 
     Raises:
         StorageError: the disk refused; an older export stays.
         ConfigError: ``model_folder`` lacks config.json, or weights that are taken over.
     """
     given = dict(tensors)
-    beside = Beside.of(model_folder, scores=SCORE_WEIGHT in given)
-    trained = beside.in_files(given)
-    frozen = beside.frozen(trained)
+    untrained = UntrainedParts.of(model_folder, scores=SCORE_WEIGHT in given)
+    trained = untrained.in_files(given)
+    frozen = untrained.frozen(trained)
     named = trained | frozen
-    plain = told(join)
-    changed = {beside.name_in_files(name): adapter for name, adapter in adapters.items()}
-    merge = _but(frozen, beside, told(_merging(changed)))
+    plain = wrap_join(join)
+    changed = {untrained.name_in_files(name): adapter for name, adapter in adapters.items()}
+    merge = _but(frozen, untrained, wrap_join(_merging(changed)))
     loras = [adapter.lora for adapter in adapters.values()]
     whole = {SCORE_WEIGHT, SCORE_BIAS, *(saved_weights(loras[0]) if loras else ())}
     head = {name: tensor for name, tensor in named.items() if name in whole}
     began = _read_config(model_folder)
-    layers = layers_name(began)
-    is_tied = HEAD not in named
+    form = AdapterForm(model_folder, kind, layers_name(began), is_tied=HEAD not in named)
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
             held = {name: named[name] for name in names if name not in frozen}
-            give_parts(held, dtype=dtype, join=merge)
+            gather_tensors(held, dtype=dtype, join=merge)
         if adapters:
-            give_adapters(adapters, head, plain, layers=layers, is_tied=is_tied)
+            gather_adapters(adapters, head, plain, form)
         return
-    with _replacing(target) as aside:
-        durable.make_folder(aside, parents=True)
-        config = _config(began, dtype, kind, overrides, has_mtp=bool(beside.mtp))
-        _write_settings(aside, config, model_folder, tokenizer_folder, chat_template)
-        _write_weights(aside, named, dtype, max_file_bytes, merge)
+    with _replacing(target) as temporary:
+        durable.make_folder(temporary, parents=True)
+        config = _config(began, dtype, kind, overrides, has_mtp=bool(untrained.mtp))
+        _write_settings(temporary, config, model_folder, tokenizer_folder, chat_template)
+        _write_weights(temporary, named, dtype, max_file_bytes, merge)
         if adapters:
-            write_adapters(
-                aside / ADAPTER_FOLDER,
-                adapters,
-                head,
-                plain,
-                base=model_folder,
-                kind=kind,
-                layers=layers,
-                is_tied=is_tied,
-            )
+            write_adapters(temporary / ADAPTER_FOLDER, adapters, head, plain, form)
 
 
 def export_adapters(
@@ -147,37 +136,27 @@ def export_adapters(
 ) -> None:
     """Write a folder of adapters alone, like that which `export_model` adds to merged weights.
 
-    `head` is the trained head of a classifier, or layers of a language model trained whole.
-
-    Raises:
-        ConfigError: ``base`` has no readable config.json, which determines PEFT's layer names.
+    `head` is the trained head of a classifier, or layers of a language model trained whole. Raises
+    ConfigError if ``base`` has no readable config.json.
     """
-    with _replacing(target) as aside:
-        folder = Path(base)
-        sizes = sizes_of(base)
-        write_adapters(
-            aside,
-            adapters,
-            head,
-            join,
-            base=folder,
-            kind=kind,
-            layers=layers_name(_read_config(folder)),
-            is_tied=sizes is not None and sizes.is_tied,
-        )
+    with _replacing(target) as temporary:
+        folder, sizes = Path(base), sizes_of(base)
+        is_tied = sizes is not None and sizes.is_tied
+        form = AdapterForm(folder, kind, layers_name(_read_config(folder)), is_tied=is_tied)
+        write_adapters(temporary, adapters, head, join, form)
 
 
 @contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
     """Replace a folder atomically by the one that the block writes."""
-    aside = target.with_name(f".{target.name}.aside")
-    durable.remove_tree(aside, CLEAR_POINT)
-    yield aside
+    temporary = target.with_name(f".{target.name}.aside")
+    durable.remove_tree(temporary, CLEAR_POINT)
+    yield temporary
     old = target.with_name(f".{target.name}.old")
     durable.remove_tree(old, CLEAR_POINT)
     if target.exists():
         durable.rename(target, old, EXPORT_POINT)
-    durable.rename(aside, target, EXPORT_POINT)
+    durable.rename(temporary, target, EXPORT_POINT)
     durable.remove_tree(old, CLEAR_POINT)
 
 
@@ -210,14 +189,14 @@ def _write_weights(
         path = folder / "model.safetensors"
         write_tensors(path, tensors, dtype=dtype, metadata=metadata, join=join)
         return
-    places: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for number, names in enumerate(files, start=1):
         file = f"model-{number:05d}-of-{len(files):05d}.safetensors"
         part = {name: tensors[name] for name in names}
         write_tensors(folder / file, part, dtype=dtype, metadata=metadata, join=join)
-        places |= dict.fromkeys(names, file)
+        file_of |= dict.fromkeys(names, file)
     total = sum(_stored_bytes(*one, dtype) for one in tensors.items())
-    index = {"metadata": {"total_size": total}, "weight_map": places}
+    index = {"metadata": {"total_size": total}, "weight_map": file_of}
     durable.write_file(folder / "model.safetensors.index.json", _json(index), FILE_POINT)
 
 
@@ -294,12 +273,12 @@ def _read_config(model_folder: Path) -> dict[str, Any]:
     return found
 
 
-def _but(those: Mapping[str, Tensor], beside: Beside, merge: Join) -> Join:
-    """Return a `Join` that leaves replicated tensors, and uses `merge` for others."""
+def _but(frozen: Mapping[str, Tensor], untrained: UntrainedParts, merge: Join) -> Join:
+    """Return a `Join` that only dequantizes frozen tensors, and uses `merge` for others."""
 
     def stored(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
-        if name not in those:
+        if name not in frozen:
             return merge(name, tensor, dtype)
-        return join(name, beside.dequantised(name, tensor), dtype)
+        return join(name, untrained.dequantised(name, tensor), dtype)
 
     return stored

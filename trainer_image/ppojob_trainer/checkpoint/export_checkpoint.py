@@ -14,7 +14,7 @@ from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_trainer import remote_files
 from ppojob_trainer.checkpoint import identity, manifest
 from ppojob_trainer.checkpoint.export import export_adapters, export_model
-from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.manifest import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.store import CONFIG_NAME
 from ppojob_trainer.checkpoint.tensors import read_parts
 from ppojob_trainer.data.tokenizer_files import template_text
@@ -46,18 +46,12 @@ class _Source:
 def export_checkpoint(
     checkpoint: Path, target: Path, *, only_adapters: bool = False, critic: bool = False
 ) -> int:
-    """Assemble a model's weights from the shards of any layout, and export them.
+    """Assemble a model's weights from the shards of any layout, and export them; return the step.
 
-    It is the policy, or the critic: a value model is a token classifier. If the job keeps an EMA,
-    that is written, as at the end of a run.
-
-    The checkpoint's own configuration names the initial model: adapters are merged into its
-    weights, and its config, tokenizer and template are copied. With `only_adapters` the adapters
-    are written in PEFT's format, and the base weights are not read. A downloaded model is read from
-    the run's folder.
-
-    Returns:
-        The checkpoint's step.
+    It is the policy or the critic (a value model is a token classifier), or the EMA if the job has
+    one. Adapters are merged into the initial model of the checkpoint's configuration, whose config,
+    tokenizer and template are copied. With `only_adapters` the adapters are written in PEFT's
+    format, and the base weights are not read.
 
     Raises:
         DamagedCheckpoint: a file is missing or differs from the manifest.
@@ -74,14 +68,14 @@ def export_checkpoint(
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
     tensors = _tensors(checkpoint, found.files, source)
     adapters = _adapters(tensors, model)
-    beside = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
+    head = {name: tensor for name, tensor in tensors.items() if not is_adapter(name)}
     if only_adapters and not adapters:
         raise ConfigError(
             f"--adapters: got {checkpoint}: its job has trained all weights; a job with "
             f"{source.kind.where.removesuffix('path')}lora, or the model without --adapters"
         )
     if only_adapters:
-        export_adapters(target, adapters, model.path, beside, source.kind)
+        export_adapters(target, adapters, model.path, head, source.kind)
         return found.progress.step
     if adapters:
         base = base_of(model.path)
@@ -90,7 +84,7 @@ def export_checkpoint(
         whole = load_model(model.path, dtype, kind=source.kind, overrides=source.overrides)
         if model.lora is not None and model.lora.base_type is not None:
             round_layers(whole)
-        tensors = dict(hf_named_tensors(whole)) | beside
+        tensors = dict(hf_named_tensors(whole)) | head
     export_model(
         target,
         tensors.items(),
@@ -155,25 +149,19 @@ def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
     spec = settings.get("spec")
     assert isinstance(spec, dict), "an identity has been read"
     policy = _policy(settings, checkpoint).model
-    trained = _trained_critic(settings)
+    critics = {str(name): one.critic for name, one in ESTIMATORS.items() if one.critic}
+    trained = critics.get(_algorithm(settings))
     if trained is None:
-        types = " or ".join(str(name) for name, one in ESTIMATORS.items() if one.critic)
+        types = " or ".join(critics)
         raise ConfigError(
             f"--critic: got {checkpoint}: its job has trained no critic; that of a job of type: "
             f"{types}, or the policy without --critic"
         )
     critic = CriticSpec.model_validate(spec.get("critic"))
     changes = {"path": critic.path, "lora": critic.lora, "average_decay": None}
-    own = policy.model_copy(update=changes)
-    own = _located(own, checkpoint)
+    own = _located(policy.model_copy(update=changes), checkpoint)
     kind = CRITIC if trained == "value" else PROCESS_REWARD
     return _Source("critic", kind, own, config_changes(own.path, policy))
-
-
-def _trained_critic(settings: Mapping[str, Json]) -> str | None:
-    """Return the kind of the critic that the job trains; None if it trains none."""
-    critics = {str(name): one.critic for name, one in ESTIMATORS.items()}
-    return critics.get(_algorithm(settings)) or None
 
 
 def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
@@ -181,13 +169,13 @@ def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
     try:
         return ModelSpec.model_validate(spec.get("model") if isinstance(spec, dict) else None)
     except ValidationError:
-        why = "it says nothing of a model that this version knows"
+        why = "its model settings are of another version"
         raise DamagedCheckpoint(f"{checkpoint.name}/{CONFIG_NAME}", why) from None
 
 
 def _located(model: ModelSpec, checkpoint: Path) -> ModelSpec:
     """Return the model with the paths of downloaded inputs."""
-    found = remote_files.places(checkpoint.resolve().parents[1])
+    found = remote_files.local_paths(checkpoint.resolve().parents[1])
     given = {"path": model.path, "tokenizer_path": model.tokenizer_path}
     fetched = {name: found[url] for name, url in given.items() if url in found}
     return model.model_copy(update=fetched)

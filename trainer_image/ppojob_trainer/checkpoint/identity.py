@@ -13,8 +13,7 @@ from ppojob_api.run_config import LAYOUT
 from ppojob_api.shape import members_at
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.policy_loss import LOSSES
-from ppojob_trainer.checkpoint.files import check_content
-from ppojob_trainer.checkpoint.manifest import Manifest
+from ppojob_trainer.checkpoint.manifest import Manifest, check_content
 from ppojob_trainer.errors import CannotResume, DamagedCheckpoint
 from ppojob_trainer.json_value import Json
 
@@ -64,10 +63,9 @@ class Identity:
 
     Attributes:
         config: canonical JSON of the settings that decide the trajectory: an object `spec`, which
-            must
-            be equal to resume, and an object `layout`, which may differ.
+            must be equal to resume, and an object `layout`, which may differ.
         files: path -> SHA-256 of reward function files, which may differ too: users often fix one
-            before they resume. Stored beside the configuration, as its object `files`.
+            before they resume. Stored as the object `files` of the configuration.
         bases: fingerprints of the base models of the checkpoint's adapters, by the fields of their
             folders; empty where checkpoints hold all weights.
     """
@@ -90,16 +88,16 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
     if found.job_uid != owner.job_uid:
         raise CannotResume(
             f"{folder}: got uid {found.job_uid}: this job is {owner.job_uid}; "
-            "name another folder, or go on with the job that made it"
+            "another folder, or resume the job that made it"
         )
     theirs = settings_of(found, folder)
-    differences = changed_settings(theirs.get("spec"), json.loads(owner.config).get("spec"))
-    if differences:
+    changes = changed_settings(theirs.get("spec"), json.loads(owner.config).get("spec"))
+    if changes:
         raise CannotResume(
             f"{where}: got {new}: checkpoint {folder.name} was made with {old}; "
-            "go on with the old value, or begin a run of its own in another folder "
-            "(spec.checkpoint.branch: with this checkpoint)"
-            for where, old, new in differences
+            "the old value, or a new run in another folder (spec.checkpoint.branch: with this "
+            "checkpoint)"
+            for where, old, new in changes
         )
     check_bases(theirs, owner.bases, folder)
 
@@ -117,29 +115,15 @@ def check_bases(theirs: Mapping[str, Json], bases: Mapping[str, str], folder: Pa
     if differing:
         raise CannotResume(
             f"{where}: got weights {base[:_SHOWN_DIGITS]}: the adapters of checkpoint "
-            f"{folder.name} were trained on {other[:_SHOWN_DIGITS]}; the model as it was, or begin "
-            "a run of its own in another folder"
+            f"{folder.name} were trained on {other[:_SHOWN_DIGITS]}; the same model, or a new run "
+            "in another folder"
             for where, base, other in differing
         )
-
-
-def layout_change(owner: Identity, found: Manifest, folder: Path) -> str | None:
-    """Return the first layout setting that differs, with both values; None without one."""
-    theirs, ours = settings_of(found, folder), json.loads(owner.config)
-    difference = next(_differences(theirs.get("layout"), ours.get("layout"), "spec"), None)
-    return None if difference is None else "{}: {} -> {}".format(*difference)
 
 
 def edited(known: Mapping[str, Json], now: Mapping[str, str]) -> list[str]:
     """Return the paths of files whose known digest has changed."""
     return [path for path, digest in now.items() if known.get(path, digest) != digest]
-
-
-def changed_files(owner: Identity, found: Manifest, folder: Path) -> list[str]:
-    """Return the paths of reward files that changed since a checkpoint was written."""
-    theirs = settings_of(found, folder).get("files")
-    known = theirs if isinstance(theirs, dict) else {}
-    return edited(known, owner.files)
 
 
 def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
@@ -168,7 +152,7 @@ def read_settings(document: bytes) -> dict[str, Json]:
 
 def changed_settings(old: Json, new: Json) -> list[Difference]:
     """Return the settings in which two runs differ, without derived ones."""
-    found = list(_differences(old, new, "spec"))
+    found = list(differences(old, new, "spec"))
     paths = {where for where, _, _ in found}
     return [
         difference
@@ -180,20 +164,20 @@ def changed_settings(old: Json, new: Json) -> list[Difference]:
     ]
 
 
-def _differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
+def differences(old: Json, new: Json, where: str) -> Iterator[Difference]:
     """Yield the leaves in which two JSON documents differ."""
     if isinstance(old, dict) and isinstance(new, dict):
         for key in sorted(old.keys() | new.keys()):
             inner = f"{where}.{key}"
             if key in old and key in new:
-                yield from _differences(old[key], new[key], inner)
+                yield from differences(old[key], new[key], inner)
             # A field that an older version did not have gets its default there.
-            elif any(_differences(_default(inner), old.get(key, new.get(key)), inner)):
+            elif any(differences(_default(inner), old.get(key, new.get(key)), inner)):
                 yield inner, _text(old, key), _text(new, key)
         return
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         for index, (left, right) in enumerate(zip(old, new, strict=True)):
-            yield from _differences(left, right, f"{where}[{index}]")
+            yield from differences(left, right, f"{where}[{index}]")
         return
     left_text, right_text = json.dumps(old, sort_keys=True), json.dumps(new, sort_keys=True)
     if left_text != right_text:

@@ -1,12 +1,12 @@
 """Journal of the controller: the events of a run in order, one fsynced JSON line each.
 
-It is beside the checkpoints. A restarted controller learns from it which step the living ranks have
-done (what they did of the next one is in their memory, by request id), and which checkpoints
-existed even if all are gone. A torn last line was never acknowledged and is truncated; any other
-line that does not parse is damage.
+A restarted controller reads from it which step the living ranks have done (their answers of the
+next step are in memory, by request id), and which checkpoints existed. A torn last line was never
+acknowledged and is truncated; any other line that does not parse is damage.
 """
 
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
@@ -26,7 +26,7 @@ JOURNAL_POINT: Final = durable.point("journal", *durable.LINE_ACTS)
 class _Event(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, tag_field="event"
 ):
-    """Fields of all events: the time in unix seconds, for people.
+    """Fields of all events: the time in unix seconds, for users.
 
     Only that of the first event has an effect, on the date in chat templates.
     """
@@ -82,7 +82,7 @@ class StepDone(_Event, frozen=True, kw_only=True, tag="step_done"):
 
 
 class StepTrained(_Event, frozen=True, kw_only=True, tag="step_trained"):
-    """A step has trained the models, but its validation failed or was given up: the run ends in it.
+    """A step has trained the models; its validation failed or was aborted, which ends the run.
 
     A checkpoint of the state follows, with the values of prompts. The step has no metrics line
     until a later controller has validated.
@@ -108,7 +108,7 @@ class CheckpointBegun(_Event, frozen=True, kw_only=True, tag="checkpoint_begun")
     files: tuple[FileEntry, ...]
 
 
-class CheckpointLeft(_Event, frozen=True, kw_only=True, tag="checkpoint_left"):
+class CheckpointSkipped(_Event, frozen=True, kw_only=True, tag="checkpoint_left"):
     """A due checkpoint could not be written, and the job continues."""
 
     step: int
@@ -119,6 +119,11 @@ class CheckpointSaved(_Event, frozen=True, kw_only=True, tag="commit_sealed"):
 
     step: int
     size_bytes: int
+
+    @classmethod
+    def of(cls, step: int, files: Iterable[FileEntry]) -> "CheckpointSaved":
+        """Return the event of now."""
+        return cls(time=time.time(), step=step, size_bytes=sum(file.size_bytes for file in files))
 
 
 class CheckpointRefused(_Event, frozen=True, kw_only=True, tag="commit_refused"):
@@ -152,7 +157,7 @@ Event = (
     | StepTrained
     | Resumed
     | CheckpointBegun
-    | CheckpointLeft
+    | CheckpointSkipped
     | CheckpointSaved
     | CheckpointRefused
     | Rewound
@@ -201,12 +206,8 @@ def last_saved(events: list[Event]) -> int | None:
 def resume_point(store: CheckpointStore, events: list[Event]) -> Latest:
     """Find where to resume; never silently restarts at step 0 if checkpoints existed.
 
-    Returns:
-        As ``CheckpointStore.latest``; a complete checkpoint whose folder is gone is a refusal too.
-
-    Raises:
-        CheckpointLost: the journal has a checkpoint, and none is there.
-        CannotResume: the newest checkpoint is of another job, configuration or format.
+    It returns and raises as ``CheckpointStore.latest``. A complete checkpoint whose folder is
+    missing is a refusal too; without any other one it raises CheckpointLost.
     """
     found = store.recover()
     saved = last_saved(events)
@@ -215,8 +216,8 @@ def resume_point(store: CheckpointStore, events: list[Event]) -> Latest:
     if found.checkpoint is None:
         raise CheckpointLost(
             str(store.root),
-            f"the journal says that step {saved} was saved, and no checkpoint is there; bring the "
-            "folder back, or begin anew in another run folder",
+            f"step {saved} was saved according to the journal, but there is no checkpoint; restore "
+            "the folder, or start a new run in another folder",
         )
     if found.checkpoint.step >= saved or saved in {refusal.step for refusal in found.refusals}:
         return found

@@ -6,16 +6,15 @@
       step-000010/            complete: manifest.json lists every file with size and sha256
       step-000020/
       latest -> step-000020   for people and tools; a restart trusts the manifests instead
-      best -> step-000010     where `checkpoint.best` asks for it
+      best -> step-000010     with `checkpoint.best`
       .step-000030.2.partial/ being written after two rewinds of the job
 
-Ranks write their files into the partial folder and answer with entries; the controller completes
-it: it checks the entries, writes configuration and manifest, and renames the folder. When the job
-goes back to a checkpoint, a rank that still writes an older one finds its folder gone.
-
-This file loads no torch: the controller imports it.
+Ranks write their files into the partial folder and answer with entries. The controller checks them,
+writes configuration and manifest, and renames the folder. After a rewind, the partial folder of a
+late rank no longer exists. Does not import torch: the controller imports this module.
 """
 
+import json
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -27,8 +26,14 @@ import ppojob_trainer
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import identity, manifest
-from ppojob_trainer.checkpoint.files import check_content, check_size, entry_of
-from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, Progress
+from ppojob_trainer.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    Progress,
+    check_content,
+    check_size,
+    entry_of,
+)
 from ppojob_trainer.errors import CheckpointLost, DamagedCheckpoint
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -48,9 +53,6 @@ SWEEP_POINT: Final = durable.point("checkpoint.sweep", *durable.REMOVE_ACTS)
 _NONE: Final[Mapping[str, str]] = {}
 _SEALED = re.compile(r"step-(\d{6,})")
 _SWEPT = re.compile(r"\.step-\d+(\.\d+)?\.(partial|damaged|pruned)|\.(latest|best)\.aside")
-_LEFT_BY_A_KILLED_SEAL: Final = frozenset(
-    {MANIFEST_NAME, f".{MANIFEST_NAME}.aside", f".{CONFIG_NAME}.aside"}
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +65,7 @@ class PendingCheckpoint:
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """A complete checkpoint: where it lies, and what it says of itself."""
+    """A complete checkpoint: its folder and its manifest."""
 
     folder: Path
     manifest: Manifest
@@ -93,31 +95,31 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Latest:
-    """The newest whole checkpoint, None where none was ever saved, and newer damaged ones."""
+    """The newest intact checkpoint, None if none was ever saved, and newer damaged ones."""
 
     checkpoint: Checkpoint | None
     refusals: tuple[Refusal, ...]
 
 
 def folder_name(step: int) -> str:
-    """Name of a complete checkpoint's folder."""
+    """Return the folder name of a complete checkpoint."""
     return f"step-{step:06d}"
 
 
 def step_of(name: str) -> int | None:
-    """The step of a complete checkpoint's folder; None for what is none."""
+    """Return the step of a folder name; None if it is not a complete checkpoint's."""
     match = _SEALED.fullmatch(name)
     return None if match is None else int(match[1])
 
 
 def steps_in(root: Path) -> tuple[int, ...]:
-    """Steps of all complete checkpoints of a folder, whole or damaged, ascending."""
+    """Return the steps of all complete checkpoints of a folder, also damaged ones, ascending."""
     found = (step_of(path.name) for path in root.iterdir() if path.is_dir())
     return tuple(sorted(step for step in found if step is not None))
 
 
 def has_checkpoint(run_folder: Path) -> bool:
-    """Whether a run has a complete checkpoint to go on from, whole or damaged."""
+    """Whether a run has a complete checkpoint, intact or damaged."""
     root = run_folder / CHECKPOINTS_FOLDER
     return root.is_dir() and bool(steps_in(root))
 
@@ -125,10 +127,9 @@ def has_checkpoint(run_folder: Path) -> bool:
 class CheckpointStore:
     """The checkpoints of one job in one folder.
 
-    Only the job's controller may call what writes, one thread at a time: a StatefulSet keeps it
-    alone, and on one machine the lock of the run folder does.
-
-    `root` is made where it is absent; the other arguments are those of `Identity`.
+    Only the job's controller may write, one thread at a time: it is the only one by its
+    StatefulSet, or by the lock of the run folder. `root` is created if missing; the other arguments
+    are those of `Identity`.
     """
 
     def __init__(
@@ -147,21 +148,19 @@ class CheckpointStore:
 
     @property
     def settings(self) -> bytes:
-        """What tells this job's checkpoints from others: see `Identity.document`."""
+        """Return the settings that identify the job's checkpoints, see `Identity.document`."""
         return self._identity.document()
 
     def edited(self, files: Mapping[str, str]) -> list[str]:
-        """Paths of files that are other than before; the next checkpoints know them as they are."""
+        """Return the paths of changed files; the next checkpoints store their new digests."""
         known = self._identity.files
         self._identity = replace(self._identity, files={**known, **files})
         return identity.edited(known, files)
 
     def begin(self, step: int, *, rewinds: int = 0) -> PendingCheckpoint:
-        """Open the folder of a new checkpoint.
+        """Create the folder of a new checkpoint, and remove all other incomplete folders.
 
-        Called again with the same numbers (by a controller that was restarted while the ranks
-        went on), it gives the same folder with what is in it. All other incomplete folders go, so a
-        rank that is late by a rewind of the job finds its folder gone.
+        A restarted controller that calls it with the same numbers gets the same folder.
         """
         folder = self.root / f".step-{step:06d}.{rewinds}.partial"
         self.clear(keep=folder)
@@ -169,7 +168,7 @@ class CheckpointStore:
         return PendingCheckpoint(step=step, folder=folder)
 
     def clear(self, keep: Path | None = None) -> None:
-        """Remove every incomplete folder but `keep`; nobody may be writing a checkpoint in them."""
+        """Remove every incomplete folder but `keep`; no checkpoint may be being written there."""
         for path in incomplete(self.root):
             if path != keep:
                 durable.remove_tree(path, SWEEP_POINT)
@@ -177,16 +176,14 @@ class CheckpointStore:
     def complete(
         self, pending: PendingCheckpoint, progress: Progress, files: Iterable[FileEntry]
     ) -> Checkpoint:
-        """Make a checkpoint of what the ranks have written; when this returns it cannot be lost.
+        """Complete a checkpoint whose files the ranks have written and synced; durable on return.
 
-        A step that is saved already (by a controller killed right behind the rename) stays as it
-        is; a damaged one is replaced.
-
-        The files are the entries that the ranks answered, each fsynced.
+        A step that is saved already, by a controller that was killed after the rename, is
+        unchanged; a damaged one is replaced.
 
         Raises:
-            DamagedCheckpoint: a listed file is absent or of another length, or one is not listed.
-            StorageError: the disk refused; the checkpoints before stand.
+            DamagedCheckpoint: a listed file is missing or of another size.
+            StorageError: the disk refused; earlier checkpoints are unchanged.
         """
         target = self.root / folder_name(pending.step)
         if target.exists() and self.is_whole(pending.step):
@@ -203,7 +200,8 @@ class CheckpointStore:
             progress=progress,
             files=tuple(sorted((config, *files), key=lambda entry: entry.path)),
         )
-        _check_listing(pending.folder, saved.files)
+        for entry in saved.files:
+            check_size(pending.folder, entry)
         durable.write_file(pending.folder / MANIFEST_NAME, manifest.encode(saved), MANIFEST_POINT)
         for folder, _, _ in os.walk(pending.folder, topdown=False):
             durable.fsync_folder(Path(folder), PARTIAL_POINT)
@@ -217,11 +215,11 @@ class CheckpointStore:
         return Checkpoint(folder=target, manifest=saved)
 
     def steps(self) -> tuple[int, ...]:
-        """Steps of all complete checkpoints, whole or damaged, ascending."""
+        """Return the steps of all complete checkpoints, also damaged ones, ascending."""
         return steps_in(self.root)
 
     def read(self, step: int) -> Checkpoint:
-        """Read one checkpoint: manifest, identity, presence and length of each file; not its bytes.
+        """Read one checkpoint: manifest, identity, and the size of each file; not its bytes.
 
         Raises:
             DamagedCheckpoint: names the file.
@@ -240,15 +238,19 @@ class CheckpointStore:
         return Checkpoint(folder=folder, manifest=found)
 
     def layout_change(self, checkpoint: Checkpoint) -> str | None:
-        """The first setting of ranks and threads that is another than a checkpoint's, or None."""
-        return identity.layout_change(self._identity, checkpoint.manifest, checkpoint.folder)
+        """Return the first layout setting that differs from a checkpoint's; None without one."""
+        theirs = identity.settings_of(checkpoint.manifest, checkpoint.folder).get("layout")
+        ours = json.loads(self._identity.config).get("layout")
+        difference = next(identity.differences(theirs, ours, "spec"), None)
+        return None if difference is None else "{}: {} -> {}".format(*difference)
 
     def changed_files(self, checkpoint: Checkpoint) -> list[str]:
-        """Paths of the reward files that are not what they were when a checkpoint was made."""
-        return identity.changed_files(self._identity, checkpoint.manifest, checkpoint.folder)
+        """Return the paths of reward files that changed since a checkpoint was written."""
+        known = identity.settings_of(checkpoint.manifest, checkpoint.folder).get("files")
+        return identity.edited(known if isinstance(known, dict) else {}, self._identity.files)
 
     def is_whole(self, step: int) -> bool:
-        """Whether a step has a whole checkpoint; its bytes are checked once a process."""
+        """Whether a step has an intact checkpoint; its bytes are verified once per process."""
         try:
             self._verify(step, again=False)
         except DamagedCheckpoint:
@@ -257,20 +259,20 @@ class CheckpointStore:
 
     def _verify(self, step: int, *, again: bool) -> Checkpoint:
         """Read a checkpoint and check its bytes; `again`: also those that were checked before."""
-        was_verified = step in self._verified
+        is_checked = step in self._verified and not again
         self._verified.discard(step)
         checkpoint = self.read(step)
-        if again or not was_verified:
+        if not is_checked:
             checkpoint.verify()
         self._verified.add(step)
         return checkpoint
 
     def latest(self) -> Latest:
-        """Find the newest checkpoint that is whole, every byte of it checked.
+        """Return the newest intact checkpoint; all its bytes are verified.
 
         Raises:
             CannotResume: it is of another job, configuration or format.
-            CheckpointLost: there are checkpoints, and none is whole.
+            CheckpointLost: there are checkpoints, but all are damaged.
         """
         refusals: list[Refusal] = []
         for step in reversed(self.steps()):
@@ -283,14 +285,13 @@ class CheckpointStore:
         if refusals:
             raise CheckpointLost(
                 str(self.root),
-                f"no checkpoint is whole: {'; '.join(map(str, refusals))};"
-                " bring the files back from a "
-                "copy, or begin anew in another run folder",
+                f"all checkpoints are damaged: {'; '.join(map(str, refusals))}; restore the files "
+                "from a copy, or start a new run in another folder",
             )
         return Latest(checkpoint=None, refusals=())
 
     def recover(self) -> Latest:
-        """As ``latest``, after removing what a killed run left; nobody may be writing one."""
+        """As ``latest``, after removing incomplete folders of a killed run."""
         self.clear()
         found = self.latest()
         if found.checkpoint is not None:
@@ -300,16 +301,13 @@ class CheckpointStore:
     def prune(
         self, keep_last: int, best: int | None = None, held: int | None = None
     ) -> tuple[int, ...]:
-        """Remove old checkpoints; the newest that is whole always stays.
+        """Remove all checkpoints but the last `keep_last` intact ones, `best` and `held`.
 
-        A checkpoint counts only once every byte of it was checked in this process (or was hashed on
-        its way to the disk), so that a good one never goes in favour of a damaged one.
-
-        The last `keep_last` whole ones stay, and the checkpoint of step `best`, where the link
-        points, and that of step `held`, which somebody reads.
+        Only verified checkpoints count as intact. `best` is the step of the link of this name;
+        `held` is that of a checkpoint that is being read.
 
         Returns:
-            Steps of the removed ones, newest first.
+            Removed steps, newest first.
         """
         kept = 0
         removed = []
@@ -319,42 +317,28 @@ class CheckpointStore:
             if kept >= keep_last:
                 if step in {best, held}:
                     continue
-                self._remove(step)
+                # Renamed first: a partly removed checkpoint must not look like a damaged one.
+                folder = self.root / folder_name(step)
+                pruned = self.root / f".{folder.name}.pruned"
+                durable.rename(folder, pruned, PRUNE_POINT)
+                durable.remove_tree(pruned, SWEEP_POINT)
+                self._verified.discard(step)
                 removed.append(step)
             elif self.is_whole(step):
                 kept += 1
         return tuple(removed)
 
-    def _remove(self, step: int) -> None:
-        """Rename out of sight first: a checkpoint half removed must not look like a damaged one."""
-        folder = self.root / folder_name(step)
-        aside = self.root / f".{folder.name}.pruned"
-        durable.rename(folder, aside, PRUNE_POINT)
-        durable.remove_tree(aside, SWEEP_POINT)
-        self._verified.discard(step)
-
     def _point(self, name: str, target: Path) -> None:
         link = self.root / name
         if link.is_symlink() and link.readlink() == Path(target.name):
             return
-        aside = self.root / f".{name}.aside"
+        temporary = self.root / f".{name}.aside"
         with durable.act(LATEST_POINT, "write", link):
-            aside.unlink(missing_ok=True)
-            aside.symlink_to(target.name)
-        durable.rename(aside, link, LATEST_POINT)
+            temporary.unlink(missing_ok=True)
+            temporary.symlink_to(target.name)
+        durable.rename(temporary, link, LATEST_POINT)
 
 
 def incomplete(root: Path) -> list[Path]:
-    """What a run that ended in the middle of a checkpoint left; its next start removes it."""
+    """Return the incomplete folders of a run, which its next start removes."""
     return sorted(path for path in root.iterdir() if _SWEPT.fullmatch(path.name))
-
-
-def _check_listing(folder: Path, files: tuple[FileEntry, ...]) -> None:
-    listed = {entry.path for entry in files}
-    assert len(listed) == len(files), "two entries of one checkpoint share a path"
-    for entry in files:
-        check_size(folder, entry)
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and name not in listed | _LEFT_BY_A_KILLED_SEAL:
-            raise DamagedCheckpoint(f"{folder.name}/{name}", "no rank answered for this file")

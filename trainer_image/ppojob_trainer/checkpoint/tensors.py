@@ -1,9 +1,8 @@
 """Safetensors files of checkpoints: hashed while written, memory-mapped when read.
 
-The same tensors give the same bytes on every machine: the order is by element size (which keeps
-every tensor aligned) and then by name, the header has sorted keys. Both directions need one chunk
-of memory: a tensor is written from where it is, and a reader gets views of a private mapping of the
-file, whose pages the kernel may drop.
+The same tensors give the same bytes on every machine: the order is by element size, for alignment,
+and then by name, and the header has sorted keys. A tensor is written in chunks, and read as a view
+of a private mapping of the file.
 
 Format: https://huggingface.co/docs/safetensors (8 bytes length, JSON header, data).
 """
@@ -13,8 +12,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
@@ -25,10 +24,10 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ppojob_trainer import durable, failpoints
-from ppojob_trainer.checkpoint.files import CHUNK_BYTES, check_content
+from ppojob_trainer.checkpoint.manifest import CHUNK_BYTES, check_content
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.mixtures import stays_float32
-from ppojob_trainer.parallel.boxes import Box, Join, detached, whole
+from ppojob_trainer.parallel.boxes import Box, Join, box_of, detached, full_tensor, local_part
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 SHARD_POINT: Final = durable.point("checkpoint.shard", "write", "fsync", "fsync_folder")
@@ -55,7 +54,7 @@ _DTYPE_NAMES: Final = {
 
 def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """The `Join` of a tensor that is stored as it is: all-gather, converted before sending."""
-    return whole(detached(tensor, dtype))
+    return full_tensor(detached(tensor, dtype))
 
 
 def write_tensors(
@@ -66,10 +65,10 @@ def write_tensors(
     metadata: Mapping[str, str] | None = None,
     join: Join = join,
 ) -> tuple[int, str]:
-    """Write a safetensors file in place, with fsync; nobody may read it before its checkpoint.
+    """Write a safetensors file in place, with fsync; not atomic, unlike its checkpoint.
 
-    A sharded tensor is gathered by `join` when its turn comes, and the other ranks take part by
-    `give_parts`. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
+    A sharded tensor is gathered by `join` before it is written; the other ranks call
+    `gather_tensors`. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
 
     Returns:
         Size in bytes and sha256 in hex of the file.
@@ -89,13 +88,88 @@ def write_tensors(
     return size_bytes, sha256
 
 
-def give_parts(
+def gather_tensors(
     tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join
 ) -> None:
     """Take part in `write_tensors` of another rank, with the same arguments."""
     stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
     for name in _order(stored):
         join(name, tensors[name], stored[name])
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One file of a checkpoint, written by a rank of a role.
+
+    Attributes:
+        path: of the file, relative to the checkpoint's folder.
+        parts: this rank's shard of each tensor, on any device.
+        boxes: of sharded tensors, the box of the shard.
+    """
+
+    path: str
+    parts: Mapping[str, Tensor]
+    boxes: Mapping[str, Box]
+    role: str
+    rank: int
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its tensors, without the header."""
+        return sum(part.nbytes for part in self.parts.values())
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        tensors: Mapping[str, Tensor],
+        *,
+        role: str,
+        rank: int,
+        seen: Callable[[Tensor], Tensor] = local_part,
+    ) -> "Shard":
+        """Make the file of some tensors; `seen` returns this rank's shard where its bytes are."""
+        parts = {name: seen(tensor) for name, tensor in tensors.items()}
+        boxes = {name: box_of(t) for name, t in tensors.items() if local_part(t) is not t}
+        return cls(path, parts, boxes, role, rank)
+
+    def write(self, folder: Path) -> FileEntry:
+        """Write it into a checkpoint's folder; on return it is on disk.
+
+        Raises:
+            StorageError: the disk refused.
+            FileNotFoundError: the pending checkpoint is gone: the job was rewound.
+        """
+        target = folder / self.path
+        for parent in reversed(target.relative_to(folder).parents[:-1]):
+            durable.make_folder(folder / parent, exist_ok=True)
+        boxes = self.boxes
+        metadata = {BOXES: msgspec.json.encode(boxes, order="sorted").decode()} if boxes else {}
+        size_bytes, sha256 = write_tensors(target, self.parts, metadata=metadata)
+        return FileEntry(
+            path=self.path, size_bytes=size_bytes, sha256=sha256, role=self.role, rank=self.rank
+        )
+
+
+@dataclass
+class HostCopies:
+    """Reusable host memory for copies of files to be written, pinned if there is a GPU."""
+
+    _buffers: dict[tuple[str, str], Tensor] = field(default_factory=dict)  # by file and tensor
+
+    def of(self, shard: Shard) -> Shard:
+        """Copy a file's tensors; a previous copy of the same path becomes invalid."""
+        parts = {name: self._copied((shard.path, name), t) for name, t in shard.parts.items()}
+        for device in {part.device for part in shard.parts.values() if part.is_cuda}:
+            torch.cuda.current_stream(device).synchronize()
+        return replace(shard, parts=parts)
+
+    def _copied(self, key: tuple[str, str], tensor: Tensor) -> Tensor:
+        buffer = self._buffers.get(key)
+        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
+            buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+            self._buffers[key] = buffer
+        return buffer.copy_(tensor, non_blocking=True)
 
 
 def read_shard(folder: Path, entry: FileEntry) -> dict[str, Tensor]:
@@ -128,17 +202,16 @@ def read_parts(
 ) -> dict[str, Tensor]:
     """Map a rank's shards of tensors, whatever layout wrote the files.
 
-    Only the files that it needs are read, and those are verified: under the layout that wrote the
-    checkpoint that is the rank's own.
+    Only the files that it needs are read and verified: under the same layout the rank's own.
 
     Args:
         folder: the checkpoint's folder.
-        entries: the files that all ranks of a role wrote of the same tensors (their weights).
+        entries: the files of all ranks of a role with these tensors.
         wanted: the boxes of tensors, some of which the files may lack; None for all of every one.
         rank: of the reader; its own file comes first for tensors in several files.
 
     Returns:
-        Tensors on the CPU, by name; see `read_shard`, which raises the same.
+        Tensors on the CPU, by name, as by `read_shard`.
     """
     ordered = sorted(entries, key=lambda entry: (entry.rank != rank, entry.rank))
     pieces: dict[str, list[_Piece]] = {}
@@ -159,7 +232,7 @@ def read_parts(
                 check_content(folder, piece.entry)
                 verified.add(piece.entry.path)
         joined = {plain: _join(own, plain) for plain, own in needed.items()}
-        parts[name] = box.joined(joined.__getitem__)
+        parts[name] = box.assemble(joined.__getitem__)
     return parts
 
 
@@ -210,12 +283,12 @@ def _join(pieces: list[_Piece], wanted: Box) -> Tensor:
     if wanted.numel == 0 and wanted.shape:
         return first.tensor.new_empty(wanted.local_shape)
     if len(pieces) == 1:
-        return first.tensor[wanted.seen_from(first.box)]
+        return first.tensor[wanted.slices_in(first.box)]
     part = torch.empty(wanted.local_shape, dtype=first.tensor.dtype)
     for piece in pieces:
         shared = piece.box.intersect(wanted)
         assert shared is not None, "only pieces that overlap are joined"
-        part[shared.seen_from(wanted)] = piece.tensor[shared.seen_from(piece.box)]
+        part[shared.slices_in(wanted)] = piece.tensor[shared.slices_in(piece.box)]
     return part
 
 
@@ -274,7 +347,7 @@ def _chunks(
     stored: Mapping[str, torch.dtype],
     join: Join,
 ) -> Iterator[memoryview]:
-    """Yield the file's bytes in pieces of at most CHUNK_BYTES, which a reader may keep."""
+    """Yield the file's bytes in chunks of at most CHUNK_BYTES."""
     yield memoryview(header)
     for index, name in enumerate(order):
         if index == 1:

@@ -1,6 +1,6 @@
-"""Batch metadata held by the controller: prompts, lengths and scores, but no tokens.
+"""Batch metadata of the controller: prompts, lengths and scores, without tokens.
 
-Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p` of the batch.
+Rows are prompt-major: row `p * samples + s` is sample `s` of prompt `p`.
 """
 
 import hashlib
@@ -30,12 +30,7 @@ SCORE: Final = "score"
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The generation round that a prompt of a selected batch came from.
-
-    Attributes:
-        round: generation round of the step, from 0.
-        position: position in the batch of that round.
-    """
+    """Generation round of a prompt, from 0, its position in that round, and its owner."""
 
     round: int
     position: int
@@ -48,11 +43,10 @@ class Batch:
 
     Attributes:
         purpose: `train`, `validation`, or `greedy` (the greedy baseline of training).
-        prompts: in the order of the batch.
         samples: responses per prompt.
         owners: ranks that own rows; each owns one contiguous range of prompts.
         round: generation round of the step, from 0.
-        number: number of the round within the run, as in `Generate`.
+        number: number of the round in the run, see `Generate`.
         lengths: (rows,) response tokens.
         truncated: (rows,) whether a response reached the length limit.
         scores: (rows,) from the reward functions.
@@ -86,11 +80,11 @@ class Batch:
 
     @property
     def label(self) -> str:
-        """Name the batch within its step."""
+        """Return the name of the batch within its step."""
         return self.name(0, 0).label
 
     def name(self, rewinds: int, step: int) -> BatchName:
-        """Name the batch within its job."""
+        """Return the name of the batch within its job."""
         return BatchName(rewinds, step, self.purpose, self.round)
 
     @property
@@ -100,7 +94,7 @@ class Batch:
 
     @property
     def given_rows(self) -> set[int]:
-        """Return the rows whose responses came from the data, not from generation."""
+        """Return the rows whose responses came from the data."""
         return {row for row, tokens in enumerate(self.versions) if OF_DATA in tokens}
 
     @property
@@ -118,7 +112,7 @@ class Batch:
 
     @property
     def index(self) -> BatchIndex:
-        """Return the index of the batch: its rows and the owner of each."""
+        """Return the index of the rows and their owners."""
         sizes = tuple(len(prompt.pictures) for prompt in self.prompts)
         later = tuple(self.later_picture_bytes)
         own = self.teacher_prompt_tokens or [
@@ -143,7 +137,7 @@ class Batch:
 
     @property
     def prompts_digest(self) -> str:
-        """Return the SHA-256, in hex, of the batch's prompts in their order."""
+        """Return the SHA-256, in hex, of the prompt numbers and samples."""
         numbers = [prompt.index for prompt in self.prompts]
         return hashlib.sha256(msgspec.json.encode([numbers, self.samples])).hexdigest()
 
@@ -152,7 +146,7 @@ class Batch:
         return self.prompts[row // self.samples]
 
     def prompt_tokens(self, first: int, last: int, given: int = 0) -> list[PromptTokens]:
-        """Return a range of prompts as sent to ranks, with at most `given` given responses each."""
+        """Return the message of a range of prompts, with at most `given` responses of the data."""
         return [
             PromptTokens(
                 prompt.index,
@@ -169,7 +163,7 @@ class Batch:
         ]
 
     def score_items(self, first: int, last: int) -> list[ScoreItem]:
-        """Return what reward functions receive for rows `[first, last)`."""
+        """Return the inputs of reward functions for rows `[first, last)`."""
         return [
             ScoreItem(
                 begin,
@@ -185,7 +179,7 @@ class Batch:
         ]
 
     def model_score_items(self, first: int, last: int) -> list[ModelScoreItem]:
-        """Return what a reward model receives for rows `[first, last)`."""
+        """Return the inputs of a reward model for rows `[first, last)`."""
         return [
             ModelScoreItem(begin, end, msgspec.json.encode(prompt.prompt))
             for prompt, begin, end in self._answers(first, last)
@@ -200,7 +194,7 @@ class Batch:
             first = end
 
     def values(self) -> list[dict[str, float | str]]:
-        """Return the values that scorers returned beside the scores, in row order."""
+        """Return (rows,) the further values of the reward functions."""
         return [msgspec.json.decode(extras) for extras in self.extras]
 
     def value_kinds(self) -> dict[str, ValueKind]:
@@ -208,10 +202,13 @@ class Batch:
         return value_kinds(self.values())
 
     def numbers(self, name: str, step: int, where: str, others: Sequence[str] = ()) -> list[float]:
-        """Return (rows,) the score, or another number that scorers returned.
+        """Return (rows,) the score, or another number of the reward functions.
 
-        For the error message, `where` is the field that names it, and `others` are the further
-        names that the field accepts.
+        Args:
+            name: of the number.
+            step: for the error message.
+            where: field that names it, for the error message.
+            others: further names that the field accepts, for the error message.
 
         Raises:
             RewardFailed: a row has no such number.
@@ -236,14 +233,14 @@ class Batch:
     def _score_of_failure(
         self, name: str, row: int, values: Mapping[str, float | str]
     ) -> float | str | None:
-        """Return the number of a failed call, where `errorScore` allows failures."""
+        """Return the number of a failed call, if `errorScore` allows failures."""
         function = "".join(name.rpartition("/")[:2])
         if not values.get(f"{function}failed"):
             return None
         return values.get(f"{function}score", self.scores[row])
 
-    def take_lengths(self, answers: list[Generated]) -> None:
-        """Store the lengths that the owners reported, in the order of their ranges."""
+    def set_lengths(self, answers: list[Generated]) -> None:
+        """Set the lengths and related metadata from the answers of all owners."""
         self.lengths = [length for answer in answers for length in answer.lengths]
         self.truncated = [truncated for answer in answers for truncated in answer.truncated]
         self.figures = [figures for answer in answers for figures in answer.figures]
@@ -252,28 +249,28 @@ class Batch:
         self.counts = sum((Counter(answer.counts) for answer in answers), Counter())
         self.later_picture_bytes = [n for answer in answers for n in answer.later_picture_bytes]
 
-    def take_scores(self, scores: list[RowScore]) -> None:
-        """Store scores, which may arrive in any order."""
+    def set_scores(self, scores: list[RowScore]) -> None:
+        """Set the scores, given in any order."""
         ordered = sorted(scores, key=lambda score: score.row)
         self.scores = [score.score for score in ordered]
         self.extras = [score.extras for score in ordered]
 
 
 def interaction_of(prompt: PromptRow) -> Interaction | None:
-    """Return a row's user simulator arguments (verl: `extra_info.interaction_kwargs`), or None."""
+    """Return a row's user simulator (verl: `extra_info.interaction_kwargs`), or None."""
     arguments = prompt.extra_info.get(INTERACTION)
     if not isinstance(arguments, dict) or not isinstance(name := arguments.get("name"), str):
         return None
-    asked = prompt.prompt
-    messages = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
+    messages = prompt.prompt
+    if isinstance(messages, str):
+        messages = [{"role": "user", "content": messages}]
     return Interaction(name, msgspec.json.encode(arguments), msgspec.json.encode(messages))
 
 
 def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float]:
     """Return (rows,) the targets of a process reward model: the scores, NaN for dropped rows.
 
-    Raises:
-        RewardFailed: a score is not between 0 and 1.
+    RewardFailed if a score is not between 0 and 1.
     """
     outcomes = list(batch.scores)
     for row in dropped:
@@ -289,19 +286,15 @@ def outcomes_of(batch: Batch, dropped: Collection[int], step: int) -> list[float
 
 
 def values_of_failure(values: Mapping[str, float | str]) -> dict[str, float | str]:
-    """Return the values kept for a response without a score: its failure, and the function."""
-    told = (DROPPED, FAILED)
-    return {name: value for name, value in values.items() if name.rpartition("/")[2] in told}
+    """Return the values that say that the reward functions of a dropped response failed."""
+    return {key: one for key, one in values.items() if key.rpartition("/")[2] in (DROPPED, FAILED)}
 
 
 def spread(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Split `rows` into exactly `parts` ranges `[first, last)`; sizes differ by at most one row.
-
-    Empty ranges lie between the others, so that neighbours get about as many rows as others do.
-    """
+    """Split `rows` into `parts` ranges `[first, last)` whose sizes differ by at most one."""
     return list(itertools.pairwise(rows * part // parts for part in range(parts + 1)))
 
 
 def shares(rows: int, parts: int) -> list[tuple[int, int]]:
-    """Split `rows` into at most `parts` ranges `[first, last)`; sizes differ by at most one row."""
+    """Split `rows` like `spread`, into at most `parts` ranges, none of them empty."""
     return spread(rows, min(parts, rows)) if rows else []

@@ -1,12 +1,12 @@
-"""Batch sources: one generation round per step, lookahead over several steps, or dynamic sampling.
+"""Batch sources of a job, and dynamic sampling.
 
 Dynamic sampling (DAPO, arXiv:2503.14476, section 3.2): prompts whose responses all score the same
-have no advantage, so they are replaced by further prompts. Prompts are drawn, generated and scored
-in rounds until the batch is full of groups whose scores differ. Each round is recorded like any
-batch before the next one begins, and a repeated step makes the same rounds.
+have no advantage, so they are replaced. Prompts are drawn, generated and scored in rounds until the
+batch is full of groups whose scores differ. Each round is recorded before the next one, so a
+repeated step has the same rounds.
 
-After the last allowed round, groups without signal fill the batch, earliest first: the step then
-equals that of a job without dynamic sampling. verl ends the job there.
+After the last allowed round, groups without signal fill the batch, earliest first, where verl ends
+the job.
 """
 
 import logging
@@ -21,14 +21,8 @@ from ppojob_api.v1alpha1.algorithm import AlgorithmSpec, DynamicSamplingSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.lookahead import (
-    InterleavedSource,
-    Lookahead,
-    PrefetchedSource,
-    Prefetcher,
-)
-from ppojob_trainer.controller.rollout_round import Draw, RolloutRound, Rows
-from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead, PrefetchedSource
+from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows, SynchronousSource
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
@@ -41,30 +35,27 @@ METRIC = "spec.algorithm.dynamicSampling.metric"
 
 @dataclass(frozen=True)
 class DynamicSampling:
-    """Generates the rows of a step in rounds (dynamic sampling).
+    """Batch source that generates the rows of a step in rounds.
 
-    Which prompts come next is known only after a step's last round. So the first round of the next
-    step may be prefetched while this one trains. Further rounds are generated on demand, with the
-    weights that the step begins with.
-
-    Engines that alternate with training generate further rounds beside the current one: those next
-    in prompt order, whichever step uses them.
+    With prefetch, the first round of the next step is generated while this step trains, since its
+    prompts are known after the last round. Other rounds are generated on demand. Colocated engines
+    with lookahead generate the next rounds, of whichever step, together with the current one.
 
     Attributes:
         drops: whether responses whose reward function failed are excluded from training.
         ahead: prefetches first rounds; None without prefetch.
-        beside: generates later rounds beside the current one; None without that.
+        interleaved: generates later rounds with the current one; None without lookahead.
     """
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
     drops: bool
-    ahead: Prefetcher | None = None
-    beside: InterleavedSource | None = None
+    ahead: PrefetchedSource | None = None
+    interleaved: InterleavedSource | None = None
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Generate, score and record rounds until the batch is full, or no round is left."""
+        """Generate, score and record rounds until the batch is full or no round is left."""
         rounds: list[Batch] = []
         signals: list[list[bool]] = []
         lost, size = set[tuple[int, int]](), self.algorithm.prompts_per_step
@@ -76,7 +67,8 @@ class DynamicSampling:
             cut = batch.truncated if self.settings.whole_responses else ()
             means = self.settings.means
             signals.append(has_signal(numbers, batch.samples, dropped, means, cut))
-            lost |= {(number, position) for position in _lost(batch, dropped)}
+            counts = Counter(row // batch.samples for row in dropped)
+            lost |= {(number, place) for place, n in counts.items() if n == batch.samples}
             if sum(map(sum, signals)) >= size:
                 break
         found = sum(map(sum, signals))
@@ -93,24 +85,26 @@ class DynamicSampling:
             following = later.batches_from(step + 1, later.order.place)
             if following:
                 self.ahead.begin(step + 1, step - 1, following, timer)
-        if (drawing := self.ahead or self.beside) is not None:
-            metrics |= drawing.later.staleness(chosen, step)
-        return Rows(chosen, is_kept=True, metrics=metrics, rounds=rounds)
+        if (source := self.ahead or self.interleaved) is not None:
+            metrics |= source.later.staleness(chosen, step)
+        return Rows(chosen, is_recorded=True, metrics=metrics, rounds=rounds)
 
     def _round(
         self, number: int, step: int, draw: Draw, timer: StepTimer
     ) -> tuple[Batch, list[int]]:
-        """Return a recorded round, and its rows that are excluded from training."""
+        """Generate, score and record a round; return it and its rows excluded from training."""
         assert self.settings.prompts_per_round is not None, "a resolved configuration says it"
         with timer("data"):
             prompts = draw(self.settings.prompts_per_round)
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
-        if self.beside is not None:
-            later = self.beside.later
+        if self.interleaved is not None:
+            later = self.interleaved.later
             batch.number = later.rounds_begun
-            following = later.next_rounds(self._rounds_left(later.total_steps, step, number))
-            self.beside.generate(step, (batch, None), following, timer)
+            steps_left = later.total_steps - step + 1
+            rounds_left = steps_left * self.settings.max_rounds - number - 1
+            following = later.next_rounds(rounds_left)
+            self.interleaved.generate(step, (batch, None), following, timer)
         elif self.ahead is None or number:
             self.stages.generate(batch, step, timer=timer)
         else:
@@ -120,15 +114,11 @@ class DynamicSampling:
         dropped = dropped_rows(batch, None, step) if self.drops else []
         dropped += filtered_rows(batch, self.algorithm.group_filter, dropped, step)
         with timer("write_rows"):
-            self.stages.keep(batch, step)
+            self.stages.record(batch, step)
         return batch, dropped
 
-    def _rounds_left(self, total_steps: int, step: int, number: int) -> int:
-        """Return how many rounds the run has after one of a step, at most."""
-        return (total_steps - step + 1) * self.settings.max_rounds - number - 1
 
-
-BatchSource: TypeAlias = RolloutRound | PrefetchedSource | InterleavedSource | DynamicSampling
+BatchSource: TypeAlias = SynchronousSource | PrefetchedSource | InterleavedSource | DynamicSampling
 
 
 def batch_source(
@@ -140,27 +130,26 @@ def batch_source(
 ) -> BatchSource:
     """Select the batch source of a job; a replayed job prefetches nothing."""
     algorithm, sampling = spec.algorithm, spec.algorithm.dynamic_sampling
-    rollout_round = RolloutRound(stages, algorithm)
     later = Lookahead(
-        rollout_round,
-        size=algorithm.draw[1],
+        stages,
+        algorithm,
         steps=spec.rollout.max_staleness,
         total_steps=total_steps,
         passes=spec.steps.epochs,
         dataset=dataset,
         order=order,
     )
-    draws_later = later.steps > 0 and spec.rollout.replay is None
-    ahead, beside = None, None
-    if draws_later and isinstance(stages.engines, StandaloneEngines):
-        ahead = Prefetcher(later, stages.engines)
-    elif draws_later:
-        beside = InterleavedSource(later)
+    has_lookahead = later.steps > 0 and spec.rollout.replay is None
+    ahead, interleaved = None, None
+    if has_lookahead and isinstance(stages.engines, StandaloneEngines):
+        ahead = PrefetchedSource(later, stages.engines)
+    elif has_lookahead:
+        interleaved = InterleavedSource(later)
     if sampling is not None:
-        return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, ahead, beside)
-    if ahead is not None:
-        return PrefetchedSource(ahead)
-    return beside or rollout_round
+        return DynamicSampling(
+            stages, algorithm, sampling, spec.drops_responses, ahead, interleaved
+        )
+    return ahead or interleaved or SynchronousSource(stages, algorithm)
 
 
 def has_signal(
@@ -170,11 +159,14 @@ def has_signal(
     means: tuple[float, float] = (-math.inf, math.inf),
     cut: Sequence[bool] = (),
 ) -> list[bool]:
-    """Return (prompts,) whether a prompt's responses differ in score, with their mean in bounds.
+    """Return (prompts,) whether the scores of a prompt's responses differ.
 
-    `numbers` are those of all rows, `samples` per prompt; `dropped` rows do not count. A mean must
-    lie strictly between the two `means`. No other row of a prompt may be `cut` (truncated), (rows,)
-    where that counts.
+    Args:
+        numbers: (rows,) scores.
+        samples: rows per prompt.
+        dropped: rows that do not count.
+        means: bounds of the mean, both excluded.
+        cut: (rows,) whether a response is truncated, if no row of a prompt may be.
     """
     left, (low, high) = set(range(len(numbers))) - set(dropped), means
     groups = [
@@ -189,21 +181,15 @@ def has_signal(
     ]
 
 
-def _lost(batch: Batch, dropped: Sequence[int]) -> list[int]:
-    """Return the positions of prompts that have no response to train on."""
-    counts = Counter(row // batch.samples for row in dropped)
-    return [position for position, count in counts.items() if count == batch.samples]
-
-
 def choose(
     signals: list[list[bool]], size: int, lost: Collection[tuple[int, int]] = ()
 ) -> list[tuple[int, int]]:
-    """Select the prompts of a batch: first those with signal, then the others, earliest first.
+    """Select the prompts of a batch: those with signal, then others, each earliest first.
 
     Args:
         signals: (rounds, prompts per round) whether responses differ.
         size: prompts of the batch.
-        lost: places without a response to train on, which come last.
+        lost: places whose responses are all dropped; they come last.
 
     Returns:
         Round and position of each prompt, in the order of generation.
@@ -213,13 +199,12 @@ def choose(
         for round_, of_round in enumerate(signals)
         for position in range(len(of_round))
     ]
-    # A stable sort: those with signal first, each kind in the order of generation.
     by_signal = sorted(drawn, key=lambda at: (not signals[at[0]][at[1]], at in lost))
     return sorted(by_signal[:size])
 
 
 def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
-    """Build the batch of selected prompts of several rounds; rows stay on their owners."""
+    """Return the batch of selected prompts of several rounds; rows stay on their owners."""
     samples = rounds[0].samples
     owners = [batch.prompt_owners for batch in rounds]
     rows = [
@@ -248,7 +233,7 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
 
 
 def sampling_metrics(signals: list[list[bool]], size: int) -> dict[str, float]:
-    """Return the metrics of dynamic sampling, under verl's names, which also count prompts."""
+    """Return the metrics of dynamic sampling under verl's names; they count prompts."""
     drawn = sum(map(len, signals))
     found = sum(map(sum, signals))
     filling = max(0, size - found)

@@ -1,8 +1,7 @@
-"""Checkpoint scheduling: when one is due, how ranks and controller write it, which one is best.
+"""Checkpoint scheduling: when one is due, how it is written, and which one is the best.
 
-For a background checkpoint the ranks copy their state, and write the copy during the next steps. It
-counts once it is complete: `look` polls for that while the controller waits for work; `settle`
-blocks until then.
+For a background checkpoint the ranks copy their state and write the copy during the next steps.
+`poll` completes it once it is written; `wait` blocks until then.
 """
 
 import difflib
@@ -18,8 +17,8 @@ from ppojob_api.v1alpha1.schedule import BestCheckpointSpec
 from ppojob_trainer.checkpoint.copies import Copies
 from ppojob_trainer.checkpoint.journal import (
     CheckpointBegun,
-    CheckpointLeft,
     CheckpointSaved,
+    CheckpointSkipped,
     Journal,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
@@ -33,27 +32,24 @@ from ppojob_trainer.rpc.methods import SAVE_SHARDS, SHARDS_WRITTEN
 from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
-_NAMES_TOLD: Final = 3
-_LOOK_SECONDS: Final = 1.0
-_POLL_SECONDS: Final = 0.05
+_MAX_SUGGESTIONS: Final = 3
+_POLL_SECONDS: Final = 1.0
+_WAIT_SECONDS: Final = 0.05
 
 
 @dataclass(frozen=True)
 class BestCheckpoint:
-    """Finds the best checkpoint from the metrics alone; it has no state of its own.
-
-    Every saved step is in `history`.
-    """
+    """Selects the best checkpoint by a metric; `history` returns the metrics of all steps."""
 
     spec: BestCheckpointSpec
     history: Callable[[], Iterator[Mapping[str, float | None]]]
 
     def among(self, steps: Collection[int]) -> int | None:
-        """Return the step with the best value, the first of equal ones; None if no step has one."""
+        """Return the step with the best value, the earliest of equal ones; None without values."""
         sign = 1.0 if self.spec.mode == "max" else -1.0
         found: tuple[float, int] | None = None
         for record in self.history():
-            step, value = record["step"], record.get(self.spec.metric)  # null is not a number
+            step, value = record["step"], record.get(self.spec.metric)  # None: not finite
             if step is None or value is None or int(step) not in steps:
                 continue
             if found is None or sign * value > found[0]:
@@ -61,36 +57,35 @@ class BestCheckpoint:
         return None if found is None else found[1]
 
     def refuse_unknown(self, validation: Mapping[str, float]) -> None:
-        """Refuse a metric that no validation reports: no checkpoint could ever be the best by it.
-
-        A later validation may lack it, if a reward function does not always return its variable.
-        `validation` has the metrics of a validation that has no record yet.
-
-        Raises:
-            ConfigError: neither it nor an earlier one has the metric.
-        """
+        """Raise ConfigError if neither this validation nor an earlier one has the metric."""
         name = self.spec.metric
         if name in validation or any(name in record for record in self.history()):
             return
-        near = ", ".join(difflib.get_close_matches(name, validation, n=_NAMES_TOLD, cutoff=0.0))
+        close = difflib.get_close_matches(name, validation, n=_MAX_SUGGESTIONS, cutoff=0.0)
         raise ConfigError(
             printable(
                 f"spec.checkpoint.best.metric: got {shown(name)}: the validation has no such "
-                f"metric; one that it has, such as {near}"
+                f"metric; one that it has, such as {', '.join(close)}"
             )
         )
 
 
 @dataclass
 class _InFlight:
-    """A background checkpoint that ranks still write; its `files` so far are on disk."""
+    """A background checkpoint.
+
+    Attributes:
+        files: files that are already on disk.
+        query: query to the ranks in flight.
+        is_refused: whether a disk refused it.
+    """
 
     pending: PendingCheckpoint
     progress: Progress
     files: list[FileEntry]
     rewinds: int
-    asked: Pending[Written] | None = None
-    look_at: float = 0.0
+    query: Pending[Written] | None = None
+    poll_at: float = 0.0
     is_refused: bool = False
 
 
@@ -99,12 +94,11 @@ class Checkpoints:
     """Writes the checkpoints of a job.
 
     Attributes:
-        every: steps between checkpoints; None: only on request.
-        best: finds the checkpoint that is kept whatever its age; None without one.
-        tell_saved: called with the step once a checkpoint is complete.
-        write_ahead: writes the prefetched rows of the next step; None without prefetch. Its
-            arguments are the state, the checkpoint folder and the name of this attempt.
-        copies: copies checkpoints elsewhere during training; None if no copies are requested.
+        every: steps between checkpoints; None without periodic ones.
+        best: selects a checkpoint to keep; None without one.
+        on_saved: called with the step of each complete checkpoint.
+        write_ahead: writes the prefetched rows (`PrefetchedSource.save`); None without prefetch.
+        copies: copies checkpoints to a URL; None without copies.
     """
 
     roles: Roles
@@ -113,28 +107,29 @@ class Checkpoints:
     every: int | None
     keep_last: int
     best: BestCheckpoint | None
-    tell_saved: Callable[[int], None]
+    on_saved: Callable[[int], None]
     write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
     copies: Copies | None = None
     _failures: int = 0
-    _begun: _InFlight | None = None
-    _left: tuple[int, int] | None = None  # rewinds, and the step that the job resumed from
+    _in_flight: _InFlight | None = None
+    _skipped: tuple[int, int] | None = None  # rewinds and step
 
     @property
-    def under_way(self) -> int | None:
-        """Return the step whose checkpoint ranks write in the background, or None."""
+    def in_flight_step(self) -> int | None:
+        """Return the step of the background checkpoint, or None."""
         return None if (one := self._current()) is None else one.pending.step
 
     @property
     def is_refused(self) -> bool:
-        """Whether a disk refused the background checkpoint; `settle` raises the error."""
+        """Whether a disk refused the background checkpoint; `wait` raises the error."""
         return (one := self._current()) is not None and one.is_refused
 
     def is_due(self, progress: Progress) -> bool:
-        """Whether the state after a step must be saved before the next step begins."""
+        """Whether a state must be saved before the next step."""
         if self.every is None or progress.step == 0 or progress.step % self.every:
             return False
-        if self.under_way == progress.step or self._left == (self.roles.rewinds, progress.step):
+        is_skipped = self._skipped == (self.roles.rewinds, progress.step)
+        if is_skipped or progress.step == self.in_flight_step:
             return False
         return not self.is_saved(progress)
 
@@ -148,74 +143,68 @@ class Checkpoints:
         return max(steps, default=None)
 
     def save(self, progress: Progress, *, in_background: bool = False) -> None:
-        """Save the state of all saved roles and of the loop; no background write may be in flight.
+        """Save the state of the ranks and of the loop; no background write may be in flight.
 
-        In the background this only begins: ranks have copied what they will write.
+        With `in_background`, ranks have copied their state when this returns. Earlier checkpoints
+        are kept on errors.
 
         Raises:
-            RoleLost: a rank was lost while it wrote; earlier checkpoints are kept.
-            StorageError: the disk refused; earlier checkpoints are kept, and what was written of
-                this one is removed.
+            RoleLost: a rank was lost.
+            StorageError: a disk refused; the incomplete files are removed.
         """
         # Ranks may still write a checkpoint that a killed controller requested.
         self.roles.barrier(self.roles.saved, progress.step, f"save_shards/{self._failures}")
-        # The folder's name counts rewinds: ranks that still write from before one find it gone.
+        # The folder name contains the rewinds: ranks that write from before a rewind find it gone.
         rewinds = self.roles.rewinds
         pending = self.store.begin(progress.step, rewinds=rewinds)
         try:
             files = self._write_shards(pending, in_background=in_background)
             if self.write_ahead is not None:
                 act = f"save_rows/{self._failures}"
-                files += self.write_ahead(progress, self._place(pending), act)
+                files += self.write_ahead(progress, self._folder(pending), act)
             if not in_background:
                 self._complete(pending, progress, files)
                 return
-            told = without_tables(progress)
+            begun = without_tables(progress)
             self.journal.append(
-                CheckpointBegun(time=time.time(), progress=told, files=tuple(files))
+                CheckpointBegun(time=time.time(), progress=begun, files=tuple(files))
             )
-            self._begun = _InFlight(pending, progress, files, rewinds)
+            self._in_flight = _InFlight(pending, progress, files, rewinds)
         except StorageError:
             self._failures += 1
             self.roles.barrier(self.roles.saved, progress.step, f"save_shards/{self._failures}")
-            # Free the space that the attempt used: the next steps need some.
-            self.store.clear()
+            self.store.clear()  # free the space: the next steps need some
             raise
 
-    def look(self) -> None:
-        """Complete the background checkpoint once it is written; costs no time while ranks work."""
+    def poll(self) -> None:
+        """Complete the background checkpoint if it is written; does not block."""
         one = self._current()
-        if one is None or one.is_refused or time.monotonic() < one.look_at:
+        if one is None or one.is_refused or time.monotonic() < one.poll_at:
             return
-        if one.asked is None:
-            one.asked = self._ask(one)
-        elif one.asked.is_done:
-            asked, one.asked = one.asked, None
-            one.look_at = time.monotonic() + _LOOK_SECONDS
-            one.is_refused = asked.refusal is not None or any(a.refusal for a in asked.answers)
-            if not one.is_refused and all(a.files is not None for a in asked.answers):
+        if one.query is None:
+            one.query = self._query(one)
+        elif one.query.is_done:
+            query, one.query = one.query, None
+            one.poll_at = time.monotonic() + _POLL_SECONDS
+            one.is_refused = query.refusal is not None or any(a.refusal for a in query.answers)
+            if not one.is_refused and all(a.files is not None for a in query.answers):
                 try:
-                    self._complete(one.pending, one.progress, one.files + _files(asked.answers))
-                    self._begun = None
+                    self._complete(one.pending, one.progress, one.files + _files(query.answers))
+                    self._in_flight = None
                 except (StorageError, DamagedCheckpoint):
                     one.is_refused = True
 
-    def settle(self) -> None:
-        """Wait until the background checkpoint is written, and complete it.
-
-        Raises:
-            RoleLost: a rank was lost meanwhile.
-            StorageError: the disk refused; what was written is removed.
-        """
+    def wait(self) -> None:
+        """Wait until the background checkpoint is written, and complete it; raises as `save`."""
         one = self._current()
         if one is None:
             return
-        self._give_up()
+        self._drop()
         try:
             files = self._written(one)
             self._complete(one.pending, one.progress, one.files + files)
         except RoleLost:
-            self._begun = one
+            self._in_flight = one
             raise
         except (StorageError, DamagedCheckpoint) as problem:
             self._failures += 1
@@ -224,53 +213,53 @@ class Checkpoints:
                 raise StorageError(one.pending.folder, str(problem)) from problem
             raise
 
-    def leave(self, step: int) -> None:
-        """Continue after a step without its checkpoint: the ranks no longer have that state."""
-        self.journal.append(CheckpointLeft(time=time.time(), step=step))
-        self._left = self.roles.rewinds, step
+    def skip(self, step: int) -> None:
+        """Record that a step has no checkpoint: the ranks no longer have its state."""
+        self.journal.append(CheckpointSkipped(time=time.time(), step=step))
+        self._skipped = self.roles.rewinds, step
 
-    def take_over(self, position: JournalState) -> None:
-        """Take over an earlier controller's background checkpoint, whose ranks are alive."""
+    def adopt(self, position: JournalState) -> None:
+        """Take over the background checkpoint of an earlier controller, with the same ranks."""
         rewinds = self.roles.rewinds
-        self._left = None if position.left is None else (rewinds, position.left)
+        self._skipped = None if position.skipped is None else (rewinds, position.skipped)
         if (begun := position.begun) is not None:
             pending = self.store.begin(begun.progress.step, rewinds=rewinds)
-            self._begun = _InFlight(pending, begun.progress, list(begun.files), rewinds)
+            self._in_flight = _InFlight(pending, begun.progress, list(begun.files), rewinds)
 
     def _current(self) -> _InFlight | None:
-        """Return the background checkpoint, after giving up one from before a rewind."""
-        if self._begun is not None and self._begun.rewinds != self.roles.rewinds:
-            self._give_up()
-        return self._begun
+        """Return the background checkpoint; drop one from before a rewind."""
+        if self._in_flight is not None and self._in_flight.rewinds != self.roles.rewinds:
+            self._drop()
+        return self._in_flight
 
-    def _give_up(self) -> None:
-        if self._begun is not None and self._begun.asked is not None:
-            self.roles.caller.give_up(self._begun.asked)
-            self._begun.asked = None
-        self._begun = None
+    def _drop(self) -> None:
+        if self._in_flight is not None and self._in_flight.query is not None:
+            self.roles.caller.cancel(self._in_flight.query)
+            self._in_flight.query = None
+        self._in_flight = None
 
-    def _ask(self, one: _InFlight) -> Pending[Written]:
-        question = AskWritten(self._place(one.pending))
-        return self.roles.begin_asking(self.roles.saved, SHARDS_WRITTEN, question)
+    def _query(self, one: _InFlight) -> Pending[Written]:
+        query = AskWritten(self._folder(one.pending))
+        return self.roles.submit_query(self.roles.saved, SHARDS_WRITTEN, query)
 
     def _written(self, one: _InFlight) -> list[FileEntry]:
         """Wait until each rank has written its files or was refused; return the files."""
         limit = self.roles.caller.default_deadline_seconds
         deadline = time.monotonic() + limit
         while True:
-            asked = self._ask(one)
-            told = list(zip(asked.calls, self.roles.collect(asked), strict=True))
-            waiting = [call.peer for call, a in told if a.files is None and not a.refusal]
+            query = self._query(one)
+            answers = list(zip(query.calls, self.roles.gather(query), strict=True))
+            waiting = [call.peer for call, a in answers if a.files is None and not a.refusal]
             if not waiting:
                 break
             if time.monotonic() > deadline:
                 late = f"{waiting[0].name}: no part of a checkpoint within {limit:g} s"
                 raise RoleLost(waiting[0].role, late)
-            time.sleep(_POLL_SECONDS)
-        for call, answer in told:
+            time.sleep(_WAIT_SECONDS)
+        for call, answer in answers:
             if answer.refusal:
                 raise StorageError(Path(call.peer.name), answer.refusal)
-        return _files(answer for _, answer in told)
+        return _files(answer for _, answer in answers)
 
     def _complete(
         self, pending: PendingCheckpoint, progress: Progress, files: list[FileEntry]
@@ -280,39 +269,38 @@ class Checkpoints:
         self.journal.append(
             CheckpointSaved(time=time.time(), step=progress.step, size_bytes=size_bytes)
         )
-        self.tell_saved(progress.step)
+        self.on_saved(progress.step)
         if self.copies is not None:
             self.copies.start()
         self.prune()
 
-    def _place(self, pending: PendingCheckpoint) -> str:
+    def _folder(self, pending: PendingCheckpoint) -> str:
         """Return the folder of a checkpoint, relative to the run folder."""
         return str(pending.folder.relative_to(self.store.root.parent))
 
     def _write_shards(
         self, pending: PendingCheckpoint, *, in_background: bool = False
     ) -> list[FileEntry]:
-        request = SaveShards(self._place(pending), pending.step, in_background)
-        # Some ranks remember the answer of a failed attempt, whose files are removed. Only the
-        # controller that made it knows that, so a successor's attempts have their own ids.
+        request = SaveShards(self._folder(pending), pending.step, in_background)
+        # Ranks answer a repeated id from memory, but the files of a failed attempt are removed. A
+        # restarted controller does not know of failures, so its attempt is in the id.
         stage = f"save_shards/{self.roles.caller.attempt}"
         id_ = RequestId(0, pending.step, stage, self._failures)
         files = []
         for group in self.roles.saved:
-            saved: list[Saved] = self.roles.ask_all(group, SAVE_SHARDS, request, id_)
+            saved: list[Saved] = self.roles.broadcast(group, SAVE_SHARDS, request, id_)
             files += _files(saved)
         return files
 
     def prune(self) -> None:
-        """Remove checkpoints beyond those to keep; one that cannot be removed only costs space."""
+        """Remove old checkpoints."""
         best = None if self.best is None else self.best.among(self.store.steps())
         try:
-            held = None if self.copies is None else self.copies.under_way
+            held = None if self.copies is None else self.copies.step
             self.store.prune(self.keep_last, best, held)
         except StorageError as problem:
             _log.warning("old checkpoints stay: %s", problem)
 
 
 def _files(answers: Iterable[Saved | Written]) -> list[FileEntry]:
-    """Return the files that ranks report as written."""
     return [file for answer in answers for file in answer.files or ()]

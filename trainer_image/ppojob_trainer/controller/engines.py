@@ -1,4 +1,4 @@
-"""Rollout engines as the controller sees them: in the policy's ranks, or in pods of their own."""
+"""Calls to the rollout engines: colocated with the policy, or standalone in their own pods."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -19,67 +19,61 @@ Run = tuple[int, int]
 
 @dataclass
 class Engines:
-    """Engines in the policy's ranks: weights and rows need no transfer."""
+    """Colocated engines, in the policy's ranks: weights and rows need no transfer.
+
+    Attributes:
+        tensor: ranks per engine.
+    """
 
     group: RoleGroup
-    tensor: int  # ranks per engine: this many neighbours
+    tensor: int
 
     @property
     def attempt(self) -> int:
-        """Return the attempt of engines that can be lost without a rewind; else 0."""
+        """Return the attempt of standalone engines; 0 for colocated ones."""
         return 0
 
     def shares(self, prompts: int) -> list[tuple[int, int]]:
-        """Split so many prompts into ranges `[first, last)`, one for each rank that keeps rows."""
+        """Return the range `[first, last)` of prompts whose rows each rank keeps."""
         return spread(prompts, len(self.group.ranks))
 
     def runs(self, prompts: int) -> list[tuple[Run, Run]]:
         """Return each rank's range of prompts to generate, and the range that it keeps.
 
-        Ranks of one engine generate the same range, also those that keep no rows.
+        All ranks of an engine generate the same range.
         """
         kept = self.shares(prompts)
         engines = [kept[first : first + self.tensor] for first in range(0, len(kept), self.tensor)]
         return [((parts[0][0], parts[-1][1]), own) for parts in engines for own in parts]
 
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
-        """Fill in the metadata of rows that were generated before these engines were lost.
+        """Set the metadata of batches whose rows the owners already have; return whether they do.
 
-        Their owners still have them, while the weights may have changed. Ranks that generate
-        themselves are called again, and answer from memory.
-
-        Returns:
-            Whether all batches, which are generated together, are there.
+        Standalone engines that were restarted may have other weights by now. Colocated engines are
+        called again, and answer from memory.
         """
         return False
 
     def prepare(self, version: int) -> None:
-        """Make sure that the engines hold the policy's weights after step `version`.
-
-        For engines in the policy's own ranks the stage `sync_weights` has done that.
-        """
+        """Sync the weights of step `version`; for colocated engines, `sync_weights` has done so."""
 
     def deliver(self, batches: Sequence[Batch], step: int) -> None:
-        """Make sure that the policy's ranks own the rows of batches generated together."""
+        """Move the rows of batches that were generated together to their owners."""
 
 
 @dataclass
 class StandaloneEngines(Engines):
-    """Engines in pods of their own: the role `rollout`.
+    """Engines in their own pods: the role `rollout`.
 
     Attributes:
-        operation_seconds: limit of one transfer: each side waits while the other collects or loads
-            weights.
+        operation_seconds: timeout of one transfer, which includes gathering and loading weights.
     """
 
     channels: RoleChannels
     operation_seconds: float
-    _opened: str | None = field(default=None)
-    """Name of the open channel."""
-    _held: tuple[str, int] | None = field(default=None)
-    """Channel of the last weight sync, and the version of those weights."""
-    _begun: tuple[Sequence[Generate], RequestId] | None = field(default=None)
-    """Generation that was begun, and that nobody has waited for."""
+    _open_channel: str | None = field(default=None)
+    _synced: tuple[str, int] | None = field(default=None)  # channel and version of the last sync
+    _begun: tuple[Sequence[Generate], RequestId] | None = field(default=None)  # not yet waited for
 
     @property
     def attempt(self) -> int:
@@ -87,56 +81,56 @@ class StandaloneEngines(Engines):
         return self.group.attempt
 
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
-        """Ask the owners which rows they received."""
+        """Query the owners for the metadata of their rows."""
         owners = range(len(batches[0].shares))
         request = Recall(self._names(batches, step))
-        told = [one.rows for one in self.channels.ask_owners(RECALL, request, owners)]
-        rows = [one for one in told if one is not None]
-        if len(rows) < len(told):
+        answers = self.channels.query_owners(RECALL, request, owners)
+        rows = [one.rows for one in answers if one.rows is not None]
+        if len(rows) < len(answers):
             return False
-        batches[0].take_lengths(rows)
+        batches[0].set_lengths(rows)
         for greedy in batches[1:]:
-            greedy.take_lengths([one.greedy for one in rows if one.greedy is not None])
+            greedy.set_lengths([one.greedy for one in rows if one.greedy is not None])
         return True
 
     def _names(self, batches: Sequence[Batch], step: int) -> list[BatchName]:
         return [batch.name(self.channels.roles.rewinds, step) for batch in batches]
 
     def prepare(self, version: int) -> None:
-        """Sync the weights, unless these ranks got them already over this channel.
+        """Sync the weights, unless these ranks got them over this channel already.
 
-        Generation that was begun before is finished first. The request's id names the step that
-        begins with these weights, and not the controller: a restarted controller is answered from
-        memory, and does not ask the trainer for weights that it no longer has.
+        Unfinished generation is waited for first. The request id does not contain the controller's
+        attempt: a restarted controller is answered from memory, since the trainer may have newer
+        weights.
         """
-        if self._held == (self.channels.key(self.group), version):
+        if self._synced == (self.channels.key(self.group), version):
             return
         if self._begun is not None and self._begun[1].rewinds == self.channels.roles.rewinds:
-            self.channels.roles.ask(self.group, GENERATE, *self._begun)
+            self.channels.roles.call(self.group, GENERATE, *self._begun)
         self._begun = None
         step = version + 1
         key = self._open(step)
-        self.channels.ask_both(
+        self.channels.call_both(
             self.group,
             BRING_WEIGHTS,
             lambda role: BringWeights(role, version),
             RequestId(0, step, f"bring_weights/{version}/{self.group.attempt}"),
         )
-        self._held = (key, version)
+        self._synced = (key, version)
 
     def begin(self, requests: Sequence[Generate], id_: RequestId) -> None:
-        """Begin to generate rows, without waiting; a repeated request gets the same answer."""
+        """Start to generate rows without waiting; `deliver` or `prepare` waits."""
         roles = self.channels.roles
         self._begun = requests, msgspec.structs.replace(id_, rewinds=roles.rewinds)
-        roles.caller.give_up(roles.begin(self.group, GENERATE, requests, id_))
+        roles.caller.cancel(roles.submit(self.group, GENERATE, requests, id_))
 
     def deliver(self, batches: Sequence[Batch], step: int) -> None:
-        """Move each range of prompts to the rank that owns it from now on."""
+        """Move each range of prompts to the rank that owns it."""
         self._begun = None
         first, key = batches[0], self._open(step)
         makers = self.shares(len(first.prompts))
         names = self._names(batches, step)
-        self.channels.ask_both(
+        self.channels.call_both(
             self.group,
             HAND_OVER,
             lambda role: HandOver(role, names, makers, first.shares),
@@ -144,9 +138,8 @@ class StandaloneEngines(Engines):
         )
 
     def _open(self, step: int) -> str:
-        """Open the channel, unless this controller did; return its name."""
         key = self.channels.key(self.group)
-        if self._opened != key:
+        if self._open_channel != key:
             self.channels.open(self.group, step, self.operation_seconds)
-            self._opened = key
+            self._open_channel = key
         return key

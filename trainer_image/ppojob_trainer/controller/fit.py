@@ -1,14 +1,15 @@
 """The training loop: runs steps until the job is done, and recovers from lost ranks.
 
-    fit:      begin (fresh, beside living ranks, or from the last checkpoint)
-              validate once if asked for each step: write the checkpoint of the one before, when due
-                      rollout, reward, advantages, update, weight sync validate when due; metrics;
-                      journal
-              checkpoint, export
+    start or resume all roles
+    validate, if requested
+    for each step: save the checkpoint of the previous step, if due
+                   rollout, reward, advantages, update, weight sync
+                   validate, if due; write metrics and journal
+    save a checkpoint, export the model
 
-The whole state of the loop is one record, `Progress`. It changes in one place, after a step, and is
-in the journal before anything acts on it. So a repeated step does the same work, and the ranks
-answer from memory what they did already.
+`Progress` is the whole state of the loop. It changes only after a step, and is in the journal
+before anything depends on it. So a repeated step makes the same requests, and the ranks answer from
+memory those that they have done.
 """
 
 import contextlib
@@ -25,10 +26,9 @@ from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import failpoints
 from ppojob_trainer.algorithms.coefficients import next_kl_coefficient
-from ppojob_trainer.algorithms.prompt_values import Belief
+from ppojob_trainer.algorithms.prompt_values import Belief, after_visits
 from ppojob_trainer.checkpoint.journal import Exported, Journal, StepDone, StepTrained
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
-from ppojob_trainer.controller import value_tracking
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.checkpoints import Checkpoints
 from ppojob_trainer.controller.demonstrations import Demonstrations
@@ -45,7 +45,12 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.step_warnings import StepWarnings
-from ppojob_trainer.controller.training_step import Coefficients, StepResult, TrainingStep
+from ppojob_trainer.controller.training_step import (
+    Coefficients,
+    StepResult,
+    TrainingStep,
+    tracked_values,
+)
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -66,15 +71,15 @@ from ppojob_trainer.rpc.wire import RequestId
 
 _log = logging.getLogger(__name__)
 Outcome = tuple[Progress, dict[str, float]]
-"""The state after a step, and its metrics, before either is written."""
+"""The state after a step, and its metrics."""
 STEP_BEGIN = failpoints.declare("controller.step.begin")
 STEP_COMPUTED = failpoints.declare("controller.step.computed")
 STEP_RECORDED = failpoints.declare("controller.step.recorded")
 STEP_JOURNALED = failpoints.declare("controller.step.journaled")
 
 
-class _ValidationLeft(Exception):  # noqa: N818  it says what happened
-    """Somebody asked to end; `progress` is the state that is not validated."""
+class _ValidationAborted(Exception):  # noqa: N818  it is no error
+    """The job was asked to stop; `progress` is the state without a validation."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__(progress)
@@ -83,16 +88,16 @@ class _ValidationLeft(Exception):  # noqa: N818  it says what happened
 
 @dataclass
 class Loop:
-    """The training loop of a job over its roles.
+    """The training loop of a job.
 
     Attributes:
         total_steps: number of steps; with dynamic sampling over epochs, the maximum.
-        num_devices: devices that hold a model in the whole job: GPUs, or ranks without GPUs.
+        num_devices: GPUs with a model in the whole job, or ranks without GPUs.
         order: order in which prompts are drawn.
-        sampling: draws prompts by a function instead of `order`; None without one.
-        validation: held-out prompts, or None.
-        stop_requested: whether somebody asked to end after this step.
-        tell_progress: called when a step is done and journaled.
+        sampling: custom sampler, which replaces `order`; None without one.
+        validation: validation data, or None.
+        stop_requested: whether the job was asked to stop after this step.
+        report_progress: called when a step is journaled.
     """
 
     spec: PPOJobSpec
@@ -109,20 +114,20 @@ class Loop:
     journal: Journal
     reporter: Reporter
     stop_requested: Callable[[], bool]
-    tell_progress: Callable[[], None]
+    report_progress: Callable[[], None]
     _unvalidated: StepTrained | None = None
     _warnings: StepWarnings = field(default_factory=StepWarnings)
-    _is_begun: bool = False  # whether ranks may be in the middle of the step after this state
+    _is_begun: bool = False  # whether ranks may have begun the next step
 
     def fit(self) -> Progress:
-        """Train to the end, or until asked to stop; everything done is then in a checkpoint.
+        """Train until the job is done or asked to stop; all steps are then in a checkpoint.
 
         Raises:
-            ConfigError: the best checkpoint depends on a metric that validations do not report.
-            JobFailed: a stage failed and would fail again, or roles are lost repeatedly.
-            RewardFailed: a reward function failed before a step was done.
-            SamplerFailed: no rows were selected for the first step.
-            StorageError: the disk refused metrics, journal or the last checkpoint.
+            ConfigError: validations do not report the metric of the best checkpoint.
+            JobFailed: a stage failed, or roles are lost repeatedly.
+            RewardFailed: a reward function failed in the first step.
+            SamplerFailed: the custom sampler failed in the first step.
+            StorageError: a disk refused metrics, journal or the last checkpoint.
         """
         position = self.recovery.begin_attempt()
         self._unvalidated = position.unvalidated
@@ -132,13 +137,13 @@ class Loop:
         self.reporter.training.begin(position.controller_attempt + 1, step, checkpoint)
         progress = self._recovered(partial(self.recovery.resume, position), before)
         if self._is_begun:
-            self.checkpoints.take_over(position)
+            self.checkpoints.adopt(position)
         if self.checkpoints.copies is not None:
             self.checkpoints.copies.start()
         while True:
             in_step = True
             try:
-                while not (self.is_done(progress) or self._ends_here(progress)):
+                while not (self.is_done(progress) or self._stops(progress)):
                     progress = self._advance(progress)
                 in_step = False
                 self._finish(progress)
@@ -149,71 +154,68 @@ class Loop:
 
     def is_done(self, progress: Progress) -> bool:
         """Whether all steps are done and no validation is missing."""
-        return self._is_last(progress) and not self._owes(progress)
+        return self._is_last(progress) and not self._needs_validation(progress)
 
-    def _owes(self, progress: Progress) -> bool:
-        return self._validates_first(progress) or self._owed_validation(progress) is not None
+    def _needs_validation(self, progress: Progress) -> bool:
+        return self._validates_first(progress) or self._missing_validation(progress) is not None
 
-    def _ends_here(self, progress: Progress) -> bool:
-        """Whether a stop was requested, and no step has begun to change the ranks' state."""
-        return self.stop_requested() and (not self._is_begun or self._owes(progress))
+    def _stops(self, progress: Progress) -> bool:
+        """Whether a stop was requested, and the ranks have not begun the next step."""
+        return self.stop_requested() and (not self._is_begun or self._needs_validation(progress))
 
     def _is_last(self, progress: Progress) -> bool:
-        """Whether no step follows: all are done, or dynamic sampling has finished all epochs."""
+        """Whether no step follows: all steps are done, or all epochs are read."""
         passes, (_, size) = self.spec.steps.epochs, self.spec.algorithm.draw
         place = progress.data.place
         is_read = passes is not None and self.order.passes_read(place, size) >= passes
         return is_read or progress.step >= self.total_steps
 
-    def _save_on_the_way(self, progress: Progress) -> None:
-        """Complete the background checkpoint; write the next one if due."""
-        self._settle()
+    def _save_if_due(self, progress: Progress) -> None:
+        self._wait_for_checkpoint()
         if self.checkpoints.is_due(progress):
-            with self._going_on_without(progress.step):
+            with self._skipping(progress.step):
                 self.checkpoints.save(progress, in_background=self.spec.checkpoint.background)
+        copies = self.checkpoints.copies
+        if copies is not None and copies.problem is not None:
+            self.reporter.notice(copies.problem)
 
-    def _settle(self) -> None:
-        with self._going_on_without(self.checkpoints.under_way or 0):
-            self.checkpoints.settle()
+    def _wait_for_checkpoint(self) -> None:
+        with self._skipping(self.checkpoints.in_flight_step or 0):
+            self.checkpoints.wait()
 
     @contextlib.contextmanager
-    def _going_on_without(self, step: int) -> Iterator[None]:
-        """Continue if the disk refuses a checkpoint; the next one tries again."""
+    def _skipping(self, step: int) -> Iterator[None]:
+        """Skip the checkpoint of a step if a disk refuses it."""
         try:
             yield
         except StorageError as problem:
             _log.error("no checkpoint after step %d: %s", step, problem)
             self.reporter.report(message=f"no checkpoint: {problem}")
-            self.checkpoints.leave(step)
-
-    def _tell_of_copies(self) -> None:
-        copies = self.checkpoints.copies
-        if copies is not None and copies.trouble is not None:
-            self.reporter.notice(copies.trouble)
+            self.checkpoints.skip(step)
 
     def _advance(self, progress: Progress) -> Progress:
         """Run the first or a missing validation, or a step; return the state after it.
 
-        If somebody asks a job that trains to end, a validation is given up, and is then missing.
+        If a job that trains is asked to stop, its validation is aborted, and missing then.
         """
         try:
             if self._validates_first(progress):
                 return self._record(progress, *self._first_validation(progress))
-            if (owed := self._owed_validation(progress)) is not None:
-                return self._record(progress, *self._late_validation(progress, owed))
+            if (trained := self._missing_validation(progress)) is not None:
+                return self._record(progress, *self._late_validation(progress, trained))
             return self._record(progress, *self._step(progress))
-        except _ValidationLeft as left:
-            return left.progress
+        except _ValidationAborted as aborted:
+            return aborted.progress
 
     def _validates_first(self, progress: Progress) -> bool:
         steps = self.spec.steps
-        asked = self.validation is not None and (steps.validate_first or not steps.trains)
-        return asked and progress.step == 0 and progress.metrics_lines == 0
+        has_first = self.validation is not None and (steps.validate_first or not steps.trains)
+        return has_first and progress.step == 0 and progress.metrics_lines == 0
 
-    def _owed_validation(self, progress: Progress) -> StepTrained | None:
-        """Return the last step, if its validation is missing."""
-        owed = self._unvalidated
-        return owed if owed is not None and owed.progress.step == progress.step else None
+    def _missing_validation(self, progress: Progress) -> StepTrained | None:
+        """Return the last step, if an earlier run ended during its validation."""
+        trained = self._unvalidated
+        return trained if trained and trained.progress.step == progress.step else None
 
     def _first_validation(self, progress: Progress) -> Outcome:
         timer = self._timer()
@@ -229,11 +231,13 @@ class Loop:
         self.reporter.report(phase="Training", step=step, message="")
         if self.checkpoints.is_due(progress) or self.checkpoints.is_refused:
             with timer("save_checkpoint"):
-                self._save_on_the_way(progress)
-            self._tell_of_copies()
+                self._save_if_due(progress)
         failpoints.hit(STEP_BEGIN)
         self._go_to(progress)
-        coefficients = self._coefficients(progress)
+        entropy, control = progress.entropy_coefficient, self.training.entropy
+        if entropy is None:
+            entropy = self.spec.algorithm.entropy_coefficient
+        coefficients = Coefficients(progress.kl_coefficient or 0.0, entropy)
         try:
             result = self.training.run(
                 step, self._draw, coefficients, timer, progress.prompt_values
@@ -260,7 +264,9 @@ class Loop:
             data=DataCursor(*self.order.place, sha256=progress.data.sha256),
             demonstrations=None if supervised is None else supervised.cursor,
             kl_coefficient=self._next_kl(progress, result),
-            entropy_coefficient=self._next_entropy(coefficients.entropy, result),
+            entropy_coefficient=None
+            if control is None
+            else control.after(entropy, result.statistics["actor/entropy"]),
             prompt_values=self._next_values(progress, result),
             metrics_lines=progress.metrics_lines + 1,
             tokens=progress.tokens + rows.total_tokens,
@@ -280,20 +286,18 @@ class Loop:
         return msgspec.structs.replace(trained, seconds=seconds), metrics
 
     def _warn(self, step: int, result: StepResult, metrics: Mapping[str, float]) -> None:
-        """Log a step, and warn if less is learnt from it than expected."""
-        told = [
+        warnings = [
             self._warnings.no_room(step, result.batch.counts),
             self._warnings.failed_calls(step, metrics.get("tool/failed_share", 0.0)),
         ]
         if result.advantaged is not None:
             zero = result.advantaged.zero_signal_groups
             learnt = result.scores if self.spec.algorithm.learns_scores else None
-            told.append(self._warnings.no_signal(step, zero, learnt))
-        for warning in filter(None, told):
+            warnings.append(self._warnings.no_signal(step, zero, learnt))
+        for warning in filter(None, warnings):
             self.reporter.notice(warning)
 
     def _go_to(self, progress: Progress) -> None:
-        """Move the data order to a state."""
         supervised = self.training.supervised
         self.order.place = progress.data.place
         if supervised is not None and progress.demonstrations is not None:
@@ -302,7 +306,7 @@ class Loop:
             self.sampling.begin(progress)
 
     def _draw(self, count: int) -> list[PromptRow]:
-        rows = self.order.next_batch(count)  # the cursor counts them, whoever selects them
+        rows = self.order.next_batch(count)  # also with a sampler: this moves the cursor
         if self.sampling is not None:
             rows = self.sampling.next(count)
         return self.dataset.rows(rows)
@@ -310,31 +314,28 @@ class Loop:
     def _validate_after(
         self, progress: Progress, metrics: dict[str, float], timer: StepTimer
     ) -> dict[str, float]:
-        """Validate; if that is given up or a reward function fails, the training stays.
-
-        So do its metrics.
-        """
+        """Validate; if that is aborted or a reward function fails, journal the trained step first."""
         try:
             with timer("testing"):
                 return self._validate(progress)
-        except (_ValidationLeft, RewardFailed) as end:
+        except (_ValidationAborted, RewardFailed) as end:
             seconds = progress.seconds + timer.finish().step_seconds
             done = msgspec.structs.replace(progress, seconds=seconds)
-            owed = StepTrained(
+            trained = StepTrained(
                 time=time.time(), progress=without_tables(done), metrics=dict(metrics)
             )
-            self.journal.append(owed)
-            self._unvalidated = owed
-            if isinstance(end, _ValidationLeft):
-                raise _ValidationLeft(done) from None
+            self.journal.append(trained)
+            self._unvalidated = trained
+            if isinstance(end, _ValidationAborted):
+                raise _ValidationAborted(done) from None
             raise self._after_checkpoint(end, done) from end
 
-    def _late_validation(self, progress: Progress, owed: StepTrained) -> Outcome:
+    def _late_validation(self, progress: Progress, trained: StepTrained) -> Outcome:
         timer = self._timer()
         self.reporter.report(phase="Training", step=progress.step)
-        # A controller killed between the metrics line and the journal has left this step's line.
+        # A controller killed between metrics and journal has left the metrics of this step.
         self.records.sinks.cut_after(progress.step - 1)
-        known = owed.metrics.items()
+        known = trained.metrics.items()
         metrics = {name: math.nan if value is None else value for name, value in known}
         metrics |= self._validate_after(progress, metrics, timer)
         times = timer.finish()
@@ -343,23 +344,23 @@ class Loop:
         return msgspec.structs.replace(progress, seconds=seconds), metrics
 
     def _after_checkpoint(self, failure: PPOJobError, done: Progress) -> PPOJobError:
-        """Save the steps done so far, then return the failure: scoring changes no model."""
+        """Save the finished steps; return the failure with a line about the checkpoint."""
         if done.step == 0:
             return failure
         self.reporter.report(stage="save_checkpoint")
         try:
-            self._settle()
+            self._wait_for_checkpoint()
             if not self.checkpoints.is_saved(done):
                 self.checkpoints.save(done)
         except (RoleLost, StorageError) as problem:
-            told = f"no checkpoint after step {done.step}: {problem}"
+            line = f"no checkpoint after step {done.step}: {problem}"
         else:
-            told = (
-                f"step {done.step} is saved: mend the function; of a job on a cluster `ppojob "
-                "export` has the policy of that step"
+            line = (
+                f"step {done.step} is saved: fix the function; `ppojob export` exports the policy "
+                "of that step, also of a job on a cluster"
             )
         what, *response = str(failure).split("\n")
-        return JobFailed("\n".join([what, told, *response]))
+        return JobFailed("\n".join([what, line, *response]))
 
     def _timer(self) -> StepTimer:
         return StepTimer(on_stage=lambda stage: self.reporter.report(stage=stage))
@@ -373,11 +374,11 @@ class Loop:
 
     def _validate(self, progress: Progress) -> dict[str, float]:
         if self.stop_requested() and self.spec.steps.trains:
-            raise _ValidationLeft(progress)
+            raise _ValidationAborted(progress)
         try:
             return self._validation_metrics(progress.step)
         except Interrupted:
-            raise _ValidationLeft(progress) from None
+            raise _ValidationAborted(progress) from None
 
     def _validation_metrics(self, step: int) -> dict[str, float]:
         assert self.validation is not None
@@ -400,7 +401,6 @@ class Loop:
         log_samples(self.records.run_folder, batch.purpose, step, self.spec.num_examine)
 
     def _kl_metrics(self, coefficient: float, result: StepResult) -> dict[str, float]:
-        """Return the KL coefficients of this step, and the KL penalty of the reward."""
         kl, found = self.spec.algorithm.kl, dict[str, float]()
         if kl.in_ == "loss":
             found["actor/kl_coef"] = coefficient
@@ -410,18 +410,6 @@ class Loop:
             found["actor/reward_kl_penalty"] = result.kl
             found["actor/reward_kl_penalty_coeff"] = coefficient
         return found
-
-    def _coefficients(self, progress: Progress) -> Coefficients:
-        entropy = progress.entropy_coefficient
-        if entropy is None:
-            entropy = self.spec.algorithm.entropy_coefficient
-        return Coefficients(progress.kl_coefficient or 0.0, entropy)
-
-    def _next_entropy(self, coefficient: float, result: StepResult) -> float | None:
-        controller = self.training.entropy
-        if controller is None:
-            return None
-        return controller.after(coefficient, result.statistics["actor/entropy"])
 
     def _next_kl(self, progress: Progress, result: StepResult) -> float | None:
         kl, measured = self.spec.algorithm.kl, result.kl
@@ -435,28 +423,30 @@ class Loop:
     def _next_values(self, progress: Progress, result: StepResult) -> dict[str, Belief]:
         if (spo := self.spec.algorithm.spo) is None:
             return progress.prompt_values
-        beliefs = progress.prompt_values
-        return value_tracking.after_step(result.batch.prompts, beliefs, result.visits, spo.decay)
+        prompts, values = result.batch.prompts, progress.prompt_values
+        tracked = zip(prompts, tracked_values(prompts, values, spo.decay), strict=True)
+        drawn = {prompt.prompt_digest: own for prompt, own in tracked}
+        return {**values, **after_visits(drawn, result.visits, decay=spo.decay)}
 
     def _record(self, before: Progress, progress: Progress, metrics: dict[str, float]) -> Progress:
-        """Write metrics first, then the journal: each journaled step has its metrics line."""
+        """Write the metrics, then the journal, so that each journaled step has its metrics."""
         self._unvalidated = None
         self._is_begun = False
         self.records.sinks.write(progress.step, metrics)
         failpoints.hit(STEP_RECORDED)
         self.journal.append(StepDone(time=time.time(), progress=changes(before, progress)))
         failpoints.hit(STEP_JOURNALED)
-        self.tell_progress()
+        self.report_progress()
         self.reporter.training.done(progress.step, metrics)
         return progress
 
     def _finish(self, progress: Progress) -> None:
-        """Save what is not in a checkpoint, and export the model when the job is done."""
+        """Save the last steps; if the job is done, export and copy the model."""
         if progress.step == 0:  # nothing was trained
             return
         total = progress.step if self.is_done(progress) else self.total_steps
         self.reporter.report(phase="Finishing", stage="save_checkpoint", total_steps=total)
-        self._settle()
+        self._wait_for_checkpoint()
         if not self.checkpoints.is_saved(progress):
             self.checkpoints.save(progress)
         self.checkpoints.prune()
@@ -464,7 +454,7 @@ class Loop:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
             stages = self.training.stages
-            stages.roles.ask_all(stages.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
+            stages.roles.broadcast(stages.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
         if self.is_done(progress) and self.checkpoints.copies is not None:
             self.reporter.report(stage="copy")
@@ -473,7 +463,7 @@ class Loop:
             self.checkpoints.copies.finish(export, self.stop_requested)
 
     def _recovered(self, recover: Callable[[], Progress], before: Progress) -> Progress:
-        """Bring all roles to a common state, also if more of them are lost meanwhile."""
+        """Recover all roles, also if more of them are lost meanwhile."""
         rewinds = self.recovery.roles.rewinds
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Journal state: how far a job has come, as a pure function of its journal."""
+"""State of a job as a pure function of its journal."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -9,8 +9,8 @@ import msgspec
 from ppojob_trainer.checkpoint.journal import (
     AttemptStarted,
     CheckpointBegun,
-    CheckpointLeft,
     CheckpointSaved,
+    CheckpointSkipped,
     ControllerStarted,
     Event,
     Resumed,
@@ -21,20 +21,19 @@ from ppojob_trainer.checkpoint.journal import (
 from ppojob_trainer.checkpoint.manifest import Progress
 
 _TABLES: Final = ("prompt_values", "rows_seen")
-"""Per-prompt tables of a state, of which few entries change in a step."""
+"""Per-prompt tables of `Progress`; events contain only their changed entries."""
 
 
 @dataclass(frozen=True)
 class JournalState:
-    """The state at the journal's end.
+    """The state at the end of the journal.
 
     Attributes:
-        progress: state after the last step that the present stateful ranks finished, or were
-            restored to; None when they were started and never restored.
-        rewinds: number of rewinds to a checkpoint, or to the beginning.
-        unvalidated: the step that was trained last, if its validation failed or was given up.
-        begun: the background checkpoint that ranks were writing.
-        left: the step whose due checkpoint was not made.
+        progress: state of the current stateful ranks; None if they were not restored yet.
+        rewinds: number of rewinds to a checkpoint or to the start.
+        unvalidated: the last step, if its validation is missing.
+        begun: the background checkpoint in flight.
+        skipped: the step whose checkpoint was skipped.
     """
 
     controller_attempt: int
@@ -43,14 +42,11 @@ class JournalState:
     rewinds: int
     unvalidated: StepTrained | None = None
     begun: CheckpointBegun | None = None
-    left: int | None = None
+    skipped: int | None = None
 
 
 def read_journal_state(events: Iterable[Event], stateful: frozenset[str]) -> JournalState:
-    """Fold the journal.
-
-    `stateful` are the roles whose new attempt holds no state until the job has rewound.
-    """
+    """Return the state after all events; `stateful` are the roles that a rewind restores."""
     controller_attempt = 0
     role_attempts: dict[str, int] = {}
     progress: Progress | None = None
@@ -82,30 +78,30 @@ def read_journal_state(events: Iterable[Event], stateful: frozenset[str]) -> Jou
 
 
 def changes(before: Progress, after: Progress) -> Progress:
-    """Return the state after a step for its event: of tables only the entries that changed."""
+    """Return the state after a step, with only the changed entries of its tables."""
     changed = {
-        name: {at: own for at, own in after_.items() if before_.get(at) != own}
-        for name, before_, after_ in zip(_TABLES, _tables(before), _tables(after), strict=True)
+        name: {key: value for key, value in new.items() if old.get(key) != value}
+        for name, old, new in zip(_TABLES, _tables(before), _tables(after), strict=True)
     }
     return msgspec.structs.replace(after, **changed)
 
 
 def without_tables(progress: Progress) -> Progress:
-    """Return a state for events that change no table."""
+    """Return a state with empty tables, for events that change no table."""
     return msgspec.structs.replace(progress, **{name: {} for name in _TABLES})
 
 
 def _with_tables(progress: Progress, events: Iterable[Event]) -> Progress:
-    """Return a state with its tables as of these events."""
-    known: list[dict[str, Any]] = [{} for _ in _TABLES]
+    """Return a state with the tables after these events."""
+    tables: list[dict[str, Any]] = [{} for _ in _TABLES]
     for event in events:
         match event:
             case Resumed():
-                known = [dict(table) for table in _tables(event.progress)]
+                tables = [dict(table) for table in _tables(event.progress)]
             case StepDone():
-                for table, changed in zip(known, _tables(event.progress), strict=True):
+                for table, changed in zip(tables, _tables(event.progress), strict=True):
                     table.update(changed)
-    return msgspec.structs.replace(progress, **dict(zip(_TABLES, known, strict=True)))
+    return msgspec.structs.replace(progress, **dict(zip(_TABLES, tables, strict=True)))
 
 
 def _tables(progress: Progress) -> list[dict[str, Any]]:
@@ -113,25 +109,21 @@ def _tables(progress: Progress) -> list[dict[str, Any]]:
 
 
 def _unsaved(events: Sequence[Event]) -> tuple[CheckpointBegun | None, int | None]:
-    """Return the background checkpoint in flight, and the step left without one."""
-    begun: int | None = None
-    left: int | None = None
-    for place, event in enumerate(events):
+    """Return the background checkpoint in flight, and the step whose checkpoint was skipped."""
+    begun: CheckpointBegun | None = None
+    begun_at = 0
+    skipped: int | None = None
+    for position, event in enumerate(events):
         match event:
             case CheckpointBegun():
-                begun = place
+                begun, begun_at = event, position
             case CheckpointSaved():
                 begun = None
-            case CheckpointLeft():
-                begun, left = None, event.step
+            case CheckpointSkipped():
+                begun, skipped = None, event.step
             case Rewound():
-                begun = left = None
-    return None if begun is None else _whole(events, begun), left
-
-
-def _whole(events: Sequence[Event], place: int) -> CheckpointBegun:
-    """Return a checkpoint that was begun, with the tables that belong to it."""
-    event = events[place]
-    assert isinstance(event, CheckpointBegun)
-    progress = _with_tables(event.progress, events[:place])
-    return msgspec.structs.replace(event, progress=progress)
+                begun = skipped = None
+    if begun is not None:
+        progress = _with_tables(begun.progress, events[:begun_at])
+        begun = msgspec.structs.replace(begun, progress=progress)
+    return begun, skipped

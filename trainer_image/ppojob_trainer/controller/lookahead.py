@@ -1,10 +1,9 @@
-"""Lookahead: engines generate rows of later steps before the current one has trained.
+"""Lookahead: rows of later steps are generated before the current step has trained.
 
-Engines in pods of their own work while a step trains: they finish the rows of the next step, with
-the weights that the current step begins with, and begin those of the following steps. Engines in
-the training ranks alternate with training: they finish the rows of a step, and advance those of the
-following steps beside it. So the generating weights are some versions older than the training ones
-(staleness), independent of timing.
+Standalone engines work while a step trains: they finish the rows of the next step, with the weights
+that the current step started from, and start those of later steps. Colocated engines alternate with
+training: they finish the rows of a step and advance those of later steps meanwhile. So the rollout
+weights are some versions older than the trained ones (staleness); timing has no influence.
 """
 
 import math
@@ -13,11 +12,17 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import StandaloneEngines
-from ppojob_trainer.controller.rollout_round import Draw, RolloutRound, Rows
-from ppojob_trainer.controller.rollout_stages import Drawn
+from ppojob_trainer.controller.rollout_stages import (
+    Draw,
+    RolloutStages,
+    Rows,
+    StepBatches,
+    step_batches,
+)
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import Place, PromptOrder
@@ -29,59 +34,65 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 @dataclass(frozen=True)
 class Lookahead:
-    """The next steps, whose rows may be generated before the current one has trained.
+    """Batches of the next steps.
 
     Attributes:
-        size: prompts per step.
-        steps: lookahead in steps: also the maximum staleness of a token, in versions.
-        total_steps: number of steps, at most.
-        passes: epochs over the data, after which the run ends; None if steps are counted.
-        order: of the prompts, from which those of a step are drawn once it begins.
+        steps: lookahead in steps, which is also the maximum staleness of a token in versions.
+        total_steps: maximum number of steps.
+        passes: epochs after which the run ends; None if steps are counted.
+        order: order of the prompts; the current step's are already drawn from it.
     """
 
-    rollout_round: RolloutRound
-    size: int
+    stages: RolloutStages
+    algorithm: AlgorithmSpec
     steps: int
     total_steps: int
     passes: int | None
     dataset: PromptDataset
     order: PromptOrder
 
-    def batches_from(self, step: int, place: Place) -> list[Drawn]:
-        """Return the batches of a step at a place in the prompt order, and of later steps."""
+    @property
+    def size(self) -> int:
+        """Return the number of prompts per step."""
+        return self.algorithm.draw[1]
+
+    def batches_from(self, step: int, place: Place) -> list[StepBatches]:
+        """Return the batches of a step whose prompts begin at `place`, and of later steps."""
         steps = min(self.steps, self.total_steps - step + 1)
         if self.passes is not None and self.order.passes_read(place, self.size) >= self.passes:
             return []
         batches = self.order.batches_behind(place, self.size, steps)
-        return [self.rollout_round.batches(self.dataset.rows(rows)) for rows in batches]
+        return [self._batches(rows) for rows in batches]
 
-    def next_rounds(self, most: int) -> list[Drawn]:
-        """Return the next rounds, as many as the lookahead generates beside one, at most `most`.
+    def next_rounds(self, most: int) -> list[StepBatches]:
+        """Return the next rounds of dynamic sampling, at most `most`.
 
-        They are numbered, since which step uses them is not known.
+        They are numbered over the run, since it is not known yet which step uses them.
         """
         place, first = self.order.place, self.rounds_begun + 1
         batches = self.order.batches_behind(place, self.size, min(self.steps, most))
-        drawn = (self.rollout_round.batches(self.dataset.rows(rows))[0] for rows in batches)
-        return [(replace(batch, number=number), None) for number, batch in enumerate(drawn, first)]
+        rounds = (self._batches(rows)[0] for rows in batches)
+        return [(replace(batch, number=number), None) for number, batch in enumerate(rounds, first)]
+
+    def _batches(self, rows: list[int]) -> StepBatches:
+        prompts = self.dataset.rows(rows)
+        return step_batches(self.algorithm, prompts, len(self.stages.actor.ranks))
 
     @property
     def rounds_begun(self) -> int:
-        """Return how many rounds were begun in the run."""
+        """Return the number of rounds begun in the run."""
         return self.order.batches_read(self.order.place, self.size)
 
-    def batches_with(self, step: int, draw: Draw, timer: StepTimer) -> tuple[Drawn, list[Drawn]]:
-        """Return the batches of a step that begins now, and of later ones."""
+    def draw_batches(
+        self, step: int, draw: Draw, timer: StepTimer
+    ) -> tuple[StepBatches, list[StepBatches]]:
+        """Draw the prompts of a step; return its batches and those of later steps."""
         with timer("data"):
-            drawn = self.rollout_round.batches(draw(self.size))
-            return drawn, self.batches_from(step + 1, self.order.place)
+            batches = step_batches(self.algorithm, draw(self.size), len(self.stages.actor.ranks))
+            return batches, self.batches_from(step + 1, self.order.place)
 
     def staleness(self, batch: Batch, step: int) -> dict[str, float]:
-        """Return the staleness metrics of a step's rows.
-
-        Raises:
-            JobFailed: a token's weights are older than the job allows.
-        """
+        """Return the staleness metrics of a step; JobFailed if a token is staler than allowed."""
         given = batch.given_rows
         drawn = [tokens for row, tokens in enumerate(batch.versions) if row not in given]
         metrics = staleness_metrics(drawn, step - 1)
@@ -94,53 +105,61 @@ class Lookahead:
 
 
 @dataclass(frozen=True)
-class Prefetcher:
-    """Prefetch by engines in pods of their own: later steps are generated while one trains.
+class PrefetchedSource:
+    """Batch source that prefetches rows with standalone engines, in one phase per step.
 
-    They work in phases, one per step: the rows of the next step to their end, and those of the
-    following steps as far as they get. Between two phases they sync the newest weights. All of it
-    is a function of weights, prompt order and seed, since phases end by what was generated.
+    A phase ends when the rows of the next step are finished; rows of later steps are then partial.
+    The engines load the newest weights between phases. All of it depends on weights, prompt order
+    and seed only, since the end of a phase depends on the generated tokens.
 
-    The first step of a run has its rows generated on demand, and so has one after a checkpoint
-    without rows: that of a run which ended there. The last step prefetches nothing.
+    The first step of a run, or after a checkpoint without prefetched rows, generates on demand. The
+    last step prefetches nothing.
     """
 
     later: Lookahead
     engines: StandaloneEngines
 
-    def wait(self, step: int, drawn: Drawn, beside: Sequence[Drawn], timer: StepTimer) -> None:
-        """Wait for the rows of a step; `beside` are those of later steps generated with them."""
-        stages, (batch, greedy) = self.later.rollout_round.stages, drawn
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Wait for a step's rows and start the next phase; raises as `Lookahead.staleness`."""
+        batches, following = self.later.draw_batches(step, draw, timer)
+        self.wait(step, batches, following[: self.later.steps - 1], timer)
+        if following:
+            self.begin(step + 1, step - 1, following, timer)
+        return Rows(*batches, metrics=self.later.staleness(batches[0], step))
+
+    def wait(
+        self, step: int, batches: StepBatches, beside: Sequence[StepBatches], timer: StepTimer
+    ) -> None:
+        """Wait for the rows of a step; `beside` are later steps generated in the same phase."""
+        stages, (batch, greedy) = self.later.stages, batches
         is_first = step == stages.tape.began + 1
-        if is_first and self._is_lost(batch, step):
-            self.begin(step, step - 1, [drawn, *beside], timer)
-        is_begun = not is_first
-        stages.generate(batch, step, greedy, timer, ahead=beside, is_begun=is_begun)
+        if is_first and self._lacks_partial_rows(batch, step):
+            self.begin(step, step - 1, [batches, *beside], timer)
+        stages.generate(batch, step, greedy, timer, ahead=beside, is_begun=not is_first)
 
-    def begin(self, step: int, version: int, drawn: Sequence[Drawn], timer: StepTimer) -> None:
-        """Begin to generate a step and those after it, with the weights of a version.
+    def begin(
+        self, step: int, version: int, batches: Sequence[StepBatches], timer: StepTimer
+    ) -> None:
+        """Start the phase of a step, with the weights of a version.
 
-        Rows on disk are generated again if others are generated beside them: how far those get in a
-        phase depends on the whole batch.
+        Rows on disk are generated again if later steps are generated with them: the partial rows of
+        these depend on the whole batch.
         """
-        stages, (batch, greedy) = self.later.rollout_round.stages, drawn[0]
+        stages, (batch, greedy) = self.later.stages, batches[0]
         if self.later.steps == 1 and stages.tape.is_replayed(batch, step):
             return
         with timer("update_weights"):
             self.engines.prepare(version)
         with timer("gen"):
-            self.engines.begin(*stages.generation(batch, step, greedy, drawn[1:]))
+            self.engines.begin(*stages.generate_requests(batch, step, greedy, batches[1:]))
 
     def save(self, progress: Progress, folder: str, act: str) -> list[FileEntry]:
-        """Write the rows of the step after a state into its checkpoint, once they are generated.
+        """Write the finished rows of the next step into a checkpoint; return the files.
 
-        The folder is that of the checkpoint, relative to the run folder; `act` names the attempt to
-        write it. Engines write rows in flight of later steps as their state.
-
-        Raises:
-            RoleLost, StorageError: as whatever else is written.
+        `folder` is relative to the run folder; `act` names the attempt. The engines save partial
+        rows of later steps as their state. Raises as `Checkpoints.save`.
         """
-        stages, step = self.later.rollout_round.stages, progress.step + 1
+        stages, step = self.later.stages, progress.step + 1
         following = self.later.batches_from(step, progress.data.place)
         if not following:
             return []
@@ -157,62 +176,37 @@ class Prefetcher:
             ]
         return files
 
-    def _is_lost(self, batch: Batch, step: int) -> bool:
-        """Whether a step's rows are recorded, but not those that were generated beside them."""
-        tape = self.later.rollout_round.stages.tape
-        is_there = tape.is_replayed(batch, step) and not tape.is_ahead(batch, step)
-        return self.later.steps > 1 and is_there
-
-
-@dataclass(frozen=True)
-class PrefetchedSource:
-    """Batch source with prefetch: rows of the next steps are generated while a step trains."""
-
-    ahead: Prefetcher
-
-    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Wait for the rows of a step, and begin those of the next one.
-
-        Raises:
-            JobFailed: a token's weights are older than the job allows.
-        """
-        ahead, later = self.ahead, self.ahead.later
-        drawn, following = later.batches_with(step, draw, timer)
-        ahead.wait(step, drawn, following[: later.steps - 1], timer)
-        if following:
-            ahead.begin(step + 1, step - 1, following, timer)
-        return Rows(*drawn, metrics=later.staleness(drawn[0], step))
+    def _lacks_partial_rows(self, batch: Batch, step: int) -> bool:
+        """Whether a step's rows are on disk, but not the partial rows of its phase."""
+        tape = self.later.stages.tape
+        is_recorded = tape.is_replayed(batch, step) and not tape.is_prefetched(batch, step)
+        return self.later.steps > 1 and is_recorded
 
 
 @dataclass(frozen=True)
 class InterleavedSource:
-    """Batch source of engines that alternate with training, with lookahead beside a step's rows.
+    """Batch source of colocated engines with lookahead.
 
-    Unfinished rows continue in the next step; these ranks save them as their state.
+    Partial rows continue in the next step; the ranks save them as their state.
     """
 
     later: Lookahead
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Generate the rows of a step to their end.
-
-        Raises:
-            JobFailed: a token's weights are older than the job allows.
-        """
-        drawn, following = self.later.batches_with(step, draw, timer)
-        self.generate(step, drawn, following, timer)
-        return Rows(*drawn, metrics=self.later.staleness(drawn[0], step))
+        """Generate the rows of a step; raises as `Lookahead.staleness`."""
+        batches, following = self.later.draw_batches(step, draw, timer)
+        self.generate(step, batches, following, timer)
+        return Rows(*batches, metrics=self.later.staleness(batches[0], step))
 
     def generate(
-        self, step: int, drawn: Drawn, following: Sequence[Drawn], timer: StepTimer
+        self, step: int, batches: StepBatches, following: Sequence[StepBatches], timer: StepTimer
     ) -> None:
-        """Generate rows to their end, and the following ones as far as they get.
+        """Generate rows completely, and the following ones as far as they get.
 
-        Rows on disk are generated again if others are generated beside them: how far those get in a
-        phase depends on the whole batch.
+        Rows on disk are generated again, as in `PrefetchedSource.begin`.
         """
-        stages, (batch, greedy) = self.later.rollout_round.stages, drawn
+        stages, (batch, greedy) = self.later.stages, batches
         if following and stages.tape.is_replayed(batch, step):
             with timer("gen"):
-                stages.ask(batch, step, greedy, following)
+                stages.run_engines(batch, step, greedy, following)
         stages.generate(batch, step, greedy, timer, ahead=following)

@@ -1,4 +1,4 @@
-"""`ppojob_trainer controller`: runs the loop of a job and reports how it ended."""
+"""`ppojob_trainer controller`: runs the training loop of a job and reports how it ended."""
 
 import contextlib
 import faulthandler
@@ -39,7 +39,6 @@ def run_controller() -> int:
 
 @contextlib.contextmanager
 def _reporter(environment: PodEnvironment) -> Iterator[Reporter]:
-    """Return the reporter of the job; on a cluster it writes the resource once more at the end."""
     if environment.api_access is None:
         yield Reporter(environment.run_folder)
         return
@@ -49,7 +48,7 @@ def _reporter(environment: PodEnvironment) -> Iterator[Reporter]:
     )
     writer = StatusWriter(resource.write)
     try:
-        yield Reporter(environment.run_folder, TrainingReport(writer.offer))
+        yield Reporter(environment.run_folder, TrainingReport(writer.submit))
     finally:
         writer.close()
 
@@ -58,15 +57,14 @@ def _drive(
     environment: PodEnvironment, reporter: Reporter, stop: StopRequest, heartbeat: HeartbeatPipe
 ) -> int:
     try:
-        environment = environment.located()
-        # An earlier run of the folder left its summary, which is not true of this one. A power cut
-        # may bring it back, until this run writes its own.
+        environment = environment.with_local_paths()
+        # The summary of an earlier run in this folder.
         (environment.run_folder / SUMMARY_FILE).unlink(missing_ok=True)
         for problem in validation.warnings(environment.config.job()):
             _log.warning("%s", problem)
         with contextlib.ExitStack() as stack:
             loop = build_loop(environment, reporter, stop, heartbeat, stack)
-            heartbeat.tell_ready()
+            heartbeat.report_ready()
             progress = loop.fit()
             is_done = loop.is_done(progress)
             phase = "Succeeded" if is_done else "Interrupted"
@@ -91,16 +89,16 @@ def _drive(
 def _fail(message: str, status: int, reporter: Reporter, heartbeat: HeartbeatPipe) -> int:
     _log.error("%s", message)
     reporter.report(phase="Failed", message=message)
-    heartbeat.tell_error(message)
+    heartbeat.report_error(message)
     return status
 
 
 def _write_summary(folder: Path, config: RunConfig, progress: Progress, phase: str) -> None:
     """Write `summary.json`: how a run ended, with the first and the last validation."""
     lines = map(json.loads, durable.read_lines(folder / METRICS_FILE))
-    told = ("val-core/", "val/")
-    cores = ({k: v for k, v in line.items() if k.startswith(told)} for line in lines)
-    validations = [core for core in cores if core]
+    prefixes = ("val-core/", "val/")
+    found = ({k: v for k, v in line.items() if k.startswith(prefixes)} for line in lines)
+    validations = [metrics for metrics in found if metrics]
     summary = {
         "phase": phase,
         "name": config.name,

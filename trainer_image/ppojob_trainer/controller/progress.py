@@ -1,8 +1,7 @@
-"""Progress reports for people: `status.json` in the run folder, and the job resource's status.
+"""Progress reports: `status.json` in the run folder, and `status.training` of the PPOJob.
 
-`status.json` is small, replaced as a whole, never read back by the controller, and not fsynced.
-`status.training` of the resource is derived from the loop's reports, sent after the journal is
-written, so that it is never ahead of the journal.
+`status.json` is replaced atomically and not fsynced. `status.training` is sent after the journal is
+written, so it is never ahead of the journal.
 """
 
 import contextlib
@@ -19,16 +18,16 @@ from typing import Any, Final
 
 import msgspec
 
-from ppojob_api.v1alpha1.status import TrainingStatus as JobTraining
+from ppojob_api.v1alpha1.status import TrainingStatus
 
 STATUS_FILE = "status.json"
 _log = logging.getLogger(__name__)
 
 Record = Mapping[str, float | None]
-"""The metrics of a step; None for a value that is not finite."""
+"""The metrics of a step; None for values that are not finite."""
 
 _RARE_STAGES: Final = ("timing_s/save_checkpoint", "timing_s/testing")
-"""Stages that only some steps have."""
+"""Stages of some steps only."""
 
 _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "reward": ("critic/score/mean",),
@@ -43,7 +42,7 @@ _FIGURES: Final[Mapping[str, tuple[str, ...]]] = {
     "entropy": ("actor/entropy",),
     "response_tokens": ("response_length/mean",),
 }
-"""Field -> metrics; the first one that a step has is reported."""
+"""Field -> metrics; the first one present is reported."""
 
 _STEP_SECONDS: Final = "timing_s/step"
 _TOKENS: Final = "perf/total_num_tokens"
@@ -53,11 +52,8 @@ _RECENT_STEPS: Final = 10
 _DIGITS: Final = 4
 
 
-class Pace:
-    """Estimates the duration of a step: the median of recent steps.
-
-    Checkpoints and validations, which only some steps have, count by their mean over all steps.
-    """
+class StepTimeEstimate:
+    """Estimates the duration of a step: median of recent steps, plus the mean of rare stages."""
 
     def __init__(self) -> None:
         self._recent: deque[float] = deque(maxlen=_RECENT_STEPS)
@@ -65,7 +61,7 @@ class Pace:
         self._rare_seconds = 0.0
 
     def add(self, metrics: Record) -> None:
-        """Add a step, in step order; one without a duration is ignored."""
+        """Add a step; steps without a duration are ignored."""
         seconds = _finite(metrics.get(_STEP_SECONDS))
         if seconds is not None:
             rare = sum(_finite(metrics.get(stage)) or 0.0 for stage in _RARE_STAGES)
@@ -75,63 +71,55 @@ class Pace:
 
     @property
     def seconds(self) -> float | None:
-        """Return the seconds of the next step; None while unknown."""
+        """Return the estimate in seconds; None while unknown."""
         if not self._steps:
             return None
         return statistics.median(self._recent) + self._rare_seconds / self._steps
 
 
 class TrainingReport:
-    """Maintains a job's `status.training`.
+    """Maintains `status.training`; nothing is published before `begin`."""
 
-    Nothing is reported before `begin`: a process that is not yet the controller must not report.
-    """
-
-    def __init__(self, hand_on: Callable[[JobTraining], None]) -> None:
-        self._hand_on = hand_on
-        self._state = JobTraining()
-        self._pace = Pace()
+    def __init__(self, publish: Callable[[TrainingStatus], None]) -> None:
+        self._publish = publish
+        self._state = TrainingStatus()
+        self._step_time = StepTimeEstimate()
 
     def begin(self, attempt: int, step: int, saved: int | None) -> None:
-        """Report that the controller of an attempt has taken over.
-
-        `saved` is the step of the newest checkpoint.
-        """
-        self._tell(attempt=attempt, step=step, last_checkpoint_step=saved)
+        """Report a new attempt of the controller; `saved` is the step of the newest checkpoint."""
+        self._update(attempt=attempt, step=step, last_checkpoint_step=saved)
 
     def change_phase(self, phase: str, total_steps: int) -> None:
-        """Report a new phase of the loop.
+        """Report a phase of the loop; `total_steps` is 0 while unknown.
 
-        How a job ended is not reported here: an ended controller's stage stays, but one that makes
-        way for another has none. `total_steps` is 0 while not known.
+        The stage stays after success or failure, which the operator reports.
         """
         stage = phase if phase in _STAGES else self._state.stage
         if phase == "Interrupted":
             stage = ""
-        self._tell(stage=stage, total_steps=total_steps or None)
+        self._update(stage=stage, total_steps=total_steps or None)
 
     def resume(self, step: int, saved: int | None, history: Iterable[Record]) -> None:
-        """Report that the job resumes after a step, which may be earlier than the last report.
+        """Report that the job resumes after a step, possibly an earlier one.
 
-        `saved` is the step of the checkpoint that a restart resumes from; `history` has the metrics
-        of the steps that remain, in ascending order.
+        `saved` is the step of the newest checkpoint; `history` has the metrics of all steps so far.
         """
-        self._pace = Pace()
+        self._step_time = StepTimeEstimate()
         changes: dict[str, Any] = dict.fromkeys((*_FIGURES, "tokens_per_second", "validation"))
         for metrics in history:
             changes |= self._figures(metrics)
-        self._tell(step=step, last_checkpoint_step=saved, **changes)
+        self._update(step=step, last_checkpoint_step=saved, **changes)
 
     def done(self, step: int, metrics: Mapping[str, float]) -> None:
         """Report a finished step; step 0 is the validation before the first step."""
-        self._tell(step=step, **self._figures(metrics))
+        self._update(step=step, **self._figures(metrics))
 
     def checkpoint(self, step: int) -> None:
         """Report that the checkpoint of a step is complete."""
-        self._tell(last_checkpoint_step=step)
+        self._update(last_checkpoint_step=step)
 
     def _figures(self, metrics: Record) -> dict[str, float | None]:
-        """Return the values to report; a step without validation keeps the earlier ones."""
+        """Return the fields to update; without a validation, its field is left out."""
         found: dict[str, float | None] = {}
         scores = [value for name, value in metrics.items() if _VALIDATION.fullmatch(name)]
         finite = [value for value in map(_finite, scores) if value is not None]
@@ -141,21 +129,18 @@ class TrainingReport:
             value = next((metrics[one] for one in sources if one in metrics), None)
             found[name] = _rounded(_finite(value))
         seconds, tokens = _finite(metrics.get(_STEP_SECONDS)), _finite(metrics.get(_TOKENS))
-        # A validation alone also has a duration, but no trained tokens.
-        if seconds and tokens is not None:
-            self._pace.add(metrics)
+        if seconds and tokens is not None:  # without tokens it is a validation alone
+            self._step_time.add(metrics)
             found["tokens_per_second"] = _rounded(tokens / seconds)
         return found
 
-    def _tell(self, **changes: object) -> None:
+    def _update(self, **changes: object) -> None:
         before, state = self._state, self._state.model_copy(update=changes)
-        self._state = state.model_copy(update={"eta": self._eta(state)})
+        left, seconds = (state.total_steps or 0) - state.step, self._step_time.seconds
+        eta = None if left <= 0 or seconds is None else duration(seconds * left)
+        self._state = state.model_copy(update={"eta": eta})
         if self._state.attempt and self._state != before:
-            self._hand_on(self._state)
-
-    def _eta(self, state: JobTraining) -> str | None:
-        missing, each = (state.total_steps or 0) - state.step, self._pace.seconds
-        return None if missing <= 0 or each is None else duration(each * missing)
+            self._publish(self._state)
 
 
 def duration(seconds: float) -> str:
@@ -178,23 +163,22 @@ def _finite(value: float | None) -> float | None:
 
 
 def _rounded(value: float | None) -> float | None:
-    """Round to as many digits as a person reads."""
     return None if value is None else float(f"{value:.{_DIGITS}g}")
 
 
-class TrainingStatus(msgspec.Struct, frozen=True):
-    """A snapshot of a job's status.
+class RunStatus(msgspec.Struct, frozen=True):
+    """Content of `status.json`.
 
     Attributes:
         phase: `Starting`, `Training`, `Recovering`, `Finishing`, `Succeeded`, `Failed` or
             `Interrupted`.
-        total_steps: steps of the whole job; 0 while not known.
-        stage: the current stage, such as `gen`, or empty.
+        total_steps: steps of the whole job; 0 while unknown.
+        stage: current stage, such as `gen`, or empty.
         since: start of the stage, in unix seconds.
-        message: one line for a person, or empty.
+        message: one line, or empty.
         restarts: number of role restarts.
-        notices: lines that stay visible whatever follows.
-        rows: rows of the stage that are generated, and their total; 0 of 0 if not counted.
+        notices: warnings of the whole run.
+        rows: generated rows of the stage, and their total; (0, 0) if not counted.
     """
 
     phase: str
@@ -209,35 +193,32 @@ class TrainingStatus(msgspec.Struct, frozen=True):
 
 
 class Reporter:
-    """Reports the status of the job.
-
-    `training` reports to the job's resource; by default nothing does.
-    """
+    """Reports the status of the job; `training` reports to its resource, if given."""
 
     def __init__(self, folder: Path, training: TrainingReport | None = None) -> None:
         self._path = folder / STATUS_FILE
         self._aside = folder / f".{STATUS_FILE}.aside"
-        self.status = TrainingStatus("Starting", since=time.time())
+        self.status = RunStatus("Starting", since=time.time())
         self.training = training or TrainingReport(lambda _: None)
 
     def report(self, **changes: object) -> None:
-        """Change some fields and publish; a disk that refuses does not stop training."""
+        """Change some fields and publish; errors of the disk are ignored."""
         changes = {"since": time.time(), "rows": (0, 0), **changes}
         self._publish(msgspec.structs.replace(self.status, **changes))
         self.training.change_phase(self.status.phase, self.status.total_steps)
 
-    def drawn(self, ended: int, asked: int) -> None:
-        """Report how many rows of the current stage are generated, of how many."""
+    def report_rows(self, ended: int, asked: int) -> None:
+        """Report the generated rows of the current stage, and their total."""
         self._publish(msgspec.structs.replace(self.status, rows=(ended, asked)))
 
-    def _publish(self, status: TrainingStatus) -> None:
+    def _publish(self, status: RunStatus) -> None:
         self.status = status
         with contextlib.suppress(OSError):
             self._aside.write_bytes(msgspec.json.encode(status))
             os.replace(self._aside, self._path)
 
     def notice(self, line: str) -> None:
-        """Report a line that stays: in the log, and once on the user's screen."""
+        """Log a warning and add it to the status."""
         _log.warning("%s", line)
         if line not in self.status.notices:
             self.report(notices=(*self.status.notices, line))

@@ -1,4 +1,4 @@
-"""Datasets of a job, opened by its settings."""
+"""Datasets of a job."""
 
 import contextlib
 import logging
@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ppojob_api.run_config import RunConfig
-from ppojob_api.v1alpha1.algorithm import SupervisedSpec
 from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_api.v1alpha1.estimators import GivenType
 from ppojob_api.validation import check_length, length_warnings
 from ppojob_trainer.agents.named import row_agents
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.media.picture_readers import why_no_pictures
+from ppojob_trainer.data.media.picture_forms import why_no_pictures
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards.row_checks import checks_of
 from ppojob_trainer.tools.schemas import tool_schemas
@@ -23,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Datasets(NamedTuple):
-    """The datasets of a job; some kinds may be absent."""
+    """The datasets of a job."""
 
     train: PromptDataset
     validation: PromptDataset | None = None
@@ -31,20 +30,17 @@ class Datasets(NamedTuple):
 
     @property
     def digests(self) -> list[str | None]:
-        """Return the digests of all data that decides rows; None for absent held-out prompts."""
-        held_out = None if self.validation is None else self.validation.digest
-        beside = [] if self.demonstrations is None else [self.demonstrations.digest]
-        return [self.train.digest, held_out, *beside]
+        """Return the digests of train, validation (or None) and demonstrations, if any."""
+        validation = None if self.validation is None else self.validation.digest
+        demonstrations = [] if self.demonstrations is None else [self.demonstrations.digest]
+        return [self.train.digest, validation, *demonstrations]
 
 
 def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) -> Datasets:
-    """Open the datasets of a job.
+    """Open the datasets of a job; those of a generation-only job are the same.
 
-    For a generation-only job the held-out prompts are also the training prompts. Templates get
-    `began`, the job's start in unix seconds, as the present time.
-
-    Raises:
-        ConfigError: the data cannot be read, or does not fit the job.
+    Chat templates get `began`, the job's start in unix seconds, as the current time. ConfigError if
+    the data is unreadable or does not fit the job.
     """
     spec = config.spec
     tokenizer = Path(spec.model.tokenizer_path or spec.model.path)
@@ -87,35 +83,28 @@ def open_datasets(config: RunConfig, began: float, stack: contextlib.ExitStack) 
     train = opened(data.train, data, data.max_train_rows, spec.compared_sources)
     if spec.steps.generate_only:
         return Datasets(train, train)
-    _check_size(config, len(train))
+    _check_length(config, len(train))
     validation = None
     if data.validation:
         validation = opened(data.validation, data.of_validation, data.max_validation_rows)
     if spec.supervised is None:
         return Datasets(train, validation)
-    of_rows = data.of_demonstrations
+    of_rows, size = data.of_demonstrations, spec.supervised.rows_per_step or 1
     demonstrations = opened(of_rows.train, of_rows, None, given="sft")
-    _check_supervised(spec.supervised, len(demonstrations))
+    _check_size("supervised.rowsPerStep", size, "spec.data.demonstrations", len(demonstrations))
     return Datasets(train, validation, demonstrations)
 
 
-def _check_supervised(settings: SupervisedSpec, rows: int) -> None:
-    """Refuse demonstrations that are too few for a step."""
-    if rows < (settings.rows_per_step or 1):
+def _check_size(field: str, size: int, data: str, rows: int) -> None:
+    if rows < size:
         raise ConfigError(
-            f"spec.algorithm.supervised.rowsPerStep: got {settings.rows_per_step}: "
-            f"spec.data.demonstrations has {rows} usable rows; at most that many, or more data"
+            f"spec.algorithm.{field}: got {size}: {data} has {rows} usable rows; at most that "
+            "many, or more data"
         )
 
 
-def _check_size(config: RunConfig, rows: int) -> None:
-    """Refuse a dataset with too few usable rows for a step, or a bad number of steps."""
-    field, drawn = config.spec.algorithm.draw
-    if rows < drawn:
-        raise ConfigError(
-            f"spec.algorithm.{field}: got {drawn}: the training data has {rows} usable rows; at "
-            "most that many, or more data"
-        )
+def _check_length(config: RunConfig, rows: int) -> None:
+    _check_size(*config.spec.algorithm.draw, "the training data", rows)
     if problems := check_length(config.job(), rows):
         raise ConfigError(map(str, problems))
     for problem in length_warnings(config.job(), rows):

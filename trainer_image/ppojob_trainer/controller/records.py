@@ -1,4 +1,4 @@
-"""Records of a run for people: metrics and rows of each step, truncated on a rewind."""
+"""Records of a run: metrics and rows of each step, truncated on a rewind."""
 
 import logging
 from collections.abc import Collection, Iterable, Iterator
@@ -20,14 +20,12 @@ from ppojob_trainer.metrics.step_metrics import (
     StepRows,
     balance_metrics,
     length_metrics,
-    progress_metrics,
     row_metrics,
     speed_metrics,
 )
 from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
-from ppojob_trainer.rows.responses_file import read_responses, write_responses
-from ppojob_trainer.rows.row_files import write_advantages
+from ppojob_trainer.rows.row_files import read_responses, write_advantages, write_responses
 
 _log = logging.getLogger(__name__)
 
@@ -43,18 +41,18 @@ class Records:
     run_folder: Path
 
     def cut_metrics(self, progress: Progress) -> None:
-        """Remove metrics after a state: they will be written again."""
+        """Remove metrics after a state; the repeated steps write them again."""
         self.sinks.cut_after(_last_record(progress))
 
     def history(self) -> Iterator[dict[str, float | None]]:
-        """Return the metrics of the steps so far, in ascending order."""
+        """Return the metrics of all steps so far, in order."""
         decoder = msgspec.json.Decoder(dict[str, float | None])
         return map(decoder.decode, durable.read_lines(self.run_folder / METRICS_FILE))
 
     def keep_advantages(self, result: StepResult, step: int) -> None:
-        """Write the rewards (with penalties) and advantages of a step's rows.
+        """Write rewards (with penalties) and advantages of a step's rows.
 
-        A disk that refuses is no error for the job: nothing resumes from this file.
+        Errors of the disk are only logged, since nothing resumes from this file.
         """
         batch, advantaged = result.batch, result.advantaged
         if advantaged is None:
@@ -82,18 +80,14 @@ class Records:
             _log.warning("no advantages of step %d on the disk: %s", step, problem)
 
     def keep_responses(self, batch: Batch, parts: Iterable[Path]) -> None:
-        """Write the prompts of a batch, each with its responses, which are read from `parts`.
-
-        Raises:
-            StorageError: the disk refused.
-        """
+        """Write the prompts of a batch with their responses, which are read from `parts`."""
         write_responses(self.run_folder / RESPONSES_FILE, batch.prompts, read_responses(parts))
 
     def cut_rows(self, progress: Progress, replayed: Collection[BatchKey]) -> None:
-        """Remove rows after a state whose ranks have forgotten them too.
+        """Remove the rows of steps after a state, except those of `replayed` batches.
 
-        Beside living ranks they stay: a rank that has written a part answers so from memory, and
-        does not write it again. `replayed` are batches after the state that are read from disk.
+        Call it in a rewind only: otherwise a rank that has written a part would answer a repeated
+        request from memory, without writing it again.
         """
         last = _last_record(progress)
         for key in batches_on_disk(self.run_folder):
@@ -102,18 +96,13 @@ class Records:
 
 
 def _last_record(progress: Progress) -> int:
-    """Return the last step that has a record: the first validation is that of step 0."""
+    """Return the last step with a record: 0 for the first validation, -1 for none."""
     has_records = progress.step > 0 or progress.metrics_lines > 0
     return progress.step if has_records else -1
 
 
-def row_figures(batch: Batch) -> list[RowFigures]:
-    """Return (rows,) the turns and tool calls of each; empty for single-turn rows."""
-    return [msgspec.json.decode(own, type=RowFigures) for own in batch.figures]
-
-
 def step_rows(result: StepResult) -> StepRows:
-    """Return the step's rows as input of the statistics."""
+    """Return the step's rows as input of the metrics."""
     batch, extras = result.batch, result.batch.values()
     for row in result.dropped:
         extras[row] = values_of_failure(extras[row])
@@ -124,7 +113,7 @@ def step_rows(result: StepResult) -> StepRows:
         response_tokens=batch.lengths,
         finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
         extras=extras,
-        figures=row_figures(batch),
+        figures=[msgspec.json.decode(own, type=RowFigures) for own in batch.figures],
         tool_seconds=batch.tool_seconds,
         counts=batch.counts,
         dropped=result.dropped,
@@ -145,10 +134,11 @@ def training_metrics(
 
     `is_given`: its rows are demonstrations; `is_scored`: responses have scores.
     """
-    advantaged, told = result.advantaged, progress_metrics(step, epoch)
+    advantaged = result.advantaged
+    metrics = {"training/global_step": float(step), "training/epoch": float(epoch)}
     if is_given:
-        return told | length_metrics(step_rows(result)) | result.statistics
-    told |= row_metrics(
+        return metrics | length_metrics(step_rows(result)) | result.statistics
+    metrics |= row_metrics(
         step_rows(result),
         max_prompt_tokens=max_prompt_tokens,
         advantages=None if advantaged is None else advantaged.advantages,
@@ -156,13 +146,12 @@ def training_metrics(
         is_scored=is_scored,
     )
     if advantaged is None:
-        return told | result.statistics
+        return metrics | result.statistics
     values, explained = advantaged.values, advantaged.explained_variance
     return {
-        **told,
+        **metrics,
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
-        # The critic's values before its update, and how well they predicted the returns.
         **({} if values is None else values.named("critic/values")),
         **({} if explained is None else {"critic/vf_explained_var": explained}),
         **advantaged.told,
@@ -172,12 +161,11 @@ def training_metrics(
 
 def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) -> dict[str, float]:
     """Return metrics that depend on the clock; names begin with `timing` or `perf/`."""
-    speed = (
-        speed_metrics(rows, times.stages, step_seconds=times.step_seconds, num_devices=num_devices)
-        if rows
-        else {}
-    )
-    return {**times.metrics(), **speed}
+    if rows is None:
+        return times.metrics()
+    seconds = times.step_seconds
+    speed = speed_metrics(rows, times.stages, step_seconds=seconds, num_devices=num_devices)
+    return times.metrics() | speed
 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:

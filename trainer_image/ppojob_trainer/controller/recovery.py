@@ -1,10 +1,10 @@
 """Recovery: starts or resumes a job, after a controller restart or the loss of a role.
 
-A lost stateless role (reward, reference, rollout) is started again and the step continues: the
-other roles answer finished work from memory. When a stateful role (actor-rollout, critic, and
-rollout with lookahead) is lost, it is started again and all stateful roles rewind to the last
-checkpoint; living ones keep their processes. A restarted controller finds living ranks where the
-journal says they are, and continues beside them without repeating a step.
+After the loss of a stateless role (reward, reference, rollout), the role is restarted and the step
+continues: the other roles answer finished work from memory. After the loss of a stateful role
+(actor-rollout, critic, and rollout with lookahead), it is restarted and all stateful roles rewind
+to the last checkpoint; the others keep their processes. A restarted controller continues with the
+running ranks from the state in the journal.
 """
 
 import logging
@@ -33,7 +33,7 @@ from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.controller.row_tape import AHEAD_FOLDER, RowTape
 from ppojob_trainer.errors import CannotResume, JobFailed, RoleLost
 from ppojob_trainer.rpc.messages.rollout import SyncWeights
-from ppojob_trainer.rpc.messages.saving import Restore
+from ppojob_trainer.rpc.messages.saving import FileEntry, Restore
 from ppojob_trainer.rpc.methods import RESTORE, SYNC_WEIGHTS
 from ppojob_trainer.rpc.wire import RequestId
 
@@ -46,10 +46,10 @@ class Recovery:
 
     Attributes:
         records: metrics and rows, truncated on a rewind.
-        fresh: state of a job that has not begun.
+        fresh: state before the first step.
         total_updates: optimizer steps of the whole job, by model.
         budget: allowed losses without a finished step in between.
-        code_files: digests of the user's code files that the ranks of a role run.
+        code_files: returns the digests of the user's code files that a role runs.
     """
 
     roles: Roles
@@ -64,10 +64,10 @@ class Recovery:
     code_files: Callable[[str], dict[str, str]]
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
-    _has_state: bool = False  # whether the stateful ranks hold the state at the journal's end
+    _has_state: bool = False  # whether the stateful ranks have the state at the journal's end
 
     def begin_attempt(self) -> JournalState:
-        """Become the controller: a new attempt that fences off any earlier one."""
+        """Begin a new attempt of the controller, which fences off earlier ones."""
         stateful = frozenset(group.name for group in self.roles.stateful)
         position = read_journal_state(self.journal.read(), stateful)
         self.tape.read()
@@ -84,13 +84,9 @@ class Recovery:
         return position
 
     def resume(self, position: JournalState) -> Progress:
-        """Return the state to resume from, with all roles serving.
-
-        Raises:
-            RoleLost: a role was lost meanwhile.
-        """
-        if position.progress is not None and self._living() == self.roles.stateful:
-            _log.info("the ranks live; going on after step %d", position.progress.step)
+        """Start or resume all roles; return the state to continue from. RoleLost on a loss."""
+        if position.progress is not None and self._ready_roles() == self.roles.stateful:
+            _log.info("the ranks are running; continuing after step %d", position.progress.step)
             self._check_data(position.progress)
             self.records.cut_metrics(position.progress)
             self._has_state = True
@@ -98,29 +94,27 @@ class Recovery:
                 return self._rewind(position.progress.step, "a role was lost meanwhile")
             return position.progress
         for group in self.roles.stateful:
-            # Some ranks may wait in a collective for others that never got the request.
+            # Some ranks may hang in a collective whose request others never got.
             if group.attempt > 0 and len(group.ranks) > 1:
                 self._start(group)
         return self._rewind(0, "start")
 
     def recover(self, loss: RoleLost, progress: Progress) -> Progress:
-        """Start a lost role again, and rewind as far as that requires.
+        """Restart a lost role, and rewind if necessary; return the state to continue from.
 
-        Raises:
-            RoleLost: another role was lost meanwhile.
-            JobFailed: roles are lost repeatedly, and no step is finished.
+        RoleLost if another role is lost; JobFailed after too many losses without a finished step.
         """
         self._count(loss, progress.step)
         self.reporter.report(phase="Recovering", message=str(loss), restarts=self._restarts)
         _log.warning("%s", loss)
         group = self.roles.group(loss.role)
         if self._has_state and group.has_channels:
-            self.roles.cut_channels(group.name)
+            self.roles.abort_channels(group.name)
         self._start(group)
         for path in self.store.edited(self.code_files(group.name)):
             self.reporter.notice(
-                f"{path}: got another content than the run went by so far: {group.name} was lost, "
-                "and goes on by the file as it is now"
+                f"{path}: its content has changed during the run: {group.name} was lost, and "
+                "uses the file as it is now"
             )
         if group.is_stateful or not self._has_state:
             return self._rewind(progress.step, loss.reason)
@@ -139,11 +133,6 @@ class Recovery:
             )
 
     def _check_data(self, progress: Progress) -> None:
-        """Refuse to resume with other data than the run began with.
-
-        Raises:
-            CannotResume: the rows are not the same.
-        """
         read = [("train", "prompts", progress.data, self.fresh.data)]
         if progress.demonstrations is not None and self.fresh.demonstrations is not None:
             cursors = progress.demonstrations, self.fresh.demonstrations
@@ -157,8 +146,7 @@ class Recovery:
         if changed:
             raise CannotResume(changed)
 
-    def _living(self) -> list[RoleGroup]:
-        """Return the stateful roles whose ranks all serve."""
+    def _ready_roles(self) -> list[RoleGroup]:
         return [
             group
             for group in self.roles.stateful
@@ -175,7 +163,7 @@ class Recovery:
         self.roles.start(group, attempt)
 
     def _start_missing(self) -> bool:
-        """Start the roles that do not serve and wait for all; return whether one had state."""
+        """Start missing roles and wait for all; return whether a started one is stateful."""
         missing = self.roles.missing()
         for group in missing:
             self._start(group)
@@ -184,16 +172,13 @@ class Recovery:
 
     def _rewind(self, from_step: int, reason: str) -> Progress:
         self._has_state = False
-        # Living ranks finish their requests, among them writes of checkpoints and rows.
-        self.roles.barrier(self._living(), from_step, f"rewind/{self.roles.rewinds}")
+        # Running ranks finish their requests, among them writes of checkpoints and rows.
+        self.roles.barrier(self._ready_roles(), from_step, f"rewind/{self.roles.rewinds}")
         found = resume_point(self.store, self.journal.read())
         for refusal in found.refusals:
             self.journal.append(
                 CheckpointRefused(
-                    time=time.time(),
-                    step=refusal.step,
-                    file=refusal.file,
-                    reason=refusal.reason,
+                    time=time.time(), step=refusal.step, file=refusal.file, reason=refusal.reason
                 )
             )
         progress = self.fresh
@@ -202,8 +187,8 @@ class Recovery:
             if progress.data == UNREAD:
                 progress = msgspec.structs.replace(progress, data=self.fresh.data)
             if progress.demonstrations is None or self.fresh.demonstrations is None:
-                begun = self.fresh.demonstrations
-                progress = msgspec.structs.replace(progress, demonstrations=begun)
+                cursor = self.fresh.demonstrations
+                progress = msgspec.structs.replace(progress, demonstrations=cursor)
             self._report_changes(found.refusals, found.checkpoint)
         self._check_data(progress)
         self.journal.append(
@@ -218,7 +203,6 @@ class Recovery:
         return progress
 
     def _report_changes(self, refusals: Iterable[Refusal], checkpoint: Checkpoint) -> None:
-        """Report what differs from the checkpoint that the job resumes from."""
         for refusal in refusals:
             self.reporter.notice(
                 f"checkpoints/{refusal}: this checkpoint is not used; the job goes on from "
@@ -227,32 +211,28 @@ class Recovery:
         change = self.store.layout_change(checkpoint)
         if change is not None:
             self.reporter.notice(
-                f"{change}: from here on numbers agree with the old layout's to rounding, "
-                'but for what docs/operations.md names at "Changing the layout of a job"'
+                f"{change}: the next steps agree with those of the old layout up to rounding, "
+                'with the exceptions in docs/operations.md, "Changing the layout of a job"'
             )
         for path in self.store.changed_files(checkpoint):
             self.reporter.notice(
-                f"{path}: got another content than {checkpoint.folder.name} was made with: "
-                "the steps "
-                "from there on go by the file as it is now"
+                f"{path}: its content differs from that of {checkpoint.folder.name}: the next "
+                "steps use the file as it is now"
             )
 
     def _restore(self, progress: Progress, checkpoint: Checkpoint | None) -> None:
-        request = Restore(
-            folder=str(checkpoint.folder.relative_to(self.store.root.parent))
-            if checkpoint
-            else None,
-            # A rank in another layout needs the parts of several ranks.
-            files=[
+        folder, files = None, list[FileEntry]()
+        if checkpoint is not None:
+            folder = str(checkpoint.folder.relative_to(self.store.root.parent))
+            files = [  # all ranks' files: in another layout, a rank reads those of several
                 entry
-                for entry in (checkpoint.manifest.files if checkpoint else ())
+                for entry in checkpoint.manifest.files
                 if entry.role != "controller" and not entry.path.startswith(f"{AHEAD_FOLDER}/")
-            ],
-            total_updates=self.total_updates,
-        )
+            ]
+        request = Restore(folder, files, self.total_updates)
         for group in self.roles.saved:
-            self.roles.ask_all(group, RESTORE, request, RequestId(0, progress.step, "restore"))
-        self.roles.ask_all(
+            self.roles.broadcast(group, RESTORE, request, RequestId(0, progress.step, "restore"))
+        self.roles.broadcast(
             self.roles.group("actorRollout"),
             SYNC_WEIGHTS,
             SyncWeights(progress.policy_version),

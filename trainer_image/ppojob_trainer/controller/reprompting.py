@@ -1,7 +1,7 @@
 """Teacher prompts built from the responses of a group (SDPO: arXiv:2601.20802).
 
-The controller has the scores and the reward functions' feedback. The owners of the rows have the
-texts, and build the prompts.
+The controller sends scores and feedback to the owners of the rows, which have the texts and build
+the prompts.
 """
 
 import logging
@@ -24,47 +24,47 @@ _log = logging.getLogger(__name__)
 
 FEEDBACK_KEY: Final = "spec.algorithm.distillation.reprompt.feedbackKey"
 TAUGHT = "distillation/taught"
-"""Metric: share of the rows whose teacher gets a solution or feedback."""
+"""Metric: share of the rows with a teacher prompt."""
 
 
 @dataclass(frozen=True)
 class Reprompting:
-    """Requests the teacher prompts of a step, after its scores.
+    """Has the owners build the teacher prompts of a step, after scoring.
 
     Attributes:
-        is_shown: whether one of the prompts is logged.
         began: start of the run, in unix seconds.
+        is_logged: whether one of the prompts is logged.
     """
 
     settings: RepromptSpec
     channels: RoleChannels
     began: float
-    is_shown: bool
+    is_logged: bool
 
     def prompts_of(self, batch: Batch, dropped: Collection[int], step: int) -> list[int]:
-        """Request the prompts of all rows from their owners; return the rows without one.
+        """Build the prompts of all rows; return the rows without one.
 
-        `dropped` rows have no score: no prompt shows them, and they are taught nothing.
+        `dropped` rows, which have no score, get no prompt and are part of none.
         """
-        said = self._said_of(batch, step)
-        asked = [self._request(batch, dropped, said, first, last) for first, last in batch.shares]
+        feedback = self._feedback(batch, step)
+        shares = batch.shares
+        requests = [self._request(batch, dropped, feedback, *share) for share in shares]
         roles, owner = self.channels.roles, self.channels.owner
-        answers = roles.ask(owner, REPROMPT, asked, RequestId(0, step, "reprompt"))
+        answers = roles.call(owner, REPROMPT, requests, RequestId(0, step, "reprompt"))
         batch.teacher_prompt_tokens = [tokens for answer in answers for tokens in answer.tokens]
         self.channels.place_rows(batch, step, again=True)
-        firsts = [first * batch.samples for first, _ in batch.shares]
         taught = [
-            first + row
-            for first, answer in zip(firsts, answers, strict=True)
+            first * batch.samples + row
+            for (first, _), answer in zip(shares, answers, strict=True)
             for row in answer.taught
         ]
-        if taught and self.is_shown:
+        if taught and self.is_logged:
             prompt = next(answer.first for answer in answers if answer.taught)
             log_teacher_prompt(step, taught[0], prompt)
         return sorted(set(range(batch.num_rows)).difference(taught))
 
-    def _said_of(self, batch: Batch, step: int) -> list[str]:
-        """Return (rows,) the feedback of a reward function on each; empty for none."""
+    def _feedback(self, batch: Batch, step: int) -> list[str]:
+        """Return (rows,) the feedback of a reward function; empty text for none."""
         key = self.settings.feedback_key
         if key is None:
             return [""] * batch.num_rows
@@ -72,16 +72,15 @@ class Reprompting:
         if not any(key in own for own in values):
             there = " or ".join(batch.value_kinds())
             _log.warning(
-                "%s: got %s: no reward function gave it of a response of step %d, so no teacher "
-                "is shown feedback; a name of what they give beside the score: %s",
+                "%s: got %s: no reward function returned it in step %d, so no teacher gets "
+                "feedback; a name of a returned value: %s",
                 *(FEEDBACK_KEY, shown(key), step, there),
             )
         return [str(own.get(key) or "") for own in values]
 
     def _request(
-        self, batch: Batch, dropped: Collection[int], said: list[str], first: int, last: int
+        self, batch: Batch, dropped: Collection[int], feedback: list[str], first: int, last: int
     ) -> Reprompt:
-        """Build the request to the owner of a range of prompts."""
         rows = range(first * batch.samples, last * batch.samples)
         unknown = [number for number, row in enumerate(rows) if row in dropped]
         succeeded = [
@@ -90,4 +89,4 @@ class Reprompting:
             if row not in dropped and batch.scores[row] >= self.settings.min_score
         ]
         prompts = [msgspec.json.encode(prompt.prompt) for prompt in batch.prompts[first:last]]
-        return Reprompt(prompts, succeeded, unknown, said[rows.start : rows.stop], self.began)
+        return Reprompt(prompts, succeeded, unknown, feedback[rows.start : rows.stop], self.began)

@@ -1,7 +1,7 @@
-"""Row transfers between the ranks that own rows and the ranks of another role.
+"""Transfers of rows between the ranks that own them and the ranks of another role.
 
-The controller names the two ends, the rows and the columns; the tensors go from rank to rank. A
-model in the owners' ranks has the rows already, so nothing moves.
+The controller sends both sides the rows and columns; tensors go from rank to rank. Nothing moves
+for a model in the owners' ranks.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -34,9 +34,9 @@ class RoleChannels:
     """The channels of a job.
 
     Attributes:
-        owner: the role whose ranks own the rows.
-        job_uid: part of the names of the job's rendezvous stores.
-        reference: reference models by data source; None if there is one for all.
+        owner: role whose ranks own the rows.
+        job_uid: part of the keys of the job's rendezvous stores.
+        reference: selects the reference model by data source; None if there is only one.
     """
 
     roles: Roles
@@ -45,12 +45,12 @@ class RoleChannels:
     reference: ReferenceSpec | None = None
 
     def open(self, peer: RoleGroup, step: int, seconds: float = CHANNEL_SECONDS) -> None:
-        """Open the channel between the present attempts of the owner and a peer, unless it is open.
+        """Open the channel between the current attempts of the owner and a peer, if not open.
 
-        `seconds` limits each operation on it.
+        `seconds` is the timeout of each operation.
         """
         key = self.key(peer)
-        self.ask_both(
+        self.call_both(
             peer,
             OPEN_CHANNEL,
             lambda role: OpenChannel(
@@ -66,69 +66,67 @@ class RoleChannels:
         )
 
     def key(self, peer: RoleGroup) -> str:
-        """Name a channel; never used twice, since a store keeps the keys of earlier attempts.
+        """Return the unique name of a channel; stores keep the keys of earlier attempts.
 
-        A restarted controller opens new channels: it does not know whether its predecessor reached
-        both sides.
+        A restarted controller opens new channels, since its predecessor may have reached one side
+        only.
         """
         opening = f"{self.roles.rewinds}.{self.roles.caller.attempt}"
         return f"{self.owner.name}.{self.owner.attempt}-{peer.name}.{peer.attempt}/{opening}"
 
-    def ask_both(
+    def call_both(
         self,
         peer: RoleGroup,
         method: Method[Any, Nothing],
         request: Callable[[str], msgspec.Struct],
         id_: RequestId,
     ) -> None:
-        """Ask both sides, each with the name of the other, once both are idle."""
+        """Call both sides, once both are idle; `request` gets the name of the other side."""
         self.roles.barrier((self.owner, peer), id_.step, id_.stage)
-        asked = [(self.owner, request(peer.name)), (peer, request(self.owner.name))]
-        self.roles.ask_each(method, asked, id_)
+        requests = [(self.owner, request(peer.name)), (peer, request(self.owner.name))]
+        self.roles.broadcast_to(method, requests, id_)
 
-    def ask_owners(
-        self, question: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
+    def query_owners(
+        self, query: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
     ) -> list[Answer]:
-        """Ask some owners a question that changes nothing, whatever they work on.
-
-        Raises:
-            RoleLost: one does not answer.
-        """
-        calls = [Call(self.owner.ranks[rank], question, request) for rank in ranks]
-        return self.roles.collect(self.roles.caller.start(calls))
+        """Query some owners during their work; raises as `Roles.call`."""
+        calls = [Call(self.owner.ranks[rank], query, request) for rank in ranks]
+        return self.roles.gather(self.roles.caller.start(calls))
 
     def place_rows(
         self, batch: Batch, step: int, *, again: bool = False, answers: Sequence[str] = ()
     ) -> None:
         """Send the index of the generated rows to all owners.
 
-        `again`: they have it already, and the batch has more metadata now; `answers`: see
-        `PlaceRows`.
+        Args:
+            batch: the rows.
+            step: their step.
+            again: whether the index replaces an earlier one, with more metadata.
+            answers: see `PlaceRows`.
         """
         origins = None
         if batch.origins is not None:
             origins = [(origin.round, origin.position) for origin in batch.origins]
         request = PlaceRows(self._index(batch), origins, again, list(answers))
         stage = "place_rows/again" if again else "place_rows"
-        self.roles.ask_all(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
+        self.roles.broadcast(self.owner, PLACE_ROWS, request, RequestId(0, step, stage))
 
     def _index(self, batch: Batch) -> BatchIndex:
-        """Build the row index: rows, owners, and the reference model of each."""
         if self.reference is None:
             return batch.index
         found = [self.reference.number_for(prompt.data_source) for prompt in batch.prompts]
         numbers = tuple(number for number in found if number is not None)
-        assert len(numbers) == len(found), "data is refused that no model reads"
+        assert len(numbers) == len(found), "data of other sources is refused"
         return msgspec.structs.replace(batch.index, teachers=numbers)
 
     def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
-        """Move the rows to a role, over a channel between the present attempts of both."""
+        """Move the rows to a role."""
         if consumer is self.owner:
             return
         self.open(consumer, step)
         name = BatchName(self.roles.rewinds, step, batch.purpose)
         index = self._index(batch)
-        self.ask_both(
+        self.call_both(
             consumer,
             MOVE_ROWS,
             lambda role: MoveRows(role, name, index),
@@ -144,11 +142,11 @@ class RoleChannels:
         *,
         to_owners: bool = False,
     ) -> None:
-        """Move columns to a role that has the rows, or computed columns back to the owners."""
+        """Move columns to a role that has the rows, or back to the owners."""
         if consumer is self.owner:
             return
         index = self._index(batch)
-        self.ask_both(
+        self.call_both(
             consumer,
             MOVE_COLUMNS,
             lambda role: MoveColumns(role, index, list(columns), to_owners),

@@ -2,8 +2,9 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -43,9 +44,9 @@ class RoleGroup:
     Attributes:
         ranks: in rank order.
         is_stateful: whether its loss costs the steps since the last checkpoint.
-        has_channels: whether its ranks exchange rows with those of other roles.
-        attempt: the attempt that the controller speaks to; 0 before the first.
-        is_saved: whether a checkpoint holds state of its ranks.
+        has_channels: whether its ranks exchange rows with other roles.
+        attempt: current attempt; 0 before the first.
+        is_saved: whether checkpoints contain its state.
     """
 
     name: str
@@ -58,10 +59,9 @@ class RoleGroup:
 
 
 def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int) -> RoleGroup:
-    """Build the group of a role in pods of its own.
+    """Return the group of a role with its own pods; `ahead` is the lookahead of the engines.
 
-    Engines that prefetch (`ahead`) hold the only copy of their weights, and rows of several steps
-    if the lookahead is above one.
+    Engines with lookahead hold the only copy of their weights, and partial rows if it exceeds one.
     """
     supervisors, ranks = [], []
     for pod in topology.pods:
@@ -86,14 +86,14 @@ def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int
 class Roles:
     """Starts the ranks of roles and calls them.
 
-    Every wait here ends with `RoleLost` when a rank is lost or a supervisor does not answer.
+    Every wait raises `RoleLost` if a rank is lost or a supervisor does not answer.
 
     Attributes:
-        groups: the roles that have pods.
-        startup_seconds: longest time from `start` to ready.
-        stop_requested: whether somebody asked the job to end.
-        rewinds: number of rewinds; no answer from before the last one is used.
-        meanwhile: called repeatedly during every wait.
+        groups: the roles with pods.
+        startup_seconds: time limit from `start` to ready.
+        stop_requested: whether the job was asked to stop.
+        rewinds: number of rewinds, a part of request ids.
+        meanwhile: called repeatedly during waits.
     """
 
     caller: Caller
@@ -106,12 +106,12 @@ class Roles:
 
     @property
     def stateful(self) -> list[RoleGroup]:
-        """Return the roles whose loss costs the steps since the last checkpoint."""
+        """Return the roles whose loss requires a rewind."""
         return [group for group in self.groups if group.is_stateful]
 
     @property
     def saved(self) -> list[RoleGroup]:
-        """Return the roles whose state a checkpoint holds."""
+        """Return the roles whose state is in checkpoints."""
         return [group for group in self.groups if group.is_saved]
 
     def group(self, name: str) -> RoleGroup:
@@ -119,79 +119,71 @@ class Roles:
         return next(group for group in self.groups if group.name == name)
 
     def status(self, group: RoleGroup) -> list[PodStatus]:
-        """Return the status that a role's supervisors report."""
-        return self._ask_supervisors(group, STATUS, Nothing())
+        """Return the status of a role's pods."""
+        return self._call_supervisors(group, STATUS, Nothing())
 
-    def is_ready(self, group: RoleGroup) -> bool:
-        """Whether all ranks of the role's attempt serve."""
-        return all(s.attempt == group.attempt and s.phase == "ready" for s in self.status(group))
+    def is_ready(self, group: RoleGroup, phases: Collection[str] = ("ready",)) -> bool:
+        """Whether all pods of the role are in one of these phases of its current attempt."""
+        return all(s.attempt == group.attempt and s.phase in phases for s in self.status(group))
 
     def missing(self) -> list[RoleGroup]:
-        """Return the roles that neither serve in their attempt nor are starting.
+        """Return the roles that are neither ready nor starting.
 
-        Also compares the software of all other roles' pods with that of the pods to be started: a
-        restarted controller has not seen them start.
-
-        Raises:
-            ConfigError: living pods do not run the same software.
+        The identities of the other pods are read for the comparison; ConfigError if they differ.
         """
         found = []
         for group in self.groups:
-            if group.attempt == 0 or not self._is_coming(group):
+            if group.attempt == 0 or not self.is_ready(group, ("starting", "ready")):
                 found.append(group)
                 continue
             try:
                 self._admit(group, _IDENTITY_OF_LIVING, None)
-            except RoleLost as slow:  # which is no reason to take its ranks
-                _log.warning("%s; no other pod is compared with it", slow)
+            except RoleLost as slow:  # its ranks may still be fine
+                _log.warning("%s; it is not compared with other pods", slow)
         return found
 
     def start(self, group: RoleGroup, attempt: int) -> None:
-        """Start an attempt of a role, whose pods may have to be created first; see `wait_ready`.
+        """Start an attempt of a role, once its pods exist; `wait_ready` waits for the ranks.
 
-        Raises:
-            ConfigError: a pod does not run the same as the others; nothing of it is started.
-            Interrupted: somebody asked the job to end, and nothing has to be waited for.
+        ConfigError if a pod differs from the others; Interrupted as in `_raise_if_stopping`.
         """
-
-        def raise_if_stopping() -> None:
-            self._raise_if_stopping(group)
-
+        raise_if_stopping = partial(self._raise_if_stopping, group)
         limit = self.caller.default_deadline_seconds
         deadline = time.monotonic() + limit
         while reading := self._admit(group, IDENTITY, raise_if_stopping):
             if time.monotonic() > deadline:
-                raise RoleLost(group.name, f"{reading[0]}: no word of its models for {limit:g} s")
+                raise RoleLost(
+                    group.name, f"{reading[0]}: its models were not read within {limit:g} s"
+                )
             raise_if_stopping()
             time.sleep(_POLL_SECONDS)
         for peer in group.ranks:
-            self.caller.forget(peer)
+            self.caller.disconnect(peer)
         group.attempt = attempt
-        self._ask_supervisors(group, START, StartRanks(attempt), raise_if_stopping)
+        self._call_supervisors(group, START, StartRanks(attempt), raise_if_stopping)
 
     def wait_ready(self, *, may_stop: bool) -> None:
-        """Wait until all ranks of all roles serve.
+        """Wait until all ranks of all roles are ready.
 
         Args:
-            may_stop: whether a job that is asked to end does so here; not where other ranks hold
-                a step that is neither done nor in a checkpoint.
+            may_stop: whether a stop request ends the wait; not while ranks hold an unsaved step.
 
         Raises:
             RoleLost: a rank ended while starting.
-            JobFailed: it takes longer than the limit; names the ranks that are missing.
-            Interrupted: somebody asked the job to end.
+            JobFailed: the time limit is over; the message names the missing ranks.
+            Interrupted: the job was asked to stop.
         """
         deadline = time.monotonic() + self.startup_seconds
         waiting = list(self.groups)
         while waiting:
             if may_stop and self.stop_requested():
-                raise Interrupted("asked to end while the roles were starting")
+                raise Interrupted("stopped while the roles were starting")
             self.watch()
             waiting = [group for group in waiting if not self.is_ready(group)]
             if waiting and time.monotonic() > deadline:
                 raise JobFailed(
-                    f"spec.timeouts.startupSeconds: {self.startup_seconds:g} s are over and "
-                    f"{self._missing_ranks(waiting)} do not serve; raise the limit or see their "
+                    f"spec.timeouts.startupSeconds: after {self.startup_seconds:g} s "
+                    f"{self._missing_ranks(waiting)} are not ready; raise the limit or see their "
                     "logs"
                 )
             if waiting:
@@ -200,54 +192,44 @@ class Roles:
     def watch(self) -> None:
         """Poll all supervisors once.
 
-        Raises:
-            RoleLost: a role lost a rank, or a supervisor does not answer.
-            ConfigError: a rank refused its input, and would again.
+        RoleLost if a rank or supervisor is lost; ConfigError if a rank refused its input.
         """
         for group in self.groups:
             if group.attempt == 0:
                 continue
             for status in self.status(group):
                 if status.attempt < group.attempt:
-                    raise RoleLost(group.name, f"pod {status.pod}: it began anew, without ranks")
+                    raise RoleLost(group.name, f"pod {status.pod}: it was restarted, without ranks")
                 if status.phase != "lost":
                     continue
                 if status.exit_code == contract.EXIT_INVALID:
                     raise ConfigError(status.reason)
                 raise RoleLost(group.name, f"pod {status.pod}: {status.reason}")
 
-    def raise_loss_first(self) -> None:
-        """Poll for a while for a lost rank: another rank may have failed only because of it.
-
-        Raises:
-            RoleLost: a rank was lost.
-        """
+    def raise_if_lost(self) -> None:
+        """Watch for two seconds: a call may have failed because another rank was lost."""
         deadline = time.monotonic() + _LOSS_GRACE_SECONDS
         while time.monotonic() < deadline:
             self.watch()
             time.sleep(_POLL_SECONDS)
 
-    def _is_coming(self, group: RoleGroup) -> bool:
-        coming = ("starting", "ready")
-        return all(s.attempt == group.attempt and s.phase in coming for s in self.status(group))
-
     def _raise_if_stopping(self, lost: RoleGroup) -> None:
-        """End a job that was asked to end and waits for a role, if no rank holds an unsaved step.
+        """Raise Interrupted if a stop was requested and no rank holds an unsaved step.
 
-        A job that is deleted loses all its pods at once, and none of them comes back.
+        The pods of a deleted job end all at once and are not recreated.
         """
         if not self.stop_requested():
             return
         if lost.is_stateful:
-            raise Interrupted(f"asked to end without {lost.name}: the last checkpoint stands")
+            raise Interrupted(f"stopped without {lost.name}: the last checkpoint is kept")
         for group in self.groups:
             if group.is_stateful and group.attempt > 0:
                 try:
                     self.status(group)
                 except RoleLost as also:
-                    raise Interrupted(f"asked to end without {lost.name}; {also}") from also
+                    raise Interrupted(f"stopped without {lost.name}; {also}") from also
 
-    def _ask_supervisors(
+    def _call_supervisors(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
@@ -264,7 +246,7 @@ class Roles:
             raise
 
     def _admit(self, group: RoleGroup, method: Method[Any, PodIdentity], watch: Watch) -> list[str]:
-        identities = self._ask_supervisors(group, method, Nothing(), watch)
+        identities = self._call_supervisors(group, method, Nothing(), watch)
         return self.agreement.admit([peer.name for peer in group.supervisors], identities)
 
     def _missing_ranks(self, groups: Iterable[RoleGroup]) -> str:
@@ -277,7 +259,7 @@ class Roles:
         ]
         return ", ".join(missing) or "their pods"
 
-    def ask(
+    def call(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
@@ -286,20 +268,25 @@ class Roles:
         ranks: Sequence[int] | None = None,
         meanwhile: Watch = None,
     ) -> list[Answer]:
-        """Call some ranks of a role, and wait for all answers.
+        """Call some ranks of a role and wait for the answers.
 
-        Each of `ranks`, by default the first ones, gets one request; `attempt` and `rewinds` of the
-        id are filled in here. `meanwhile` is called repeatedly.
+        Args:
+            group: the role.
+            method: method to call.
+            requests: one per rank.
+            request_id: without `attempt` and `rewinds`, which are set here.
+            ranks: ranks to call; None for the first ones.
+            meanwhile: called repeatedly during the wait.
 
         Raises:
-            RoleLost: a rank was lost meanwhile, does not answer in time, or was told otherwise.
-            JobFailed: the work itself failed, and would again.
-            Interrupted: the work was given up, since somebody asked the job to end.
+            RoleLost: a rank was lost, is too late, or got this id with another request.
+            JobFailed: the work itself failed.
+            Interrupted: the work was aborted, because the job was asked to stop.
             Fenced: another controller has taken over.
         """
-        return self.collect(self.begin(group, method, requests, request_id, ranks), meanwhile)
+        return self.gather(self.submit(group, method, requests, request_id, ranks), meanwhile)
 
-    def begin(
+    def submit(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
@@ -307,34 +294,33 @@ class Roles:
         request_id: RequestId,
         ranks: Sequence[int] | None = None,
     ) -> Pending[Answer]:
-        """Send requests to some ranks of a role without waiting; the first half of `ask`.
+        """Send the requests of `call` without waiting; follow with `gather` or `caller.cancel`.
 
-        Other requests meanwhile must not be collective with this one. A caller that does not
-        `collect` the answers calls `caller.give_up`.
+        Until then the ranks must get no collective work together with others.
         """
         peers = [group.ranks[rank] for rank in (range(len(requests)) if ranks is None else ranks)]
         return self.caller.start(self._calls(group, method, peers, requests, request_id))
 
-    def collect(self, begun: Pending[Answer], meanwhile: Watch = None) -> list[Answer]:
-        """Wait for the answers of begun requests; raises as `ask`."""
+    def gather(self, pending: Pending[Answer], meanwhile: Watch = None) -> list[Answer]:
+        """Wait for the answers of submitted requests; raises as `call`."""
 
         def watch() -> None:
             self.watch()
-            for act in (self.meanwhile, meanwhile):
-                if act is not None:
-                    act()
+            for callback in (self.meanwhile, meanwhile):
+                if callback is not None:
+                    callback()
 
         try:
-            return self.caller.wait(begun, watch)
+            return self.caller.wait(pending, watch)
         except CallTimeout as silence:
             raise RoleLost(silence.peer.role, str(silence)) from silence
         except CallRefused as refusal:
             self._raise_if_fenced(refusal)
-            if refusal.kind is ErrorKind.LEFT:
+            if refusal.kind is ErrorKind.ABORTED:
                 raise Interrupted(refusal.failure.message) from refusal
-            self.raise_loss_first()
+            self.raise_if_lost()
             if refusal.kind in (ErrorKind.CHANNEL_LOST, ErrorKind.CHANGED):
-                raise RoleLost(_dispensable(begun.calls, refusal.peer), str(refusal)) from refusal
+                raise RoleLost(_dispensable(pending.calls, refusal.peer), str(refusal)) from refusal
             if refusal.kind is ErrorKind.STORAGE:
                 raise StorageError(Path(refusal.peer.name), refusal.failure.message) from refusal
             if refusal.kind is ErrorKind.CUSTOM_CODE:
@@ -342,54 +328,51 @@ class Roles:
             _log.error("%s\n%s", refusal, refusal.failure.detail)
             raise JobFailed(str(refusal)) from refusal
 
-    def ask_all(
+    def broadcast(
         self,
         group: RoleGroup,
         method: Method[Any, Answer],
         request: msgspec.Struct,
         request_id: RequestId,
     ) -> list[Answer]:
-        """Send one request to all ranks of a role; raises as `ask`."""
-        return self.ask_each(method, [(group, request)], request_id)
+        """Send one request to all ranks of a role and wait; raises as `call`."""
+        return self.broadcast_to(method, [(group, request)], request_id)
 
-    def ask_each(
+    def broadcast_to(
         self,
         method: Method[Any, Answer],
-        asked: Iterable[tuple[RoleGroup, msgspec.Struct]],
+        requests: Iterable[tuple[RoleGroup, msgspec.Struct]],
         request_id: RequestId,
     ) -> list[Answer]:
-        """Send all ranks of several roles one joint piece of work; raises as `ask`.
-
-        `asked` has for each role the request that each of its ranks gets.
-        """
+        """Send each role's request to all its ranks, as one joint call; raises as `call`."""
         calls = [
             call
-            for group, request in asked
+            for group, request in requests
             for call in self._calls(
                 group, method, group.ranks, [request] * len(group.ranks), request_id
             )
         ]
-        return self.collect(self.caller.start(calls))
+        return self.gather(self.caller.start(calls))
 
-    def begin_asking(
+    def submit_query(
         self, groups: Iterable[RoleGroup], method: Method[Any, Answer], question: msgspec.Struct
     ) -> Pending[Answer]:
-        """Begin a question that all ranks of roles answer beside their work; see `begin`."""
+        """Send a query to all ranks of roles, which answer it during their work; see `submit`."""
         peers = [peer for group in groups for peer in group.ranks]
         return self.caller.start([Call(peer, method, question) for peer in peers])
 
     def barrier(self, groups: Iterable[RoleGroup], step: int, stage: str) -> None:
         """Wait until the ranks of these roles have done all earlier requests.
 
-        All of them serve; `stage` is the next stage.
+        All of them must be ready; `stage` is the next stage.
         """
-        # A restarted controller does not know its predecessor's requests, so the answer to the
-        # predecessor's barrier must not count as the answer to its own.
+        # The controller's attempt is in the id: the cached answer of a predecessor's barrier says
+        # nothing about requests that it sent later.
         id_ = RequestId(0, step, f"idle/{stage}/{self.caller.attempt}")
-        self.ask_each(BARRIER, ((group, Nothing()) for group in groups), id_)
+        self.broadcast_to(BARRIER, ((group, Nothing()) for group in groups), id_)
 
-    def cut_channels(self, role: str) -> None:
-        """Abort waits on channels to a lost role, at its peers."""
+    def abort_channels(self, role: str) -> None:
+        """Abort the waits of other roles on channels to a lost role."""
         peers = [
             peer
             for group in self.groups
@@ -399,13 +382,11 @@ class Roles:
         try:
             self.caller.call_all([Call(peer, CUT_CHANNEL, CutChannel(role)) for peer in peers])
         except (CallTimeout, CallRefused) as problem:
-            _log.info("a channel to %s was not cut: %s", role, problem)
+            _log.info("a channel to %s was not closed: %s", role, problem)
 
     def _raise_if_fenced(self, refusal: CallRefused) -> None:
-        """Raise `Fenced` where a call was refused because another controller has taken over."""
         if refusal.kind is ErrorKind.FENCED:
-            attempt = self.caller.attempt
-            raise Fenced(refusal.peer.role, attempt, attempt + 1) from refusal
+            raise Fenced(str(refusal)) from refusal
 
     def _calls(
         self,
@@ -422,6 +403,6 @@ class Roles:
 
 
 def _dispensable(calls: Sequence[Call[Any]], peer: Peer) -> str:
-    """Return the role to restart if living roles cannot work together: the cheapest one."""
+    """Return the role to restart if running roles cannot work together: the cheapest one."""
     roles = (call.peer.role for call in calls)
     return next((role for role in roles if role != "actorRollout"), peer.role)

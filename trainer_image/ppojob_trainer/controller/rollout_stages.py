@@ -1,47 +1,85 @@
-"""Generation and scoring: the stages that training and validation share.
+"""Rollout stages of training and validation: generation, scoring and recording of batches.
 
-The controller assigns the work; responses stay on the ranks that own them, and only lengths and
-scores come here. Batches on the row tape are read from it.
+Responses stay on the ranks that own them; only lengths and scores come to the controller. Batches
+on the row tape are loaded instead of generated.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
+from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.engines import Engines
 from ppojob_trainer.controller.roles import RoleGroup, Roles
-from ppojob_trainer.controller.rollout_progress import RolloutProgressPoll
 from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
+from ppojob_trainer.data.prompt_store import PromptRow
+from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
-from ppojob_trainer.rpc.messages.rollout import Conversations, Generate, Generated, LoadRows
+from ppojob_trainer.rpc.messages.rollout import (
+    AskRowsDrawn,
+    Conversations,
+    Generate,
+    Generated,
+    LoadRows,
+    RowsDrawn,
+)
 from ppojob_trainer.rpc.messages.rows import WriteRows
 from ppojob_trainer.rpc.messages.saving import FileEntry
-from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, WRITE_ROWS
+from ppojob_trainer.rpc.methods import GENERATE, LOAD_ROWS, ROWS_DRAWN, WRITE_ROWS
 from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 
-Drawn = tuple[Batch, Batch | None]
-"""Batches of a step's prompts: sampled rows, and greedy rows if a baseline reads them."""
+StepBatches = tuple[Batch, Batch | None]
+"""Batches of a step's prompts: sampled rows, and greedy rows if a baseline needs them."""
+
+Draw = Callable[[int], list[PromptRow]]
+"""Returns the next prompts in the order of the job."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of a step.
+
+    Attributes:
+        greedy: greedy responses to the same prompts, if a baseline needs them.
+        is_recorded: whether they are scored and on disk already.
+        metrics: sampling metrics.
+        rounds: the generation rounds of dynamic sampling.
+    """
+
+    batch: Batch
+    greedy: Batch | None = None
+    is_recorded: bool = False
+    metrics: dict[str, float] = field(default_factory=dict)
+    rounds: Sequence[Batch] = ()
+
+
+def step_batches(algorithm: AlgorithmSpec, prompts: list[PromptRow], owners: int) -> StepBatches:
+    """Return the batches to generate for the prompts of a step."""
+    batch = Batch("train", prompts, algorithm.samples_per_prompt, owners)
+    return batch, Batch("greedy", prompts, 1, owners) if algorithm.estimator.has_greedy else None
 
 
 @dataclass(frozen=True)
 class RolloutStages:
-    """Generates and scores batches.
+    """Generates, scores and records batches.
 
     Attributes:
-        actor: the role whose ranks own the rows.
-        chunk_bytes: limit of one request to an owner that writes rows.
-        has_turns: whether rows have several turns.
-        given: responses to each prompt that come from the data, if it has them.
+        actor: role whose ranks own the rows.
+        chunk_bytes: limit of one request of `write_rows`.
+        has_turns: whether rows are multi-turn.
+        given: maximum number of responses per prompt that come from the data.
         began: start of the run, in unix seconds.
-        tools: role that runs the tool calls of rows; None without tools.
+        tools: role that runs tool calls; None without tools.
         retriever: role that answers `search` calls; None if the tools role does.
-        tell_drawn: callback with the number of generated rows, and of all.
-        leaves: whether a validation is given up while engines generate it.
+        on_progress: called during generation with the numbers of finished rows and of all rows.
+        aborts: whether to abort a validation while engines generate it.
     """
 
     roles: Roles
@@ -55,16 +93,16 @@ class RolloutStages:
     began: float = 0.0
     tools: RoleGroup | None = None
     retriever: RoleGroup | None = None
-    tell_drawn: Callable[[int, int], None] = lambda *_: None
-    leaves: Callable[[], bool] = lambda: False
+    on_progress: Callable[[int, int], None] = lambda *_: None
+    aborts: Callable[[], bool] = lambda: False
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
-        """Generate, score and record responses to all held-out prompts, with a step's weights."""
+        """Generate, score and record responses to all validation prompts, after a step."""
         prompts = dataset.rows(range(len(dataset)))
         batch = Batch("validation", prompts, samples, owners=len(self.actor.ranks))
         self.generate(batch, step)
         self.score(batch, step)
-        self.keep(batch, step)
+        self.record(batch, step)
         return batch
 
     def generate(
@@ -74,48 +112,49 @@ class RolloutStages:
         greedy: Batch | None = None,
         timer: Callable[[str], AbstractContextManager[None]] = lambda _: nullcontext(),
         *,
-        ahead: Sequence[Drawn] = (),
+        ahead: Sequence[StepBatches] = (),
         is_begun: bool = False,
     ) -> None:
-        """Generate the rows of a batch on their owners; fills in lengths.
+        """Generate the rows of a batch on their owners, and set its lengths.
 
-        `greedy` are greedy responses to the same prompts, generated together; `ahead` are batches
-        of the next steps, generated beside them as far as they get. `is_begun`: engines in pods of
-        their own have already begun these rows (`begin`).
+        Args:
+            batch: the batch.
+            step: its step.
+            greedy: greedy responses to the same prompts, generated with it.
+            timer: times the stages.
+            ahead: batches of the next steps, which are generated as far as they get meanwhile.
+            is_begun: whether standalone engines have begun these rows (`StandaloneEngines.begin`).
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
-            if self._are_there(together, step):
+            if self._load_existing(together, step):
                 return
         if not is_begun:
             with timer("update_weights"):
                 self.engines.prepare(step if batch.purpose == "validation" else step - 1)
         with timer("gen"):
-            answers = self.ask(batch, step, greedy, ahead)
-            batch.take_lengths(answers)
+            answers = self.run_engines(batch, step, greedy, ahead)
+            batch.set_lengths(answers)
             if greedy is not None:
-                of_greedy = [answer.greedy for answer in answers]
-                greedy.take_lengths([answer for answer in of_greedy if answer is not None])
+                greedy.set_lengths([one.greedy for one in answers if one.greedy is not None])
             self.engines.deliver(together, step)
 
-    def ask(
-        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[Drawn]
+    def run_engines(
+        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[StepBatches]
     ) -> list[Generated]:
         """Have the engines generate rows, and wait.
 
         Raises:
-            Interrupted: the rows are those of a validation, which was given up.
+            Interrupted: a validation was aborted.
         """
-        one_of_each = self.engines.group.ranks[:: self.engines.tensor]
-        drawn = RolloutProgressPoll(self.roles.caller, one_of_each, self.tell_drawn)
-        if batch.purpose == "validation":
-            drawn.leaves = self.leaves
-        asked = self.generation(batch, step, greedy, ahead)
-        with drawn.asked() as ask_drawn:
-            return self.roles.ask(self.engines.group, GENERATE, *asked, meanwhile=ask_drawn)
+        requests, id_ = self.generate_requests(batch, step, greedy, ahead)
+        engines = self.engines.group.ranks[:: self.engines.tensor]
+        aborts = self.aborts if batch.purpose == "validation" else lambda: False
+        with progress_poll(self.roles.caller, engines, self.on_progress, aborts) as poll:
+            return self.roles.call(self.engines.group, GENERATE, requests, id_, meanwhile=poll)
 
-    def _are_there(self, batches: list[Batch], step: int) -> bool:
-        """Whether the owners already have the rows; then their metadata is filled in."""
+    def _load_existing(self, batches: list[Batch], step: int) -> bool:
+        """Load rows that are on disk or at their owners; return whether there are any."""
         if not self.tape.is_replayed(batches[0], step):
             return self.engines.recall(batches, step)
         for batch in batches:
@@ -123,23 +162,19 @@ class RolloutStages:
                 self._load(batch, step)
         return True
 
-    def generation(
-        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[Drawn] = ()
+    def generate_requests(
+        self, batch: Batch, step: int, greedy: Batch | None, ahead: Sequence[StepBatches] = ()
     ) -> tuple[list[Generate], RequestId]:
-        """Return the generation requests of a batch, and their id.
-
-        `ahead` are the batches of the next steps, in order.
-        """
+        """Return the request to each engine rank, and the request id; `ahead` as in `generate`."""
         requests = self._requests(batch, step, greedy)
         later = [
-            self._requests(one, behind, of_greedy)
-            for behind, (one, of_greedy) in enumerate(ahead, step + 1)
+            self._requests(one, later_step, its_greedy)
+            for later_step, (one, its_greedy) in enumerate(ahead, step + 1)
         ]
-        if later:
-            requests = [
-                msgspec.structs.replace(request, ahead=of_rank)
-                for request, *of_rank in zip(requests, *later, strict=True)
-            ]
+        requests = [
+            msgspec.structs.replace(request, ahead=of_rank)
+            for request, *of_rank in zip(requests, *later, strict=True)
+        ]
         return requests, RequestId(0, step, f"{batch.label}/generate")
 
     def _requests(self, batch: Batch, step: int, greedy: Batch | None) -> list[Generate]:
@@ -166,20 +201,16 @@ class RolloutStages:
         def peers(group: RoleGroup | None) -> list[ToolsPeer]:
             return [ToolsPeer(rank.host, rank.port) for rank in group.ranks] if group else []
 
-        return Conversations(
-            peers(self.tools),
-            self.roles.rewinds,
-            peers(self.retriever),
-            self.engines.attempt,
-            self.began,
-        )
+        tools, retrievers = peers(self.tools), peers(self.retriever)
+        attempt = self.engines.attempt
+        return Conversations(tools, self.roles.rewinds, retrievers, attempt, self.began)
 
     def _load(self, batch: Batch, step: int) -> None:
-        """Fill in the metadata of recorded rows; ranks load the rows of a training step."""
-        self.tape.fill(batch, step)
+        """Set the metadata of rows on disk, and have the ranks load the rows of a training step."""
+        self.tape.load_metadata(batch, step)
         if batch.purpose == "validation":
             return
-        folder, parts = self.tape.place(batch, step)
+        folder, parts = self.tape.location(batch, step)
         requests = [
             LoadRows(
                 purpose=batch.purpose,
@@ -194,36 +225,37 @@ class RolloutStages:
             for first, last in batch.shares
         ]
         id_ = RequestId(0, step, f"{batch.label}/load_rows")
-        self.roles.ask(self.actor, LOAD_ROWS, requests, id_)
+        self.roles.call(self.actor, LOAD_ROWS, requests, id_)
 
     @contextmanager
-    def scoring_of(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
-        """Begin to score the rows; the returned function waits and fills the scores in."""
+    def start_scoring(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
+        """Start to score the rows; yield a function that waits and sets the scores."""
         if self.tape.has(batch, step):
-            yield lambda: self.tape.fill(batch, step)
+            yield lambda: self.tape.load_metadata(batch, step)
         else:
-            with self.scoring.begun(batch, step) as finish:
+            with self.scoring.start(batch, step) as finish:
                 yield finish
 
     def score(self, batch: Batch, step: int) -> None:
-        """Score the rows, wait, and fill in the scores."""
-        with self.scoring_of(batch, step) as finish:
+        """Score the rows and set the scores."""
+        with self.start_scoring(batch, step) as finish:
             finish()
 
-    def keep(self, batch: Batch, step: int) -> None:
-        """Record rows and scores on disk, unless they are there."""
+    def record(self, batch: Batch, step: int) -> None:
+        """Write rows and scores to disk, if they are not there yet."""
         if not self.tape.has(batch, step):
             folder = batch_key(batch, step).folder
-            self.tape.keep(batch, step, self.write_rows(batch, step, folder))
+            self.tape.record(batch, step, self.write_rows(batch, step, folder))
         elif self.tape.recording is not None:
-            self.tape.keep(batch, step, self.tape.copy(batch, step))
+            self.tape.record(batch, step, self.tape.copy(batch, step))
 
     def write_rows(
         self, batch: Batch, step: int, folder: str, act: str = "write_rows"
     ) -> list[FileEntry]:
-        """Have the owners write their rows as parts of a parquet folder, one part per owner.
+        """Have the owners write their rows as parts of a parquet folder; return the files.
 
-        An owner whose rows exceed one request writes several. `act` names the purpose.
+        An owner writes several parts if its request would be too large. `act` is a part of the
+        request id.
         """
         whole = WriteRows(
             purpose=batch.purpose,
@@ -240,8 +272,7 @@ class RolloutStages:
             round=batch.round,
         )
         parts = [self._parts(whole, batch.samples, *share) for share in batch.shares]
-        # A restarted controller may have other scores than its predecessor, whose parts count as
-        # long as the journal does not say that all are there.
+        # The controller's attempt is in the id: after a restart the scores may differ.
         stage = f"{batch.label}/{act}/{self.roles.caller.attempt}"
         files = list[FileEntry]()
         for index in range(max(map(len, parts))):
@@ -251,14 +282,13 @@ class RolloutStages:
                 for owner in owners
             ]
             id_ = RequestId(0, step, stage, index)
-            answers = self.roles.ask(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
+            answers = self.roles.call(self.actor, WRITE_ROWS, requests, id_, ranks=owners)
             files += [file for answer in answers for file in answer.files]
         return files
 
     def _parts(
         self, whole: WriteRows, samples: int, first: int, last: int
     ) -> list[tuple[int, int]]:
-        """Split a range of prompts into ranges that fit one request each."""
         sizes = [
             len(encode(_part(whole, samples, 0, position, position + 1)))
             for position in range(first, last)
@@ -268,7 +298,6 @@ class RolloutStages:
 
 
 def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> WriteRows:
-    """Build the write request to the owner of prompts `[first, last)`."""
     rows = slice(first * samples, last * samples)
     return msgspec.structs.replace(
         whole,
@@ -280,3 +309,61 @@ def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> W
         extra_infos=whole.extra_infos[first:last],
         extras=whole.extras[rows],
     )
+
+
+@dataclass(frozen=True)
+class SynchronousSource:
+    """Batch source that generates the rows of a step when it begins."""
+
+    stages: RolloutStages
+    algorithm: AlgorithmSpec
+
+    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
+        """Generate the rows of a step; a repeated step gets the same rows."""
+        with timer("data"):
+            prompts = draw(self.algorithm.prompts_per_step)
+        batch, greedy = step_batches(self.algorithm, prompts, len(self.stages.actor.ranks))
+        self.stages.generate(batch, step, greedy, timer)
+        return Rows(batch, greedy)
+
+
+@contextmanager
+def progress_poll(
+    caller: Caller,
+    engines: Sequence[Peer],
+    on_progress: Callable[[int, int], None],
+    aborts: Callable[[], bool] = lambda: False,
+    every_seconds: float = 2.0,
+) -> Iterator[Callable[[], None]]:
+    """Yield a function that polls the engines for finished rows without blocking.
+
+    Args:
+        caller: makes the calls.
+        engines: one rank of each engine.
+        on_progress: called with the sums of finished rows and of all rows.
+        aborts: whether to abort the rows; then the engines are told at once, and repeatedly, since
+            a rank may begin after it was told.
+        every_seconds: time between polls.
+    """
+    pending: Pending[RowsDrawn] | None = None
+    next_at = time.monotonic() + every_seconds
+
+    def poll() -> None:
+        nonlocal pending, next_at
+        if pending is None:
+            is_aborted = aborts()
+            if is_aborted or time.monotonic() >= next_at:
+                request = AskRowsDrawn(is_aborted)
+                pending = caller.start([Call(rank, ROWS_DRAWN, request) for rank in engines])
+        elif pending.is_done:
+            done, pending = pending, None
+            next_at = time.monotonic() + every_seconds
+            if done.refusal is None:  # a failed rank is reported by `Roles.watch`
+                counts = done.answers
+                on_progress(sum(one.ended for one in counts), sum(one.asked for one in counts))
+
+    try:
+        yield poll
+    finally:
+        if pending is not None:
+            caller.cancel(pending)

@@ -1,7 +1,4 @@
-"""Row filters: which responses of a step are not trained on.
-
-A row is excluded if it has no score, or if its group filters it out.
-"""
+"""Row filters: responses that are excluded from training."""
 
 from collections.abc import Collection
 from typing import Final
@@ -19,18 +16,15 @@ SCORE_PER_TOKEN: Final = "score_per_token"
 def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
     """Return the rows to exclude because a reward function failed (`onError: drop`).
 
-    A row is dropped if its own reward failed, or that of the greedy response to its prompt. It
-    counts in no estimate, loss, signal or mean of scores. A step without any other row is refused
-    before its rows are recorded, so that a job whose function was fixed scores them again.
-
-    Raises:
-        RewardFailed: no row would be left.
+    A row is dropped if its own reward failed, or that of the greedy response to its prompt. Call
+    this before the rows are recorded: after the error (RewardFailed: no row is left) a job with a
+    fixed function scores them again.
     """
-    alone = {row for row, values in enumerate(batch.values()) if values.get(DROPPED)}
-    compared = [] if greedy is None else greedy.values()
-    unknown = {position for position, values in enumerate(compared) if values.get(DROPPED)}
+    baselines = [{}] * len(batch.prompts) if greedy is None else greedy.values()
     dropped = [
-        row for row in range(batch.num_rows) if row in alone or row // batch.samples in unknown
+        row
+        for row, values in enumerate(batch.values())
+        if values.get(DROPPED) or baselines[row // batch.samples].get(DROPPED)
     ]
     if len(dropped) == batch.num_rows:
         raise RewardFailed(
@@ -44,13 +38,11 @@ def dropped_rows(batch: Batch, greedy: Batch | None, step: int) -> list[int]:
 def filtered_rows(
     batch: Batch, settings: GroupFilterSpec | None, dropped: Collection[int], step: int
 ) -> list[int]:
-    """Return the rows that their group filters out, in row order, beside those `dropped`.
+    """Return the rows that the group filter excludes, in order, without `dropped` ones.
 
     GFPO (arXiv:2508.09726), algorithm 1: keeps the `keep` shortest responses of each prompt, or
-    those largest by another metric; of equal ones the first.
-
-    Raises:
-        RewardFailed: a row has no such number.
+    those with the largest value of another metric (RewardFailed if it is missing); of equal ones
+    the first.
     """
     if settings is None:
         return []
@@ -63,7 +55,7 @@ def filtered_rows(
 
 
 def _ranks(batch: Batch, metric: str, step: int) -> list[float]:
-    """Return (rows,) the sort key: smaller keys are kept."""
+    """Return (rows,) the sort key; the smallest are kept."""
     if metric == LENGTH:
         return [float(length) for length in batch.lengths]
     if metric == SCORE_PER_TOKEN:

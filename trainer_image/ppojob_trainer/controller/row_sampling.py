@@ -1,6 +1,6 @@
 """Custom samplers: a user's function selects the rows of a step by earlier scores (ADR 96).
 
-Its input and state are in each checkpoint, so that a resumed run selects the same rows again.
+Its inputs and state are in `Progress`, so a resumed run selects the same rows.
 """
 
 import contextlib
@@ -24,12 +24,12 @@ from ppojob_trainer.rewards.records import DROPPED
 
 @dataclass
 class RowSampling:
-    """Calls the sampler once per step, and hands out the selected rows.
+    """Calls the sampler once per step, and returns the selected rows.
 
     Attributes:
-        most: most rows that a step may draw.
-        first: (rows,) initial value of each, before it has a score.
-        prompt_digests: (rows,) of each row, where values of prompts are tracked; else empty.
+        most: maximum number of rows of a step.
+        first: (rows,) initial values.
+        prompt_digests: (rows,) prompt digests if values are tracked; else empty.
     """
 
     sampler: RowSampler
@@ -38,19 +38,15 @@ class RowSampling:
     first: npt.NDArray[np.float64]
     prompt_digests: Sequence[str]
     _before: Progress | None = None
-    _chosen: list[int] = field(default_factory=list)
-    _dealt: int = 0
+    _selected: list[int] = field(default_factory=list)
+    _used: int = 0
     _state: str = ""
 
     @classmethod
     def of(
         cls, spec: PPOJobSpec, dataset: PromptDataset, stack: contextlib.ExitStack
     ) -> "RowSampling | None":
-        """Build the sampler of a job; None if rows follow the data order.
-
-        Raises:
-            ConfigError: there is no such function.
-        """
+        """Build the sampler of a job, or None; ConfigError if there is no such function."""
         settings, algorithm = spec.prompts.sampler, spec.algorithm
         if settings is None:
             return None
@@ -66,24 +62,22 @@ class RowSampling:
         return cls(sampler, spec.prompts.seed or 0, algorithm.most_drawn, first, digests)
 
     def begin(self, progress: Progress) -> None:
-        """Begin the step after a state, or repeat it."""
-        self._before, self._chosen, self._dealt = progress, [], 0
+        """Begin or repeat the step after a state."""
+        self._before, self._selected, self._used = progress, [], 0
 
     def next(self, count: int) -> list[int]:
-        """Return the next `count` rows of the step.
-
-        Raises:
-            SamplerFailed: the function did not select them.
-        """
+        """Return the next `count` rows of the step; SamplerFailed if the function failed."""
         assert self._before is not None, "a step has begun"
-        if not self._chosen:
-            told, known = columns(self._before.rows_seen, self.first), self._before.prompt_values
+        if not self._selected:
+            history = columns(self._before.rows_seen, self.first)
+            known = self._before.prompt_values
             for row, digest in enumerate(self.prompt_digests):
-                told["value"][row] = value(known[digest]) if digest in known else self.first[row]
-            step, state = self._before.step + 1, self._before.sampler_state
-            self._chosen, self._state = self.sampler.choose(step, self.seed, self.most, told, state)
-        first, self._dealt = self._dealt, self._dealt + count
-        return self._chosen[first : self._dealt]
+                history["value"][row] = value(known[digest]) if digest in known else self.first[row]
+            self._selected, self._state = self.sampler.choose(
+                self._before.step + 1, self.seed, self.most, history, self._before.sampler_state
+            )
+        first, self._used = self._used, self._used + count
+        return self._selected[first : self._used]
 
     def after(self, trained: Progress, drawn: Sequence[Batch]) -> Progress:
         """Return the state after a step, with the scores of its rows."""
@@ -93,7 +87,6 @@ class RowSampling:
 
 
 def _scores(batch: Batch) -> Iterator[tuple[int, list[float]]]:
-    """Return the rows of a batch with the scores of their scored responses."""
     values = batch.values()
     for position, prompt in enumerate(batch.prompts):
         first = position * batch.samples

@@ -1,4 +1,4 @@
-"""Prompts and responses as text for a person: `spec.numExamine` rows of each step."""
+"""Prompts and responses as text: `spec.numExamine` rows of each step."""
 
 import logging
 import math
@@ -35,12 +35,12 @@ class _Response(msgspec.Struct, kw_only=True):
 
     @property
     def is_given(self) -> bool:
-        """Whether the data supplied it, and the policy did not generate it."""
+        """Whether it came from the data."""
         return any(segment.version == OF_DATA for segment in self.segments or ())
 
 
 class Place(_Response):
-    """Identifies a response of a batch, for selection; the score may be NaN."""
+    """A response without its text, for selection; the score may be NaN."""
 
     row: int
     sample: int
@@ -48,7 +48,7 @@ class Place(_Response):
 
 
 class Sample(_Response, kw_only=True):
-    """A response as text: a row of the step's file, with step and purpose of its batch.
+    """A response as text, with step and purpose of its batch.
 
     Attributes:
         prompt: with the chat template's tokens.
@@ -79,10 +79,10 @@ _COLUMNS: Final = {
 
 
 def read_samples(run_folder: Path, purpose: str, step: int, count: int) -> list[Sample]:
-    """Read the first responses of a step's first prompts: one per prompt, while there are prompts.
+    """Read the first response of each of a step's first prompts, then further ones.
 
-    Generated responses come before given ones. Returns them in row order; none if the rows are
-    missing or unreadable, since samples must not interrupt training.
+    Generated responses come before given ones. Returns them in row order, or none if the rows are
+    unreadable.
     """
 
     def first(places: Sequence[Place]) -> Collection[int]:
@@ -100,7 +100,8 @@ def chosen_samples(
     try:
         parts = sorted(path for path in folder.iterdir() if _PART.fullmatch(path.name))
         wanted = choose([place for part in parts for place in _rows(part, Place)])
-        found = [row for part in parts for row in _matching(part, wanted)]
+        rows = (row for part in parts for row in _rows(part, Sample) if row.row in wanted)
+        found = list(islice(rows, len(wanted)))  # reads no further than the last one
     except (OSError, pa.ArrowException, msgspec.ValidationError):
         return []
     for sample in found:
@@ -109,7 +110,7 @@ def chosen_samples(
 
 
 def log_samples(run_folder: Path, purpose: str, step: int, count: int) -> None:
-    """Log samples of a step, for those who do not look at the run folder."""
+    """Log samples of a step."""
     samples = read_samples(run_folder, purpose, step, count) if count else []
     for line in (line for sample in samples for line in sample_lines(sample)):
         _log.info("%s", line)
@@ -123,7 +124,7 @@ def log_teacher_prompt(step: int, row: int, prompt: str) -> None:
 
 
 def sample_lines(sample: Sample) -> list[str]:
-    """Format a sample as lines that cannot control the terminal."""
+    """Format a sample as lines without control characters."""
     place = f"step {sample.step}" if sample.purpose == "train" else f"validation {sample.step}"
     cut = " (cut at the length limit)" if sample.is_truncated else ""
     given = " (given by the data)" if sample.is_given else ""
@@ -135,7 +136,7 @@ def sample_lines(sample: Sample) -> list[str]:
 
 
 def excerpt(prompt: str, response: str, ground_truth: str) -> list[str]:
-    """Shorten a prompt, its response and the ground truth to what a person reads at a glance."""
+    """Shorten prompt, response and ground truth to a few lines."""
     return [
         *_block("prompt", _tail(prompt.rstrip("\n"))),
         *_block("response", _head(response)),
@@ -146,15 +147,8 @@ def excerpt(prompt: str, response: str, ground_truth: str) -> list[str]:
 def _rows(part: Path, form: type[_Row]) -> Iterator[_Row]:
     """Iterate over the rows of a part in small batches, with the columns of `form` only."""
     with pq.ParquetFile(part) as file:
-        batches = file.iter_batches(_BATCH_ROWS, columns=_COLUMNS[form], use_threads=False)
-        for batch in batches:
+        for batch in file.iter_batches(_BATCH_ROWS, columns=_COLUMNS[form], use_threads=False):
             yield from msgspec.convert(batch.to_pylist(), list[form])  # type: ignore[valid-type]
-
-
-def _matching(part: Path, wanted: Collection[int]) -> Iterator[Sample]:
-    """Return the wanted rows of a part; reads no further than the last of them."""
-    here = sum(place.row in wanted for place in _rows(part, Place))
-    yield from islice((row for row in _rows(part, Sample) if row.row in wanted), here)
 
 
 def _block(name: str, lines: list[str]) -> list[str]:

@@ -1,12 +1,10 @@
-"""Status writer: sends `status.training` of the job's PPOJob to the Kubernetes API server.
+"""Sends `status.training` of the PPOJob to the Kubernetes API server.
 
-`JobResource` is a client of one request, server-side apply, by the standard library. It opens a
-connection per request, so that none is ever found dead, and none sticks to one of several servers.
-docs/adr/0010 says how a job is told from an earlier one of the same name.
+`JobResource` makes server-side apply requests with the standard library, one connection each. It
+distinguishes the job from an earlier one of the same name (docs/adr/0010).
 
-`StatusWriter` sends the newest state from a thread, so it never blocks the loop; a state that was
-not sent in time is dropped. It sends at most six states a minute, but a change of stage or
-controller goes out at once, and so does the last state, before the process ends.
+`StatusWriter` sends the newest state from a thread, at most six times a minute. A change of stage
+or controller, and the last state, are sent at once.
 """
 
 import http.client
@@ -18,7 +16,7 @@ import threading
 import time
 import urllib.parse
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, Final
 
 import msgspec
@@ -31,18 +29,14 @@ _log = logging.getLogger(__name__)
 FIELD_MANAGER: Final = "ppojob-controller"
 REQUEST_SECONDS: Final = 10.0
 TAKEN_OVER: Final = "has taken over"
-"""The message of the chart's admission policy for an attempt that decreased."""
+"""Part of the message of the chart's admission policy for a decreased attempt."""
 
 _ATTEMPTS: Final = 3
 _ANSWER_BYTES: Final = 4 << 20
 
 
 class NotWrittenError(Exception):
-    """The API server did not take a state now; it may take the next one.
-
-    Attributes:
-        retry_after: seconds for which it asked to be left alone.
-    """
+    """The state was not written; a retry after `retry_after` seconds may succeed."""
 
     def __init__(self, message: str, retry_after: float = 0.0) -> None:
         super().__init__(message)
@@ -50,15 +44,15 @@ class NotWrittenError(Exception):
 
 
 class RefusedError(NotWrittenError):
-    """The API server refused; a retry soon would be refused too."""
+    """The API server refused the request; a retry is useless."""
 
 
 class DisownedError(Exception):
-    """The job is gone, was replaced, or has another controller: stop writing."""
+    """The job is gone, was replaced, or has a newer controller: stop writing."""
 
 
 class _ConflictError(Exception):
-    """The job changed since it was read."""
+    """The job has changed since its version was read."""
 
 
 class _Metadata(msgspec.Struct):
@@ -67,8 +61,6 @@ class _Metadata(msgspec.Struct):
 
 
 class _Job(msgspec.Struct):
-    """The fields of a PPOJob that are read."""
-
     metadata: _Metadata
 
 
@@ -76,51 +68,36 @@ class _Details(msgspec.Struct):
     name: str = ""
 
 
-class _Refusal(msgspec.Struct):
-    """The fields of an API server's `Status` that are read."""
-
+class _Status(msgspec.Struct):
     message: str = ""
     details: _Details = msgspec.field(default_factory=_Details)
 
 
+@dataclass
 class JobResource:
-    """One PPOJob, as its controller sees it.
+    """Writes the status of one PPOJob, with this uid; `seconds` is the request timeout."""
 
-    `uid` tells it from another job of the same name; `seconds` is how long the API server may be
-    silent.
-    """
-
-    def __init__(
-        self,
-        access: ApiAccess,
-        *,
-        namespace: str,
-        name: str,
-        uid: str,
-        seconds: float = REQUEST_SECONDS,
-    ) -> None:
-        self._access = access
-        self._namespace = namespace
-        self._name = name
-        self._uid = uid
-        self._seconds = seconds
-        self._path = (
-            f"/apis/{GROUP}/{VERSION}/namespaces/{urllib.parse.quote(namespace)}"
-            f"/{PLURAL}/{urllib.parse.quote(name)}/status"
-        )
-        self._version = ""
+    access: ApiAccess
+    _: KW_ONLY
+    namespace: str
+    name: str
+    uid: str
+    seconds: float = REQUEST_SECONDS
+    _version: str = ""
 
     def write(self, training: TrainingStatus) -> None:
-        """Write `status.training`, even if another controller wrote it before.
+        """Write `status.training`, overwriting other field managers.
 
-        Raises:
-            NotWrittenError: it could not be written now.
-            DisownedError: it no longer belongs to this controller.
+        NotWrittenError if the request failed; DisownedError if the job has another controller.
         """
         for _ in range(_ATTEMPTS):
             try:
-                # The version is the fence: the API server checks no uid on a status write.
-                self._version = self._version or self._current_version(training)
+                # The resource version is the fence: the API server does not check the uid.
+                if not self._version:  # a dry run needs no permission to read
+                    found = self._apply(training)
+                    if found.uid != self.uid:
+                        raise DisownedError(f"it is another job now, of uid {found.uid}")
+                    self._version = found.version
                 self._version = self._apply(training, self._version).version
             except _ConflictError:
                 self._version = ""
@@ -128,16 +105,9 @@ class JobResource:
                 return
         raise NotWrittenError(f"others have written {_ATTEMPTS} times meanwhile")
 
-    def _current_version(self, training: TrainingStatus) -> str:
-        """Return the job's version, from a dry-run write: this needs no permission to read."""
-        found = self._apply(training)
-        if found.uid != self._uid:
-            raise DisownedError(f"it is another job now, of uid {found.uid}")
-        return found.version
-
     def _apply(self, training: TrainingStatus, version: str = "") -> _Metadata:
         query = {"fieldManager": FIELD_MANAGER, "force": "true"}
-        metadata = {"namespace": self._namespace, "name": self._name}
+        metadata = {"namespace": self.namespace, "name": self.name}
         if version:
             metadata["resourceVersion"] = version
         else:
@@ -149,12 +119,19 @@ class JobResource:
             "metadata": metadata,
             "status": {"training": state},
         }
-        return self._exchange(f"{self._path}?{urllib.parse.urlencode(query)}", body)
+        path = (
+            f"/apis/{GROUP}/{VERSION}/namespaces/{urllib.parse.quote(self.namespace)}"
+            f"/{PLURAL}/{urllib.parse.quote(self.name)}/status"
+        )
+        return self._exchange(f"{path}?{urllib.parse.urlencode(query)}", body)
 
     def _exchange(self, path: str, body: dict[str, Any]) -> _Metadata:
         try:
-            token = (self._access.credentials / "token").read_text().strip()
-            connection = self._connection()
+            token = (self.access.credentials / "token").read_text().strip()
+            trusted = ssl.create_default_context(cafile=str(self.access.credentials / "ca.crt"))
+            connection = http.client.HTTPSConnection(
+                self.access.host, self.access.port, timeout=self.seconds, context=trusted
+            )
             try:
                 headers = {
                     "Authorization": f"Bearer {token}",
@@ -174,42 +151,35 @@ class JobResource:
         raise self._refusal(answer.status, text, answer.headers.get("Retry-After", ""))
 
     def _refusal(self, status: int, text: bytes, retry_after: str) -> Exception:
-        """Return the error of an answer other than 200."""
         try:
-            said = msgspec.json.decode(text, type=_Refusal)
+            body = msgspec.json.decode(text, type=_Status)
         except msgspec.MsgspecError:
-            said = _Refusal(text[:200].decode(errors="replace"))
+            body = _Status(text[:200].decode(errors="replace"))
         if status == http.HTTPStatus.CONFLICT:
-            return _ConflictError(said.message)
-        # An API server that comes up may not serve the kind yet, which is a 404 without a name.
-        is_gone = status == http.HTTPStatus.NOT_FOUND and said.details.name == self._name
-        if is_gone or (status == http.HTTPStatus.FORBIDDEN and TAKEN_OVER in said.message):
-            return DisownedError(said.message)
-        why = f"HTTP {status}: {said.message}"
+            return _ConflictError(body.message)
+        # A starting API server may not serve the kind yet: that is a 404 without a name.
+        is_gone = status == http.HTTPStatus.NOT_FOUND and body.details.name == self.name
+        if is_gone or (status == http.HTTPStatus.FORBIDDEN and TAKEN_OVER in body.message):
+            return DisownedError(body.message)
+        why = f"HTTP {status}: {body.message}"
         if status >= 500 or status == http.HTTPStatus.TOO_MANY_REQUESTS:
             return NotWrittenError(why, float(retry_after) if retry_after.isdecimal() else 0.0)
         return RefusedError(why)
 
-    def _connection(self) -> http.client.HTTPSConnection:
-        trusted = ssl.create_default_context(cafile=str(self._access.credentials / "ca.crt"))
-        return http.client.HTTPSConnection(
-            self._access.host, self._access.port, timeout=self._seconds, context=trusted
-        )
-
 
 FINAL_SECONDS: Final = 20.0
-"""Longest delay of the controller's end by its last state, in seconds."""
+"""Time limit of sending the last state."""
 
 
 @dataclass(frozen=True)
-class Pace:
-    """Rate limits of requests to the API server.
+class RateLimit:
+    """Rate limit and exponential backoff of requests.
 
     Attributes:
         interval_seconds: between two states of the same stage.
         first_pause_seconds: after a failure; doubled by each further one.
         longest_pause_seconds: maximum.
-        final_pause_seconds: after a failure, once the controller wants to end.
+        final_pause_seconds: after a failure during `close`.
     """
 
     interval_seconds: float = 10.0
@@ -218,45 +188,39 @@ class Pace:
     final_pause_seconds: float = 0.5
 
     def pause(self, failures: int) -> float:
-        """Seconds to wait after so many failures in a row."""
+        """Return the pause in seconds after consecutive failures."""
         doubled = self.first_pause_seconds * 2.0 ** min(failures - 1, 16)
         return min(doubled, self.longest_pause_seconds) * random.uniform(0.5, 1.0)
 
 
 class StatusWriter:
-    """Sends states; its thread starts on construction.
+    """Sends states by `write` (see `JobResource.write`) from a thread, started at once."""
 
-    `write` sends a state. It raises NotWrittenError, or DisownedError when nothing more of this
-    controller is wanted.
-    """
-
-    def __init__(self, write: Callable[[TrainingStatus], None], pace: Pace | None = None) -> None:
+    def __init__(
+        self, write: Callable[[TrainingStatus], None], pace: RateLimit | None = None
+    ) -> None:
         self._write = write
-        self._pace = pace or Pace()
+        self._pace = pace or RateLimit()
         self._changed = threading.Condition()
         self._newest: TrainingStatus | None = None
         self._sent: TrainingStatus | None = None
         self._tried_at = float("-inf")
         self._pause_until = float("-inf")
-        self._asked_until = float("-inf")
+        self._retry_at = float("-inf")
         self._failures = 0
         self._is_disowned = False
         self._deadline: float | None = None
         self._thread = threading.Thread(target=self._run, name="status-writer", daemon=True)
         self._thread.start()
 
-    def offer(self, state: TrainingStatus) -> None:
-        """Queue a state, which replaces an unsent one; returns at once."""
+    def submit(self, state: TrainingStatus) -> None:
+        """Queue a state, which replaces an unsent one, without blocking."""
         with self._changed:
             self._newest = state
             self._changed.notify()
 
     def close(self, seconds: float = FINAL_SECONDS) -> None:
-        """Send the last state, and end.
-
-        Returns when that is done, when it is refused (by a cluster, say, that has deleted the job
-        and its accounts), or after so many seconds.
-        """
+        """Send the last state and end, at the latest after `seconds`, or when it is refused."""
         with self._changed:
             self._deadline = time.monotonic() + seconds
             self._pause_until = float("-inf")
@@ -267,14 +231,14 @@ class StatusWriter:
 
     def _run(self) -> None:
         try:
-            while (state := self._take()) is not None:
+            while (state := self._next()) is not None:
                 self._send(state)
         except DisownedError as problem:
             self._is_disowned = True
             _log.warning("status.training is not written any more: %s", problem)
 
-    def _take(self) -> TrainingStatus | None:
-        """Wait until the newest state is due; None where there is nothing left to send, or time."""
+    def _next(self) -> TrainingStatus | None:
+        """Wait until the newest state is due and return it; None at the end."""
         with self._changed:
             while True:
                 now, is_new = time.monotonic(), self._newest != self._sent
@@ -287,18 +251,12 @@ class StatusWriter:
                 self._changed.wait(min(left, end, threading.TIMEOUT_MAX))
 
     def _due_at(self) -> float:
-        """Return when the newest state may be sent, in monotonic seconds."""
         if self._deadline is not None:
-            return max(self._asked_until, self._pause_until)
-        rest = float("-inf") if self._is_change() else self._tried_at + self._pace.interval_seconds
-        return max(self._asked_until, self._pause_until, rest)
-
-    def _is_change(self) -> bool:
-        """Whether stage or controller differ from the state sent last."""
-        if self._newest is None or self._sent is None:
-            return True
-        newest, sent = self._newest, self._sent
-        return (newest.attempt, newest.stage) != (sent.attempt, sent.stage)
+            return max(self._retry_at, self._pause_until)
+        newest, sent, rest = self._newest, self._sent, float("-inf")
+        if newest and sent and (newest.attempt, newest.stage) == (sent.attempt, sent.stage):
+            rest = self._tried_at + self._pace.interval_seconds
+        return max(self._retry_at, self._pause_until, rest)
 
     def _send(self, state: TrainingStatus) -> None:
         self._tried_at = time.monotonic()
@@ -314,7 +272,7 @@ class StatusWriter:
 
     def _fail(self, problem: NotWrittenError) -> None:
         if not self._failures:
-            _log.warning("status.training is not written, the training goes on: %s", problem)
+            _log.warning("status.training was not written, the training continues: %s", problem)
         self._failures += 1
         now = time.monotonic()
         with self._changed:
@@ -324,4 +282,4 @@ class StatusWriter:
                 if isinstance(problem, RefusedError):
                     self._deadline = now
             self._pause_until = now + pause
-            self._asked_until = now + problem.retry_after
+            self._retry_at = now + problem.retry_after

@@ -1,7 +1,4 @@
-"""Step plan: the forward passes and model updates of a step.
-
-It follows from the job's settings, once, when the step is built.
-"""
+"""Step plan: the forward passes and updates of a step, derived from the job's settings."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,9 +13,10 @@ from ppojob_trainer.controller.roles import RoleGroup
 class ForwardPass:
     """A forward pass over the rows before the updates of the policy.
 
-    `column` is the column that it fills for the owners, if any; `timer` is its name among the
-    timer's stages; `knows_outcomes`: the model learns the outcomes of the rows first, or is shown
-    some of them.
+    Attributes:
+        column: column that it computes for the owners, if any.
+        timer: its timer stage.
+        knows_outcomes: whether it runs after the scores are known.
     """
 
     model: str
@@ -34,12 +32,11 @@ class Updates:
 
     Attributes:
         role: name of its state in a checkpoint.
-        timer: its name among the timer's stages.
-        prompts_per_step: prompts of a step.
+        timer: its timer stage.
         mini_batch_prompts: prompts of one optimizer step.
         first_step: the first step that trains it.
-        columns: columns that it needs besides those of its own forward pass.
-        of_outcomes: it learns the scores themselves, before the advantages are computed.
+        columns: columns that it needs besides that of its own forward pass.
+        of_outcomes: whether it learns the scores, before the advantages are computed.
     """
 
     model: str
@@ -54,11 +51,7 @@ class Updates:
     of_outcomes: bool = False
 
     def mini_batches(self, order: Callable[[int], list[int]]) -> list[list[int]]:
-        """Return the positions of the prompts of each optimizer step.
-
-        Args:
-            order: epoch -> order of the prompts, a permutation of `range(prompts_per_step)`.
-        """
+        """Return the prompt positions of each optimizer step; `order` maps epochs to orders."""
         size = self.mini_batch_prompts
         return [
             positions[first : first + size]
@@ -68,11 +61,11 @@ class Updates:
 
     @property
     def of_step(self) -> int:
-        """Return the optimizer steps in a step."""
+        """Return the number of optimizer steps in a step."""
         return self.epochs * -(-self.prompts_per_step // self.mini_batch_prompts)
 
     def done_after(self, step: int) -> int:
-        """Return the optimizer steps up to the end of a step."""
+        """Return the number of optimizer steps up to the end of a step."""
         return max(0, step - self.first_step + 1) * self.of_step
 
     def state_after(self, step: int) -> RoleState:
@@ -86,14 +79,14 @@ class Updates:
 
 
 def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
-    """Whether the policy's log-probabilities must be known before its update.
+    """Whether a forward pass computes the policy's log-probabilities before its updates.
 
-    If the whole batch is one optimizer step they are the update's own: the ratio is one by
-    definition, and a pass is saved. A divergence over the vocabulary reads none, nor does a loss of
-    pairs. These need them before: a KL in the reward, a teacher's log-probabilities of sampled
-    tokens, a correction for the engine, token selection by entropy, an entropy-dependent bonus, a
-    reward for certainty, and an estimator that reads probabilities. With `bypass` the engine's
-    log-probabilities replace them. The pass also records routing decisions, for several updates.
+    With one optimizer step per batch the update computes them itself, at a ratio of 1. A divergence
+    over the vocabulary and a preference loss need none. They are needed before the update for a KL
+    in the reward, a teacher's log-probabilities of sampled tokens, rollout correction, token
+    selection by entropy, an entropy-dependent bonus, a reward for certainty, and estimators that
+    use probabilities. With `bypass` the engine's log-probabilities replace them. The pass also
+    records routing decisions for several updates.
     """
     if algorithm.certainty_reward is not None:
         return True
@@ -112,7 +105,7 @@ def needs_old_logprobs(algorithm: AlgorithmSpec) -> bool:
 
 
 def passes_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[ForwardPass, ...]:
-    """Return the forward passes of a job in order, by host of each role; none without training."""
+    """Return the forward passes of a step in order; none without training."""
     if not spec.steps.trains:
         return ()
     passes = list[ForwardPass]()
@@ -133,7 +126,7 @@ def passes_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Forward
 
 
 def updates_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Updates, ...]:
-    """Return the updates of a step in order; the policy's are the last."""
+    """Return the updates of a step in order, the policy's last; none without training."""
     if not spec.steps.trains:
         return ()
     algorithm, critic = spec.algorithm, spec.critic
@@ -166,7 +159,6 @@ def updates_of(spec: PPOJobSpec, hosts: Mapping[str, RoleGroup]) -> tuple[Update
 
 
 def _columns_of_values(spec: PPOJobSpec) -> tuple[str, ...]:
-    """Return the columns that a value model is trained on."""
     algorithm, correction = spec.algorithm, spec.algorithm.rollout_correction
     rejects = algorithm.is_corrected_before and correction is not None and correction.rejection
     columns = ["returns"]

@@ -1,4 +1,4 @@
-"""Warnings about a finished step from which less is learnt than expected."""
+"""Warnings about steps with little learning signal."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -9,33 +9,33 @@ PREEMPTIONS_A_ROW: Final = 0.5
 
 
 class StepWarnings:
-    """Warnings, each logged when its cause first appears; they decide nothing."""
+    """Returns each warning once, when its cause first appears."""
 
     def __init__(self) -> None:
-        self._last_signal: int | None = None  # the step before the silent ones
-        self._told: set[str] = set()
+        self._last_signal: int | None = None  # last step with a learning signal
+        self._reported: set[str] = set()
 
     def no_signal(
         self, step: int, zero_signal_groups: float, scores: list[float] | None
     ) -> str | None:
-        """Warn if all responses to each prompt score the same for several steps: one may be chance.
+        """Warn if no prompt has responses of different scores for several steps.
 
-        `zero_signal_groups` is the share of its prompts whose rows have no advantage. Without
-        `scores` the job learns something else.
+        `zero_signal_groups` is the share of prompts without advantages; `scores` are None if the
+        job does not learn from scores.
         """
         if zero_signal_groups != 1.0:
             self._last_signal = step
         elif self._last_signal is None:
             self._last_signal = step - 1
-        # By their numbers: a step that is repeated after a loss counts once.
+        # By step numbers: a repeated step counts once.
         if step - self._last_signal != SILENT_STEPS:
             return None
         why = "are alike in what is learnt in the place of scores"
         remedy = "more samples a prompt, or a higher rollout.temperature"
         if scores is not None:
             least, most = min(scores), max(scores)
-            told = f"{least:g}" if least == most else f"{least:g} to {most:g}"
-            why = f"score the same (here {told})"
+            values = f"{least:g}" if least == most else f"{least:g} to {most:g}"
+            why = f"score the same (here {values})"
             remedy = "easier prompts, more samples a prompt, or a reward that tells responses apart"
         return (
             f"step {step}: got no learning signal for {SILENT_STEPS} steps: the responses to each "
@@ -43,7 +43,7 @@ class StepWarnings:
         )
 
     def failed_calls(self, step: int, failed_share: float) -> str | None:
-        """Warn if most tool calls, and answers of user simulators and programs, failed."""
+        """Warn if most calls of tools, user simulators and programs failed."""
         if failed_share < FAILED_SHARE or not self._is_new("failed_calls"):
             return None
         return (
@@ -53,7 +53,7 @@ class StepWarnings:
         )
 
     def no_room(self, step: int, counts: Mapping[str, int]) -> str | None:
-        """Warn if engines recompute rows for lack of memory (see `RolloutEngine.counts`)."""
+        """Warn if engines preempt rows for lack of memory (see `RolloutEngine.counts`)."""
         rate = counts.get("preempted", 0) / max(1, counts.get("rows", 0))
         if rate < PREEMPTIONS_A_ROW or not self._is_new("no_room"):
             return None
@@ -64,7 +64,6 @@ class StepWarnings:
         )
 
     def _is_new(self, cause: str) -> bool:
-        """Whether this cause was not reported yet."""
-        is_new = cause not in self._told
-        self._told.add(cause)
+        is_new = cause not in self._reported
+        self._reported.add(cause)
         return is_new

@@ -1,32 +1,32 @@
-"""One training step: generate, score, forward passes, advantages, updates, weight sync.
+"""One training step.
 
-generate -> score, beside (old, reference log-probabilities, values) -> record the rows ->
-advantages -> update critic -> update policy -> sync weights. A process reward model, the critic of
-PRIME, learns the scores before the advantages, before or after its pass. Teacher prompts that are
-built from good responses precede the teacher's pass too. A batch source generates; one that selects
-rows also scores and records them, before the passes. What a job does not need (a reference without
-KL, a critic without PPO, old log-probabilities when the step is one update) is decided when the
-step is built, never inside it.
+generate -> score, together with the forward passes (old and reference log-probabilities, values)
+-> record the rows -> advantages -> update critic -> update policy -> sync weights.
+
+The process reward model of PRIME is updated with the scores before the advantages are computed.
+Teacher prompts that contain good responses are built before the teacher's pass. Dynamic sampling
+scores and records its rows in the batch source. Which passes and updates a job has is decided when
+the step is built (`step_plan`).
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from statistics import fmean
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
-from ppojob_trainer.algorithms.prompt_values import Belief, value
-from ppojob_trainer.controller import value_tracking
+from ppojob_trainer.algorithms.prompt_values import Belief, first_belief, value
 from ppojob_trainer.controller.batch import Batch, outcomes_of
 from ppojob_trainer.controller.batch_source import BatchSource
 from ppojob_trainer.controller.demonstrations import Demonstrations, SupervisedRows
 from ppojob_trainer.controller.reprompting import TAUGHT, Reprompting
 from ppojob_trainer.controller.role_channels import RoleChannels
-from ppojob_trainer.controller.rollout_round import Draw, Rows
-from ppojob_trainer.controller.rollout_stages import RolloutStages
+from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.controller.step_plan import ForwardPass, Updates
 from ppojob_trainer.data.order import epoch_order
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.step_metrics import Spread, guidance_metrics
@@ -41,12 +41,22 @@ REWARD_KEYS = "spec.algorithm.gdpo.rewardKeys"
 
 
 def mini_batch_order(spec: PPOJobSpec, step: int, epoch: int) -> list[int]:
-    """Return the order of a step's prompts in one epoch over them: a pure function of the seed."""
+    """Return the order of a step's prompts in one epoch, a function of the seed."""
     size = spec.algorithm.prompts_per_step
     if not spec.algorithm.shuffle_mini_batches:
         return list(range(size))
     passes = step * spec.algorithm.epochs + epoch
     return [int(position) for position in epoch_order(size, spec.seed, passes)]
+
+
+def tracked_values(
+    prompts: Sequence[PromptRow], beliefs: Mapping[str, Belief], decay: float
+) -> list[Belief]:
+    """Return (prompts,) the tracked values (SPO); the initial value is that of the data row."""
+    first = [first_belief(prompt.known_scores, decay=decay) for prompt in prompts]
+    return [
+        beliefs.get(prompt.prompt_digest, own) for prompt, own in zip(prompts, first, strict=True)
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,11 +69,14 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step, for the records.
+    """The result of a step.
 
-    `advantaged` is None if tokens have no advantages; `statistics` are by metric name. `dropped`
-    rows, which have no score, and `filtered` ones were not trained on; `drawn` are all rows of the
-    step, also of prompts that were replaced by others.
+    Attributes:
+        advantaged: None if no advantages are estimated.
+        statistics: metrics of the passes and updates.
+        dropped: rows without a score, not trained on.
+        filtered: rows excluded by the group filter, not trained on.
+        drawn: all generated batches of the step, with replaced prompts.
     """
 
     batch: Batch
@@ -75,20 +88,20 @@ class StepResult:
 
     @property
     def kl(self) -> float | None:
-        """Return the mean KL of the reward; None without one."""
+        """Return the mean KL of the KL penalty in the reward, or None."""
         return None if self.advantaged is None else self.advantaged.kl
 
     @property
     def visits(self) -> Iterator[tuple[str, list[float]]]:
-        """Return the trained prompts by key, with the rewards of their rows."""
+        """Return the digests of the trained prompts, with the rewards of their rows."""
         if self.advantaged is None:
             return
-        earned = self.advantaged.row_rewards
-        without = self.batch.given_rows.union(self.advantaged.without_tokens)
+        rewards = self.advantaged.row_rewards
+        excluded = self.batch.given_rows.union(self.advantaged.without_tokens)
         for position, prompt in enumerate(self.batch.prompts):
             first = position * self.batch.samples
             rows = range(first, first + self.batch.samples)
-            yield prompt.prompt_digest, [earned[row] for row in rows if row not in without]
+            yield prompt.prompt_digest, [rewards[row] for row in rows if row not in excluded]
 
     @property
     def scores(self) -> list[float]:
@@ -102,10 +115,10 @@ class TrainingStep:
     """Runs one step on the job's roles.
 
     Attributes:
-        shaping: transforms scores before anything is learnt from them.
-        entropy: adapts the entropy coefficient to the entropy; None if it is fixed.
+        shaping: transforms the scores.
+        entropy: adapts the entropy coefficient; None if it is fixed.
         reprompting: builds teacher prompts; None if they come from the data.
-        supervised: demonstrations beside the rows of the step; None without.
+        supervised: demonstrations that the policy also learns; None without.
     """
 
     spec: PPOJobSpec
@@ -127,9 +140,9 @@ class TrainingStep:
         timer: StepTimer,
         beliefs: Mapping[str, Belief],
     ) -> StepResult:
-        """Run the step; afterwards the rollout engine holds the weights of version `step`.
+        """Run the step, after which the rollout engine has the weights of version `step`.
 
-        `beliefs` are the tracked values of prompts, by key.
+        `beliefs` are the tracked values of prompts, by digest.
         """
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
@@ -142,18 +155,27 @@ class TrainingStep:
         has_outcomes = self.spec.algorithm.estimator.critic == "process_reward"
         outcomes = outcomes_of(batch, left_out, step) if has_outcomes else []
         self._keep(rows, step, timer)
-        untaught = self._reprompt(batch, dropped, step, timer)
-        before |= {} if untaught is None else {TAUGHT: 1.0 - len(untaught) / batch.num_rows}
+        untaught: Collection[int] = ()
+        if self.reprompting is not None:
+            with timer("reprompt"):
+                untaught = self.reprompting.prompts_of(batch, dropped, step)
+            before[TAUGHT] = 1.0 - len(untaught) / batch.num_rows
         statistics = self._learn_outcomes(batch, step, outcomes, timer)
         advantaged = None
         if self.spec.algorithm.is_estimated:
             with timer("adv"):
-                known = self._known(batch, beliefs)
-                statistics |= value_tracking.metrics(known)
+                tracked = list[Belief]()
+                if (spo := self.spec.algorithm.spo) is not None:
+                    tracked = tracked_values(batch.prompts, beliefs, spo.decay)
+                    statistics["spo/p_hats"] = fmean(map(value, tracked))
+                    statistics["spo/Neff"] = fmean(map(sum, tracked))
                 advantaged = self._advantages(
-                    batch, greedy, step, coefficients.kl, left_out, outcomes, known, untaught or ()
+                    batch, greedy, step, coefficients.kl, left_out, outcomes, tracked, untaught
                 )
-        coefficients = self._with_bonus(coefficients, before)
+        if self.entropy is not None:
+            bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
+            before["actor/entropy_coeff"] = bonus
+            coefficients = replace(coefficients, entropy=bonus)
         for updates in self.updates:
             if step >= updates.first_step and not updates.of_outcomes:
                 if self.supervised is not None and updates.model == "policy":
@@ -162,33 +184,40 @@ class TrainingStep:
                 with timer(updates.timer):
                     statistics |= self._update(updates, batch, step, coefficients)
         with timer("update_weights"):
-            id_ = RequestId(0, step, "sync_weights")
-            refresh = self.spec.algorithm.kl.reference_refresh
-            is_due = refresh is not None and step % refresh.every_steps == 0
-            weights = SyncWeights(step, refresh_reference=is_due)
-            self.stages.roles.ask_all(self.stages.actor, SYNC_WEIGHTS, weights, id_)
-        # A pass over all rows measures more than the updates, which skip rows.
+            self._sync_weights(step)
+        # Statistics of a pass over all rows take precedence over those of updates, which skip rows.
         statistics |= before | rows.metrics | self._penalties(batch)
         if self.spec.algorithm.guidance is not None:
             statistics |= guidance_metrics(batch.scores, batch.lengths, batch.given_rows, dropped)
         drawn = rows.rounds or [batch]
         return StepResult(batch, advantaged, statistics, dropped, filtered, drawn)
 
+    def _sync_weights(self, step: int) -> None:
+        refresh = self.spec.algorithm.kl.reference_refresh
+        is_due = refresh is not None and step % refresh.every_steps == 0
+        weights, id_ = (
+            SyncWeights(step, refresh_reference=is_due),
+            RequestId(0, step, "sync_weights"),
+        )
+        self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
+
     def _answers(self, batch: Batch) -> list[str]:
-        """Return (prompts,) the known answers; empty if their probability is no reward."""
+        """Return (prompts,) the ground truths if their probability is a reward; else nothing."""
         if self.spec.algorithm.answer_reward is None:
             return []
         return [plain_text(prompt.ground_truth) for prompt in batch.prompts]
 
     def _pass_and_score(self, rows: Rows, step: int, timer: StepTimer) -> dict[str, float]:
-        """Run the passes, while reward functions score the rows that have no scores yet."""
+        """Run the forward passes while reward functions score the rows."""
         with ExitStack() as stack:
             finish_scoring: Callable[[], None] | None = None
             with timer("reward"):
                 if rows.greedy is not None:
                     self.stages.score(rows.greedy, step)
-                if not rows.is_kept:
-                    finish_scoring = stack.enter_context(self.stages.scoring_of(rows.batch, step))
+                if not rows.is_recorded:
+                    finish_scoring = stack.enter_context(
+                        self.stages.start_scoring(rows.batch, step)
+                    )
             measured = self._forwards(rows.batch, step, timer)
             if finish_scoring is not None:
                 with timer("reward"):
@@ -196,34 +225,16 @@ class TrainingStep:
         return measured
 
     def _keep(self, rows: Rows, step: int, timer: StepTimer) -> None:
-        """Write the rows that are not yet on disk."""
         with timer("write_rows"):
             if rows.greedy is not None:
-                self.stages.keep(rows.greedy, step)
-            if not rows.is_kept:
-                self.stages.keep(rows.batch, step)
-
-    def _reprompt(
-        self, batch: Batch, dropped: Collection[int], step: int, timer: StepTimer
-    ) -> list[int] | None:
-        """Build the teacher prompts; return the rows without one, None if none are built."""
-        if self.reprompting is None:
-            return None
-        with timer("reprompt"):
-            return self.reprompting.prompts_of(batch, dropped, step)
-
-    def _with_bonus(self, coefficients: Coefficients, before: dict[str, float]) -> Coefficients:
-        """Return the coefficients, with the entropy bonus adapted to this step's entropy."""
-        if self.entropy is None:
-            return coefficients
-        bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
-        before["actor/entropy_coeff"] = bonus
-        return replace(coefficients, entropy=bonus)
+                self.stages.record(rows.greedy, step)
+            if not rows.is_recorded:
+                self.stages.record(rows.batch, step)
 
     def _learn_outcomes(
         self, batch: Batch, step: int, outcomes: list[float], timer: StepTimer
     ) -> dict[str, float]:
-        """Train the model that learns the scores, and run its pass after that."""
+        """Update the process reward model with the scores, and run the passes that follow it."""
         statistics: dict[str, float] = {}
         for updates in self.updates:
             if updates.of_outcomes:
@@ -234,7 +245,7 @@ class TrainingStep:
     def _forwards(
         self, batch: Batch, step: int, timer: StepTimer, *, know_outcomes: bool = False
     ) -> dict[str, float]:
-        """Run the passes of models that learn the outcomes first, or of the others."""
+        """Run the forward passes before the scores are known, or those after."""
         measured: dict[str, float] = {}
         for forward in self.passes:
             if forward.knows_outcomes == know_outcomes:
@@ -245,7 +256,9 @@ class TrainingStep:
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
         self.channels.move_rows(forward.host, batch, step)
         id_ = RequestId(0, step, f"forward/{forward.model}")
-        measured = self.stages.roles.ask_all(forward.host, FORWARD, Forward(forward.model), id_)[0]
+        measured = self.stages.roles.broadcast(forward.host, FORWARD, Forward(forward.model), id_)[
+            0
+        ]
         if forward.column is not None:
             self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
         return step_statistics([measured])
@@ -258,10 +271,10 @@ class TrainingStep:
         kl_coefficient: float,
         left_out: Sequence[int],
         outcomes: list[float],
-        known: list[Belief],
+        tracked: list[Belief],
         untaught: Collection[int],
     ) -> Advantaged:
-        """Have every owner estimate the whole batch and keep its rows, so all agree bit for bit."""
+        """Have each owner estimate the whole batch and keep its rows, so that all agree exactly."""
         gdpo = self.spec.algorithm.gdpo
         keys = gdpo.reward_keys if gdpo else ()
         masks = self.spec.algorithm.mask_truncated
@@ -275,36 +288,29 @@ class TrainingStep:
             masked=sorted(masked.union(untaught)),
             step=step,
             outcomes=outcomes,
-            baselines=[value(belief) for belief in known],
+            baselines=list(map(value, tracked)),
             positives=self._positives(batch),
         )
         id_ = RequestId(0, step, "advantages")
-        return self.stages.roles.ask_all(self.stages.actor, ADVANTAGES, request, id_)[0]
-
-    def _known(self, batch: Batch, beliefs: Mapping[str, Belief]) -> list[Belief]:
-        """Return (prompts,) the tracked value of each; empty if no estimator reads it."""
-        if (spo := self.spec.algorithm.spo) is None:
-            return []
-        return value_tracking.tracked_values(batch.prompts, beliefs, spo.decay)
+        return self.stages.roles.broadcast(self.stages.actor, ADVANTAGES, request, id_)[0]
 
     def _positives(self, batch: Batch) -> list[int]:
-        """Return the rows that scored well; empty if no loss reads it."""
+        """Return the positive examples if a loss uses them; else nothing."""
         settings = self.spec.algorithm.positive_examples
         if settings is None:
             return []
         return [row for row, score in enumerate(batch.scores) if score >= settings.min_score]
 
     def _shaped(self, batch: Batch) -> list[float]:
-        """Return (rows,) the scores as estimators get them."""
         return self.shaping.shaped(batch.scores, batch.lengths, batch.truncated)
 
     def _penalties(self, batch: Batch) -> dict[str, float]:
-        """Return the score penalty and the number of penalized rows, under verl's names."""
+        """Return metrics of the overlong penalty, under verl's names."""
         if self.shaping.overlong is None:
             return {}
-        taken = self.shaping.overlong.rewards(batch.lengths)
-        overlong = [float(own < 0) for own in taken]
-        return Spread.of(taken).named("reward_extra/overlong_reward") | Spread.of(overlong).named(
+        rewards = self.shaping.overlong.rewards(batch.lengths)
+        penalized = Spread.of([float(reward < 0) for reward in rewards])
+        return Spread.of(rewards).named("reward_extra/overlong_reward") | penalized.named(
             "reward_extra/overlong"
         )
 
@@ -319,12 +325,12 @@ class TrainingStep:
         self.channels.move_columns(updates.host, batch, step, updates.columns)
         measured = []
         order = updates.mini_batches(lambda epoch: mini_batch_order(self.spec, step, epoch))
-        beside = self.supervised if updates.model == "policy" else None
-        weight = 0.0 if beside is None else beside.coefficient(step)
+        supervised = self.supervised if updates.model == "policy" else None
+        weight = 0.0 if supervised is None else supervised.coefficient(step)
         for index, positions in enumerate(order):
             weights = (coefficients.kl, coefficients.entropy)
-            given = beside.of_update(index) if beside is not None and weight else []
+            given = supervised.of_update(index) if supervised is not None and weight else []
             request = Update(updates.model, positions, *weights, list(outcomes), given, weight)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
-            measured.append(self.stages.roles.ask_all(updates.host, UPDATE, request, id_)[0])
+            measured.append(self.stages.roles.broadcast(updates.host, UPDATE, request, id_)[0])
         return step_statistics(measured)

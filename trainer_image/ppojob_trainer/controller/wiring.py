@@ -1,21 +1,17 @@
-"""Wiring: builds the training loop of a job, the one place that names all of its parts."""
+"""Wiring: builds the training loop of a job from its parts."""
 
 import contextlib
 import hashlib
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 
 from ppojob_api import contract
 from ppojob_api.checks.schedule import steps_of_run
-from ppojob_api.run_config import RunConfig
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
-from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.copies import Copies
-from ppojob_trainer.checkpoint.files import sha256_of
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
-from ppojob_trainer.checkpoint.manifest import DataCursor, Progress
+from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, sha256_of
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.batch_source import BatchSource, DynamicSampling, batch_source
 from ppojob_trainer.controller.checkpoints import BestCheckpoint, Checkpoints
@@ -24,7 +20,7 @@ from ppojob_trainer.controller.engines import Engines, StandaloneEngines
 from ppojob_trainer.controller.fit import Loop
 from ppojob_trainer.controller.lookahead import PrefetchedSource
 from ppojob_trainer.controller.progress import Reporter
-from ppojob_trainer.controller.prompts import Datasets, open_datasets
+from ppojob_trainer.controller.prompts import open_datasets
 from ppojob_trainer.controller.records import Records
 from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.reprompting import Reprompting
@@ -36,8 +32,6 @@ from ppojob_trainer.controller.row_tape import RowTape
 from ppojob_trainer.controller.scoring import RewardModel, Scoring
 from ppojob_trainer.controller.step_plan import passes_of, updates_of
 from ppojob_trainer.controller.training_step import TrainingStep
-from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.metrics.exporter import Prometheus
 from ppojob_trainer.metrics.sinks import JsonLines, Sink, Sinks
@@ -61,294 +55,254 @@ def build_loop(
     heartbeat: HeartbeatPipe,
     stack: contextlib.ExitStack,
 ) -> Loop:
-    """Build the loop of a job.
-
-    Raises:
-        ConfigError: data, keys or checkpoints do not fit the job.
-    """
-    config, run_folder = environment.config, environment.run_folder
-    spec, root = config.spec, run_folder / CHECKPOINTS_FOLDER
-    store, journal = _store(config, root), Journal(root / JOURNAL_NAME)
-    began = journal.began()
-    datasets = open_datasets(config, began, stack)
-    train, order = datasets.train, datasets.train.order(spec.prompts, spec.algorithm.draw[1])
-    roles = _roles(environment, stop, stack)
-    hosts = _hosts(config, roles)
-    tape = _tape(spec, journal, run_folder, store.settings, datasets)
-    channels = _channels(config, roles, hosts["actorRollout"])
-    stages = _rollout_stages(spec, roles, hosts, channels, tape, began, reporter.drawn)
-    shown = Prometheus(config.name, environment.address, contract.PORT_METRICS)
-    records = Records(_sinks(config, run_folder, began, shown, stack), run_folder)
-    total_steps = steps_of_run(spec, len(train))
-    reporter.report(total_steps=total_steps)
-    source = _source(spec, stages, total_steps, train, order)
-    training = _training_step(spec, stages, hosts, channels, source, datasets.demonstrations)
-    checkpoints = _checkpoints(config, roles, store, journal, records, shown, reporter)
-    roles.meanwhile = checkpoints.look
-    if isinstance(source, (PrefetchedSource, DynamicSampling)) and source.ahead is not None:
-        checkpoints.write_ahead = source.ahead.save
-    return Loop(
-        spec=spec,
-        total_steps=total_steps,
-        num_devices=config.topology.num_devices,
-        dataset=train,
-        order=order,
-        sampling=RowSampling.of(spec, train, stack),
-        training=training,
-        validation=datasets.validation,
-        records=records,
-        checkpoints=checkpoints,
-        recovery=Recovery(
-            roles=roles,
-            journal=journal,
-            store=store,
-            records=records,
-            tape=tape,
-            fresh=_fresh(spec, train.digest, training),
-            reporter=reporter,
-            total_updates={u.model: u.done_after(total_steps) for u in training.updates},
-            budget=spec.recovery.restarts_without_progress,
-            code_files=partial(_code_files, config),
-        ),
-        journal=journal,
-        reporter=reporter,
-        stop_requested=stop,
-        tell_progress=heartbeat.tell_progress,
-    )
+    """Build the loop of a job; `stack` closes its parts. ConfigError if data or keys are wrong."""
+    return _Wiring(environment, reporter, stop, heartbeat, stack).loop
 
 
-def _store(config: RunConfig, root: Path) -> CheckpointStore:
-    return CheckpointStore(
-        root,
-        job_uid=config.uid,
-        config=config.trajectory_json(),
-        files=_code_files(config),
-        bases=bases_of(config.spec),
-    )
+class _Wiring:
+    """The parts of a loop, in the order in which they depend on each other."""
 
+    def __init__(
+        self,
+        environment: PodEnvironment,
+        reporter: Reporter,
+        stop: Callable[[], bool],
+        heartbeat: HeartbeatPipe,
+        stack: contextlib.ExitStack,
+    ) -> None:
+        self.environment, self.reporter, self.stop = environment, reporter, stop
+        self.stack = stack
+        self.config, self.run_folder = environment.config, environment.run_folder
+        self.spec = self.config.spec
+        root = self.run_folder / CHECKPOINTS_FOLDER
+        self.store = CheckpointStore(
+            root,
+            job_uid=self.config.uid,
+            config=self.config.trajectory_json(),
+            files=self._code_files(),
+            bases=bases_of(self.spec),
+        )
+        self.journal = Journal(root / JOURNAL_NAME)
+        self.began = self.journal.began()
+        self.datasets = open_datasets(self.config, self.began, stack)
+        self.train = self.datasets.train
+        self.order = self.train.order(self.spec.prompts, self.spec.algorithm.draw[1])
+        self.roles = self._roles()
+        # The ranks of each role, possibly those of the role that it is colocated with.
+        self.hosts: dict[str, RoleGroup] = {
+            role.role: self.roles.group(role.colocated_with or role.role)
+            for role in self.config.topology.roles
+            if role.role != "controller"
+        }
+        self.actor = self.hosts["actorRollout"]
+        self.tape = self._tape()
+        several = self.spec.reference if len(self.spec.reference_paths) > 1 else None
+        self.channels = RoleChannels(self.roles, self.actor, self.config.uid, several)
+        self.stages = self._rollout_stages()
+        self.prometheus = Prometheus(self.config.name, environment.address, contract.PORT_METRICS)
+        self.records = Records(self._sinks(), self.run_folder)
+        self.total_steps = steps_of_run(self.spec, len(self.train))
+        reporter.report(total_steps=self.total_steps)
+        self.source = self._source()
+        self.training = self._training_step()
+        self.checkpoints = self._checkpoints()
+        self.roles.meanwhile = self.checkpoints.poll
+        ahead = self.source.ahead if isinstance(self.source, DynamicSampling) else self.source
+        if isinstance(ahead, PrefetchedSource):
+            self.checkpoints.write_ahead = ahead.save
+        self.loop = self._loop(heartbeat)
 
-def _source(
-    spec: PPOJobSpec,
-    stages: RolloutStages,
-    total_steps: int,
-    dataset: PromptDataset,
-    order: PromptOrder,
-) -> BatchSource | Demonstrations:
-    algorithm = spec.algorithm
-    if algorithm.given is None:
-        return batch_source(spec, stages, total_steps, dataset, order)
-    size, answers = algorithm.prompts_per_step, algorithm.answers_per_row
-    return Demonstrations(stages.roles, stages.actor, size, answers, algorithm.has_mismatched)
+    def _loop(self, heartbeat: HeartbeatPipe) -> Loop:
+        recovery = Recovery(
+            roles=self.roles,
+            journal=self.journal,
+            store=self.store,
+            records=self.records,
+            tape=self.tape,
+            fresh=self._fresh(),
+            reporter=self.reporter,
+            total_updates={u.model: u.done_after(self.total_steps) for u in self.training.updates},
+            budget=self.spec.recovery.restarts_without_progress,
+            code_files=self._code_files,
+        )
+        return Loop(
+            spec=self.spec,
+            total_steps=self.total_steps,
+            num_devices=self.config.topology.num_devices,
+            dataset=self.train,
+            order=self.order,
+            sampling=RowSampling.of(self.spec, self.train, self.stack),
+            training=self.training,
+            validation=self.datasets.validation,
+            records=self.records,
+            checkpoints=self.checkpoints,
+            recovery=recovery,
+            journal=self.journal,
+            reporter=self.reporter,
+            stop_requested=self.stop,
+            report_progress=heartbeat.report_progress,
+        )
 
+    def _roles(self) -> Roles:
+        spec, topology = self.spec, self.config.topology
+        keys = read_key_ring(self.environment.keys, self.environment.role)
+        caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
+        self.stack.callback(caller.close)
+        ahead = spec.rollout.max_staleness if spec.steps.trains else 0
+        groups = tuple(
+            role_group(role, self.environment.host, ahead=ahead)
+            for role in topology.with_own_pods
+            if role.role != "controller"
+        )
+        agreement = Agreement(
+            code_digest(), config_digest(self.config), native_bfloat16=has_native_bfloat16()
+        )
+        return Roles(caller, groups, spec.timeouts.startup_seconds, self.stop, agreement)
 
-def _hosts(config: RunConfig, roles: Roles) -> dict[str, RoleGroup]:
-    """Return the ranks that run each role's model: its own, or those it is colocated with."""
-    return {
-        role.role: roles.group(role.colocated_with or role.role)
-        for role in config.topology.roles
-        if role.role != "controller"
-    }
+    def _tape(self) -> RowTape:
+        """Return the tape; its rows are valid for these settings and this data."""
+        digest = hashlib.sha256(self.store.settings)
+        for of_data in self.datasets.digests:
+            digest.update(b"\0" if of_data is None else of_data.encode())
+        recording = self.spec.rollout.replay
+        return RowTape(
+            journal=self.journal,
+            run_folder=self.run_folder,
+            settings=digest.hexdigest(),
+            recording=None if recording is None else Path(recording).resolve(),
+            takes_given=self.spec.algorithm.guidance is not None,
+        )
 
+    def _rollout_stages(self) -> RolloutStages:
+        spec, hosts, model = self.spec, self.hosts, None
+        if "rewardModel" in hosts and spec.reward_model is not None:  # not if nothing scores
+            own = spec.reward_model
+            model = RewardModel(hosts["rewardModel"], own.mean, own.weight, self.began)
+        tensor = spec.rollout.parallelism.tensor
+        engines = Engines(self.actor, tensor)
+        if "rollout" in hosts:
+            seconds = spec.timeouts.stage_seconds
+            engines = StandaloneEngines(hosts["rollout"], tensor, self.channels, seconds)
+        guidance = spec.algorithm.guidance
+        return RolloutStages(
+            self.roles,
+            self.actor,
+            engines,
+            Scoring(self.roles, self.actor, hosts.get("reward"), model),
+            self.tape,
+            has_turns=spec.agent is not None,
+            given=0 if guidance is None else guidance.samples,
+            began=self.began,
+            tools=hosts.get("tools"),
+            retriever=hosts.get("retriever"),
+            on_progress=self.reporter.report_rows,
+            # The ranks of one engine would not stop at the same step.
+            aborts=self.roles.stop_requested
+            if spec.steps.trains and tensor == 1
+            else lambda: False,
+        )
 
-def _channels(config: RunConfig, roles: Roles, actor: RoleGroup) -> RoleChannels:
-    spec = config.spec
-    several = spec.reference if len(spec.reference_paths) > 1 else None
-    return RoleChannels(roles, actor, config.uid, several)
+    def _source(self) -> BatchSource | Demonstrations:
+        algorithm = self.spec.algorithm
+        if algorithm.given is None:
+            return batch_source(self.spec, self.stages, self.total_steps, self.train, self.order)
+        return Demonstrations(
+            self.roles,
+            self.actor,
+            algorithm.prompts_per_step,
+            algorithm.answers_per_row,
+            algorithm.has_mismatched,
+        )
 
+    def _training_step(self) -> TrainingStep:
+        spec = self.spec
+        control, reprompt = spec.algorithm.entropy_control, spec.algorithm.reprompt
+        entropy, reprompting, supervised = None, None, None
+        if control is not None:
+            entropy = EntropyController(
+                control.target, control.step, control.min_coefficient, control.max_coefficient
+            )
+        if reprompt is not None:
+            is_logged = spec.num_examine > 0
+            reprompting = Reprompting(reprompt, self.channels, self.began, is_logged)
+        updates = updates_of(spec, self.hosts)
+        if (rows := self.datasets.demonstrations) is not None:
+            supervised = SupervisedRows.of(spec, self.roles, self.actor, rows, updates[-1])
+        return TrainingStep(
+            spec=spec,
+            stages=self.stages,
+            channels=self.channels,
+            passes=passes_of(spec, self.hosts),
+            updates=updates,
+            shaping=ScoreShaping.of(spec),
+            entropy=entropy,
+            source=self.source,
+            reprompting=reprompting,
+            supervised=supervised,
+        )
 
-def _rollout_stages(
-    spec: PPOJobSpec,
-    roles: Roles,
-    hosts: dict[str, RoleGroup],
-    channels: RoleChannels,
-    tape: RowTape,
-    began: float,
-    tell_drawn: Callable[[int, int], None],
-) -> RolloutStages:
-    actor, model = hosts["actorRollout"], None
-    if "rewardModel" in hosts and spec.reward_model is not None:  # not if nothing scores
-        own = spec.reward_model
-        model = RewardModel(hosts["rewardModel"], own.mean, own.weight, began)
-    tensor = spec.rollout.parallelism.tensor
-    engines = Engines(actor, tensor)
-    if "rollout" in hosts:
-        seconds = spec.timeouts.stage_seconds
-        engines = StandaloneEngines(hosts["rollout"], tensor, channels, seconds)
-    return RolloutStages(
-        roles,
-        actor,
-        engines,
-        Scoring(roles, actor, hosts.get("reward"), model),
-        tape,
-        has_turns=spec.agent is not None,
-        given=0 if (guidance := spec.algorithm.guidance) is None else guidance.samples,
-        began=began,
-        tools=hosts.get("tools"),
-        retriever=hosts.get("retriever"),
-        tell_drawn=tell_drawn,
-        # Ranks of one engine would not hear of it at the same step of its clock.
-        leaves=roles.stop_requested if spec.steps.trains and tensor == 1 else lambda: False,
-    )
+    def _checkpoints(self) -> Checkpoints:
+        spec = self.spec.checkpoint
+        best = None if spec.best is None else BestCheckpoint(spec.best, self.records.history)
+        among = best.among if best is not None else lambda _: None
 
+        def on_saved(step: int) -> None:
+            self.prometheus.saved(step)
+            self.reporter.training.checkpoint(step)
 
-def _checkpoints(
-    config: RunConfig,
-    roles: Roles,
-    store: CheckpointStore,
-    journal: Journal,
-    records: Records,
-    shown: Prometheus,
-    reporter: Reporter,
-) -> Checkpoints:
-    spec = config.spec.checkpoint
-    best = BestCheckpoint(spec.best, records.history) if spec.best is not None else None
-    among = best.among if best is not None else lambda _: None
+        return Checkpoints(
+            roles=self.roles,
+            store=self.store,
+            journal=self.journal,
+            every=spec.every,
+            keep_last=spec.keep_last,
+            best=best,
+            on_saved=on_saved,
+            copies=Copies(self.config, self.store, among) if spec.copy_to is not None else None,
+        )
 
-    def tell_saved(step: int) -> None:
-        shown.saved(step)
-        reporter.training.checkpoint(step)
+    def _code_files(self, host: str | None = None) -> dict[str, str]:
+        """Return the digests of custom code files and of the index manifest, if readable here.
 
-    return Checkpoints(
-        roles=roles,
-        store=store,
-        journal=journal,
-        every=spec.every,
-        keep_last=spec.keep_last,
-        best=best,
-        tell_saved=tell_saved,
-        copies=Copies(config, store, among) if spec.copy_to is not None else None,
-    )
+        With a host, only those of the roles in its pods.
+        """
+        spec, topology = self.spec, self.config.topology
+        here = {one.role for one in topology.roles} if host is None else topology.living_in(host)
+        paths = [source.path for _, role, source in spec.code_sources if role in here]
+        if spec.agent is not None and spec.agent.retriever is not None and "retriever" in here:
+            paths.append(f"{spec.agent.retriever.index}/{MANIFEST}")
+        found = {}
+        for path in paths:
+            if path is not None:
+                with contextlib.suppress(OSError):
+                    found[path] = sha256_of(Path(path))[1]
+        return found
 
+    def _sinks(self) -> Sinks:
+        loggers = self.spec.loggers
+        sinks: list[Sink] = [JsonLines(self.run_folder / METRICS_FILE), self.prometheus]
+        if "tensorboard" in loggers:
+            from ppojob_trainer.metrics.event_files import TensorBoard
 
-def _code_files(config: RunConfig, host: str | None = None) -> dict[str, str]:
-    """Return digests of the files that decide answers, if the controller's pod can read them.
+            sinks.append(TensorBoard(self.run_folder / TENSORBOARD_FOLDER))
+        for tracker in LIBRARIES:
+            if tracker in loggers:
+                run = TrackedRun.of(tracker, self.config, self.run_folder, self.began)
+                sinks.append(TrackerSink(run))
+        all_sinks = Sinks(tuple(sinks))
+        self.stack.callback(all_sinks.close)
+        return all_sinks
 
-    These are the files of reward functions, tools, users, samplers, estimators and losses, and the
-    manifest of an index; with a host, those of the roles that live there.
-    """
-    spec, topology = config.spec, config.topology
-    here = {role.role for role in topology.roles} if host is None else topology.living_in(host)
-    paths = [source.path for _, role, source in spec.code_sources if role in here]
-    if spec.agent is not None and spec.agent.retriever is not None and "retriever" in here:
-        paths.append(f"{spec.agent.retriever.index}/{MANIFEST}")
-    found = {}
-    for path in paths:
-        if path is not None:
-            with contextlib.suppress(OSError):
-                found[path] = sha256_of(Path(path))[1]
-    return found
-
-
-def _tape(
-    spec: PPOJobSpec,
-    journal: Journal,
-    run_folder: Path,
-    settings: bytes,
-    datasets: Datasets,
-) -> RowTape:
-    """Return the tape, whose rows belong to these settings and this data."""
-    decisive = hashlib.sha256(settings)
-    for digest in datasets.digests:
-        decisive.update(b"\0" if digest is None else digest.encode())
-    recording = spec.rollout.replay
-    return RowTape(
-        journal=journal,
-        run_folder=run_folder,
-        settings=decisive.hexdigest(),
-        recording=None if recording is None else Path(recording).resolve(),
-        takes_given=spec.algorithm.guidance is not None,
-    )
-
-
-def _training_step(
-    spec: PPOJobSpec,
-    stages: RolloutStages,
-    hosts: dict[str, RoleGroup],
-    channels: RoleChannels,
-    source: BatchSource | Demonstrations,
-    demonstrations: PromptDataset | None,
-) -> TrainingStep:
-    control = spec.algorithm.entropy_control
-    updates = updates_of(spec, hosts)
-    return TrainingStep(
-        spec=spec,
-        stages=stages,
-        channels=channels,
-        passes=passes_of(spec, hosts),
-        updates=updates,
-        shaping=ScoreShaping.of(spec),
-        entropy=None
-        if control is None
-        else EntropyController(
-            control.target, control.step, control.min_coefficient, control.max_coefficient
-        ),
-        source=source,
-        reprompting=None
-        if spec.algorithm.reprompt is None
-        else Reprompting(
-            spec.algorithm.reprompt, channels, stages.began, is_shown=spec.num_examine > 0
-        ),
-        supervised=None
-        if demonstrations is None
-        else SupervisedRows.of(
-            spec,
-            stages.roles,
-            stages.actor,
-            demonstrations,
-            updates[-1],
-        ),
-    )
-
-
-def _roles(
-    environment: PodEnvironment, stop: Callable[[], bool], stack: contextlib.ExitStack
-) -> Roles:
-    spec = environment.config.spec
-    keys = read_key_ring(environment.keys, environment.role)
-    caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
-    stack.callback(caller.close)
-    ahead = spec.rollout.max_staleness if spec.steps.trains else 0
-    groups = tuple(
-        role_group(topology, environment.host, ahead=ahead)
-        for topology in environment.config.topology.with_own_pods
-        if topology.role != "controller"
-    )
-    agreement = Agreement(
-        code_digest(), config_digest(environment.config), native_bfloat16=has_native_bfloat16()
-    )
-    startup = spec.timeouts.startup_seconds
-    return Roles(caller, groups, startup, stop, agreement)
-
-
-def _sinks(
-    config: RunConfig,
-    run_folder: Path,
-    began: float,
-    shown: Prometheus,
-    stack: contextlib.ExitStack,
-) -> Sinks:
-    sinks: list[Sink] = [JsonLines(run_folder / METRICS_FILE), shown]
-    if "tensorboard" in config.spec.loggers:
-        from ppojob_trainer.metrics.event_files import TensorBoard
-
-        sinks.append(TensorBoard(run_folder / TENSORBOARD_FOLDER))
-    for tracker in LIBRARIES:
-        if tracker in config.spec.loggers:
-            sinks.append(TrackerSink(TrackedRun.of(tracker, config, run_folder, began)))
-    all_sinks = Sinks(tuple(sinks))
-    stack.callback(all_sinks.close)
-    return all_sinks
-
-
-def _fresh(spec: PPOJobSpec, data_digest: str, training: TrainingStep) -> Progress:
-    return Progress(
-        step=0,
-        policy_version=0,
-        data=DataCursor(epoch=0, cursor=0, sha256=data_digest),
-        kl_coefficient=spec.algorithm.kl.first_coefficient,
-        metrics_lines=0,
-        tokens=0,
-        seconds=0.0,
-        roles=tuple(updates.state_after(0) for updates in training.updates),
-        demonstrations=None if training.supervised is None else training.supervised.cursor,
-    )
+    def _fresh(self) -> Progress:
+        supervised = self.training.supervised
+        return Progress(
+            step=0,
+            policy_version=0,
+            data=DataCursor(epoch=0, cursor=0, sha256=self.train.digest),
+            kl_coefficient=self.spec.algorithm.kl.first_coefficient,
+            metrics_lines=0,
+            tokens=0,
+            seconds=0.0,
+            roles=tuple(updates.state_after(0) for updates in self.training.updates),
+            demonstrations=None if supervised is None else supervised.cursor,
+        )

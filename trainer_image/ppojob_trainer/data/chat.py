@@ -71,13 +71,8 @@ class ChatTokenizer(Closeable):
         why_no_pictures: Callable[[str], str] = lambda _: "",
     ) -> None:
         model = Path(model_folder)
-        files = read_tokenizer_files(
-            model,
-            model if tokenizer_path is None else Path(tokenizer_path),
-            chat_template,
-            setting,
-        )
-        self._files = files
+        folder = model if tokenizer_path is None else Path(tokenizer_path)
+        self._files = files = read_tokenizer_files(model, folder, chat_template, setting)
         self._setting = setting
         self.tools = tools
         self._renderer: TemplateRenderer | None = None
@@ -170,11 +165,8 @@ class ChatTokenizer(Closeable):
             open_turn: whether to end with the header of the next assistant turn.
 
         Returns:
-            The ids of each conversation, or the error if the template refuses it.
-
-        Raises:
-            BadChatTemplate: the template is missing, invalid or too slow.
-            JobFailed: its process cannot start, or is killed repeatedly from outside.
+            The ids of each conversation, or the error if the template refuses it. A template that
+            is missing, invalid or too slow raises BadChatTemplate.
         """
         return self._encoded(
             self.render_chats(conversations, variables, tools=tools, open_turn=open_turn)
@@ -203,7 +195,7 @@ class ChatTokenizer(Closeable):
                 f"{self._files.template_file}: got no chat template: prompts are chat messages; "
                 f"a model with a chat template, {self._setting}, or prompts that are text"
             )
-        if self._wants_parts():
+        if self._needs_parts():
             conversations = [_in_parts(messages) for messages in conversations]
         texts = self._renderer.render(conversations, variables, open_turn=open_turn)
         form = self.pictures
@@ -251,7 +243,7 @@ class ChatTokenizer(Closeable):
             for outcome, encoding in zip(rendered, encodings, strict=True)
         ]
 
-    def _wants_parts(self) -> bool:
+    def _needs_parts(self) -> bool:
         """Whether the template shows a user's content only as parts.
 
         SmolVLM's templates skip plain texts: the model would read empty messages.

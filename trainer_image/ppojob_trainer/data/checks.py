@@ -20,13 +20,10 @@ from ppojob_trainer.data.scan import Scan
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """Results of the checks.
+    """Results of the checks: errors and warnings, one line each.
 
-    Attributes:
-        errors: one line each.
-        warnings: one line each.
-        train_rows: number of training rows to draw from.
-        text_prompt: place of a prompt that is text; empty if all are messages.
+    `train_rows` is the number of training rows to draw from, `text_prompt` the place of a prompt
+    that is text; empty if all are messages.
     """
 
     errors: list[str]
@@ -46,18 +43,11 @@ def check_files(
     given: GivenType | None = None,
     demonstrations: int | None = None,
 ) -> DataReport:
-    """Read the data once, row by row, in bounded memory.
+    """Read the data once, row by row, in bounded memory; most arguments are those of `Scan`.
 
-    Args:
-        spec: data of the job.
-        chat: tokenizer and template.
-        rewards: see `PromptDataset.open`.
-        agents: likewise.
-        sources: likewise.
-        draw: field of `spec.algorithm` for the number of prompts per draw, and that number; None
-            if each prompt is answered once.
-        given: see `PromptDataset.open`.
-        demonstrations: rows of ``spec.data.demonstrations`` per step; None to not read them.
+    `draw` is the field of `spec.algorithm` for the number of prompts per draw, and that number;
+    None if each prompt is answered once. `demonstrations` is the number of rows of
+    ``spec.data.demonstrations`` per step; None to not read them.
     """
     train = Scan(spec, chat, rewards, agents, spec.max_train_rows, sources, given=given)
     train.read(spec.train)
@@ -75,8 +65,7 @@ def check_files(
     errors = list(dict.fromkeys(line for scan in scans for line in scan.errors.lines()))
     errors += [str(problem) for one in drawn for problem in _too_few(*one)]
     warnings = [line for scan in scans for line in scan.warnings.lines()]
-    found = [_duplicates(train), _duplicates(validation)]
-    found += [_overlaps(trained, validation) for trained in (train, *scans[2:])]
+    found = [_overlaps(trained, validation) for trained in (train, *scans[2:])]
     warnings += [str(problem) for problem in found if problem is not None]
     places = [scan.prompt_place for scan in (train, validation) if scan.prompt_kind == "text"]
     return DataReport(errors, warnings, train.kept, text_prompt=next(iter(places), ""))
@@ -99,37 +88,17 @@ def _too_few(field: str, scan: Scan, setting: str, batch: int) -> Iterator[DataP
 
 def unusable_files(spec: DataSpec, *, given: GivenType | None = None) -> list[str]:
     """Return the problems of files that cannot be opened; a check without a tokenizer."""
-    problems = []
-    held_out = spec.of_validation
     files = [(one, spec, given) for one in spec.train]
-    files += [(one, held_out, given) for one in spec.validation]
-    if spec.demonstrations:
-        files += [(one, spec.of_demonstrations, "sft") for one in spec.demonstrations]
+    files += [(one, spec.of_validation, given) for one in spec.validation]
+    files += [(one, spec.of_demonstrations, "sft") for one in spec.demonstrations]
+    problems: dict[str, None] = {}
     for file, how, kind in files:
         for opened in open_files(file, how, given=kind):
             if isinstance(opened, DataProblem):
-                problems.append(str(opened))
+                problems[str(opened)] = None
             else:
                 opened.close()
-    return list(dict.fromkeys(problems))
-
-
-def _duplicates(scan: Scan) -> DataProblem | None:
-    """Warn of rows with equal data source, split and index."""
-    keys = _keys(scan.row_keys)
-    order = np.argsort(keys, kind="stable")
-    ordered = keys[order]
-    again = np.flatnonzero((ordered[1:] == ordered[:-1]) & (ordered[1:] != 0))
-    if not len(again):
-        return None
-    place, rows = scan.reader.place, scan.key_rows
-    first, second = (place(rows[int(order[again[0] + offset])]) for offset in (0, 1))
-    return DataProblem(
-        f"{second}:extra_info.index",
-        f"{counted(len(again), 'row')} with the data source, split and index of another",
-        f"the first repeats {first}",
-        "fine if rows are meant to count twice",
-    )
+    return list(problems)
 
 
 def _overlaps(train: Scan, validation: Scan) -> DataProblem | None:

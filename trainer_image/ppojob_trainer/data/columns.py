@@ -2,7 +2,8 @@
 
 prompt, data_source, reward_model.ground_truth and extra_info are read, and agent_name in jobs with
 agents; ability and every other column are ignored. A job with an answer column has rows in plain
-form: a question, an answer, and other columns, which become extra_info.
+form: a question, an answer, and other columns, which become extra_info. All readers raise `BadCell`
+for the first cell that is missing or invalid.
 """
 
 import contextlib
@@ -17,7 +18,7 @@ from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_trainer.data.formats import Row
-from ppojob_trainer.data.problems import BadCell, DataProblem
+from ppojob_trainer.data.problems import BadCell
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
 
@@ -96,9 +97,6 @@ def read_row(
     """Read a row in verl's or in plain form, and its difficulty, 0 without a curriculum.
 
     Media columns are read separately (`media_columns`).
-
-    Raises:
-        BadCell: a cell is missing or invalid; the first one.
     """
     required = required_columns(spec)
     for name in required:
@@ -106,9 +104,6 @@ def read_row(
             raise _no_such_column(row, name, spec)
     others = row.keys() - set(required) if spec.answer_key else set()
     others -= {name for name in media if row.get(name) is not None}
-    for name, cell in row.items():
-        if isinstance(cell, DataProblem) and name not in others:
-            raise BadCell(name, cell.got, cell.why, cell.allowed)
     prompt = as_prompt(row[spec.prompt_key], spec.prompt_key, spec)
     data_source = row.get(spec.data_source_key)
     if data_source is None:
@@ -153,17 +148,11 @@ def _teacher_prompt(row: Row, prompt: Prompt, spec: DataSpec) -> Prompt | None:
 
 
 def cell_of(row: Row, key: str, spec: DataSpec | None = None) -> object:
-    """Return a cell, or an entry of a struct, such as `extra_info.question`.
-
-    Raises:
-        BadCell: there is no such column or entry, or it cannot be read.
-    """
+    """Return a cell, or an entry of a struct, such as `extra_info.question`."""
     name, *path = [key] if key in row else key.split(".")
     if name not in row:
         raise _no_such_column(row, name, spec)
     cell: object = row[name]
-    if isinstance(cell, DataProblem):
-        raise BadCell(name, cell.got, cell.why, cell.allowed)
     for entry in path:
         if not isinstance(cell, Mapping) or entry not in cell:
             why, allowed = f"it has no entry {entry}", f"a struct with {'.'.join(path)}"
@@ -216,11 +205,7 @@ def _others(row: Row, names: Collection[str]) -> dict[str, Json]:
 
 
 def as_prompt(cell: object, column: str, spec: DataSpec) -> Prompt:
-    """Read a prompt: text, or chat messages that do not end with an assistant message.
-
-    Raises:
-        BadCell: it is not a prompt.
-    """
+    """Read a prompt: text, or chat messages that do not end with an assistant message."""
     if isinstance(cell, str) and cell.strip():
         return [{"role": "user", "content": cell}] if spec.text_prompts == "user_message" else cell
     messages = conversation(cell, column)
@@ -238,9 +223,6 @@ def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict
     """Read chat messages, at least one with content.
 
     With `calls`, a message with tool calls needs no content.
-
-    Raises:
-        BadCell: they are not chat messages.
     """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(column, shown(cell), "it is empty", "text, or a list of chat messages")
@@ -310,11 +292,7 @@ def _ground_truth(cell: object) -> Json:
 
 
 def mapping_of(cell: object, column: str) -> dict[str, Json]:
-    """Read a struct as JSON; empty for an empty cell.
-
-    Raises:
-        BadCell: it is not a struct, or holds what JSON cannot.
-    """
+    """Read a struct as JSON; empty for an empty cell."""
     if cell is None:
         return {}
     if not isinstance(cell, Mapping):
@@ -324,11 +302,7 @@ def mapping_of(cell: object, column: str) -> dict[str, Json]:
 
 
 def as_json(value: object, column: str) -> Json:
-    """Convert a cell to JSON, the form for reward functions, templates and sample files.
-
-    Raises:
-        BadCell: it holds what JSON cannot.
-    """
+    """Convert a cell to JSON, the form for reward functions, templates and sample files."""
     match value:
         case None | bool() | int() | str():
             return value

@@ -1,6 +1,5 @@
 """Child process that runs the user's row function, isolated from the job's secrets."""
 
-import inspect
 import json
 import sys
 import time
@@ -26,18 +25,14 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 _dumps: Final = json.dumps
 
 
-def _made(request: MakeRows) -> Iterator[object]:
-    """Import the file and call the function."""
+def _rows_of(request: MakeRows) -> Iterator[object]:
+    """Import the file and call the function.
+
+    It returns an iterable, or a PyTorch dataset with `__len__` and `__getitem__`.
+    """
     allowed = "a function that returns rows, named by spec.data.train[].function"
     function = load_function(request.path, request.function, _MODULE, allowed)
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        got, why = f"async def {request.function}", "its rows are not awaited"
-        raise Wrong(got, why, "def")
-    return _items(function(**msgspec.json.decode(request.arguments)))
-
-
-def _items(made: Any) -> Iterator[object]:
-    """Iterate over an iterable, or over a PyTorch dataset with `__len__` and `__getitem__`."""
+    made: Any = function(**msgspec.json.decode(request.arguments))
     if isinstance(made, Iterable):
         return iter(made)
     if not hasattr(made, "__len__"):
@@ -72,7 +67,7 @@ def serve(requests: int, answers: int) -> None:
         request, items = _decode(body), list[bytes]()
         try:
             if request is not None:
-                rows = _made(request)
+                rows = _rows_of(request)
             else:
                 _append_rows(rows, items)
         except Wrong as refused:

@@ -66,21 +66,10 @@ class PromptDataset(PromptStore):
     ) -> Self:
         """Check every row of the files and open them as one dataset.
 
-        Args:
-            files: files, in order.
-            data_spec: columns, limits, policy for long prompts.
-            chat: tokenizer and template; not needed after this call.
-            max_rows: number of first rows to use, counted before long ones are dropped, as in verl.
-                Departs from verl, which samples them when it shuffles: the first rows are the same
-                with every seed.
-            rewards: checks whether rewards can score a row; None for no check.
-            agents: agents of rows that are conversations; None without such rows.
-            sources: data sources that the job's reference reads; None for all.
-            given: type of a job whose rows have their answers.
-
-        Raises:
-            ConfigError: with every problem, one line each.
-            StorageError: there is no space for the rows in the folder of temporary files.
+        Of the files the first `max_rows` are used, counted before long ones are dropped; verl
+        samples them when it shuffles. The other arguments are those of `Scan`; `chat` is not needed
+        after this call. Raises ConfigError with every problem, one line each, and StorageError if
+        there is no space for the rows.
         """
         dataset = cls()
         try:
@@ -100,15 +89,10 @@ class PromptDataset(PromptStore):
         return dataset
 
     def order(self, spec: DataSpec, batch: int, *, field: str = "spec.data.train") -> PromptOrder:
-        """Return the order of the rows.
+        """Return the order of the rows, by seed, weights and curriculum, for batches of this size.
 
-        Args:
-            spec: seed, weights, curriculum.
-            batch: rows per batch.
-            field: field that names the files, for error messages.
-
-        Raises:
-            ConfigError: a file has too few rows for its share of a batch.
+        Raises ConfigError, which names `field`, if a file has too few rows for its share of a
+        batch.
         """
         seed = spec.seed or 0
         weights = [file.weight for file in spec.train if file.weight is not None]

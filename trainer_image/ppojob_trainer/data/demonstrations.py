@@ -3,7 +3,8 @@
 A row becomes the tokens that a rollout would have produced: the prompt with the header of the next
 turn; that turn and its end token, as the policy would generate them; the tokens until its next
 turn; and so on. So training and generation use the same tokens, with any chat template that
-supports rows of several turns (`turns`).
+supports rows of several turns (`turns`). Readers raise `BadCell` for the first cell that is missing
+or invalid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -51,11 +52,7 @@ class GivenRow(NamedTuple):
 
 
 def read_demonstration(row: Row, spec: DataSpec) -> GivenRow:
-    """Read a demonstration, whose answer begins at the first assistant message.
-
-    Raises:
-        BadCell: a cell is missing or invalid; the first one.
-    """
+    """Read a demonstration, whose answer begins at the first assistant message."""
     if spec.answer_key is not None:
         prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
         answer = cell_of(row, spec.answer_key, spec)
@@ -69,11 +66,7 @@ def read_demonstration(row: Row, spec: DataSpec) -> GivenRow:
 
 
 def read_guidance(row: Row, key: str) -> list[Sequence[Message]]:
-    """Read the given responses of a row, which join the sampled ones; one message each.
-
-    Raises:
-        BadCell: a cell is missing or invalid; the first one.
-    """
+    """Read the given responses of a row, which join the sampled ones; one message each."""
     cell = cell_of(row, key)
     given = cell if isinstance(cell, list) else [] if cell is None else [cell]
     found: list[Sequence[Message]] = []
@@ -98,11 +91,7 @@ def given_row(
     answers: Sequence[Sequence[Message]],
     ground_truth: Json = None,
 ) -> GivenRow:
-    """Build a row with given answers; its ground truth is a label or a margin.
-
-    Raises:
-        BadCell: the difficulty for a curriculum is missing.
-    """
+    """Build a row with given answers; its ground truth is a label or a margin."""
     difficulty = 0.0
     if spec.curriculum is not None:
         info = mapping_of(row.get(EXTRA_COLUMN), EXTRA_COLUMN)
@@ -128,11 +117,7 @@ def _split(cell: object, column: str) -> tuple[Prompt, list[Message]]:
 
 
 def check_message(message: Message, before: Message | None, place: str) -> None:
-    """Refuse a message that no rollout could produce, or whose mask is invalid.
-
-    Raises:
-        BadCell: it is such a message.
-    """
+    """Refuse a message that no rollout could produce, or whose mask is invalid."""
     is_assistant = message["role"] == ASSISTANT
     if is_assistant and (before is None or before["role"] == ASSISTANT):
         got = f"{ASSISTANT} {'first' if before is None else 'twice in a row'}"
@@ -149,11 +134,7 @@ def check_message(message: Message, before: Message | None, place: str) -> None:
 
 
 def refuse_calls(messages: Sequence[Message], column: str) -> None:
-    """Refuse messages with tool calls.
-
-    Raises:
-        BadCell: a message has some.
-    """
+    """Refuse messages with tool calls."""
     for message in messages:
         if message.get(CALLS):
             why = "calls are supported only in answers of sft, dpo and kto"
@@ -175,6 +156,8 @@ def trimmed(answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
 class Demonstrations:
     """Tokenises answers for training."""
 
+    trim = staticmethod(trimmed)
+
     def __init__(self, chat: ChatTokenizer) -> None:
         self._chat = chat
         self._template = lru_cache(maxsize=_CACHED)(
@@ -194,23 +177,12 @@ class Demonstrations:
 
         Args:
             prompt: of the row.
-            ids: its token ids.
-            answers: messages of each answer.
+            ids: its token ids, which are returned unchanged.
+            answers: messages of each answer; its parts by author are returned.
             inputs: inputs of the template besides the messages.
             later: pictures after the prompt, at the marks of the answer.
-
-        Returns:
-            The ids of the prompt, and the parts of each answer by author.
-
-        Raises:
-            BadChatTemplate: the template does not support such turns, or renders a turn
-                differently if others follow.
         """
         return ids, [self._answer(prompt, messages, inputs, later) for messages in answers]
-
-    def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
-        """Return the trained part of the first `limit` tokens of an answer; maybe none."""
-        return trimmed(answer, limit)
 
     def _answer(
         self,
@@ -236,8 +208,10 @@ class Demonstrations:
                 continue
             if between:
                 self._check_turns(key, template, inputs.tools if calls else ())
-                if not calls:
-                    _check_tools(template, between, inputs.tools)
+                tools = inputs.tools
+                if not calls and template.suffix(between, tools) != template.suffix(between):
+                    why = "the chat template repeats the tools before later turns"
+                    raise BadChatTemplate(why, why)
                 given = template.delta(between, inputs.tools, written=parts[-1].tokens)
                 files = [left.pop(0) for _ in range(pictures_in(between))]
                 parts.append(self._given(given, files, sum(len(one.tokens) for one in parts)))
@@ -270,10 +244,3 @@ class Demonstrations:
             self._checked.add((key, bool(tools)))
             if (refusal := check_template(template, tools)) is not None:
                 raise BadChatTemplate(refusal)
-
-
-def _check_tools(template: TurnTemplate, between: Sequence[Message], tools: Tools) -> None:
-    """Refuse a template that repeats the tools before later turns."""
-    if tools and template.suffix(between, tools) != template.suffix(between):
-        why = "the chat template repeats the tools before later turns"
-        raise BadChatTemplate(why, why)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Literal
 
 from ppojob_trainer.data.generate import Task
-from ppojob_trainer.data.prompt_files import TaskRow, temporary_files
+from ppojob_trainer.data.prompt_files import TaskRow, writable
 from ppojob_trainer.data.published_files import PROMPTS
 from ppojob_trainer.errors import ConfigError
 
@@ -50,16 +50,10 @@ def facts(
 ) -> tuple[list[dict[str, str]], Task]:
     """Generate a corpus with one fact per document, and a question about each fact.
 
-    All names differ, so each question has one document. Held-out questions are not trained on.
-
-    Args:
-        facts: number of documents.
-        rows: training rows; None for all that are not held out.
-        held_out: held-out rows.
-        seed: of corpus and questions.
-        form: "instruction" for Search-R1's prompt; "worked" for worked searches before the
-            question: one of the other kind before held-out rows and every second training row, one
-            of each kind before the other training rows.
+    All names differ, so each question has one document. Without `rows`, all questions that are not
+    held out are trained on. The form "instruction" is Search-R1's prompt. "worked" has worked
+    searches before the question: one of the other kind before held-out rows and every second
+    training row, one of each kind before the other training rows.
     """
     rows = facts - held_out if rows is None else rows
     names = [
@@ -92,14 +86,10 @@ def facts(
 
 
 def write_corpus(folder: Path, corpus: list[dict[str, str]]) -> Path:
-    """Write a corpus to the folder of its questions.
-
-    Raises:
-        ConfigError: the folder cannot be written.
-    """
+    """Write a corpus to the folder of its questions."""
     path = folder / CORPUS
-    with temporary_files([path]) as temporary:
-        temporary[path].write_text("".join(json.dumps(line) + "\n" for line in corpus))
+    with writable(folder):
+        path.write_text("".join(json.dumps(line) + "\n" for line in corpus))
     return path
 
 

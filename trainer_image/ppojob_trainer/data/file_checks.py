@@ -87,8 +87,7 @@ def open_row_file(
         path: the file.
         read: columns to read; None for all.
         required: columns that it must have.
-        file: entry of the job; format "auto" means by suffix, else parquet. None for a file that
-            no job names: such a file is not executed.
+        file: entry of the job; None for another file, which is never executed.
         spec: fields that name the columns, for messages.
     """
     try:

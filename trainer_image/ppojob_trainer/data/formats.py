@@ -11,14 +11,10 @@ import pyarrow.parquet as pq
 
 from ppojob_trainer.data.problems import DataProblem
 
-MAX_ARRAY_BYTES = 256 * 1024 * 1024
-_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _BATCH_ROWS = 64
-_SHOWN_CHARACTERS = 80
 
 Row = Mapping[str, object]
-"""Cells by column name, as Python values; ``columns.py`` interprets them. A ``DataProblem`` without
-a place stands for a cell that has no Python value."""
+"""Cells by column name, as Python values; ``columns.py`` interprets them."""
 
 
 class RowFile(ABC):
@@ -61,16 +57,13 @@ class JsonLines(RowFile):
         """Yield every line's object in order."""
         with open(self.path, "rb") as file:
             for line in file:
-                number, place = self.num_rows, self.place(self.num_rows)
+                place = self.place(self.num_rows)
                 self.num_rows += 1
-                if number == 0 and line.startswith(_BYTE_ORDER_MARK):
-                    got, allowed = "a byte order mark", "UTF-8 without one"
-                    yield DataProblem(place, got, "not part of JSON", allowed)
-                elif not line.strip():
+                if line.strip():
+                    yield parse_row(place, line, "line")
+                else:
                     why = "every line is one row"
                     yield DataProblem(place, "a blank line", why, "no blank lines")
-                else:
-                    yield parse_row(place, line, "line")
 
     def place(self, number: int) -> str:
         """Return ``file:line``, from 1."""
@@ -95,10 +88,6 @@ def open_json(path: str) -> RowFile | DataProblem:
     with open(path, "rb") as file:
         if b"".join(file.read(4_096).split())[:2] not in (b"[{", b"[]"):
             return JsonLines(path)
-    size = Path(path).stat().st_size
-    if size > MAX_ARRAY_BYTES:
-        why = f"above {MAX_ARRAY_BYTES} it would exhaust the memory"
-        return DataProblem(path, f"an array of {size} bytes", why, "one object a line")
     try:
         items = msgspec.json.decode(Path(path).read_bytes(), type=list[msgspec.Raw])
     except msgspec.MsgspecError as error:
@@ -142,13 +131,14 @@ class ParquetRows(RowFile):
                     _BATCH_ROWS, row_groups=[group], columns=self.columns, use_threads=False
                 )
                 for batch in batches:
-                    yield from _python_rows(batch)
-            except (pa.ArrowException, OSError) as error:
+                    yield from batch.to_pylist()
+            # ValueError: text that is not UTF-8, or a time that Python lacks.
+            except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
                 yield DataProblem(
                     f"{self.path}:row group {group}",
                     "data that cannot be decoded",
                     " ".join(str(error).split())[:200],
-                    "the file as it was written; write or download it again",
+                    "the file as it was written, text in UTF-8, times in microseconds",
                 )
                 return
 
@@ -159,26 +149,3 @@ class ParquetRows(RowFile):
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _python_rows(batch: pa.RecordBatch) -> list[Row]:
-    """Convert rows to Python values; cells without one become problems."""
-    try:
-        return list(batch.to_pylist())
-    except (ValueError, OverflowError):
-        columns = {
-            name: [_python_cell(cell) for cell in batch.column(name)] for name in batch.schema.names
-        }
-        cells = zip(*columns.values(), strict=True)
-        return [dict(zip(columns, row, strict=True)) for row in cells]
-
-
-def _python_cell(cell: pa.Scalar) -> object:
-    try:
-        value: object = cell.as_py()
-    except UnicodeDecodeError:
-        return DataProblem("", "bytes that are not UTF-8", "text is UTF-8", "UTF-8")
-    except (ValueError, OverflowError) as error:  # a time to the nanosecond, or of the year 10000
-        got, why = str(cell.type)[:_SHOWN_CHARACTERS], str(error).partition(". ")[0]
-        return DataProblem("", got, why, "the same as text or a number")
-    return value

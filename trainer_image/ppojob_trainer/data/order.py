@@ -73,9 +73,7 @@ class Mixture:
 
     Attributes:
         rows: number of rows of each source.
-        weights: of each source.
         batch: prompts per batch.
-        seed: of the order.
         shuffle: False for the order of the files.
         difficulties: (rows,) numbers by which the rows of a pass are sorted; empty for no sorting.
         descending: whether the largest number is first.
@@ -155,14 +153,10 @@ class Mixture:
             chosen = np.arange(count)[:used] if draws is None else draws[:used]
             order = sum(self.rows[:source]) + chosen
             if len(self.difficulties):
-                order = order[np.argsort(self._numbers[order], kind="stable")]
+                numbers = np.array(self.difficulties, dtype=np.float64)[order]
+                order = order[np.argsort(-numbers if self.descending else numbers, kind="stable")]
             self._passes[source] = (number, used), order
         return order
-
-    @cached_property
-    def _numbers(self) -> npt.NDArray[np.float64]:
-        numbers = np.array(self.difficulties, dtype=np.float64)
-        return -numbers if self.descending else numbers
 
     def _drawn_before(self, source: int, number: int) -> int:
         """Return the number of prompts of a source in all batches before one."""
@@ -205,17 +199,8 @@ class PromptOrder:
     """Draws batches of row numbers, epoch after epoch.
 
     Rows at the end of an epoch that do not fill a batch are dropped, as in verl's loader
-    (``drop_last=True``); another epoch drops others.
-
-    Args:
-        num_rows: rows of the dataset.
-        seed: of the order.
-        shuffle: False for the order of the files.
-        mixture: the order with weights or a curriculum, for batches of its size; else None.
-
-    Attributes:
-        place: position of the next batch, independent of the layout. A resume checks that the data
-            are the same.
+    (``drop_last=True``); another epoch drops others. With `mixture`, the order has weights or a
+    curriculum, and batches have its size. `place` is the position of the next batch.
     """
 
     def __init__(

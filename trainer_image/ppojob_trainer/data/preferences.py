@@ -1,6 +1,7 @@
 """Preference data: pairs of a chosen and a rejected answer, or answers labelled good or bad.
 
-Pairs train DPO and reward models, labelled answers KTO.
+Pairs train DPO and reward models, labelled answers KTO. Readers raise `BadCell` for the first cell
+that is missing or invalid.
 """
 
 import re
@@ -41,9 +42,6 @@ def read_pair(row: Row, spec: DataSpec, *, is_scored: bool = False) -> GivenRow:
 
     Tool calls are allowed only in answers whose tokens are trained on: only their rendering is
     checked.
-
-    Raises:
-        BadCell: a cell is missing or invalid; the first one.
     """
     keys = spec.chosen_key, spec.rejected_key
     chosen, rejected = (_messages(cell_of(row, key, spec), key) for key in keys)
@@ -73,11 +71,7 @@ def _margin(row: Row, key: str, spec: DataSpec) -> float:
 
 
 def read_labelled(row: Row, spec: DataSpec) -> GivenRow:
-    """Read an answer with its label, which is the ground truth of the row.
-
-    Raises:
-        BadCell: a cell is missing or invalid; the first one.
-    """
+    """Read an answer with its label, which is the ground truth of the row."""
     prompt = as_prompt(cell_of(row, spec.prompt_key, spec), spec.prompt_key, spec)
     if not isinstance(prompt, str):
         refuse_calls(prompt, spec.prompt_key)
@@ -95,11 +89,7 @@ def read_labelled(row: Row, spec: DataSpec) -> GivenRow:
 
 
 def read_split(row: Row, spec: DataSpec) -> list[GivenRow]:
-    """Read a pair as two labelled answers: the chosen one is good, the rejected one is not.
-
-    Raises:
-        BadCell: a cell is missing or invalid; the first one.
-    """
+    """Read a pair as two labelled answers: the chosen one is good, the rejected one is not."""
     prompt = (pair := read_pair(row, spec)).row.prompt
     labels = zip(pair.answers, (True, False), strict=True)
     return [given_row(row, prompt, spec, [answer], is_good) for answer, is_good in labels]
@@ -169,11 +159,7 @@ class ScoredAnswers:
         _inputs: TemplateInputs,
         _later: Sequence[bytes] = (),
     ) -> tuple[list[int], list[list[AnswerPart]]]:
-        """Return the common prefix of all answers, within `ids`, and the rest of each answer.
-
-        Raises:
-            BadChatTemplate: the template refuses a conversation.
-        """
+        """Return the common prefix of all answers, within `ids`, and the rest of each answer."""
         found = [
             up_to_padding(whole, self._chat.pad_token_id) for whole in self._whole(prompt, answers)
         ]
@@ -192,7 +178,7 @@ class ScoredAnswers:
                 raise outcome
         return [ids for ids in outcomes if not isinstance(ids, BadChatTemplate)]
 
-    def kept(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
+    def trim(self, answer: Sequence[AnswerPart], limit: int) -> tuple[AnswerPart, ...]:
         """Return the first `limit` tokens, and one after them for the position of the score."""
         read = trimmed(answer, limit)
         return (*(part._replace(is_trained=False) for part in read), _DUMMY) if read else ()

@@ -1,9 +1,8 @@
-"""Writes rows in verl's columns to parquet files, all files of a task or none."""
+"""Writes rows in verl's columns to parquet files."""
 
 import contextlib
 import itertools
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -38,49 +37,32 @@ class TaskRow:
 
 
 def write_splits(folder: Path, splits: Mapping[str, Iterable[TaskRow]]) -> dict[Path, int]:
-    """Write ``<folder>/<split>.parquet`` of each split, in row groups of a thousand rows.
+    """Write ``<folder>/<split>.parquet`` of each split; return the number of rows of each file.
 
-    The folder is created if needed. The files get their names when all are complete. The same rows
-    give the same bytes.
-
-    Returns:
-        The number of rows of each file.
-
-    Raises:
-        ConfigError: there are no rows, or the folder cannot be written.
+    The same rows give the same bytes. Raises ConfigError if there are no rows, or the folder, which
+    is created if needed, cannot be written.
     """
     written = {}
-    paths = [folder / f"{split}.parquet" for split in splits]
-    with temporary_files(paths) as temporary:
-        for path, (split, rows) in zip(paths, splits.items(), strict=True):
-            written[path] = _write(temporary[path], split, rows)
+    with writable(folder):
+        for split, rows in splits.items():
+            path = folder / f"{split}.parquet"
+            written[path] = _write(path, split, rows)
             if written[path] == 0:
                 raise ConfigError(f"{path}: got no rows: nothing to write; at least one row")
     return written
 
 
 @contextlib.contextmanager
-def temporary_files(paths: Sequence[Path]) -> Iterator[dict[Path, Path]]:
-    """Map files of a folder to temporary files, which are renamed to them after the block.
-
-    Raises:
-        ConfigError: the folder, which is created if needed, cannot be written.
-    """
-    temporary = {path: path.with_name(f".{path.name}.{os.getpid()}") for path in paths}
+def writable(folder: Path) -> Iterator[None]:
+    """Create a folder for the block; raises ConfigError if it cannot be written."""
     try:
-        paths[0].parent.mkdir(parents=True, exist_ok=True)
-        yield temporary
-        for path, written in temporary.items():
-            written.replace(path)
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
     except OSError as error:
         raise ConfigError(
-            f"{paths[0].parent}: got {error.strerror or error}: files cannot be written there; "
+            f"{folder}: got {error.strerror or error}: files cannot be written there; "
             "a folder that this user may write"
         ) from None
-    finally:
-        for written in temporary.values():
-            with contextlib.suppress(OSError):
-                written.unlink()
 
 
 def _write(path: Path, split: str, rows: Iterable[TaskRow]) -> int:

@@ -40,8 +40,7 @@ class PromptRow:
     Attributes:
         index: number in the dataset: ``dataset[row.index]`` is this row. -1 for a row that is not
             in a dataset yet, which has no tokens.
-        token_ids: token ids of the prompt, truncated if that is the policy for long prompts.
-        prompt: the prompt as in the file.
+        token_ids: of the prompt, truncated if that is the policy for long prompts.
         data_source: selects the reward function.
         ground_truth: input of the reward; for a given answer whether it is good, for a pair its
             margin; None if the row has none of these.
@@ -85,11 +84,7 @@ class PromptRow:
 
 
 class PromptStore(Closeable):
-    """Rows in an unnamed temporary file; eight bytes per row are in memory.
-
-    Raises:
-        StorageError: the temporary file cannot be created.
-    """
+    """Rows in an unnamed temporary file; eight bytes per row are in memory."""
 
     def __init__(self) -> None:
         self._ends = array("q", [0])
@@ -103,16 +98,12 @@ class PromptStore(Closeable):
         return len(self._ends) - 1
 
     def append(self, row: PromptRow) -> None:
-        """Store a row, whose index is the number of rows before it.
-
-        Raises:
-            StorageError: there is no space for it.
-        """
+        """Store a row, whose index is the number of rows before it."""
         assert row.index == len(self), "rows are numbered in order"
         columns = [
             *(row.token_ids, row.prompt, row.data_source, row.ground_truth, row.extra_info),
             row.agent,
-            [[_plain(part) for part in answer] for answer in row.answers],
+            [[_as_json(part) for part in answer] for answer in row.answers],
             base64.b64encode(row.pictures).decode(),
             *(row.teacher_token_ids, row.known_scores),
         ]
@@ -124,12 +115,7 @@ class PromptStore(Closeable):
         self._ends.append(self._ends[-1] + len(text))
 
     def __getitem__(self, index: int) -> PromptRow:
-        """Read a row by its number.
-
-        Raises:
-            IndexError: there is no such row.
-            StorageError: there was no space for an appended row.
-        """
+        """Read a row by its number."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of a dataset of {len(self)} rows")
         try:
@@ -162,7 +148,7 @@ class PromptStore(Closeable):
         self._file.close()
 
 
-def _plain(part: AnswerPart) -> list[Json]:
+def _as_json(part: AnswerPart) -> list[Json]:
     later: list[Json] = [[one.start, base64.b64encode(one.file).decode()] for one in part.pictures]
     return [list(part.tokens), part.is_trained, later]
 

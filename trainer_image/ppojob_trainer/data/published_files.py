@@ -1,6 +1,7 @@
 """Published datasets, converted row by row to verl's columns and prompts.
 
-GSM8K, MATH, DAPO-Math-17k and AIME, and the questions of Search-R1.
+GSM8K, MATH, DAPO-Math-17k and AIME, and the questions of Search-R1. Readers raise `ConfigError` for
+a file that cannot be read, or a row that is not of the dataset.
 """
 
 import json
@@ -31,9 +32,6 @@ _DAPO_BEFORE = (
 _DAPO_AFTER = '\n\nRemember to put your answer on its own line after "Answer:".'
 _PROBLEMS = ("prompt", "problem", "Problem", "question", "Question")
 _ANSWERS = ("answer", "Answer", "solution")
-_DAPO_COLUMNS = (
-    "verl's prompt and reward_model.ground_truth, or a problem or question with its answer"
-)
 SearchForm = Literal["direct", "search"]
 _SEARCH_PREFIX = "searchR1_"
 PROMPTS: dict[SearchForm, str] = {
@@ -53,11 +51,7 @@ search engine; `direct` needs none."""
 
 
 def _task_rows(path: Path, row_of: Callable[[Row, str], TaskRow]) -> Iterator[TaskRow]:
-    """Convert a file row by row; `row_of` gets a row and its place.
-
-    Raises:
-        ConfigError: the file cannot be read, or a row is not of the dataset.
-    """
+    """Convert a file row by row; `row_of` gets a row and its place."""
     opened = open_row_file(str(path))
     if isinstance(opened, DataProblem):
         raise ConfigError(str(opened))
@@ -83,9 +77,6 @@ def gsm8k_rows(path: Path, *, with_user: bool = False) -> Iterator[TaskRow]:
 
     A row has a "question", and an "answer" that ends in "#### n". With a user, each row also names
     the user simulator `gsm8k`, with the solution.
-
-    Raises:
-        ConfigError: the file, or one of its rows, is not GSM8K.
     """
 
     def row_of(row: Row, place: str) -> TaskRow:
@@ -110,9 +101,6 @@ def math_rows(path: Path, boxed_answer: Callable[[str], str | None]) -> Iterator
 
     A row has a "problem", and a "solution" with a boxed answer, which `boxed_answer` extracts as
     the scorer does.
-
-    Raises:
-        ConfigError: the file, or one of its rows, is not MATH.
     """
 
     def row_of(row: Row, place: str) -> TaskRow:
@@ -134,9 +122,6 @@ def problem_rows(path: Path, data_source: str) -> Iterator[TaskRow]:
 
     Yu et al. 2025, arXiv:2503.14476, with DAPO's prompt. A file has verl's columns, or a problem
     and its answer under one of several column names.
-
-    Raises:
-        ConfigError: the file cannot be read, or a row has no problem with an answer.
     """
     seen = set[str]()
     for row in _task_rows(path, lambda row, place: _dapo_row(row, place, data_source)):
@@ -152,7 +137,8 @@ def _dapo_row(row: Row, place: str, data_source: str) -> TaskRow:
     if answer is None or not isinstance(problem, str | list):
         found = ", ".join(map(str, row)) or "nothing"
         raise ConfigError(
-            f"{place}: got columns {found}: no problem with its answer; {_DAPO_COLUMNS}"
+            f"{place}: got columns {found}: no problem with its answer; verl's prompt and "
+            "reward_model.ground_truth, or a problem or question with its answer"
         )
     prompt: list[dict[str, str]]
     if isinstance(problem, str):
@@ -188,9 +174,6 @@ def search_r1_rows(path: Path, data_source: str, form: SearchForm) -> Iterator[T
 
     Rows of nq_hotpotqa and of FlashRAG's datasets: "id", "question" and "golden_answers". Rows
     without a data source get the given one.
-
-    Raises:
-        ConfigError: the file cannot be read, or a row has no question with answers.
     """
     return _task_rows(path, lambda row, place: _search_row(row, place, data_source, form))
 

@@ -15,7 +15,7 @@ from ppojob_api.problem import ABSENT, shown
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.chat import Tools, tool_name
 from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, GROUND_TRUTH, INTERACTION
-from ppojob_trainer.data.media import pictures, sounds, videos
+from ppojob_trainer.data.media import pictures
 from ppojob_trainer.data.problems import DataProblem
 from ppojob_trainer.data.prompt_store import Prompt, PromptRow
 from ppojob_trainer.json_value import Json
@@ -25,7 +25,6 @@ UserProblem = Callable[[Mapping[str, Json]], tuple[str, str] | None]
 _INTERACTION_COLUMN = f"{EXTRA_COLUMN}.{INTERACTION}"
 _KWARGS = "tools_kwargs"
 _SELECTION = "tool_selection"
-_NO_TOOL = "the row's agent has no such tool"
 
 
 class RewardChecks(Protocol):
@@ -33,11 +32,9 @@ class RewardChecks(Protocol):
 
     def data_source_problem(self, data_source: str) -> str | None:
         """Return what is allowed, if no scorer supports the data source."""
-        ...
 
     def ground_truth_problem(self, data_source: str, ground_truth: Json) -> str | None:
         """Return what is allowed, if the ground truth does not have the scorer's form."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -50,12 +47,9 @@ class RowAgent:
 
 @dataclass(frozen=True)
 class RowAgents:
-    """The agents and user simulators of a job, for the checks of its rows.
+    """The agents of a job by the name in rows, and checks of its user simulators by name.
 
-    Attributes:
-        agents: agents by the name in rows.
-        default: name of the agent of rows without one.
-        users: checks of the user simulators of `spec.agent.interactions`, by name.
+    `default` is the agent of rows without a name.
     """
 
     agents: Mapping[str, RowAgent]
@@ -150,21 +144,17 @@ def special_token(prompt: Prompt, special: tuple[str, ...], spec: DataSpec) -> D
 def mark_without_media(
     prompt: Prompt, columns: Collection[str], spec: DataSpec, because: str
 ) -> DataProblem | None:
-    """Warn of a prompt with marks for media that the model does not get.
+    """Warn of a prompt with marks for media in `columns`, which the model does not get.
 
-    Args:
-        prompt: with marks.
-        columns: media columns that the model does not get.
-        spec: names the columns.
-        because: why a model with a tower gets no media; else empty.
+    `because` is why a model with a tower gets no media; else empty.
     """
-    media = {pictures.MARK: pictures.COLUMN, videos.MARK: videos.COLUMN}
-    media[sounds.MARK] = spec.audio_key
+    media = {pictures.MARK: pictures.COLUMN, pictures.VIDEO_MARK: pictures.VIDEO_COLUMN}
+    media[pictures.SOUND_MARK] = spec.audio_key
     contents = [prompt] if isinstance(prompt, str) else [str(one["content"]) for one in prompt]
     for mark, column in media.items():
         if column in columns and any(mark in content for content in contents):
             why = f"the model gets the placeholder only, and nothing from the column {column}"
-            why += f" ({because})" if because and column != videos.COLUMN else ""
+            why += f" ({because})" if because and column != pictures.VIDEO_COLUMN else ""
             return DataProblem(spec.prompt_key, mark, why, "fine if intended")
     return None
 
@@ -197,19 +187,6 @@ def shown_tools(extra_info: Mapping[str, Json], tools: Tools) -> Tools:
     return [by_name[name] for name in names if name in by_name] if names else tools
 
 
-def unused_kwargs(extra_info: Mapping[str, Json], names: Collection[str]) -> DataProblem | None:
-    """Warn of arguments for a tool that is not among those of the row's agent, if it has any."""
-    given = extra_info.get(_KWARGS)
-    if not names or not isinstance(given, dict):
-        return None
-    # In a parquet file each row has the names of all rows, most of them null.
-    name = next((name for name, own in given.items() if own and name not in names), None)
-    if name is None:
-        return None
-    allowed = f"one of {', '.join(names)}"
-    return DataProblem(f"{EXTRA_COLUMN}.{_KWARGS}", shown(name), _NO_TOOL, allowed)
-
-
 def wrong_selection(extra_info: Mapping[str, Json], names: Collection[str]) -> DataProblem | None:
     """Return the problem of a selection of tools that the row's agent does not have.
 
@@ -222,4 +199,6 @@ def wrong_selection(extra_info: Mapping[str, Json], names: Collection[str]) -> D
     if not isinstance(given, list):
         return DataProblem(column, shown(given), "not a list of tools", allowed)
     unknown = [name for name in given if name not in names]
-    return DataProblem(column, shown(unknown[0]), _NO_TOOL, allowed) if unknown else None
+    if not unknown:
+        return None
+    return DataProblem(column, shown(unknown[0]), "the row's agent has no such tool", allowed)

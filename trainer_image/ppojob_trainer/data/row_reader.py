@@ -2,12 +2,17 @@
 
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Final, NamedTuple
 
+import msgspec
+
+from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.data import DataFile, DataSpec
 from ppojob_api.v1alpha1.estimators import PAIRS, GivenType
 from ppojob_trainer.data import row_checks
 from ppojob_trainer.data.chat import ChatTokenizer, TemplateInputs, Tools
-from ppojob_trainer.data.columns import read_row
+from ppojob_trainer.data.columns import as_json, cell_of, read_row
 from ppojob_trainer.data.demonstrations import (
     ASSISTANT,
     GivenRow,
@@ -18,14 +23,29 @@ from ppojob_trainer.data.demonstrations import (
 from ppojob_trainer.data.file_checks import open_files
 from ppojob_trainer.data.formats import Row, RowFile
 from ppojob_trainer.data.media import pictures
-from ppojob_trainer.data.media.picture_form import PictureForm, sound_form_of
-from ppojob_trainer.data.media.sound_cells import without_parts
-from ppojob_trainer.data.media_columns import VIDEOS, Medium, media_of, medium_of, read_media
+from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
+from ppojob_trainer.data.media.picture_form import PictureForm, RequestedSize, sound_form_of
+from ppojob_trainer.data.media.sound_cells import read_sounds, without_parts
+from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.data.preferences import read_labelled, read_pair, read_split
 from ppojob_trainer.data.problems import BadCell, DataProblem, Findings
-from ppojob_trainer.data.prompt_store import PromptRow
-from ppojob_trainer.data.template_columns import TemplateColumns
-from ppojob_trainer.json_value import without_nulls
+from ppojob_trainer.data.prompt_store import Prompt, PromptRow
+from ppojob_trainer.json_value import Json, without_nulls
+
+_SCHEMAS = 'a list of {"type": "function", "function": {"name": ...}}, or the same as JSON text'
+
+
+class Medium(NamedTuple):
+    """A kind of media in rows."""
+
+    column: str
+    mark: str
+    noun: str
+
+
+PICTURES: Final = Medium(pictures.COLUMN, pictures.MARK, "picture")
+VIDEOS: Final = Medium(pictures.VIDEO_COLUMN, pictures.VIDEO_MARK, "video")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +58,6 @@ class Candidate:
         inputs: inputs of the chat template besides the messages.
         entry: index in the list of files of the specification.
         number: index of the row in all files together.
-        path: file of the row.
         place: ``file:row``, for messages.
         columns: all columns of the row, read or not.
     """
@@ -78,12 +97,10 @@ class RowReader:
     total: int = 0
     media: tuple[Medium, ...] = field(init=False)
     """Media of the model's input; a reward model gets none."""
-    _columns: TemplateColumns = field(init=False)
 
     def __post_init__(self) -> None:
         is_scored = self.given == "reward_model"
-        self.media = () if is_scored else media_of(self.chat.pictures, self.spec)
-        self._columns = TemplateColumns(self.spec, self.given)
+        self.media = () if is_scored else _media_of(self.chat.pictures, self.spec)
 
     def read(self, files: Sequence[DataFile]) -> Iterator[Candidate]:
         """Yield the readable rows of all files, in order."""
@@ -116,7 +133,7 @@ class RowReader:
         if form is None or not self.media:
             return set(candidate.columns)
         files = [*pictures.unpacked(candidate.row.pictures), *candidate.later]
-        shown = {medium_of(one, self.media).column for one in files}
+        shown = {_medium_of(one, self.media).column for one in files}
         # A mark in a row without pictures is text.
         has_no_video = isinstance(form, PictureForm) and form.video is None
         supported = {one.column for one in self.media if not (has_no_video and one is VIDEOS)}
@@ -186,7 +203,7 @@ class RowReader:
         if form is None or not self.media:
             return row, ()
         later = [one for answer in answers for one in answer if one["role"] != ASSISTANT]
-        files, behind = read_media(cells, row.prompt, later, self.spec, form, self.given)
+        files, behind = _read_media(cells, row.prompt, later, self.spec, form, self.given)
         if not files and not behind:
             return row, ()
         if why := self.chat.why_no_pictures(row.data_source):
@@ -200,7 +217,118 @@ class RowReader:
 
     def _inputs(self, cells: Row, row: PromptRow) -> TemplateInputs:
         """Return the inputs of the chat template besides the messages."""
-        variables = self._columns.variables(cells)
-        if self.given is not None:
-            return TemplateInputs(variables, self._columns.tools(cells))
-        return TemplateInputs(variables, row_checks.shown_tools(row.extra_info, self.tools(row)))
+        variables = dict(self.spec.apply_chat_template_kwargs)
+        for name in self.spec.template_columns:
+            if (value := as_json(cell_of(cells, name), name)) is not None:
+                variables[name] = value
+        if self.given is None:
+            tools = row_checks.shown_tools(row.extra_info, self.tools(row))
+        else:
+            tools = _read_tools(cells, self.spec.tools_column(self.given))
+        return TemplateInputs(variables, tools)
+
+
+def _read_tools(row: Row, key: str | None) -> Tools:
+    """Return the tool schemas of a demonstration; empty without any."""
+    if key is None or key not in row:
+        return ()
+    cell = cell_of(row, key)
+    try:
+        value = msgspec.json.decode(cell.strip() or "[]") if isinstance(cell, str) else cell
+    except msgspec.MsgspecError as error:
+        raise BadCell(key, shown(cell), str(error), _SCHEMAS) from None
+    tools = as_json(value or [], key)
+    if not isinstance(tools, list) or not all(map(_is_schema, tools)):
+        raise BadCell(key, shown(cell), "not a list of tool schemas", _SCHEMAS)
+    return _schemas(msgspec.json.encode(tools))
+
+
+@lru_cache(maxsize=256)
+def _schemas(text: bytes) -> Tools:
+    """Equal schemas are one object, so that equal rows are rendered together."""
+    schemas: Tools = msgspec.json.decode(text)
+    return schemas
+
+
+def _is_schema(tool: Json) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _media_of(form: MediaForm | None, spec: DataSpec) -> tuple[Medium, ...]:
+    """Return the kinds of media that a model takes."""
+    visual = (PICTURES, VIDEOS) if isinstance(form, PictureForm) else ()
+    audio = (Medium(spec.audio_key, pictures.SOUND_MARK, "sound"),) if sound_form_of(form) else ()
+    return visual + audio
+
+
+def _medium_of(file: bytes, media: Sequence[Medium]) -> Medium:
+    """Return the kind of a file, among those of `_media_of`."""
+    if pictures.sound_of(file) is not None:
+        return media[-1]
+    return VIDEOS if pictures.clip_of(file) else PICTURES
+
+
+def _read_media(
+    cells: Row,
+    prompt: Prompt,
+    later: pictures.Messages,
+    spec: DataSpec,
+    form: MediaForm,
+    given: GivenType | None,
+) -> tuple[list[bytes], list[bytes]]:
+    """Read the media files of a prompt, and those of the messages after it, in order.
+
+    Prompt and messages have a mark for each file; `given` is the type of a job whose rows have
+    their answers.
+    """
+    marked = pictures.marks(later)
+    for one in _media_of(form, spec):
+        may_be_later = one is PICTURES and given == "sft"
+        if cells.get(one.column) and one.mark in marked and not may_be_later:
+            got, why = f"{one.mark} after an answer", f"not in this version with {given}"
+            allowed = f"{one.noun}s before the first assistant message"
+            raise BadCell(spec.prompt_key, got, why, allowed)
+    found = _read_files(cells, spec, form)
+    marks = [] if isinstance(prompt, str) else [*pictures.marks(prompt), *marked]
+    for one, files in found.items():
+        why = f"the row has {counted(len(files), one.noun)}"
+        if isinstance(prompt, str):
+            why += ", which must be in messages"
+            raise BadCell(spec.prompt_key, "text", why, "a list of messages")
+        if (count := marks.count(one.mark)) != len(files):
+            allowed = f"a mark for each {one.noun}"
+            raise BadCell(spec.prompt_key, f"{counted(count, 'mark')} {one.mark}", why, allowed)
+    left = {one.mark: iter(files) for one, files in found.items()}
+    ordered = [next(left[mark]) if mark in left else () for mark in marks]
+    first = len(marks) - len(marked)
+    of_prompt, after_prompt = (
+        [file for files in part for file in files] for part in (ordered[:first], ordered[first:])
+    )
+    return of_prompt, after_prompt
+
+
+def _read_files(
+    cells: Row, spec: DataSpec, form: MediaForm
+) -> dict[Medium, Sequence[Sequence[bytes]]]:
+    """Read the files of each picture, video and sound of a row, by kind."""
+    found = {}
+    for one in _media_of(form, spec):
+        try:
+            found[one] = _files(cells.get(one.column), one, spec, form)
+        except BadPicture as bad:
+            raise BadCell(one.column, *bad.args) from None
+    return {one: files for one, files in found.items() if files}
+
+
+def _files(
+    cell: object, medium: Medium, spec: DataSpec, form: MediaForm
+) -> Sequence[Sequence[bytes]]:
+    sound = sound_form_of(form)
+    if sound is not None and medium not in (PICTURES, VIDEOS):
+        return [[file] for file in read_sounds(cell, sound)]
+    assert isinstance(form, PictureForm), "a form of pictures or of sounds"
+    requested = RequestedSize(spec.min_picture_pixels, spec.max_picture_pixels)
+    if medium is VIDEOS:
+        return read_videos(cell, form, requested)
+    return [[file] for file in read_pictures(cell, form, requested)]

@@ -1,7 +1,6 @@
 """Custom sampler: selects the rows of a step in a child process; the parent, and the messages."""
 
 import logging
-from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
@@ -21,14 +20,8 @@ FIELD: Final = "spec.data.sampler"
 MAX_STATE_BYTES: Final = 1024 * 1024
 _SECONDS: Final = 600.0
 """Timeout of an import and of a call."""
-_CHUNK_ROWS: Final = 1024
-_CHUNK_BYTES: Final = 4 * 1024 * 1024
-"""Size limit of a message with cells; a larger row is sent alone."""
-_ROW_BYTES: Final = 32 * 1024 * 1024
-"""Size limit of the cells of a row, below that of a frame."""
-_CHUNK_NUMBERS: Final = 1 << 20
-"""Numbers per message."""
-_NULL: Final = b"null"
+_CHUNK_ROWS: Final = 64
+"""Rows per message with cells."""
 _ATTEMPTS: Final = 2
 """Processes to try: the kernel kills them first when memory is short."""
 _log = logging.getLogger(__name__)
@@ -55,10 +48,9 @@ class AppendCells(msgspec.Struct, frozen=True, tag=True):
 
 
 class SetNumbers(msgspec.Struct, frozen=True, tag=True):
-    """The next numbers (float64) of a column; those from row 0 replace the column."""
+    """The numbers (float64) of a column."""
 
     name: str
-    first: int
     numbers: bytes
 
 
@@ -75,17 +67,11 @@ SamplerRequest = OpenSampler | AppendCells | SetNumbers | ChooseRows
 
 
 class Chosen(msgspec.Struct, frozen=True):
-    """The selected rows and the next state, or a problem.
-
-    Attributes:
-        got: invalid value; empty without a problem.
-    """
+    """The selected rows and the next state, or a problem."""
 
     rows: list[int]
     state: str = "null"
-    got: str = ""
-    why: str = ""
-    allowed: str = ""
+    problem: str = ""
 
 
 class RowSampler(Closeable):
@@ -102,11 +88,7 @@ class RowSampler(Closeable):
         self._child: BoundedProcess | None = None
 
     def open(self) -> None:
-        """Load the function.
-
-        Raises:
-            ConfigError: it does not exist or cannot be called.
-        """
+        """Load the function; raises ConfigError if it does not exist or cannot be called."""
         try:
             self._start()
         except SamplerFailed as failure:
@@ -132,9 +114,7 @@ class RowSampler(Closeable):
                 if self._child is None or not self._child.is_alive:
                     self._start()
                 for name, column in numbers.items():
-                    for first in range(0, len(column), _CHUNK_NUMBERS):
-                        some = column[first : first + _CHUNK_NUMBERS]
-                        self._call(SetNumbers(name, first, some.tobytes()))
+                    self._call(SetNumbers(name, column.tobytes()))
                 chosen = self._call(ChooseRows(step, seed, count, state))
                 return chosen.rows, chosen.state
             except ChildKilled as killed:
@@ -157,43 +137,23 @@ class RowSampler(Closeable):
         path = "" if source is None else source.file or ""
         self._call(OpenSampler(path, spec.function, msgspec.json.encode(spec.arguments)))
         empty = set(spec.columns)
-        for cells in self._messages():
-            empty = {name for name in empty if set(cells[name]) <= {_NULL}}
-            lists = {name: b"[%b]" % b",".join(column) for name, column in cells.items()}
-            self._call(AppendCells(lists))
+        for cells in self._cells():
+            empty = {name for name in empty if all(cell is None for cell in cells[name])}
+            encoded = {name: msgspec.json.encode(column) for name, column in cells.items()}
+            self._call(AppendCells(encoded))
         if empty and len(self._rows):
             got, why = ", ".join(sorted(empty)), "no row has it"
             allowed = "entries of extra_info that some rows have"
             raise SamplerFailed(f"{FIELD}.columns: got {got}: {why}; {allowed}")
 
-    def _messages(self) -> Iterator[dict[str, list[bytes]]]:
-        """Yield the constant cells of all rows in chunks: lists of JSON by column."""
-        cells: dict[str, list[bytes]] = defaultdict(list)
-        rows = size = 0
-        for own in self._cells():
-            more = sum(map(len, own.values()))
-            if rows == _CHUNK_ROWS or (rows and size + more > _CHUNK_BYTES):
-                yield cells
-                cells, rows, size = defaultdict(list), 0, 0
-            for name, cell in own.items():
-                cells[name].append(cell)
-            rows, size = rows + 1, size + more
-        if rows:
-            yield cells
-
-    def _cells(self) -> Iterator[dict[str, bytes]]:
-        """Yield the constant cells of each row as JSON by column."""
+    def _cells(self) -> Iterator[dict[str, list[object]]]:
+        """Yield the constant columns, some rows at a time."""
         for first in range(0, len(self._rows), _CHUNK_ROWS):
-            some = range(first, min(first + _CHUNK_ROWS, len(self._rows)))
-            for number, row in zip(some, self._rows.rows(some), strict=True):
-                own = {name: row.extra_info.get(name) for name in self._spec.columns}
-                own["data_source"] = row.data_source
-                cells = {name: msgspec.json.encode(cell) for name, cell in own.items()}
-                if (size := sum(map(len, cells.values()))) > _ROW_BYTES:
-                    got, allowed = f"{size} bytes of row {number}", f"at most {_ROW_BYTES} a row"
-                    why = "a row is sent in one message"
-                    raise SamplerFailed(f"{FIELD}.columns: got {got}: {why}; {allowed}")
-                yield cells
+            rows = self._rows.rows(range(first, min(first + _CHUNK_ROWS, len(self._rows))))
+            cells: dict[str, list[object]] = {
+                name: [row.extra_info.get(name) for row in rows] for name in self._spec.columns
+            }
+            yield {**cells, "data_source": [row.data_source for row in rows]}
 
     def _call(self, request: SamplerRequest) -> Chosen:
         assert self._child is not None, "the child was started"
@@ -206,8 +166,8 @@ class RowSampler(Closeable):
         except ChildDied as died:
             raise _failed(f"its process {died}") from None
         answer = msgspec.msgpack.decode(body, type=Chosen)
-        if answer.got:
-            raise SamplerFailed(f"{FIELD}: got {answer.got}: {answer.why}; {answer.allowed}")
+        if answer.problem:
+            raise SamplerFailed(f"{FIELD}: {answer.problem}")
         return answer
 
 

@@ -37,21 +37,19 @@ class _Sampler:
         self._function: samplers.Sampler | None = None
         self._arguments = b""  # JSON, like the cells: each call gets its own copy
         self._values: dict[str, list[bytes]] = {}
-        self._numbers: dict[str, bytearray] = {}
+        self._numbers: dict[str, bytes] = {}
 
     def answer(self, request: SamplerRequest) -> Chosen:
         match request:
             case OpenSampler():
                 self._arguments = request.arguments
                 given = msgspec.json.decode(request.arguments)
-                self._function = samplers.checked(request.function, _found(request), given)
+                self._function = samplers.checked(request.function, _load(request), given)
             case AppendCells():
                 for name, cells in request.cells.items():
                     self._values.setdefault(name, []).append(cells)
             case SetNumbers():
-                if request.first == 0:
-                    self._numbers[request.name] = bytearray()
-                self._numbers[request.name] += request.numbers
+                self._numbers[request.name] = request.numbers
             case ChooseRows():
                 return self._chosen(request)
         return Chosen([])
@@ -72,7 +70,7 @@ class _Sampler:
         return Chosen(chosen, _written(state))
 
 
-def _found(request: OpenSampler) -> samplers.Sampler:
+def _load(request: OpenSampler) -> samplers.Sampler:
     """Load the function, built in or from a file."""
     if not request.path:
         return samplers.SAMPLERS[request.function]
@@ -98,10 +96,11 @@ def serve(requests: int, answers: int) -> None:
         try:
             return _encode(sampler.answer(_decode(body)))
         except Wrong as bad:
-            return _encode(Chosen([], "null", *bad.args))
+            return _encode(Chosen([], problem=str(bad)))
         except BaseException as error:  # the file is the user's: it may even call sys.exit
             text, where = raised(error, __file__)
-            return _encode(Chosen([], "null", text, where, "a function that returns rows"))
+            problem = f"got {text}: {where}; a function that returns rows"
+            return _encode(Chosen([], problem=problem))
 
     guardian.answer_requests(requests, answers, answer)
 

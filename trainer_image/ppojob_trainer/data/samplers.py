@@ -81,13 +81,7 @@ SAMPLERS: Final[Mapping[str, Sampler]] = {"nearest": nearest, "uncertain": uncer
 
 
 def checked(name: str, function: Sampler, arguments: Mapping[str, Json]) -> Sampler:
-    """Return the function if it can be called with these arguments.
-
-    Raises:
-        Wrong: it has another signature, or is a class or async.
-    """
-    if inspect.iscoroutinefunction(function) or inspect.isasyncgenfunction(function):
-        raise Wrong(f"async def {name}", "its result is not awaited", "def")
+    """Return the function if it can be called with these arguments."""
     if isinstance(function, type):
         raise Wrong(f"class {name}", "its objects could have state that no checkpoint has", "def")
     try:
@@ -111,11 +105,7 @@ def keeps_state(function: Sampler) -> bool:
 def read_answer(
     answer: Any, count: int, num_rows: int, *, has_state: bool
 ) -> tuple[list[int], Json]:
-    """Read the rows that a function selected, and its next state; None without one.
-
-    Raises:
-        Wrong: it did not return `count` distinct rows.
-    """
+    """Read the rows that a function selected, and its next state; None without one."""
     state: Json = None
     if has_state:
         if not isinstance(answer, tuple) or len(answer) != 2:

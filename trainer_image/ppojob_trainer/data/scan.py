@@ -33,7 +33,7 @@ class Scan:
         max_rows: number of first rows to read; None for all.
         sources: data sources that the job's reference reads; None for all.
         store: stores the rows to draw from; None for a check only, which collects the keys that
-            find duplicates.
+            find held-out prompts.
         given: type of a job whose rows have their answers.
         digests: SHA-256 of each file's rows, in hex.
         media_digest: SHA-256 of the rows' pictures, which may be separate files; None without any.
@@ -44,7 +44,6 @@ class Scan:
         dropped: rows dropped as too long; ``untrained`` are rows without trained tokens.
         prompt_kind: "text" or "messages", as in the first readable row, at ``prompt_place``.
         prompt_keys: (rows,) eight-byte digest of each prompt.
-        row_keys: (rows,) the same of (data source, split, index), 0 without an index.
         key_rows: (rows,) numbers of these rows.
     """
 
@@ -69,7 +68,6 @@ class Scan:
     errors: Findings = field(default_factory=Findings)
     warnings: Findings = field(default_factory=Findings)
     prompt_keys: "array[int]" = field(default_factory=lambda: array("Q"))
-    row_keys: "array[int]" = field(default_factory=lambda: array("Q"))
     key_rows: "array[int]" = field(default_factory=lambda: array("q"))
     prompt_kind: str = ""
     prompt_place: str = ""
@@ -88,11 +86,7 @@ class Scan:
             self._answers = Demonstrations(self.chat)
 
     def read(self, files: Sequence[DataFile]) -> None:
-        """Read every row once.
-
-        Raises:
-            StorageError: there is no space in the store.
-        """
+        """Read every row once; raises StorageError if there is no space in the store."""
         special = tuple(one.content for one in self.chat.added_tokens.values() if one.special)
         self.kept_of = [0] * len(files)
         try:
@@ -101,7 +95,10 @@ class Scan:
                 self._add_batch(batch, special)
             self.digests = [file.digest() for file in self.reader.files]
         except BadChatTemplate as error:
-            self._add_template_error(error)
+            where, _, rest = error.problems[0].partition(": got ")
+            got, _, reason = rest.partition(": ")
+            why, _, allowed = reason.rpartition("; ")
+            self.errors.add(DataProblem(where, got, why, allowed))
         finally:
             for file in self.reader.files:
                 file.close()
@@ -125,10 +122,9 @@ class Scan:
             self.warnings.add(DataProblem(self._where, dropped, why, "fine if intended"))
         if self.untrained:
             got = f"{self.untrained} of {counted(total, 'row')}"
-            why = "no token of their answers is trained"
+            why = "no token of their answers is trained, and they are dropped"
             if self.given in PAIRS:
-                why = "both answers are equal, or one has no trained token"
-            why += ", and they are dropped"
+                why = "both answers are equal, or one has no trained token, and they are dropped"
             problem = DataProblem(self._where, got, why, "fine if other rows remain")
             (self.warnings if self.kept else self.errors).add(problem)
         if self.given == "kto" and self.kept:
@@ -172,8 +168,6 @@ class Scan:
             teacher_encoded = self.chat.encode_prompts(teacher_prompts, inputs)
         for candidate, ids, teacher_ids in zip(candidates, encoded, teacher_encoded, strict=True):
             self._check(candidate, special)
-            if self.store is None:
-                self._add_keys(candidate)
             key = self.spec.prompt_key
             try:
                 if isinstance(ids, BadChatTemplate):
@@ -237,13 +231,17 @@ class Scan:
         )
         warnings = (
             row_checks.no_ground_truth(row, spec) if may_need_truth else None,
-            row_checks.unused_kwargs(row.extra_info, tools),
             row_checks.special_token(whole, special, spec),
             row_checks.mark_without_media(whole, unused, spec, self.chat.why_no_media),
         )
         for findings, problems in ((self.errors, errors), (self.warnings, warnings)):
             for problem in filter(None, problems):
                 findings.add_cell(problem, candidate.path, candidate.place)
+        if self.store is None:
+            self.key_rows.append(candidate.number)
+            value = repr(row.prompt).encode() + row.pictures
+            digest = hashlib.blake2b(value, digest_size=_KEY_BYTES).digest()
+            self.prompt_keys.append(int.from_bytes(digest, "little"))
 
     def _other_kind(self, candidate: Candidate) -> DataProblem | None:
         """Return a problem if a prompt is text and the first one is messages, or vice versa."""
@@ -255,14 +253,6 @@ class Scan:
         why = f"{self.prompt_place} has {self.prompt_kind}"
         allowed = "one kind of prompt in all rows and files"
         return DataProblem(self.spec.prompt_key, kind, why, allowed)
-
-    def _add_keys(self, candidate: Candidate) -> None:
-        row = candidate.row
-        index, split = row.extra_info.get("index"), row.extra_info.get("split")
-        self.key_rows.append(candidate.number)
-        media = hashlib.sha256(row.pictures).hexdigest() if row.pictures else ""
-        self.prompt_keys.append(_key((row.prompt, media) if media else row.prompt))
-        self.row_keys.append(0 if index is None else _key([row.data_source, split, index]))
 
     @property
     def _max_teacher_tokens(self) -> int:
@@ -322,7 +312,7 @@ class Scan:
             return
         kept: tuple[tuple[AnswerPart, ...], ...] = ()
         if self._answers is not None:
-            kept = tuple(self._answers.kept(one, spec.max_response_tokens) for one in answers)
+            kept = tuple(self._answers.trim(one, spec.max_response_tokens) for one in answers)
             if self.given and (not all(kept) or len({*kept}) < len(kept)):
                 self.untrained += 1
                 return
@@ -344,12 +334,6 @@ class Scan:
         if spec.curriculum is not None:
             self.difficulties.append(candidate.difficulty)
 
-    def _add_template_error(self, error: BadChatTemplate) -> None:
-        where, _, rest = error.problems[0].partition(": got ")
-        got, _, reason = rest.partition(": ")
-        why, _, allowed = reason.rpartition("; ")
-        self.errors.add(DataProblem(where, got, why, allowed))
-
 
 def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:
     """Truncate a prompt to ``limit`` tokens, as verl's ``data.truncation`` does.
@@ -361,8 +345,3 @@ def truncate(ids: Sequence[int], limit: int, policy: str) -> tuple[int, ...]:
         return tuple(ids)
     head = {"truncate_left": 0, "truncate_right": limit, "truncate_middle": limit // 2}[policy]
     return (*ids[:head], *ids[len(ids) - (limit - head) :])
-
-
-def _key(value: object) -> int:
-    digest = hashlib.blake2b(repr(value).encode(), digest_size=_KEY_BYTES).digest()
-    return int.from_bytes(digest, "little") or 1

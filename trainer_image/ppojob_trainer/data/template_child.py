@@ -15,24 +15,10 @@ import jinja2.sandbox
 import msgspec
 
 from ppojob_trainer.children import guardian
-from ppojob_trainer.data.template_renderer import (
-    MAX_CHAT_BYTES,
-    RenderChats,
-    Rendered,
-    TemplateRequest,
-)
+from ppojob_trainer.data.template_renderer import RenderChats, Rendered, TemplateRequest
 from ppojob_trainer.json_value import Json
 
 _TEMPLATE_FILE = "<template>"
-
-
-class TemplateRefusal(Exception):  # noqa: N818  it says what happened
-    """The template cannot be compiled, or cannot be rendered with these messages."""
-
-    def __init__(self, reason: str, line: int | None) -> None:
-        self.reason = reason
-        self.line = line
-        super().__init__(reason)
 
 
 class _GenerationBlocks(jinja2.ext.Extension):
@@ -47,16 +33,7 @@ class _GenerationBlocks(jinja2.ext.Extension):
 
 
 def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
-    """Compile a chat template.
-
-    Args:
-        source: text of the template.
-        now: time for ``strftime_now``; one for the whole run, or prompts would change at midnight
-            and after a resume.
-
-    Raises:
-        TemplateRefusal: it is not a valid template.
-    """
+    """Compile a chat template; `now` is the time for ``strftime_now``."""
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         trim_blocks=True,
         lstrip_blocks=True,
@@ -65,10 +42,7 @@ def compile_template(source: str, now: datetime.datetime) -> jinja2.Template:
     environment.filters["tojson"] = _to_json
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = now.strftime
-    try:
-        return environment.from_string(source)
-    except Exception as error:  # constant folding runs the template's own arithmetic
-        raise _refusal(error) from None
+    return environment.from_string(source)
 
 
 def render(
@@ -78,20 +52,13 @@ def render(
     *,
     open_turn: bool,
 ) -> str:
-    """Render a conversation.
-
-    Raises:
-        TemplateRefusal: the template raised, or accessed what the sandbox forbids.
-    """
+    """Render a conversation."""
     given: dict[str, Json] = {"tools": None, "documents": None, **variables}
-    try:
-        return template.render(**given, messages=messages, add_generation_prompt=open_turn)
-    except Exception as error:  # whatever a template's expression can raise
-        raise _refusal(error) from None
+    return template.render(**given, messages=messages, add_generation_prompt=open_turn)
 
 
-def _refusal(error: Exception) -> TemplateRefusal:
-    """Convert an exception, with the line of the template that raised it."""
+def refused(error: Exception) -> Rendered:
+    """Convert any exception of a template, with the line that raised it."""
     line = error.lineno if isinstance(error, jinja2.TemplateSyntaxError) else None
     for frame, number in traceback.walk_tb(error.__traceback__):
         if frame.f_code.co_filename == _TEMPLATE_FILE:
@@ -100,7 +67,7 @@ def _refusal(error: Exception) -> TemplateRefusal:
     reason = f"{kind}: {error}"
     if isinstance(error, jinja2.TemplateError):
         reason = error.message or kind
-    return TemplateRefusal(reason, line)
+    return Rendered(refusal=reason[:1000], line=line)
 
 
 def _raise_exception(message: str) -> str:
@@ -115,11 +82,7 @@ def _to_json(
     sort_keys: bool = False,
 ) -> str:
     return json.dumps(
-        value,
-        ensure_ascii=ensure_ascii,
-        indent=indent,
-        separators=separators,
-        sort_keys=sort_keys,
+        value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
     )
 
 
@@ -140,8 +103,8 @@ def serve(requests: int, answers: int) -> None:
             now = datetime.datetime.fromisoformat(request.now)
             template = compile_template(request.source, now)
             return msgspec.msgpack.encode([Rendered()])
-        except TemplateRefusal as refusal:
-            return msgspec.msgpack.encode([_refused(refusal)])
+        except Exception as error:  # constant folding runs the template's own arithmetic
+            return msgspec.msgpack.encode([refused(error)])
 
     guardian.answer_requests(requests, answers, answer)
 
@@ -150,17 +113,9 @@ def _render(
     template: jinja2.Template, messages: list[dict[str, Json]], request: RenderChats
 ) -> Rendered:
     try:
-        text = render(template, messages, request.variables, open_turn=request.open_turn)
-    except TemplateRefusal as refusal:
-        return _refused(refusal)
-    size = len(text.encode())
-    if size > MAX_CHAT_BYTES:
-        return Rendered(refusal=f"a text of {size} bytes, at most {MAX_CHAT_BYTES}")
-    return Rendered(text=text)
-
-
-def _refused(refusal: TemplateRefusal) -> Rendered:
-    return Rendered(refusal=refusal.reason[:1000] or "it raised", line=refusal.line)
+        return Rendered(render(template, messages, request.variables, open_turn=request.open_turn))
+    except Exception as error:  # whatever a template's expression can raise
+        return refused(error)
 
 
 if __name__ == "__main__":

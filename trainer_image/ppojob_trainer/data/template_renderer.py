@@ -26,11 +26,10 @@ Messages = Sequence[Mapping[str, Json]]
 RENDER_SECONDS = 10.0
 """Timeout of one call of the child: a chunk of conversations takes milliseconds."""
 START_SECONDS = 60.0
+"""Timeout of the first call, for which the child imports its modules."""
 ATTEMPTS = 2
 """Processes that may end during a request before the template is considered the cause."""
 TEMPLATE_MEMORY_BYTES = 512 * 1024 * 1024
-MAX_CHAT_BYTES = 16 * 1024 * 1024
-"""Limit of one conversation, as messages and as text: far more than any model reads."""
 CHUNK_CHATS = 32
 """Conversations per call: their texts fit a frame even if each repeats the longest template."""
 CHUNK_BYTES = 4 * 1024 * 1024
@@ -69,7 +68,7 @@ class BadChatTemplate(ConfigError):  # noqa: N818  the name in messages
     """The template is missing, wrong, takes too long, or refuses the messages.
 
     Attributes:
-        refusal: the template's own message, or what is too long; empty without one.
+        refusal: the template's own message; empty without one.
     """
 
     def __init__(self, problem: str, refusal: str = "") -> None:
@@ -96,31 +95,16 @@ class TemplateRenderer(Closeable):
         *,
         open_turn: bool,
     ) -> list[str | BadChatTemplate]:
-        """Render conversations, a few per call, since the limits of the child are per call.
+        """Return the text of each conversation, or the error if the template refuses it.
 
-        Returns:
-            The text of each conversation, or the error if the template refuses it.
-
-        Raises:
-            BadChatTemplate: the template is invalid or too slow.
-            JobFailed: the child cannot start, or is killed repeatedly from outside.
+        A call has a few conversations, since the limits of the child are per call. Raises
+        BadChatTemplate if the template is invalid or too slow, and JobFailed if the child is killed
+        repeatedly from outside.
         """
-        given = dict(variables)
-        rendered: list[str | BadChatTemplate] = []
         packed = (msgspec.msgpack.encode([dict(one) for one in chat]) for chat in conversations)
-        for chunk in chunked(packed):
-            size = len(chunk[0])
-            if size > MAX_CHAT_BYTES:
-                got = f"a conversation of {size} bytes"
-                line = (
-                    f"{self._file}: got {got}: too long for the chat template's process; "
-                    f"at most {MAX_CHAT_BYTES} bytes"
-                )
-                rendered.append(BadChatTemplate(line, f"{got}, at most {MAX_CHAT_BYTES}"))
-                continue
-            outcomes = self._ask(RenderChats(chunk, given, open_turn))
-            rendered += [self._error(one) if one.refusal else one.text for one in outcomes]
-        return rendered
+        requests = (RenderChats(chunk, dict(variables), open_turn) for chunk in chunked(packed))
+        outcomes = [outcome for request in requests for outcome in self._call(request)]
+        return [self._error(one) if one.refusal else one.text for one in outcomes]
 
     def set_time(self, began: float) -> None:
         """Set the time of ``strftime_now``, in Unix seconds."""
@@ -134,7 +118,7 @@ class TemplateRenderer(Closeable):
             self._child.kill()
             self._child = None
 
-    def _ask(self, request: RenderChats) -> list[Rendered]:
+    def _call(self, request: RenderChats) -> list[Rendered]:
         """Call a child; if it ends without an answer, call a second one.
 
         The kernel kills the child first when memory is short, and a busy machine may delay it. So
@@ -157,27 +141,13 @@ class TemplateRenderer(Closeable):
         )
         now = datetime.datetime.fromtimestamp(self._began, datetime.UTC).isoformat()
         try:
-            self._compile_nothing(child, now)
-            (outcome,) = _exchange(child, CompileTemplate(self._source, now), RENDER_SECONDS)
+            (outcome,) = _exchange(child, CompileTemplate(self._source, now), START_SECONDS)
             if outcome.refusal:
                 raise self._error(outcome)
         except BaseException:
             child.kill()
             raise
         return child
-
-    def _compile_nothing(self, child: BoundedProcess, now: str) -> None:
-        """Compile an empty template: if that fails, the given template is not the cause."""
-        try:
-            _exchange(child, CompileTemplate("", now), START_SECONDS)
-        except ChildKilled:
-            raise
-        except (ChildTimeout, ChildDied) as end:
-            why = str(end) or f"does not start in {START_SECONDS:g} s"
-            raise JobFailed(
-                f"{self._file}: got no text: the process that renders the chat template {why}; "
-                "a pod with more processor time, and an image that is whole"
-            ) from None
 
     def _failure(self, ends: Sequence[ChildTimeout | ChildDied]) -> PPOJobError:
         """Return the error after all attempts; a kill means that the template is not the cause."""
@@ -188,15 +158,10 @@ class TemplateRenderer(Closeable):
                 f"{where}: the process that renders the chat template {killed}, and the other "
                 "attempt failed too: memory is short, or it is killed; more memory for the pod"
             )
-        last = ends[-1]
-        if isinstance(last, ChildTimeout):
-            return BadChatTemplate(
-                f"{where} after {RENDER_SECONDS:g} s: the chat template does not end in time; "
-                "a template without long loops"
-            )
+        reason = str(ends[-1]) or "does not end in time"
         return BadChatTemplate(
-            f"{where}: the process that renders the chat template {last}; "
-            f"a template that needs at most {TEMPLATE_MEMORY_BYTES >> 20} MiB"
+            f"{where}: the process that renders the chat template {reason}; a template without "
+            f"long loops, which needs at most {TEMPLATE_MEMORY_BYTES >> 20} MiB"
         )
 
     def _error(self, outcome: Rendered) -> BadChatTemplate:

@@ -1,7 +1,8 @@
 """The files of a tokenizer in a model's folder: vocabulary, special tokens, chat template.
 
 They are read as in transformers 5 (``tokenization_utils_base.py``), so that prompts get the same
-ids without loading transformers, which loads torch.
+ids without loading transformers, which loads torch. Readers raise `ConfigError` for a missing or
+invalid file.
 """
 
 import os
@@ -44,14 +45,7 @@ def read_tokenizer_files(
 ) -> TokenizerFiles:
     """Read a tokenizer and its chat template.
 
-    Args:
-        model_folder: the model.
-        tokenizer_folder: the tokenizer, often in the same folder.
-        template: value of `spec.model.chatTemplate`: a template or a file; None for the own one.
-        setting: field of the template, for messages.
-
-    Raises:
-        ConfigError: a file is missing or invalid.
+    `template` is a template or a file, in the field `setting`; None for the tokenizer's own.
     """
     config = _read_object(tokenizer_folder / "tokenizer_config.json")
     tokenizer = _read_tokenizer(tokenizer_folder / "tokenizer.json")
@@ -157,11 +151,7 @@ def _chat_template(
 
 
 def template_text(given: str, setting: str = "spec.model.chatTemplate") -> str:
-    """Return the chat template of a setting: the text itself, or the content of a file.
-
-    Raises:
-        ConfigError: the file cannot be read.
-    """
+    """Return the chat template of a setting: the text itself, or the content of a file."""
     return given if is_template(given) else _read(Path(given), f"{setting}: got {shown(given)}")
 
 

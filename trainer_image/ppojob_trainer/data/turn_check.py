@@ -28,15 +28,8 @@ def check_template(
     """Return why a chat template does not support rows of several turns; None if it does.
 
     Dummy rows, built turn by turn and rendered as a whole, are compared by their special tokens.
-
-    Args:
-        template: template of the model.
-        tools: schemas of its tools; empty for turns without calls.
-        parallel: maximum number of calls per turn.
-        users: whether user messages may follow a turn.
-
-    Raises:
-        JobFailed: the template's process cannot start, or is killed repeatedly.
+    They have turns with calls of `tools`, if any, up to `parallel` calls per turn, and answers of
+    users if `users`.
     """
     turns = [["tool"], ["tool"] * parallel] if tools else []
     turns += [["user"]] if users else []
@@ -148,10 +141,9 @@ def _whole(
 
 
 def _answers(roles: Sequence[str]) -> list[Mapping[str, Json]]:
+    ids = [{"name": "tool", "tool_call_id": f"call{i:05}"} for i in range(len(roles))]
     return [
-        {"role": role, "content": f"Answer {i}.", "name": "tool", "tool_call_id": f"call{i:05}"}
-        if role == "tool"
-        else {"role": role, "content": f"Answer {i}."}
+        {"role": role, "content": f"Answer {i}.", **(ids[i] if role == "tool" else {})}
         for i, role in enumerate(roles)
     ]
 

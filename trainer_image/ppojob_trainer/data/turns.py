@@ -4,7 +4,9 @@ A row of several turns is never rendered again: a text has several tokenisations
 rewrite earlier turns (they drop thoughts, trim spaces). The model's tokens stay as generated, and
 after each turn only the template's text is appended. That text is found in a dummy conversation
 that ends with an assistant turn, with or without tool calls: there templates only append, while
-elsewhere many change earlier text.
+elsewhere many change earlier text. Methods raise `BadChatTemplate` if the template refuses
+messages, omits them, or changes their texts in an unknown way, and `JobFailed` if its process
+cannot start.
 """
 
 import json
@@ -77,7 +79,9 @@ class TurnTemplate:
         added = chat.added_tokens
         self._ends = {added[i].content for i in chat.eos_token_ids if i in added}
         self._suffixes: dict[bytes, Suffix] = {}
-        self._opening = lru_cache(maxsize=_CACHED)(self._opened)
+        self._opening = lru_cache(maxsize=_CACHED)(
+            lambda tools: self.render([ASKED], msgspec.json.decode(tools), open_turn=True)
+        )
 
     def delta(
         self,
@@ -91,12 +95,12 @@ class TurnTemplate:
         The text of a control token in a message is tokenised as ordinary text.
 
         Args:
-            messages: messages after the turn: answers of tools, in the order of its calls, or of a
-                user. They have "role" and "content", a text or parts with pictures, each of which
-                becomes one token; those of tools also have "name" and "tool_call_id" of the call.
+            messages: answers of tools, in the order of the turn's calls, or of a user, with text or
+                parts with pictures, each of which becomes one token; those of tools also have
+                "name" and "tool_call_id" of the call.
             tools: schemas of the tools, as in the prompt.
-            written: tokens of the turn: the template's end of a turn is added as far as it is
-                missing. None: the turn is complete.
+            written: tokens of the turn, to which the template's end of a turn is added as far as
+                it is missing; None if the turn is complete.
 
         Raises:
             BadChatTemplate: the template refuses such a turn, omits messages of this role, or
@@ -115,13 +119,6 @@ class TurnTemplate:
         """Return the tokens of a conversation with the header of the model's turn.
 
         Unlike in prompts, the text of a control token in a message is tokenised as ordinary text.
-
-        Args:
-            messages: messages with "role" and "content", a text.
-            tools: schemas of the tools that the model may call.
-
-        Raises:
-            BadChatTemplate: the template refuses them, or transforms texts in an unknown way.
         """
         rest = self.render(messages, tools, open_turn=True)
         pieces, bodies = [], []
@@ -138,11 +135,7 @@ class TurnTemplate:
         return self.text.encode([*pieces, rest], bodies)
 
     def turn(self, content: str) -> list[int]:
-        """Return the tokens of a model turn with this content and its end, as if generated.
-
-        Raises:
-            BadChatTemplate: see `delta`.
-        """
+        """Return the tokens of a model turn with this content and its end, as if generated."""
         suffix = self.suffix([ASKED])
         if suffix.closing > suffix.end:
             return self.chat.encode(content + suffix.pieces[0][: suffix.closing])
@@ -170,15 +163,8 @@ class TurnTemplate:
         """Return the text of `ASKED` with the header of the next turn; cached."""
         return self._opening(msgspec.json.encode(tools))
 
-    def _opened(self, tools: bytes) -> str:
-        return self.render([ASKED], msgspec.json.decode(tools), open_turn=True)
-
     def render(self, conversation: Messages, tools: Tools | None, *, open_turn: bool) -> str:
-        """Render a conversation.
-
-        Raises:
-            BadChatTemplate: the template refuses it.
-        """
+        """Render a conversation."""
         (outcome,) = self.chat.render_chats(
             [conversation], self.variables, tools=tools, open_turn=open_turn
         )
@@ -334,11 +320,8 @@ def assistant_turn(
 ) -> _Message:
     """Return a dummy assistant turn, with a call for each tool message in `answers`.
 
-    Args:
-        answers: answers to its calls.
-        as_text: whether arguments are JSON text instead of an object.
-        content: content besides the calls.
-        mark: suffix of the content and of the last call's argument.
+    Arguments of calls are an object, or JSON text if `as_text`. `mark` is a suffix of the content
+    and of the last call's argument.
     """
     if not answers:
         return {"role": "assistant", "content": content + mark}

@@ -30,11 +30,7 @@ def needs_template(message: Mapping[str, Json]) -> bool:
 
 
 def check_calls(message: Mapping[str, Json], place: str) -> None:
-    """Refuse calls that are not in OpenAI's form.
-
-    Raises:
-        BadCell: there is one.
-    """
+    """Refuse calls that are not in OpenAI's form."""
     calls = message.get(CALLS) or []
     if not isinstance(calls, list):
         raise BadCell(f"{place}.{CALLS}", shown(calls), "not a list of calls", f"[{_CALL}]")
@@ -47,12 +43,7 @@ def check_calls(message: Mapping[str, Json], place: str) -> None:
 
 
 def written_turn(template: TurnTemplate, message: Mapping[str, Json], tools: Tools) -> list[int]:
-    """Return the tokens of a turn, its end token included, as the policy would generate them.
-
-    Raises:
-        BadChatTemplate: the template refuses the turn, omits a part of it, or begins it with
-            another header than a rollout does.
-    """
+    """Return the tokens of a turn, its end token included, as the policy would generate them."""
     opened = template.opening(tools)
     refused: list[BadChatTemplate] = []
     for chat in _chats(message):

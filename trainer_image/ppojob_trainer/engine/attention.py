@@ -1,13 +1,12 @@
-"""Attention over packed sequences: exact, without padding outside of it, linear in memory.
+"""Attention over packed sequences: exact, linear in memory, without padding outside of it.
 
-Short rows are gathered into tiles of similar lengths, and each tile is computed by a few batched
-matrix products. A row longer than a tile goes through `long_rows`. The backward pass recomputes
-attention probabilities instead of storing them. Memory beside queries, keys and values grows
-linearly with the tokens. A short row also counts its prompt, shared or not, since each tile copies
-the prompt's keys, and up to twice that for padding. On a CPU tiles take less than half the time of
-the fused bfloat16 kernel of `scaled_dot_product_attention` at the lengths of the demo. On a GPU
-`varlen_rows` computes everything but float32, dropout, softcapped scores, attention sinks and
-bidirectional spans, which its kernel does not support.
+Short rows are gathered into tiles of similar lengths; each tile is a few batched matrix products. A
+row longer than a tile goes through `long_rows`. The backward pass recomputes attention
+probabilities. Memory in addition to queries, keys and values grows linearly with the tokens; each
+tile copies the keys of its prompts, padded to at most twice their length. On a CPU tiles take less
+than half the time of the fused bfloat16 kernel of `scaled_dot_product_attention` at the lengths of
+the demo. On a GPU `varlen_rows` computes everything but float32, dropout, softcaps, attention sinks
+and bidirectional spans, which its kernel does not support.
 
 Legend: T packed tokens, t of them on this sequence-parallel rank, H query heads, K key/value heads,
 G = H / K (GQA), D head size; a tile has R rows of Q queries and S keys.
@@ -26,8 +25,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
 
-from ppojob_trainer.engine.layout import Span
-from ppojob_trainer.engine.linear_attention import ChunkPlan, plan_chunks
+from ppojob_trainer.engine.linear_attention import ChunkPlan, plan_chunks, plan_neighbours
 from ppojob_trainer.engine.long_rows import (
     Dropout,
     LongRows,
@@ -38,8 +36,8 @@ from ppojob_trainer.engine.long_rows import (
     draw_seed,
     scaled_bmm,
 )
-from ppojob_trainer.engine.short_convolutions import plan_neighbours
-from ppojob_trainer.engine.state_spaces import KEYWORDS, use_packed_states
+from ppojob_trainer.engine.packed_rows import Span
+from ppojob_trainer.engine.state_spaces import bind_keywords, use_packed_states
 from ppojob_trainer.engine.varlen_rows import VarlenRows, attend_rows, has_kernel
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
@@ -48,10 +46,10 @@ PACKED_ATTENTION = "ppojob_packed"
 """Name under which this attention is registered with transformers."""
 
 TILE_SCORES = 2**20
-"""Most scores of a tile or block (heads x queries x keys x rows), so that they stay in cache."""
+"""Maximum scores (heads x queries x keys x rows) of a tile or block, for the cache."""
 
 GPU_TILE_SCORES = 2**25
-"""The same on a GPU, where a launch takes longer than the products of a small tile."""
+"""The same on a GPU, where launches dominate small tiles."""
 
 HEAD_STREAM = 2**20
 """Stride between the dropout seeds of ranks that hold different heads of the same rows."""
@@ -67,7 +65,6 @@ class Tile:
     shape: tuple[int, int, int, int, int]  # R, K, G, Q, S
 
     def to(self, device: torch.device) -> Tile:
-        """Return a copy on a device."""
         return Tile(
             self.queries.to(device), self.keys.to(device), self.hidden.to(device), self.shape
         )
@@ -79,16 +76,12 @@ class AttentionPlan:
 
     tiles: tuple[Tile, ...]  # each query of the short rows is in exactly one of them
     long_rows: LongRows  # rows that do not fit into a tile
-    # (T * H,) int64, place of each query in the concatenated tiles; for queries of long rows, the
-    # index just after them
-    query_slots: Tensor
-    # flat int64, places of the copies of each key in the concatenated tiles
-    key_slots: Tensor
-    key_offsets: Tensor  # (T * K,) int64, where the copies of each key begin in `key_slots`
+    query_slots: Tensor  # (T * H,) int64, index in the concatenated tiles, or after them if long
+    key_slots: Tensor  # flat int64, indices of the copies of each key in the concatenated tiles
+    key_offsets: Tensor  # (T * K,) int64, start of the copies of each key in `key_slots`
     stream: int = 0  # offset of the dropout seeds
 
     def to(self, device: torch.device) -> AttentionPlan:
-        """Return a copy on a device."""
         return AttentionPlan(
             tuple(tile.to(device) for tile in self.tiles),
             self.long_rows,
@@ -110,10 +103,9 @@ def plan_attention(
 ) -> AttentionPlan:
     """Cut the attention of packed rows into tiles and long rows.
 
-    With a sliding `window` a token attends to that many tokens, itself included. Rows of one tile
-    have prefixes and lengths within a factor of two of each other, which bounds the cost of padding
-    to the longest. A tile or block has at most `tile_scores` scores. Plans with different `stream`s
-    draw different dropout masks.
+    With a sliding `window` a token attends to that many tokens, itself included. Prefixes and
+    lengths of the rows of a tile differ by at most a factor of two, which bounds padding. A tile or
+    block has at most `tile_scores` scores. Different `stream`s draw different dropout masks.
     """
     total = sum(span.length for span in spans)
     short, long_rows = _cut(spans, heads, tile_scores)
@@ -136,10 +128,9 @@ def plan_attention(
 
 
 class AttentionPlans:
-    """Attention plans of a packed sequence: one for each sliding window and number of heads.
+    """Plans of a packed sequence, built on first use: one per sliding window and number of heads.
 
-    Also holds the rows in the form of the varlen kernel of GPUs, which takes the window as an
-    argument.
+    Also holds the rows for the varlen kernel of GPUs, and the plans of recurrent layers.
     """
 
     def __init__(
@@ -150,7 +141,7 @@ class AttentionPlans:
         ahead_in_windows: bool = False,
         **options: int,
     ) -> None:
-        """Prepare plans that are built on first use; `options` are passed to `plan_attention`.
+        """`options` are passed to `plan_attention`.
 
         With `ahead_in_windows` only layers with a sliding window are bidirectional within images.
         """
@@ -167,11 +158,11 @@ class AttentionPlans:
         self._neighbours: dict[int, Tensor] = {}
 
     def is_bidirectional(self, window: int | None) -> bool:
-        """Return whether layers with this window have bidirectional spans, as images have."""
+        """Return whether layers with this window have bidirectional spans (images)."""
         return self._is_bidirectional and not (self._ahead_in_windows and window is None)
 
     def of(self, window: int | None, heads: int, key_heads: int) -> AttentionPlan:
-        """Return the plan of a sliding window; a window longer than every row masks nothing."""
+        """Return the plan of a sliding window; windows longer than all rows are ignored."""
         ahead = self.is_bidirectional(window)
         if window is not None and window >= self._longest:
             window = None
@@ -187,7 +178,7 @@ class AttentionPlans:
         return self._made[kind]
 
     def chunks(self, before: int) -> ChunkPlan:
-        """Return the chunks of linear attention whose convolution sees `before` previous tokens."""
+        """Return the chunks for a convolution that reads `before` previous tokens."""
         if before not in self._chunks:
             self._chunks[before] = plan_chunks(self._spans, before).to(self._device)
         return self._chunks[before]
@@ -200,7 +191,6 @@ class AttentionPlans:
 
     @cached_property
     def rows(self) -> VarlenRows:
-        """Return the rows in the form of the varlen kernel."""
         return VarlenRows.of(self._spans, self._device)
 
 
@@ -257,13 +247,13 @@ def _tile(spans: list[Span], total: int, heads: int, key_heads: int, window: int
 
 
 def _with_heads(tokens: Tensor, heads: int, total: int) -> Tensor:
-    """Turn (R, n) tokens into (R * heads * n,) indices of (token, head) pairs; padding has one."""
+    """Turn (R, n) tokens into (R * heads * n,) indices of (token, head) pairs."""
     pairs = tokens[:, None, :] * heads + torch.arange(heads)[:, None]
     return torch.where(tokens[:, None, :] < total, pairs, total * heads).flatten()
 
 
 class _PackedAttention(torch.autograd.Function):
-    """softmax(scores) V in tiles and blocks; see the docstring of the module."""
+    """softmax(scores) V in tiles and blocks."""
 
     @staticmethod
     def forward(
@@ -316,8 +306,8 @@ class _PackedAttention(torch.autograd.Function):
             value_grads.append(torch.bmm(dropped.mT, grad).view(-1, size))
             grad_scores = torch._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
             if left is not None and sink_grads is not None:
-                said = (weights * grad_weights).sum(-1, keepdim=True).to(left.dtype)
-                sink_grads.sub_(_by_head(tile, left * said).sum((0, 3)).flatten())
+                weighted_sum = (weights * grad_weights).sum(-1, keepdim=True).to(left.dtype)
+                sink_grads.sub_(_by_head(tile, left * weighted_sum).sum((0, 3)).flatten())
             if slope is not None:
                 grad_scores.mul_(slope)
             query_grads.append(scaled_bmm(grad_scores, keys, scoring.scale).view(-1, size))
@@ -341,7 +331,7 @@ class _PackedAttention(torch.autograd.Function):
 
 
 def _padded_rows(x: Tensor) -> Tensor:
-    """Reshape (T, heads, D) to (T * heads + 1, D); the last row, zero, serves as padding."""
+    """Reshape (T, heads, D) to (T * heads + 1, D); the last row is zero padding."""
     return F.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, 1))
 
 
@@ -365,14 +355,14 @@ def _scores(tile: Tile, query: Tensor, key: Tensor, scoring: Scoring) -> Tensor:
 
 
 def _weights(tile: Tile, scores: Tensor, sinks: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """Apply softmax to scores (R * K, G * Q, S); also return sinks' weights (R * K, G * Q, 1)."""
+    """Return softmax of scores (R * K, G * Q, S), and the sinks' weights (R * K, G * Q, 1)."""
     weights = torch.softmax(scores, dim=-1)
     if sinks is None:
         return weights, None
     log_sums = scores.to(sinks.dtype).logsumexp(-1, keepdim=True)
-    behind = _by_head(tile, log_sums) - sinks.view(1, *tile.shape[1:3], 1)
-    seen = behind.sigmoid().view_as(log_sums)
-    return weights.mul_(seen), (-behind).sigmoid().view_as(log_sums)
+    distance = _by_head(tile, log_sums) - sinks.view(1, *tile.shape[1:3], 1)
+    factor = distance.sigmoid().view_as(log_sums)
+    return weights.mul_(factor), (-distance).sigmoid().view_as(log_sums)
 
 
 def _by_head(tile: Tile, of_queries: Tensor) -> Tensor:
@@ -381,7 +371,7 @@ def _by_head(tile: Tile, of_queries: Tensor) -> Tensor:
 
 
 def _in_order(parts: list[Tensor], plan: AttentionPlan, like: Tensor) -> Tensor:
-    """Scatter the outputs of the tiles to (T, H, D); zero for queries of no tile."""
+    """Scatter the outputs of the tiles to (T, H, D); 0 for queries of long rows."""
     rows = torch.cat([*parts, like.new_zeros(1, like.shape[-1])])
     return rows.index_select(0, plan.query_slots).view(like.shape)
 
@@ -408,15 +398,15 @@ def attend_packed(
     s_aux: Tensor | None = None,
     **_: object,
 ) -> tuple[Tensor, None]:
-    """Compute attention with the signature that transformers calls; there is no mask argument.
+    """Compute attention, as called by transformers; masks are in the plans.
 
     Queries are (1, H, t, D), keys (1, K, t, D) and values (1, K, t, V <= D) of this rank's tokens,
-    after RoPE; `s_aux` (H,) are the attention sinks. Plans cover all tokens. `attention_plans` and
-    `sequence_ranks` are given to the model's forward, which hands them down. Returns (1, t, H, V),
-    and None for attention weights.
+    after RoPE; `s_aux` (H,) are the attention sinks. Plans cover all tokens; `attention_plans` and
+    `sequence_ranks` are keyword arguments of the model's forward. Returns (1, t, H, V), and None
+    for attention weights.
     """
     width = value.shape[-1]
-    if width < query.shape[-1]:  # of MLA: values are padded with zeros to D
+    if width < query.shape[-1]:  # of MLA: pad values to D
         value = F.pad(value, (0, query.shape[-1] - width))
     # Under autocast RoPE leaves queries and keys in float32; products run in value's dtype.
     packed = (x[0].transpose(0, 1).to(value.dtype) for x in (query, key, value))
@@ -444,24 +434,16 @@ def attend_packed(
 
 
 def use_packed_attention(model: PreTrainedModel) -> None:
-    """Let every layer of a model attend by `attend_packed`."""
+    """Make all layers of a model attend by `attend_packed`."""
     AttentionInterface.register(PACKED_ATTENTION, attend_packed)
-    AttentionMaskInterface.register(PACKED_ATTENTION, lambda *_, **__: None)  # plans have it
+    AttentionMaskInterface.register(
+        PACKED_ATTENTION, lambda *_, **__: None
+    )  # masks are in the plans
     # The vision tower uses its own attention, within each image.
     model.base_model.set_attn_implementation(PACKED_ATTENTION)
     use_packed_states(model)
     if FAMILIES[model.config.model_type].drops_attention_kwargs:
         for layer in model.base_model.layers:
             if hasattr(layer, "self_attn"):  # at this pipeline stage
-                layer.register_forward_pre_hook(_tell_attention, with_kwargs=True)
-
-
-def _tell_attention(layer: Any, _args: Any, options: dict[str, Any]) -> None:
-    """Give attention the keyword arguments of the pass, which this layer's transformers code drops.
-
-    They are set at each call, since activation checkpointing may recompute a layer after another
-    pass.
-    """
-    told = {name: options[name] for name in KEYWORDS if name in options}
-    attention = layer.self_attn
-    attention.forward = partial(type(attention).forward, attention, **told)
+                attention = layer.self_attn
+                bind_keywords(layer, attention, partial(type(attention).forward, attention))

@@ -1,8 +1,7 @@
-"""Custom estimators and policy losses: functions from a Python file of the job's author (ADR 69).
+"""Custom estimators and policy losses: functions from a user's Python file (ADR 69).
 
-A file is loaded once per process, and its functions are called as the built-in ones are. Their
-results are checked against the built-in contract, so a mistake ends the job with the function's
-name and line.
+A file is loaded once per process. Its functions are called as the built-in ones, and their results
+are checked, so a mistake ends the job with the function's name and line.
 """
 
 import inspect
@@ -44,17 +43,13 @@ _OF_TOKENS: Final = "token_rewards, mask, lengths, groups"
 _FORMS: Final = {_ESTIMATOR: f"({_OF_TOKENS}, **arguments)", _LOSS: "(inputs, **arguments)"}
 _KNOWN: Final = frozenset(name for loss in POLICY_LOSSES.values() for name in loss.metrics)
 _COPIED: Final = ("old_logprobs", "rollout_logprobs", "advantages", "mask", "lengths", "groups")
-"""Inputs of a loss that have no gradient; they are copied, as a function may write into them."""
+"""Inputs of a loss without gradient; copied, as a function may write into them."""
 _NUMBERS: Final = ("logprobs", "old_logprobs", "rollout_logprobs", "advantages")
 _folders: Final = ImportFolder()
 
 
 def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
-    """Return the job's custom estimator, called as those of `ADVANTAGES` with `kept` in addition.
-
-    Raises:
-        ConfigError: the file has no such function, or it takes other arguments.
-    """
+    """Return the job's custom estimator, called as those of `ADVANTAGES`, with `kept`."""
     called = _Called(_ESTIMATOR, spec, _function(_ESTIMATOR, spec))
     takes_kept = "kept" in inspect.signature(called.function).parameters
     called.check(*_OF_TOKENS.split(", "), **({"kept": None} if takes_kept else {}))
@@ -70,7 +65,7 @@ def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
         **arguments: object,
     ) -> Advantages:
         columns = (rewards, mask, lengths, groups)
-        with called.blamed():
+        with called.guarded():
             found = called.function(
                 *(column.clone() for column in columns),
                 **({"kept": kept.clone()} if takes_kept else {}),
@@ -90,8 +85,8 @@ def estimator_of(spec: CustomSpec) -> Callable[..., Advantages]:
 
 
 @cache
-def _loss_of(told: str) -> PolicyLoss:
-    where, spec = _LOSS, CustomSpec.model_validate_json(told)
+def _loss_of(settings: str) -> PolicyLoss:
+    where, spec = _LOSS, CustomSpec.model_validate_json(settings)
     given = _function(where, spec)
     plain = given if isinstance(given, PolicyLoss) else PolicyLoss(given, (_KL,))
     called = _Called(where, spec, plain.compute)
@@ -108,7 +103,7 @@ def _loss_of(told: str) -> PolicyLoss:
         copies = {name: getattr(inputs, name).clone() for name in _COPIED}
         # A masked token may hold any number: 0 times its gradient must not become NaN.
         copies["logprobs"] = inputs.trained(inputs.logprobs)
-        with called.blamed():
+        with called.guarded():
             found = called.function(replace(inputs, **copies), **deepcopy(arguments))
         if isinstance(found, Tensor):
             found = LossOutput(found, {_KL: -bounded(inputs.log_ratio()).detach()})
@@ -116,8 +111,8 @@ def _loss_of(told: str) -> PolicyLoss:
             called.fail(type(found).__name__, "a tensor, or a LossOutput")
         if found.metrics.keys() != set(plain.metrics):
             names = ", ".join(plain.metrics) or "none"
-            told = f"those it names: {names}; others a PolicyLoss names"
-            called.fail(f"metrics {', '.join(found.metrics) or 'none'}", told)
+            allowed = f"its declared ones: {names}; a PolicyLoss declares others"
+            called.fail(f"metrics {', '.join(found.metrics) or 'none'}", allowed)
         given = (inputs.trained(getattr(inputs, name)) for name in _NUMBERS)
         is_finite = all(bool(column.isfinite().all()) for column in given)
         mask = inputs.mask
@@ -136,18 +131,14 @@ def _loss_of(told: str) -> PolicyLoss:
 
 
 def policy_loss_of(spec: PolicyLossSpec) -> PolicyLoss:
-    """Return the job's policy loss: a row of `POLICY_LOSSES`, or its custom one in the same form.
-
-    Raises:
-        ConfigError: the file has no such function, or it takes other arguments.
-    """
+    """Return the job's policy loss: a row of `POLICY_LOSSES`, or its custom one."""
     if spec.custom is None:
         return POLICY_LOSSES[spec.type]
     return _loss_of(spec.custom.model_dump_json())
 
 
 def check(algorithm: AlgorithmSpec) -> None:
-    """Load the custom functions of a job; raises ConfigError with a line for each unusable one."""
+    """Load the custom functions of a job; raises ConfigError with a line for each problem."""
     problems: list[str] = []
     for load in (
         lambda: algorithm.custom and estimator_of(algorithm.custom),
@@ -163,7 +154,7 @@ def check(algorithm: AlgorithmSpec) -> None:
 
 @dataclass(frozen=True)
 class _Called:
-    """A custom function, and the words by which errors name it."""
+    """A custom function, with its name in messages."""
 
     where: str
     spec: CustomSpec
@@ -181,19 +172,19 @@ class _Called:
         signature = inspect.signature(self.function)
         try:
             if taken := self.spec.arguments.keys() & {*columns, "kept"}:
-                raise TypeError(f"{min(taken)} is given by the caller")
+                raise TypeError(f"{min(taken)} is set by the caller")
             signature.bind(*columns, **named, **self.spec.arguments)
         except TypeError as error:
-            told = ", ".join(map(repr, self.spec.arguments)) or "no arguments"
+            given = ", ".join(map(repr, self.spec.arguments)) or "no arguments"
             raise ConfigError(
-                f"{self.where}.arguments: got {told}: {self.place}{signature} cannot be called "
+                f"{self.where}.arguments: got {given}: {self.place}{signature} cannot be called "
                 f"with them: {error}; def {self.spec.function}{_FORMS[self.where]}"
             ) from None
 
     @contextmanager
-    def blamed(self) -> Iterator[None]:
-        """Turn an exception of the function into an error that names its place."""
-        _enter(self.spec)
+    def guarded(self) -> Iterator[None]:
+        """Convert an exception of the function into an error that names its place."""
+        _set_import_folder(self.spec)
         try:
             yield
         except Exception as error:
@@ -203,13 +194,13 @@ class _Called:
             ) from None
 
     def fail(self, got: str, allowed: str) -> NoReturn:
-        """End the job with an error about the function's result."""
-        raise CustomCodeFailed(f"{self.where}: got {got}: {self.place} gave it; {allowed}")
+        """Raise an error about the function's result."""
+        raise CustomCodeFailed(f"{self.where}: got {got}: {self.place} returned it; {allowed}")
 
     def column(
         self, name: str, value: object, like: Tensor, mask: Tensor, is_finite: bool
     ) -> Tensor:
-        """Check a per-token result of the function; masked tokens become 0, as in built-in ones."""
+        """Check a per-token result of the function, and set masked tokens to 0."""
         wanted = f"({like.numel()},) floating-point numbers on {like.device.type}"
         if not isinstance(value, Tensor):
             self.fail(f"{name} {type(value).__name__}", f"a tensor of {wanted}")
@@ -227,7 +218,7 @@ class _Called:
         return value
 
 
-def _enter(spec: CustomSpec) -> None:
+def _set_import_folder(spec: CustomSpec) -> None:
     _folders.enter(str(Path(spec.source.file or "").resolve().parent))
 
 
@@ -237,9 +228,8 @@ def _module(path: str) -> ModuleType:
 
 
 def _function(where: str, spec: CustomSpec) -> Any:
-    """Load a function, or a `PolicyLoss`, from the file."""
     path, name = spec.source.file or "", spec.function
-    _enter(spec)
+    _set_import_folder(spec)
     try:
         module = _module(path)
     except Wrong as bad:
@@ -257,7 +247,7 @@ def _function(where: str, spec: CustomSpec) -> Any:
 
 
 def main() -> None:
-    """Load the functions of the section on standard input; print the problems as the last line."""
+    """Check the `algorithm` section on standard input; print the problems as the last line."""
     problems: list[str] = []
     try:
         check(AlgorithmSpec.model_validate_json(sys.stdin.buffer.read()))

@@ -11,7 +11,6 @@ from transformers import PreTrainedModel
 
 from ppojob_api.v1alpha1.training import TrainingSpec
 from ppojob_trainer.engine.attention import HEAD_STREAM, AttentionPlans, use_packed_attention
-from ppojob_trainer.engine.fused_norms import use_fused_norms
 from ppojob_trainer.engine.head import (
     Head,
     LastStates,
@@ -19,23 +18,22 @@ from ppojob_trainer.engine.head import (
     TokenOutputs,
     read_by_output_layer,
 )
-from ppojob_trainer.engine.layout import PackedRows, pack_rows
+from ppojob_trainer.engine.layer_patches import use_fused_norms, use_tiles
 from ppojob_trainer.engine.linear_attention import padded_lengths
+from ppojob_trainer.engine.micro_batches import plan_micro_batches
 from ppojob_trainer.engine.mtp import Mtp
-from ppojob_trainer.engine.packing import plan_micro_batches
-from ppojob_trainer.engine.router_record import RouterRecord, routes_of
-from ppojob_trainer.engine.routers import Routers
-from ppojob_trainer.engine.tiled_mlp import use_tiles
+from ppojob_trainer.engine.packed_rows import PackedRows, pack_rows
+from ppojob_trainer.engine.routers import RouterRecord, Routers, routes_of
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
-from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.log_partition import log_partition_of
 from ppojob_trainer.models.mtp_layers import states_for_mtp
 from ppojob_trainer.models.pipeline_stages import WHOLE, PassThrough, PipelineStage, stage_of
 from ppojob_trainer.models.routes import Routes
+from ppojob_trainer.models.transformers_modules import per_layer_inputs
 from ppojob_trainer.models.vision_tower import VisionTower, tower_of
 from ppojob_trainer.parallel.collectives import (
-    joined_over_data,
-    largest_over_ranks,
+    all_gather_over_data,
+    max_over_ranks,
     sum_over_data,
 )
 from ppojob_trainer.parallel.fsdp import as_forward, keep_unsharded, release
@@ -44,10 +42,10 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 
 Saving = Callable[[], AbstractContextManager[object]]
-"""Makes the context in which layers run; it may offload activations for the backward pass."""
+"""Makes the context in which layers run, which may offload activations."""
 
 _AUTOCAST: Final = {"bfloat16": torch.bfloat16, "float16": torch.float16}
-"""Dtypes of matrix products by `spec.training.autocast`; absent: the dtype of the weights."""
+"""Dtypes of matrix products by `spec.training.autocast`; else that of the weights."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +53,15 @@ class Passed:
     """Result of the forward pass of a micro-batch at a pipeline stage, or of the whole model."""
 
     outputs: TokenOutputs  # of the head, at the last stage; None at the others
-    # (1, t, h) input from the previous stage, which gets its gradient; None at the first
-    arrived: Tensor | None = None
-    # (1, t, h) output for the next stage, which returns its gradient; None at the last
-    handed_on: Tensor | None = None
+    received: Tensor | None = None  # (1, t, h) input from the previous stage; None at the first
+    sent: Tensor | None = None  # (1, t, h) output for the next stage; None at the last
     routes: Routes | None = None  # experts of its tokens, where routing is recorded or replayed
 
 
 class ForwardEngine:
     """Packed forward passes of one model under one head.
 
-    The same rows, weights and number of threads give the same bits. Micro-batch size changes memory
-    and speed only.
+    The same rows, weights and number of threads give the same bits, for any micro-batch size.
     """
 
     def __init__(
@@ -79,8 +74,7 @@ class ForwardEngine:
         """Take over a model: packed attention replaces its own, and norms are fused on GPUs.
 
         The model is sharded over the ranks of `world`; None for this rank alone. Ranks that share
-        tokens (sequence parallel) or stages of the model get the same rows and return the same
-        results. The head is computed at each trained token.
+        tokens (sequence parallel) or stages get the same rows and return the same results.
         """
         self.model = model
         self._head = head
@@ -101,8 +95,8 @@ class ForwardEngine:
         """Compute a head's outputs without gradient or dropout; a collective of all ranks.
 
         The rows are this rank's, maybe none; the default head is the engine's own. Returns
-        (tokens,) float32 tensors in row order, 0 where a token is not trained. With `records` the
-        experts of each token are stored in the rows.
+        (tokens,) float32 tensors in row order, 0 at masked tokens. With `records` the experts of
+        each token are stored in the rows.
         """
         self.model.eval()
         outputs: TokenOutputs = ()
@@ -120,7 +114,7 @@ class ForwardEngine:
                 for output, value in zip(outputs, values, strict=True):
                     output[place] = value[: len(place)]
         if record is not None:
-            record.keep(self._stage, self.model.device)
+            record.store(self._stage, self.model.device)
         self.release()
         return self._stage.ranks.broadcast_from_last(
             outputs, experience.num_tokens, self.model.device
@@ -129,31 +123,28 @@ class ForwardEngine:
     def last_states(self, rows: Experience) -> LastStates:
         """Return the head's inputs for a micro-batch, without gradient; a collective of all ranks.
 
-        The rows have the reference's context (prompt). Of sequence-parallel ranks each gets the
-        states of the trained tokens that it predicts with the policy's context; of pipeline stages
-        the last one.
-
-        Returns:
-            Tensors on the model's device; the weight stays unsharded until `release`.
+        The rows have the reference's context (prompt). A sequence-parallel rank gets the states of
+        the trained tokens that it predicts with the policy's context; of pipeline stages only the
+        last one. The weight stays unsharded until `release`.
         """
-        policy, kept = self._head, [LastStates(torch.empty(0), torch.empty(0))]
-        assert isinstance(policy, PolicyHead), "no other head is of a vocabulary"
+        policy, captured = self._head, [LastStates(torch.empty(0), torch.empty(0))]
+        assert isinstance(policy, PolicyHead), "only a PolicyHead has logits"
 
-        def keep(model: PreTrainedModel, hidden: Tensor, _targets: Tensor) -> TokenOutputs:
+        def capture(model: PreTrainedModel, hidden: Tensor, _targets: Tensor) -> TokenOutputs:
             states, weight = read_by_output_layer(model, hidden)
-            kept.append(LastStates(states, weight.detach(), policy.settings_of(model)))
+            captured.append(LastStates(states, weight.detach(), policy.settings_of(model)))
             return ()
 
         self.model.eval()
         read = rows.as_reference_reads()
         with torch.no_grad():
-            self._forward(read, keep)
-        states = kept[-1]
+            self._forward(read, capture)
+        states = captured[-1]
         if self._sequence.size == 1 or not rows.teacher_prompts or not self._stage.ranks.is_last:
             return states
-        # With another prompt they may lie on other sequence-parallel ranks.
-        places, wanted = self._own_places(read), self._own_places(rows)
-        whole = self._sequence.gathered(states.hidden, places, int(rows.mask.sum()))
+        # With another prompt they may be on other sequence-parallel ranks.
+        positions, wanted = self._own_places(read), self._own_places(rows)
+        whole = self._sequence.gather_at(states.hidden, positions, int(rows.mask.sum()))
         return states._replace(hidden=whole[wanted])
 
     def _own_places(self, rows: Experience) -> Tensor:
@@ -167,17 +158,17 @@ class ForwardEngine:
         release(self.model)
 
     def over_ranks(self, mine: PassStatistics) -> PassStatistics:
-        """Sum the statistics of all ranks by name; a collective."""
-        told = (mine.values, mine.token_sums, mine.counts)
-        flat = [value for one in told for value in one.values()]
+        """Sum the statistics of all ranks; a collective."""
+        groups = (mine.values, mine.token_sums, mine.counts)
+        flat = [value for one in groups for value in one.values()]
         tokens, *sums = sum_over_data(self._world, [mine.tokens, *flat])
         left = iter(sums)
-        values, token_sums, counts = (dict(zip(one, left, strict=False)) for one in told)
+        values, token_sums, counts = (dict(zip(one, left, strict=False)) for one in groups)
         return PassStatistics(values, {}, token_sums, tokens, counts)
 
     def over_data(self, mine: Tensor) -> tuple[Tensor, slice]:
         """Concatenate (n,) of all data-parallel coordinates, and where this one's are."""
-        return joined_over_data(self._world, mine)
+        return all_gather_over_data(self._world, mine)
 
     def _passes(
         self,
@@ -188,10 +179,10 @@ class ForwardEngine:
         whole_groups: bool = False,
         with_reference: bool = False,
     ) -> list[Tensor]:
-        """Split `rows` into micro-batches, equally many on every rank: the last ones may be empty.
+        """Split `rows` into micro-batches, as many on every rank; the last ones may be empty.
 
-        Passes of a sharded model are collectives of all ranks. Where the reference computes the
-        same micro-batches, the token budget covers its pass too.
+        Passes of a sharded model are collectives. `with_reference`: the reference computes the same
+        micro-batches, so the token budget covers its pass too.
         """
         row_groups, prompts = experience.row_groups, experience.prompt_lengths
         if with_reference and not whole_groups:
@@ -207,7 +198,7 @@ class ForwardEngine:
             share_prompts=self._training.share_prompts,
             whole_groups=whole_groups,
         )
-        count = largest_over_ranks(self._world, max(at_least, len(plan)))
+        count = max_over_ranks(self._world, max(at_least, len(plan)))
         plan += [[] for _ in range(count - len(plan))]
         return [rows[torch.tensor(batch, dtype=torch.int64)] for batch in plan]
 
@@ -255,17 +246,14 @@ def packed_pass(
     with_log_z: bool = False,
     mtp: Mtp | None = None,
 ) -> Passed:
-    """Compute a head's outputs of every trained token; those of the others are 0.
+    """Compute a head's outputs of every trained token; 0 at masked tokens.
 
-    The head gets only hidden states that predict a trained token, each on the sequence-parallel
-    rank that holds it. The model must be under `use_packed_attention`. There is at least one row;
-    rows and outputs, (tokens,) float32 tensors in row order, are in host memory. `tensor_place` is
-    this rank's (index, count) among the tensor-parallel ranks, which shard the heads;
-    sequence-parallel ranks shard those again. A collective of the ranks of a stage; stages run one
-    after the other. Routers replay the routes in the rows; without them `records` says whether
-    `Passed.routes` are kept. The backward pass includes the gradient of the losses of `routers`.
-    `with_log_z` adds an output, log Z of the prompt at each token; `mtp` adds another one behind
-    it, log p of each token by the MTP layer.
+    The model must be under `use_packed_attention`. There is at least one row; rows and outputs,
+    (tokens,) float32 in row order, are in host memory. A collective of the ranks of a stage.
+    `tensor_place` is (index, count) of this rank among the tensor-parallel ranks; the
+    sequence-parallel `ranks` share the tokens. Routers attach losses or count loads; `records`
+    fills `Passed.routes`. `with_log_z` adds an output, log Z of the prompt at each token; `mtp` one
+    with log p of each token by the MTP layer.
     """
     number, tensor = tensor_place
     place = (stage.ranks.number * tensor + number) * ranks.size + ranks.number
@@ -277,34 +265,38 @@ def packed_pass(
         stream=place * HEAD_STREAM,
     )
     own = packed.run(ranks.number, ranks.size)
-    arrived, given = _given(own, stage, model.device)
+    received, inputs = _stage_inputs(own, stage, model.device)
     attach = None if routers is None else routers.of_pass(packed, model.device)
     held = packed.sources, own.sources, model.device
     routes = routes_of(rows, *held, records=records, attach=attach)
     if routes is not None:
-        given["routes"] = routes
+        inputs["routes"] = routes
 
     def compute() -> TokenOutputs:
-        with saving(), _heard(model, mtp) as further:
-            states = _states(model, given, own, plans, ranks)
+        states_of_mtp: AbstractContextManager[list[Tensor]] = (
+            nullcontext([]) if mtp is None else states_for_mtp(model)
+        )
+        with saving(), states_of_mtp as further:
+            states = _states(model, inputs, own, plans, ranks)
         if not stage.ranks.is_last:
             return (states,)
-        told = head(model, states[0].index_select(0, own.predictors), own.targets)
+        values = head(model, states[0].index_select(0, own.predictors), own.targets)
         if with_log_z:
             log_z = log_partition_of(model)(_prompt_means(states[0], rows, packed, own, ranks))
-            told = (*told, log_z[_prompts_of_targets(rows, own).to(log_z.device)])
+            groups = rows.row_groups[rows.token_rows][rows.mask][own.places.cpu()]
+            values = (*values, log_z[groups.to(log_z.device)])
         if mtp is not None:
             with saving():
-                told = (*told, mtp.logprobs(model, further[0], own, place * HEAD_STREAM))
-        return told
+                values = (*values, mtp.logprobs(model, further[0], own, place * HEAD_STREAM))
+        return values
 
     outputs = as_forward(model, compute)
     if not stage.ranks.is_last:
         (states,) = outputs
         stage.ranks.send(states.detach())
-        return Passed((), arrived, states, routes)
-    whole = (ranks.gathered(output, own.places, len(packed.targets)) for output in outputs)
-    return Passed(tuple(_spread(one.cpu(), rows.mask) for one in whole), arrived, routes=routes)
+        return Passed((), received, states, routes)
+    whole = (ranks.gather_at(output, own.places, len(packed.targets)) for output in outputs)
+    return Passed(tuple(_spread(one.cpu(), rows.mask) for one in whole), received, routes=routes)
 
 
 def _packed(
@@ -312,41 +304,36 @@ def _packed(
 ) -> PackedRows:
     """Pack the rows of a micro-batch into one sequence on the model's device."""
     tower, shown = tower_of(model), (*rows.pictures, *rows.later_pictures)
-    assert tower is not None or not any(shown), "rows with pictures for a blind model"
+    assert tower is not None or not any(shown), "the model takes no images"
     form = tower.form if tower is not None else None
     packed = pack_rows(rows, share_prompts=share_prompts, multiple=ranks.size, form=form)
     return packed.to(model.device)
 
 
-def _given(
+def _stage_inputs(
     own: PackedRows, stage: PipelineStage, device: torch.device
 ) -> tuple[Tensor | None, dict[str, Any]]:
-    """Return the input of a stage's layers: tokens at the first, else arriving hidden states."""
+    """Return the inputs of a stage: token ids at the first, else received hidden states."""
     if stage.ranks.is_first:
         return None, {"input_ids": own.input_ids[None]}
-    arrived = stage.ranks.receive(stage.states_like(len(own.input_ids), device))
-    return arrived, {"inputs_embeds": arrived.requires_grad_(torch.is_grad_enabled())}
-
-
-def _heard(model: PreTrainedModel, mtp: Mtp | None) -> AbstractContextManager[list[Tensor]]:
-    """Capture the hidden states that the MTP layer reads, if it is trained."""
-    return nullcontext([]) if mtp is None else states_for_mtp(model)
+    received = stage.ranks.receive(stage.states_like(len(own.input_ids), device))
+    return received, {"inputs_embeds": received.requires_grad_(torch.is_grad_enabled())}
 
 
 def _states(
     model: PreTrainedModel,
-    given: Mapping[str, Any],
+    inputs: Mapping[str, Any],
     own: PackedRows,
     plans: AttentionPlans,
     ranks: SequenceRanks,
 ) -> Tensor:
-    """Compute (1, t, h) hidden states of this rank's tokens and images by the layers of a stage."""
-    tower, read = tower_of(model), dict(given)
-    if tower is not None and "input_ids" in read and (own.pictures or tower.learns):
-        del read["input_ids"]
-        read |= _with_pictures(model, tower, own)
+    """Compute (1, t, h) hidden states of this rank's tokens and images at a stage."""
+    tower, options = tower_of(model), dict(inputs)
+    if tower is not None and "input_ids" in options and (own.pictures or tower.is_trained):
+        del options["input_ids"]
+        options |= _with_pictures(model, tower, own)
     states: Tensor = model.base_model(
-        **read,
+        **options,
         position_ids=own.position_ids.unsqueeze(-2),
         use_cache=False,
         attention_plans=plans,
@@ -356,25 +343,25 @@ def _states(
 
 
 def _with_pictures(model: PreTrainedModel, tower: VisionTower, own: PackedRows) -> dict[str, Any]:
-    """Embed this rank's tokens with image features; each sequence rank encodes all images."""
+    """Embed this rank's tokens and images; each sequence rank encodes all images."""
     ids, places = own.input_ids[None], own.picture_places
-    embeddings = tower.within(model.get_input_embeddings()(ids))
-    told = per_layer_inputs(model, ids, places)
+    embeddings = tower.add_zero_gradients(model.get_input_embeddings()(ids))
+    per_layer = per_layer_inputs(model, ids, places)
     if places is None:
-        return {"inputs_embeds": embeddings, **told}
-    given = tower.shown(embeddings, places, own.pictures, own.picture_rows)
+        return {"inputs_embeds": embeddings, **per_layer}
+    given = tower.embed_images(embeddings, places, own.pictures, own.picture_rows)
     held = sum(not isinstance(layer, PassThrough) for layer in model.base_model.layers)
     assert len(given.get("deepstack_visual_embeds", ())) <= held, "the first stage is too short"
-    return {**given, **told}
+    return {**given, **per_layer}
 
 
 def _prompt_means(
     states: Tensor, rows: Experience, packed: PackedRows, own: PackedRows, ranks: SequenceRanks
 ) -> Tensor:
-    """Return the mean hidden state of each prompt, (groups, h), at least float32.
+    """Return the mean hidden state of each prompt, (groups, h), at least float32, on all ranks.
 
-    `states` (t, h) are of this rank's packed tokens; all ranks return the same. Where prompts are
-    not shared the mean is over all copies.
+    `states` (t, h) are of this rank's packed tokens. If prompts are not shared, the mean is over
+    all copies.
     """
     wide = torch.float64 if states.dtype == torch.float64 else torch.float32
     lengths = rows.prompt_lengths
@@ -388,12 +375,7 @@ def _prompt_means(
     shares[groups, torch.arange(len(places))] = 1.0 / counts[groups].to(wide)
     with torch.autocast(states.device.type, enabled=False):
         read = states.index_select(0, places.to(states.device)).to(wide)
-        return ranks.total(shares.to(states.device) @ read)
-
-
-def _prompts_of_targets(rows: Experience, own: PackedRows) -> Tensor:
-    """Return (trained,) int64: the index of the prompt of each trained token of this rank."""
-    return rows.row_groups[rows.token_rows][rows.mask][own.places.cpu()]
+        return ranks.sum_with_gradient(shares.to(states.device) @ read)
 
 
 def _spread(values: Tensor, mask: Tensor) -> Tensor:
@@ -404,7 +386,7 @@ def _spread(values: Tensor, mask: Tensor) -> Tensor:
 def as_prompts(texts: Sequence[list[int]]) -> Experience:
     """Make rows whose prompts are the texts, each with one response token.
 
-    That token is never read: its outputs come from the state before it, the end of the text.
+    Its outputs come from the state before it, the end of the text.
     """
     count = len(texts)
     return Experience(
@@ -418,5 +400,5 @@ def as_prompts(texts: Sequence[list[int]]) -> Experience:
 
 
 def one_token() -> Experience:
-    """Return the smallest valid input, for a rank that has no rows left."""
+    """Return the smallest valid input, for a rank without rows."""
     return as_prompts([[0]])

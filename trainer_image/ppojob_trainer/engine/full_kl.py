@@ -1,11 +1,10 @@
 """Full-vocabulary KL to the reference, computed from the hidden states of both models.
 
-`KL(π || π_ref) = Σ p (log p - log r)` at each token: the exact value, with its own gradient, of
-what estimators like k3 (`algorithms.kl`) estimate with variance from the sampled token alone. For a
-teacher also the forward KL and the generalized JSD (Agarwal et al. 2024, arXiv:2306.13649). Logits
-of both models are made tile by tile and dropped, as in `fused_logprobs`, whose legend holds here; y
-are the reference's logits / temperature, r = softmax(y). Vocabulary rows that only the reference
-has are padding, and left out of r.
+`KL(π || π_ref) = Σ p (log p - log r)` at each token, exact and with its own gradient, where
+`algorithms.kl` estimates it from the sampled token. For teachers also the forward KL and the
+generalized JSD (Agarwal et al. 2024, arXiv:2306.13649). Logits of both models are computed tile by
+tile, as in `fused_logprobs`, whose legend holds; y are the reference's logits / temperature, r =
+softmax(y). Vocabulary rows that only the reference has are padding, and not in r.
 """
 
 import math
@@ -31,7 +30,7 @@ from ppojob_trainer.engine.head import (
     read_by_output_layer,
 )
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import VocabularyRun
+from ppojob_trainer.parallel.vocabulary import VocabularyShard
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +46,13 @@ class Divergence:
     beta: float = 0.5  # between 0 and 1, for jsd
 
     def log_mixture(self, log_p: Tensor, log_r: Tensor) -> Tensor:
-        """Compute log m of a tile."""
         return torch.logaddexp(log_r + math.log(self.beta), log_p + math.log1p(-self.beta))
 
     def slope(self, log_p: Tensor, log_r: Tensor, mean: Tensor) -> Tensor:
         """Compute dD/dz of a tile, in place of log p and log r.
 
-        For forward_kl it is p - r, else `p (g - Σ p g)`, where g is log p - log r, for jsd
-        `(1 - β) (log p - log m)`: the terms from m's dependence on p cancel. `mean` (N,) is Σ p g.
+        forward_kl: p - r. Else `p (g - Σ p g)`, with g = log p - log r, for jsd `(1 - β) (log p -
+        log m)`: the terms of m's dependence on p cancel. `mean` (N,) is Σ p g.
         """
         if self.name == "forward_kl":
             return log_p.exp_().sub_(log_r.exp_())
@@ -80,7 +78,6 @@ class HeadWithKl:
     divergence: Divergence = REVERSE_KL
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
-        """Return `(logprobs, ..., kl)`."""
         read, settings = read_by_output_layer(model, hidden), self.policy.settings_of(model)
         kl = full_kl(*read, self.reference, settings, self.divergence)
         return (*self.policy(model, hidden, targets), kl)
@@ -93,20 +90,11 @@ def full_kl(
     settings: LogprobSettings,
     divergence: Divergence = REVERSE_KL,
 ) -> Tensor:
-    """Compute KL(π || π_ref), or another divergence, of each token over the vocabulary.
+    """Compute KL(π || π_ref), or another divergence, of each token, (N,).
 
-    Dtypes are as in `fused_logprobs`.
-
-    Args:
-        hidden: (N, h) of the policy, with gradient.
-        weight: (V, h) of its output layer, with gradient; may be sharded as in `fused_logprobs`.
-        reference: (N, h') and (V', h') of the reference, without gradient, V' at least V; sharded
-            as `weight` is.
-        settings: temperature, cap and tile size; a tile has two tensors of logits.
-        divergence: reverse KL, forward KL or JSD.
-
-    Returns:
-        (N,), at least 0 up to rounding; a KL is 0 where both are the same.
+    `hidden` (N, h) and `weight` (V, h) of the policy have gradients; the reference has (N, h') and
+    (V', h'), V' at least V, sharded as `weight`. Dtypes and sharding are as in `fused_logprobs`; a
+    tile has two tensors of logits. A KL of equal distributions is 0.
     """
     kl: Tensor = _FullKl.apply(  # type: ignore[no-untyped-call]
         hidden,
@@ -116,7 +104,7 @@ def full_kl(
         settings,
         reference.settings or settings,
         product_dtype(hidden),
-        VocabularyRun.of(weight),
+        VocabularyShard.of(weight),
         divergence,
     )
     return kl
@@ -135,7 +123,7 @@ class _FullKl(torch.autograd.Function):
         settings: LogprobSettings,
         ref_settings: LogprobSettings,
         dtype: torch.dtype,
-        run: VocabularyRun,
+        run: VocabularyShard,
         divergence: Divergence,
     ) -> Tensor:
         with torch.autocast(hidden.device.type, enabled=False):
@@ -144,13 +132,13 @@ class _FullKl(torch.autograd.Function):
             is_swapped = divergence.name == "forward_kl"
             folded = _fold(reference, policy) if is_swapped else _fold(policy, reference)
             if run.ranks is not None:
-                folded = _joined(run.gathered(torch.stack(folded)))
+                folded = _joined(run.all_gather(torch.stack(folded)))
             first, second, mean = folded
             value = mean = mean - first + second
             normalizers = (second, first) if is_swapped else (first, second)
             if divergence.name == "jsd":
                 parts = _to_mixture(policy, reference, *normalizers, divergence)
-                to_ref, mean = run.gathered(torch.stack(parts)).sum(0)
+                to_ref, mean = run.all_gather(torch.stack(parts)).sum(0)
                 value = to_ref + mean
         ctx.save_for_backward(*policy[:2], *reference[:2], mean, *normalizers)
         ctx.settings, ctx.ref_settings = settings, ref_settings
@@ -159,7 +147,6 @@ class _FullKl(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        """See `Divergence.slope`."""
         states, weight, ref_states, ref_weight, mean, normalizer, ref_normalizer = ctx.saved_tensors
         settings: LogprobSettings = ctx.settings
         (grad,) = grads
@@ -170,9 +157,8 @@ class _FullKl(torch.autograd.Function):
             log_p = tile_logits(states[tokens], matrix, settings)
             of_cap = slope_of(log_p, settings)
             log_p -= normalizer[tokens, None]
-            ref_matrix = ref_weight[vocab].to(states.dtype)
-            log_r = tile_logits(ref_states[tokens], ref_matrix, ctx.ref_settings)
-            log_r -= ref_normalizer[tokens, None]
+            reference = ref_states, ref_weight, ctx.ref_settings
+            log_r = _log_probs(reference, tokens, vocab, ref_normalizer)
             slope = ctx.divergence.slope(log_p, log_r, mean[tokens])
             if of_cap is not None:
                 slope.mul_(of_cap)
@@ -180,7 +166,7 @@ class _FullKl(torch.autograd.Function):
             grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
-        grad_hidden = ctx.run.summed(grad_hidden).to(ctx.hidden_dtype)
+        grad_hidden = ctx.run.all_reduce(grad_hidden).to(ctx.hidden_dtype)
         return grad_hidden, grad_weight, *[None] * 7
 
 
@@ -192,15 +178,13 @@ Folded = tuple[Tensor, Tensor, Tensor]
 
 def _fold(policy: Logits, reference: Logits) -> Folded:
     """Accumulate over the tiles, rescaling to the running maximum."""
-    (states, weight, settings), (ref_states, ref_weight, ref_settings) = policy, reference
+    states, weight, settings = policy
     count, dtype, device = states.shape[0], wide(states.dtype), states.device
     normalizer = torch.full((count,), -torch.inf, dtype=dtype, device=device)
     ref_normalizer, mean = normalizer.clone(), torch.zeros_like(normalizer)
-    rows = min(weight.shape[0], ref_weight.shape[0])
+    rows = min(weight.shape[0], reference[1].shape[0])
     for tokens, vocab in tiles(count, rows, settings.chunk_tokens):
-        z = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
-        ref_matrix = ref_weight[vocab].to(states.dtype)
-        y = tile_logits(ref_states[tokens], ref_matrix, ref_settings)
+        z, y = _tile(policy, tokens, vocab), _tile(reference, tokens, vocab)
         before = normalizer[tokens]
         after = torch.logaddexp(before, z.logsumexp(1))
         ref_normalizer[tokens] = torch.logaddexp(ref_normalizer[tokens], y.logsumexp(1))
@@ -219,18 +203,24 @@ def _to_mixture(
     divergence: Divergence,
 ) -> tuple[Tensor, Tensor]:
     """Return `β Σ r (log r - log m)` and `(1 - β) Σ p (log p - log m)`, (N,), of its rows."""
-    (states, weight, settings), (ref_states, ref_weight, ref_settings) = policy, reference
+    states, weight, settings = policy
     of_ref, of_policy = torch.zeros_like(normalizer), torch.zeros_like(normalizer)
     for tokens, vocab in tiles(states.shape[0], weight.shape[0], settings.chunk_tokens):
-        log_p = tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
-        log_p -= normalizer[tokens, None]
-        ref_matrix = ref_weight[vocab].to(states.dtype)
-        log_r = tile_logits(ref_states[tokens], ref_matrix, ref_settings)
-        log_r -= ref_normalizer[tokens, None]
+        log_p = _log_probs(policy, tokens, vocab, normalizer)
+        log_r = _log_probs(reference, tokens, vocab, ref_normalizer)
         log_m = divergence.log_mixture(log_p, log_r)
         of_ref[tokens] += (log_r - log_m).mul_(log_r.exp_()).sum(1)
         of_policy[tokens] += (log_p - log_m).mul_(log_p.exp_()).sum(1)
     return of_ref.mul_(divergence.beta), of_policy.mul_(1.0 - divergence.beta)
+
+
+def _tile(logits: Logits, tokens: slice, vocab: slice) -> Tensor:
+    states, weight, settings = logits
+    return tile_logits(states[tokens], weight[vocab].to(states.dtype), settings)
+
+
+def _log_probs(logits: Logits, tokens: slice, vocab: slice, normalizer: Tensor) -> Tensor:
+    return _tile(logits, tokens, vocab).sub_(normalizer[tokens, None])
 
 
 def _joined(parts: Tensor) -> Folded:

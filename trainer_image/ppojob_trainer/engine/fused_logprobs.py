@@ -1,13 +1,13 @@
 """Fused log-probabilities and entropy from hidden states; the full logits never exist.
 
-Logits are made in tiles of some tokens by some of the vocabulary, folded into an online log-sum-exp
-(Milakov and Gimelshein, arXiv:1805.02867) and dropped; the backward pass recomputes them. The inner
-loop runs over the vocabulary, so each row of the output matrix is cast, and its gradient written,
-once per block of tokens. With a vocabulary-parallel output layer each tensor-parallel rank folds
-its own rows, and the results of each token are combined over the ranks.
+Logits are computed in tiles of tokens x vocabulary and reduced by an online log-sum-exp (Milakov
+and Gimelshein, arXiv:1805.02867); the backward pass recomputes them. The inner loop runs over the
+vocabulary, so each row of the output matrix is cast, and its gradient written, once per block of
+tokens. With a vocabulary-parallel output layer each rank reduces its own rows, and results are
+combined over the ranks.
 
-Legend: N tokens, h hidden size, V vocabulary, z = logits / temperature (or capped
-logits), p = softmax(z).
+Legend: N tokens, h hidden size, V vocabulary, z = (softcapped) logits / temperature, p =
+softmax(z).
 """
 
 import math
@@ -19,12 +19,12 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from ppojob_trainer.deterministic import nondeterministic_kernels
 from ppojob_trainer.parallel.boxes import local_part
-from ppojob_trainer.parallel.vocabulary import VocabularyRun
-from ppojob_trainer.repeated_bits import any_kernels
+from ppojob_trainer.parallel.vocabulary import VocabularyShard
 
 TOKEN_BLOCK = 4096
-"""Most tokens of a tile; larger tiles read the output matrix less often."""
+"""Maximum tokens of a tile; larger tiles read the output matrix less often."""
 
 Entropy = Literal["none", "value", "gradient"]
 
@@ -47,25 +47,14 @@ def fused_logprobs(
     """Compute log p of each target, and the statistics of p that the settings ask for.
 
     `log p_a = z_a - log Σ exp z`, the entropy `-Σ p log p`, `Σ p²`, and the KL of the uniform
-    distribution to p, `-Σ log(V p) / V`.
-
-    Products run in autocast's dtype where it is on, else in that of `hidden`; everything after them
-    in float32 (float64 stays).
-
-    Args:
-        hidden: (N, h), with gradient.
-        weight: (V, h) of the output layer, with gradient; may be tied to the embedding, and sharded
-            by rows over tensor-parallel ranks, which have the same hidden states and get the same
-            outputs.
-        targets: (N,) int64.
-        settings: temperature, tile size, entropy.
-
-    Returns:
-        logprobs, then entropy, Σ p² and the KL, each where it was asked for; (N,) each.
+    distribution to p, `-Σ log(V p) / V`, (N,) each. `hidden` (N, h) and `weight` (V, h) of the
+    output layer have gradients, `targets` are (N,) int64. The weight may be sharded by rows over
+    tensor-parallel ranks, which have the same hidden states and get the same outputs. Products are
+    in autocast's dtype if it is on, else in that of `hidden`; the rest in float32 (float64 stays).
     """
     dtype = product_dtype(hidden)
     logprobs, entropy, squares, certainty = _FusedLogprobs.apply(  # type: ignore[no-untyped-call]
-        hidden, local_part(weight), targets, settings, dtype, VocabularyRun.of(weight)
+        hidden, local_part(weight), targets, settings, dtype, VocabularyShard.of(weight)
     )
     further = (
         (entropy, settings.entropy != "none"),
@@ -86,14 +75,14 @@ class _FusedLogprobs(torch.autograd.Function):
         targets: Tensor,
         settings: LogprobSettings,
         dtype: torch.dtype,
-        run: VocabularyRun,
+        run: VocabularyShard,
     ) -> tuple[Tensor, ...]:
         places = targets - run.first
         with torch.autocast(hidden.device.type, enabled=False):
             states = hidden.to(dtype)
             folded = _fold(states, weight, places, settings)
             if run.ranks is not None:
-                folded = _joined(run.gathered(torch.stack(folded)))
+                folded = _joined(run.all_gather(torch.stack(folded)))
         target_logits, m, s, u, q, total = folded
         log_s = s.log()
         normalizer, squares = m + log_s, q / s.square()
@@ -130,18 +119,18 @@ class _FusedLogprobs(torch.autograd.Function):
             grad_hidden[tokens] += scaled @ matrix
             if grad_weight is not None:
                 grad_weight[vocab] += scaled.mT @ states[tokens]
-        grad_hidden = ctx.run.summed(grad_hidden).to(ctx.hidden_dtype)
+        grad_hidden = ctx.run.all_reduce(grad_hidden).to(ctx.hidden_dtype)
         return grad_hidden, grad_weight, None, None, None, None
 
 
 def product_dtype(hidden: Tensor) -> torch.dtype:
-    """Return the dtype of products: autocast's where it is on, else that of the hidden states."""
+    """Return the dtype of products: autocast's if it is on, else that of the hidden states."""
     device = hidden.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else hidden.dtype
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of what is computed from logits of this dtype."""
+    """Return the dtype of computations on logits of this dtype."""
     return torch.float64 if dtype == torch.float64 else torch.float32
 
 
@@ -161,7 +150,7 @@ def tiles(tokens: int, vocab: int, chunk_tokens: int) -> Iterator[tuple[slice, s
 def tile_logits(states: Tensor, matrix: Tensor, settings: LogprobSettings) -> Tensor:
     """Compute z of a tile, in a buffer of its own."""
     if states.is_cuda and states.dtype != wide(states.dtype):
-        # The products are summed in float32 there: rounding them first would cost a pass.
+        # Products are summed in float32 anyway; casting afterwards would cost a pass.
         z = torch.mm(states, matrix.mT, out_dtype=torch.float32)
     else:
         z = (states @ matrix.mT).to(wide(states.dtype))
@@ -178,12 +167,12 @@ def slope_of(z: Tensor, settings: LogprobSettings) -> Tensor | None:
 
 
 class _Folded(NamedTuple):
-    """Online statistics, (N,) each: log Σ exp z is m + log s, entropy log s - u / s, Σ p² q / s².
+    """Online statistics, (N,) each; u, q and the total are zeros unless asked for.
 
-    u, q and the total are zeros unless asked for.
+    log Σ exp z is m + log s, the entropy log s - u / s, Σ p² q / s².
     """
 
-    target_logits: Tensor  # z of the target, 0 where another rank holds its row
+    target_logits: Tensor  # z of the target, 0 if on another rank
     m: Tensor  # the largest z
     s: Tensor  # Σ exp(z - m)
     u: Tensor  # Σ exp(z - m) (z - m)
@@ -192,7 +181,7 @@ class _Folded(NamedTuple):
 
 
 def _fold(states: Tensor, weight: Tensor, places: Tensor, settings: LogprobSettings) -> _Folded:
-    """Fold tile after tile, each under the running maximum of z; targets are rows of the matrix."""
+    """Reduce tile after tile under the running maximum of z."""
     count, dtype = states.shape[0], wide(states.dtype)
     target_logits = torch.zeros(count, dtype=dtype, device=states.device)
     m = torch.full_like(target_logits, -torch.inf)
@@ -249,7 +238,7 @@ def _logit_gradient(
     at = place.clamp(0, log_p.shape[1] - 1)[:, None]
     added = result.gather(1, at) + torch.where(inside, grad, 0.0)[:, None]
     # Each row has one target, so order does not matter; the deterministic scatter sorts on GPUs.
-    with any_kernels() if result.is_cuda else nullcontext():
+    with nondeterministic_kernels() if result.is_cuda else nullcontext():
         return result.scatter_(1, at, added)
 
 

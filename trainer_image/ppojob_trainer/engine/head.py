@@ -21,27 +21,22 @@ TokenOutputs = tuple[Tensor, ...]
 
 
 class Head(Protocol):
-    """Function from hidden states to outputs; it holds no weights, the model does."""
+    """Function from hidden states to outputs; the weights are the model's."""
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor, /) -> TokenOutputs:
-        """Compute the outputs of a micro-batch.
+        """Compute the outputs of a micro-batch: always the same number of (tokens,) tensors.
 
-        Args:
-            model: its weights outside of the layers are unsharded while this runs.
-            hidden: (tokens, h), the last hidden state in front of each trained token: that of the
-                state s_t in which a_t was chosen.
-            targets: (tokens,) int64, the trained tokens a_t.
-
-        Returns:
-            Always the same number of (tokens,) tensors; the first has the gradient.
+        `hidden` (tokens, h) is the last hidden state before each trained token, `targets` (tokens,)
+        int64 are these tokens. The model's weights outside of the layers are unsharded. The first
+        output has the gradient.
         """
         ...
 
 
 def read_by_output_layer(model: PreTrainedModel, hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return hidden states and a weight whose product is the output layer's.
+    """Return hidden states and a weight whose product are the logits.
 
-    A bias, as Phi's, becomes a column of the weight, with a hidden feature of 1.
+    A bias (Phi) becomes a column of the weight, with a hidden feature of 1.
     """
     layer = model.get_output_embeddings()
     weight, bias = layer.weight, getattr(layer, "bias", None)
@@ -76,8 +71,8 @@ class PolicyHead:
     ) -> PolicyHead:
         """Make the head at the sampling temperature of the job.
 
-        Log-probabilities are over the full vocabulary. The sampler's, under top-p and top-k, are
-        renormalised over the remaining tokens, so the two then differ even where the engines agree.
+        Log-probabilities are over the full vocabulary; with top-p or top-k the sampler's are
+        renormalized over the remaining tokens.
         """
         chunk = spec.training.logprob_chunk_tokens
         temperature = spec.rollout.temperature
@@ -85,7 +80,6 @@ class PolicyHead:
 
     @classmethod
     def of_updates(cls, spec: PPOJobSpec) -> PolicyHead:
-        """Make the head of policy updates."""
         pairs = spec.algorithm.pairs
         squares = pairs is not None and pairs.weight_by_policy
         if spec.algorithm.given:
@@ -113,12 +107,11 @@ class PolicyHead:
 class ValueHead:
     """Returns V(s_t) of a model with a `score` layer: a critic's values, a reward model's scores.
 
-    s_t is the state in which a_t is chosen, so a value does not depend on the action it judges: it
-    comes from the same packed position as log pi(a_t|s_t). verl: `values[:, -n - 1 : -1]`.
+    s_t is the state before a_t, as for log pi(a_t|s_t). verl: `values[:, -n - 1 : -1]`.
     """
 
     def __call__(self, model: PreTrainedModel, hidden: Tensor, targets: Tensor) -> TokenOutputs:
-        """Return `(values,)`, (tokens,), float32 under autocast too: bfloat16 has three digits."""
+        """Return `(values,)`, (tokens,), float32 also under autocast."""
         wide = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         weight, bias = local_part(model.score.weight).to(wide), model.score.bias
         bias = None if bias is None else local_part(bias).to(wide)

@@ -1,12 +1,11 @@
 """KTO: the loss of answers labelled good or bad (Ethayarajh et al. 2024, arXiv:2402.01306).
 
-`L = mean of λ (1 - s(± β (r - z)))`, section 4.1: r is `log(pi(y|x) / pi_ref(y|x))` of an answer,
-the sign and λ depend on its label, s is the logistic function. The reference point
-`z = max(0, mean of r of mismatched answers)` has no gradient; it pairs prompts with the answers to
-others, under the current policy. With z = 0 it is APO-zero of single answers (D'Oosterlinck et al.
-2024, arXiv:2408.06266). BCO (Jung et al. 2024, arXiv:2404.04656) is a classifier of the same
-rewards, `-log s(± (β r - δ))`, with their running mean δ. Metrics are those of TRL's `KTOTrainer`
-and `BCOTrainer`.
+`L = mean of λ (1 - s(± β (r - z)))`, section 4.1: r is `log(pi(y|x) / pi_ref(y|x))`, sign and λ
+depend on the label, s is the logistic function. The reference point `z = max(0, mean of r of
+mismatched answers)`, without gradient, pairs prompts with answers to others under the current
+policy. With z = 0 it is APO-zero of single answers (D'Oosterlinck et al. 2024, arXiv:2408.06266).
+BCO (Jung et al. 2024, arXiv:2404.04656) is a classifier of the same rewards, `-log s(± (β r - δ))`,
+with their running mean δ. Metrics are those of TRL's `KTOTrainer` and `BCOTrainer`.
 """
 
 from __future__ import annotations
@@ -27,29 +26,26 @@ from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
 REWARD_MEAN: Final = "reward_mean"
-"""Its name among the tensors of an engine's state."""
+"""Name among the tensors of an engine's state."""
 
 
 @dataclass(slots=True)
 class RewardMean:
-    """Mean reward of the answers of all updates so far: δ of BCO."""
+    """Mean reward of the answers of all previous updates: δ of BCO."""
 
     value: float = 0.0
     answers: float = 0.0
 
-    def follow(self, measured: PassStatistics) -> None:
-        """Add the answers of an update."""
+    def update(self, measured: PassStatistics) -> None:
         count = sum(measured.counts[name] for name in KtoObjective.token_names)
         total = sum(measured.token_sums[name] for name in KtoObjective.token_names)
         self.answers += count
         self.value += (total - count * self.value) / self.answers
 
     def state(self) -> Tensor:
-        """Return the state, (2,) float64."""
         return torch.tensor([self.value, self.answers], dtype=torch.float64)
 
     def load(self, state: Tensor) -> None:
-        """Restore a state."""
         self.value, self.answers = state.tolist()
 
 
@@ -57,8 +53,7 @@ class RewardMean:
 class KtoObjective:
     """The KTO or BCO loss of an update, over the first output of a `PolicyHead`.
 
-    `of_batch` computes the reference point z of a mini-batch before its update; of BCO the point is
-    δ / β.
+    `of_batch` computes the reference point z of a mini-batch before its update; BCO's is δ / β.
     """
 
     spec: KtoSpec
@@ -73,7 +68,7 @@ class KtoObjective:
         return ("train/loss", "train/delta" if self.spec.loss_type == "bco" else "train/kl")
 
     def compared_with(self, mean: RewardMean) -> KtoObjective:
-        """Return the objective of BCO's next mini-batch, whose rewards are compared with a mean."""
+        """Return BCO's objective of the next mini-batch."""
         return replace(self, point=mean.value / self.spec.beta)
 
     def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, KtoObjective]:
@@ -84,11 +79,10 @@ class KtoObjective:
             return own, self
         (logprobs,) = engine.predict(mismatched)
         total = _ratios(logprobs, mismatched).sum().item()
-        told = engine.over_ranks(PassStatistics({"kl": total}, tokens=mismatched.num_rows))
-        return own, replace(self, point=max(0.0, told.values["kl"] / told.tokens))
+        measured = engine.over_ranks(PassStatistics({"kl": total}, tokens=mismatched.num_rows))
+        return own, replace(self, point=max(0.0, measured.values["kl"] / measured.tokens))
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """Return (n,) int64: all rows."""
         return torch.arange(rows.num_rows)
 
     def __call__(
@@ -111,25 +105,25 @@ class KtoObjective:
         spec, labels, ratios = self.spec, _labels(rows), _ratios(logprobs, rows)
         weights = torch.where(labels > 0, spec.desirable_weight, spec.undesirable_weight)
         # 1 - s(x) = s(-x)
-        lost = -labels * spec.beta * (ratios - self.point)
+        logits = -labels * spec.beta * (ratios - self.point)
         sums, counts = {"kl": self.point * rows.num_rows}, {}
         if spec.loss_type == "bco":
-            losses = -weights * logsigmoid(-lost)
+            losses = -weights * logsigmoid(-logits)
             sums = {"delta": spec.beta * self.point * rows.num_rows}
         else:
-            losses = weights * lost.sigmoid()
+            losses = weights * logits.sigmoid()
         sums["loss"] = losses.detach().sum().item()
         for name, are_such in (("chosen", labels > 0), ("rejected", labels < 0)):
             rewards = spec.beta * ratios.detach()[are_such]
             sums[f"rewards/{name}"] = rewards.sum().item()
             counts[f"{area}/rewards/{name}"] = float(len(rewards))
-        told = {f"{area}/{name}": total for name, total in sums.items()}
-        return losses, PassStatistics(token_sums=told, tokens=rows.num_rows, counts=counts)
+        named = {f"{area}/{name}": total for name, total in sums.items()}
+        return losses, PassStatistics(token_sums=named, tokens=rows.num_rows, counts=counts)
 
 
 def _labels(rows: Experience) -> Tensor:
     """Return (rows,): 1 for a good answer, -1 for a bad one, 0 for a mismatched one."""
-    assert rows.turn_rewards is not None, "labels are rewards of the answers"
+    assert rows.turn_rewards is not None, "labels are turn rewards"
     return row_sum(rows.turn_rewards, rows.mask, rows.lengths)
 
 

@@ -1,15 +1,20 @@
-"""Gated delta networks over packed rows: linear attention (Yang et al. 2024, arXiv:2412.06464).
+"""Linear attention and short convolutions over packed rows.
 
-Such a layer keeps a recurrent state S per head, which each token of a row updates and reads::
+Gated delta networks (Yang et al. 2024, arXiv:2412.06464) have a recurrent state S per head, which
+each token of a row updates and reads::
 
     S <- exp(g) S;   S <- S + k (w (v - S^T k))^T;   o = S^T q
 
-Queries, keys and values come out of a short causal convolution over the row. This is a chunked
-scan: spans are cut into chunks, each computed by a few matrix products (section 3.3 there; Yang et
-al. 2024, arXiv:2406.06484). Chunks run in waves: a wave starts from the states that the previous
-wave left. So a prompt is computed once, and each of its responses continues from its last state and
-last tokens. The backward pass recomputes everything, at least in float32: beside a layer's input,
-memory holds one layer at a time.
+Queries, keys and values come from a short causal convolution over the row. This is a chunked scan:
+spans are cut into chunks of a few matrix products each (section 3.3 there; Yang et al. 2024,
+arXiv:2406.06484). Chunks run in waves: a wave starts from the states of the previous wave. So a
+prompt is computed once, and its responses continue from its last state and tokens.
+
+Gated short convolutions (LFM2: arXiv:2511.23404, section 2) of a token's features b, c and x::
+
+    u = b x;   o = c (f_1 u of the token B - 1 before it + ... + f_B u of itself)
+
+The backward pass recomputes all of it, at least in float32, so memory holds one layer at a time.
 
 Legend: T packed tokens, t of them on this sequence-parallel rank, K key heads, H value heads, G = H
 / K, D key size, V value size, N chunks of C tokens, B taps of the convolution.
@@ -27,9 +32,9 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
-from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.packed_rows import Span
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.layer_kinds import STATE, layer_kinds
+from ppojob_trainer.models.hybrid_layers import RECURRENT, layer_types
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import SequenceRanks
 
@@ -41,16 +46,12 @@ CHUNK: Final = 64
 class ChunkPlan:
     """The chunks of packed rows, wave after wave."""
 
-    # (N, B - 1 + C) int64 into T, the tokens of each chunk after those before it in its row; T
-    # stands for padding
-    tokens: Tensor
-    slots: Tensor  # (T,) int64, place of each token in the N * C
+    tokens: Tensor  # (N, B - 1 + C) int64, tokens of each chunk and those before it; T for padding
+    slots: Tensor  # (T,) int64, index of each token in the N * C
     waves: tuple[int, ...]  # chunks of each wave
-    parents: tuple[Tensor, ...]  # for each wave but the first int64: the chunk of the previous wave
-    # from which each of its chunks continues
+    parents: tuple[Tensor, ...]  # of each wave but the first: the chunks that its chunks continue
 
     def to(self, device: torch.device) -> ChunkPlan:
-        """Return a copy on a device."""
         parents = tuple(parent.to(device) for parent in self.parents)
         return ChunkPlan(self.tokens.to(device), self.slots.to(device), self.waves, parents)
 
@@ -62,13 +63,13 @@ class HasChunks(Protocol):
         """Return the result of `plan_chunks`."""
 
     def neighbours(self, before: int) -> Tensor:
-        """Return the result of `short_convolutions.plan_neighbours`."""
+        """Return the result of `plan_neighbours`."""
 
 
 def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> ChunkPlan:
     """Cut spans, which cover the packed tokens in order, into chunks.
 
-    The convolution of a token sees the `before` tokens in front of it.
+    The convolution of a token reads the `before` previous tokens.
     """
     waves: list[list[tuple[Span, int, int]]] = []  # span, its first token, parent chunk
     ends: dict[int, tuple[int, int]] = {}  # by a span's start: wave and place of its last chunk
@@ -101,7 +102,7 @@ def plan_chunks(spans: Sequence[Span], before: int, chunk: int = CHUNK) -> Chunk
 
 
 def placed(own: Tensor, start: Tensor, prefix_start: Tensor, prefix: Tensor, total: int) -> Tensor:
-    """Turn token indices relative to spans into packed indices; negative ones are in the prefix.
+    """Turn token indices relative to spans into packed ones; negative ones are in the prefix.
 
     Tokens before the prefix get `total`, the index of padding.
     """
@@ -111,7 +112,7 @@ def placed(own: Tensor, start: Tensor, prefix_start: Tensor, prefix: Tensor, tot
 
 @dataclass(frozen=True, slots=True)
 class HeadSizes:
-    """Sizes of the heads of a rank: K, H, D and V of the legend."""
+    """K, H, D and V of a rank."""
 
     key_heads: int
     value_heads: int
@@ -122,18 +123,10 @@ class HeadSizes:
 def mix_rows(
     mixed: Tensor, filters: Tensor, decay: Tensor, weight: Tensor, sizes: HeadSizes, plan: ChunkPlan
 ) -> Tensor:
-    """Compute the recurrence over all rows.
+    """Compute the recurrence over all rows: (T, H, V), at least float32.
 
-    Args:
-        mixed: (T, 2 K D + H V) queries, keys and values before their convolution.
-        filters: (2 K D + H V, B) of the convolution.
-        decay: (T, H) g, at most 0.
-        weight: (T, H) w, from 0 to 1.
-        sizes: of the heads.
-        plan: of the rows.
-
-    Returns:
-        (T, H, V), at least float32.
+    `mixed` (T, 2 K D + H V) are queries, keys and values before their convolution, `filters` (2 K D
+    + H V, B) those of the convolution, `decay` (T, H) g, at most 0, `weight` (T, H) w, from 0 to 1.
     """
     kind = torch.promote_types(mixed.dtype, torch.float32)
     seen = convolved(mixed, filters, None, plan)
@@ -146,7 +139,7 @@ def mix_rows(
     width = sizes.key_heads * sizes.key
     widths = [width, width, sizes.value_heads * sizes.value]
     query, key, value = torch.split(seen, widths, dim=-1)
-    # Padding has no weight and no decay, so it leaves states as they are.
+    # Padding has no weight and no decay, so it changes no state.
     output = _read_states(
         _unit(by_head(query, sizes.key_heads)) * sizes.key**-0.5,
         _unit(by_head(key, sizes.key_heads)),
@@ -159,13 +152,13 @@ def mix_rows(
 
 
 def of_chunks(x: Tensor, tokens: Tensor, kind: torch.dtype) -> Tensor:
-    """Gather (T, n) of tokens to (N, c, n) of chunks, by their tokens (N, c); padding is zero."""
+    """Gather (T, n) to (N, c, n) by the tokens (N, c) of chunks; padding is zero."""
     rows = F.pad(x, (0, 0, 0, 1)).index_select(0, tokens.flatten()).to(kind)
     return rows.view(*tokens.shape, x.shape[1])
 
 
 def convolved(mixed: Tensor, filters: Tensor, shifts: Tensor | None, plan: ChunkPlan) -> Tensor:
-    """Apply the short causal convolution and SiLU to (T, n): (N, C, n), at least float32.
+    """Apply the causal convolution and SiLU to (T, n): (N, C, n), at least float32.
 
     Filters are (n, B), biases (n,).
     """
@@ -222,11 +215,10 @@ def _read_states(
 
 
 def faded(decay: Tensor) -> Tensor:
-    """Return the decay from the states after j tokens to token i of a chunk, j of (0, ..., C).
+    """Return the decay from the state after j tokens to token i of a chunk, j of (0, ..., C).
 
     (..., C) to (..., C, C + 1), 1 where j > i. Each is the exponential of its own sum: differences
-    of cumulative sums, which are large where states decay fast, would lose digits in float32. As a
-    matrix product the sums have a fixed order on GPUs too.
+    of cumulative sums would lose digits in float32. A matrix product has a fixed order on GPUs too.
     """
     at = torch.arange(decay.shape[-1] + 1, device=decay.device)
     token, behind, since = at[:-1, None, None], at[:-1, None], at
@@ -235,10 +227,10 @@ def faded(decay: Tensor) -> Tensor:
 
 
 def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
-    """Run the forward pass of a gated delta network of transformers, `net`, over packed rows.
+    """Run the forward pass of a gated delta network of transformers over packed rows.
 
-    States in and out are (t, h) of this rank's tokens; plans cover all tokens, and each
-    sequence-parallel rank computes its share of the heads.
+    States in and out are (t, h) of this rank's tokens; plans cover all tokens, and
+    sequence-parallel ranks share the heads.
     """
     parts, gate, by, at = _projected(net, states)
     wide = torch.promote_types(states.dtype, torch.float32)
@@ -250,8 +242,11 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     widths = [net.key_dim, net.key_dim, net.value_dim]
     weights = torch.split(local_part(net.conv1d.weight)[:, 0], widths)
     filters = [part.chunk(ranks.size)[ranks.number] for part in weights]
-    mixed, plan = torch.cat(ranks.dealt(*parts), dim=-1), plans.chunks(net.conv_kernel_size - 1)
-    dealt = torch.cat(filters), *ranks.dealt(decay, weight)
+    mixed, plan = (
+        torch.cat(ranks.to_columns(*parts), dim=-1),
+        plans.chunks(net.conv_kernel_size - 1),
+    )
+    dealt = torch.cat(filters), *ranks.to_columns(decay, weight)
     read = ranks.to_tokens(checkpointed(mix_rows, mixed, *dealt, sizes, plan))
     normed = net.norm(read.flatten(0, 1), gate.reshape(-1, net.head_v_dim))
     output: Tensor = net.out_proj(normed.view(len(states), -1))
@@ -259,10 +254,7 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
 
 
 def checkpointed(mix: Callable[..., Tensor], mixed: Tensor, *others: Any) -> Tensor:
-    """Run `mix` over all tokens, (T, H, V), with activation checkpointing.
-
-    The backward pass recomputes it, in the dtypes that `mix` chooses itself.
-    """
+    """Run `mix` over all tokens, (T, H, V), with activation checkpointing, without autocast."""
     with torch.autocast(mixed.device.type, enabled=False):
         read: Tensor = checkpoint(
             mix, mixed, *others, use_reentrant=False, preserve_rng_state=False
@@ -273,7 +265,7 @@ def checkpointed(mix: Callable[..., Tensor], mixed: Tensor, *others: Any) -> Ten
 def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, Tensor]:
     """Return queries, keys, values, gates, (t, heads * size), and the inputs of w and g, (t, H).
 
-    Qwen3-Next fuses all of them in two matrices, ordered key head by key head.
+    Qwen3-Next fuses them in two matrices, ordered by key head.
     """
     if hasattr(net, "in_proj_qkvz"):
         projected = net.in_proj_qkvz(states[None]), net.in_proj_ba(states[None])
@@ -284,11 +276,44 @@ def _projected(net: Any, states: Tensor) -> tuple[list[Tensor], Tensor, Tensor, 
     return parts, net.in_proj_z(states), net.in_proj_b(states), net.in_proj_a(states)
 
 
+def plan_neighbours(spans: Sequence[Span], before: int) -> Tensor:
+    """Return (before, T) int64, the previous tokens of each in its row, the furthest first."""
+    numbers = [(one.start, one.length, one.prefix_start, one.prefix_length) for one in spans]
+    start, length, prefix_start, prefix = torch.tensor(numbers).unbind(1)
+    start, prefix_start, prefix = (
+        one.repeat_interleave(length) for one in (start, prefix_start, prefix)
+    )
+    total = len(start)
+    own = torch.arange(total) - start - torch.arange(before, 0, -1)[:, None]
+    return placed(own, start, prefix_start, prefix, total)
+
+
+def convolve_neighbours(mixed: Tensor, filters: Tensor, neighbours: Tensor) -> Tensor:
+    """Convolve (T, H) with filters (H, n): (T, H, 1), at least float32."""
+    kind = torch.promote_types(mixed.dtype, torch.float32)
+    inputs, (*taps, own) = mixed.to(kind), filters.to(kind).unbind(1)
+    padded = F.pad(inputs, (0, 0, 0, 1))
+    seen = inputs * own
+    for tap, places in zip(taps, neighbours, strict=True):
+        seen = seen + padded.index_select(0, places) * tap
+    return seen[..., None]
+
+
+def compute_convolution(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
+    """Run the forward pass of a short convolution of transformers; as `compute_packed`."""
+    before, behind, values = net.in_proj(states).chunk(3, dim=-1)
+    (mixed,) = ranks.to_columns(before * values)
+    filters = ranks.own_heads(local_part(net.conv.weight)[:, 0])
+    neighbours = plans.neighbours(net.conv_kernel_size - 1)
+    seen = ranks.to_tokens(checkpointed(convolve_neighbours, mixed, filters, neighbours))
+    output: Tensor = net.out_proj(behind * seen.flatten(1))
+    return output
+
+
 def padded_lengths(model: PreTrainedModel, lengths: Sequence[int]) -> list[int]:
-    """Return span lengths as computed: whole chunks, where layers have a recurrent state."""
-    # All stages of a pipeline return the same, whichever layers they have.
-    kinds = layer_kinds(model.config.to_dict())
+    """Return span lengths as computed: whole chunks, if layers have a recurrent state."""
+    kinds = layer_types(model.config.to_dict())
     kind = FAMILIES[model.config.model_type].recurrence
-    has_chunks = kind and kind.rule != "convolution" and (kinds is None or STATE in kinds)
+    has_chunks = kind and kind.rule != "convolution" and (kinds is None or RECURRENT in kinds)
     multiple = CHUNK if has_chunks else 1
     return [-(-length // multiple) * multiple for length in lengths]

@@ -1,10 +1,9 @@
 """Blockwise attention of rows too long for a tile, linear in memory.
 
-FlashAttention-2 (Dao 2023, arXiv:2307.08691) in plain tensor operations. A block of queries meets
-the keys it sees block by block, with an online softmax (running maximum and sum). Only the
-log-sum-exp, one number per query and head, is kept for the backward pass; gradients of keys and
-values are accumulated in place, always in the same order. Keys are slices of the packed sequence,
-so a shared prompt is neither copied nor indexed.
+FlashAttention-2 (Dao 2023, arXiv:2307.08691) in plain tensor operations: blocks of queries meet
+blocks of keys with an online softmax. Only the log-sum-exp, one number per query and head, is
+stored for the backward pass; gradients of keys and values are accumulated in a fixed order. Keys
+are slices of the packed sequence, so shared prompts are not copied.
 
 Legend: T packed tokens, H query heads, K key heads, G = H / K, D head size; a block has Q queries
 and S keys.
@@ -20,7 +19,7 @@ from math import log
 import torch
 from torch import Tensor
 
-from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.packed_rows import Span
 
 LOG2_E = 1.0 / log(2.0)
 
@@ -28,8 +27,7 @@ LOG2_E = 1.0 / log(2.0)
 class Dropout:
     """Dropout without a stored mask: the backward pass draws it again from the same seed.
 
-    Two objects with one seed (`draw_seed`) drop the same weights, call by call. A rate of 0 draws
-    nothing. The device is that of the weights.
+    Objects with one seed (`draw_seed`) drop the same weights, call by call.
     """
 
     def __init__(self, share: float, seed: int, device: torch.device) -> None:
@@ -40,9 +38,13 @@ class Dropout:
         """Multiply tensors of one shape by the same draw of 0 or 1 / (1 - share)."""
         if self._generator is None:
             return tensors
-        left = 1.0 - self._share
-        kept = torch.empty_like(tensors[0]).bernoulli_(left, generator=self._generator).div_(left)
-        return tuple(tensor * kept for tensor in tensors)
+        keep_share = 1.0 - self._share
+        factors = (
+            torch.empty_like(tensors[0])
+            .bernoulli_(keep_share, generator=self._generator)
+            .div_(keep_share)
+        )
+        return tuple(tensor * factors for tensor in tensors)
 
 
 def draw_seed() -> int:
@@ -52,7 +54,7 @@ def draw_seed() -> int:
 
 @dataclass(frozen=True, slots=True)
 class Scoring:
-    """How scores are computed: `scale q k`, with a softcap `cap tanh(scale q k / cap)`.
+    """How scores are computed: `scale q k`, or with a softcap `cap tanh(scale q k / cap)`.
 
     Softcap: Gemma 2 (arXiv:2408.00118), section 2.
     """
@@ -86,8 +88,8 @@ class LongRows:
 class QueryKeyValue:
     """Inputs of attention, or their gradients.
 
-    An attention sink is a learnt score per head that joins the softmax of every query with value 0
-    (gpt-oss: arXiv:2508.10925, section 2.2).
+    A sink is a learnt score per head in the softmax of every query, with value 0 (gpt-oss:
+    arXiv:2508.10925, section 2.2).
     """
 
     query: Tensor  # (T, H, D)
@@ -104,17 +106,10 @@ class QueryKeyValue:
 def attend_long_rows(
     rows: LongRows, read: QueryKeyValue, output: Tensor, *, scoring: Scoring, dropout: Dropout
 ) -> Tensor:
-    """Write softmax(scores) V of these rows into `output`.
+    """Write softmax(scores) V of these rows into `output` (T, H, D), at their tokens.
 
-    Args:
-        rows: whose attention is computed.
-        read: queries, keys and values of all packed tokens.
-        output: (T, H, D), overwritten at the tokens of `rows`.
-        scoring: scale and softcap.
-        dropout: of attention weights.
-
-    Returns:
-        (K, G, T), the base-2 log-sum-exp at the tokens of `rows`.
+    `read` are queries, keys and values of all packed tokens. Returns (K, G, T), the base-2
+    log-sum-exp at the tokens of `rows`.
     """
     query, key, value = read.by_key_head()
     output = _by_key_head(output, len(key))
@@ -154,9 +149,8 @@ def differentiate_long_rows(
     """Compute the backward pass of `attend_long_rows` into `grads`.
 
     `output` (T, H, D) is its result, `grad` the gradient of that, `log_sums` (K, G, T) its return
-    value; `dropout` must draw the same again. `grads` already holds the gradients of the other rows
-    and sets the dtype; those of queries are overwritten at the tokens of `rows`, the others
-    accumulated.
+    value; `dropout` must draw the same again. `grads` has the gradients of the other rows; those of
+    queries are overwritten at the tokens of `rows`, the others accumulated.
     """
     if not rows.spans:
         return grads
@@ -168,7 +162,7 @@ def differentiate_long_rows(
     for queries, blocks in _blocks(rows):
         left, right, mixed = (x[:, :, queries].flatten(1, 2) for x in (query, grad, output))
         log_sum = log_sums[:, :, queries].flatten(1)[:, :, None]
-        # The softmax's correction of all gradients of a query: sum of weight * gradient.
+        # Sum of weight * gradient, subtracted by the softmax's backward pass.
         common = (right.to(log_sum.dtype) * mixed).sum(-1, keepdim=True)
         if read.sinks is not None and sums.sinks is not None:
             scores = _sink_scores(read.sinks, left, len(key)).to(log_sum.dtype).mul_(LOG2_E)
@@ -214,7 +208,7 @@ def _by_key_head(x: Tensor, key_heads: int) -> Tensor:
     return x.view(len(x), key_heads, -1, x.shape[-1]).permute(1, 2, 0, 3)
 
 
-def _scores(query: Tensor, key: Tensor, hide: _Hiding, scoring: Scoring) -> Tensor:
+def _scores(query: Tensor, key: Tensor, hide: _BlockMask, scoring: Scoring) -> Tensor:
     """Return base-2 scores (K, G * Q, S) in `_sum_type`, of (K, G * Q, D) and (K, S, D).
 
     On a CPU powers of two take a third of the time of exponentials.
@@ -224,7 +218,7 @@ def _scores(query: Tensor, key: Tensor, hide: _Hiding, scoring: Scoring) -> Tens
 
 
 @dataclass(frozen=True, slots=True)
-class _Hiding:
+class _BlockMask:
     """The causal and sliding-window mask of a block."""
 
     queries: int
@@ -248,11 +242,11 @@ class _Hiding:
         return scores
 
 
-def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]]]:
+def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _BlockMask]]]]:
     """Yield the queries of each block with the blocks of keys they see.
 
-    With a window a span's own keys come first, as every query sees one of them. Keys that are
-    visible only bidirectionally come last.
+    With a window a span's own keys come first, since every query sees one of them. Keys that are
+    only visible bidirectionally come last.
     """
     for span in rows.spans:
         prefix = _pieces(span.prefix_start, span.prefix_length, rows.block)
@@ -276,7 +270,7 @@ def _blocks(rows: LongRows) -> Iterator[tuple[slice, list[tuple[slice, _Hiding]]
             found = []
             for keys, distance in blocks:
                 ahead = _ahead(queries, keys, seeing) if distance <= 0 else ()
-                found.append((keys, _Hiding(count, distance, rows.window, ahead)))
+                found.append((keys, _BlockMask(count, distance, rows.window, ahead)))
             yield queries, found
 
 

@@ -1,9 +1,8 @@
 """Dynamic loss scaling for float16, whose gradients would otherwise underflow.
 
-Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2: the loss is multiplied by the scale before
-the backward pass, and gradients are divided by it before the step. If a gradient overflows, the
-step is skipped and the scale halved; after a number of good steps it is doubled. All scales are
-powers of two, so they add no rounding.
+Micikevicius et al. 2018 (arXiv:1710.03740), section 3.2: the loss is multiplied by the scale, and
+gradients are divided by it before the step. If a gradient overflows, the step is skipped and the
+scale halved; after a number of good steps it is doubled. Powers of two add no rounding.
 """
 
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch import Tensor
 
 LOSS_SCALE: Final = "loss_scale"
-"""Its name among the tensors of an engine's state."""
+"""Name among the tensors of an engine's state."""
 
 _LEAST: Final = 2.0**-24
 """The smallest positive float16."""
@@ -29,8 +28,8 @@ class LossScale:
     value: float = 65_536.0
     steps: int = 0
 
-    def after(self, *, is_finite: bool) -> None:
-        """Return the state after an update, whose gradient was finite or not."""
+    def update(self, *, is_finite: bool) -> None:
+        """Update the scale after an update with a finite gradient or not."""
         self.steps = self.steps + 1 if is_finite else 0
         if not is_finite:
             self.value = max(self.value / 2.0, _LEAST)
@@ -38,10 +37,8 @@ class LossScale:
             self.value, self.steps = self.value * 2.0, 0
 
     def state(self) -> Tensor:
-        """Return the state, (2,) float64."""
         return torch.tensor([self.value, self.steps], dtype=torch.float64)
 
     def load(self, state: Tensor) -> None:
-        """Restore a state."""
         value, steps = state.tolist()
         self.value, self.steps = value, int(steps)

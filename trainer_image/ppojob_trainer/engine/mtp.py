@@ -1,10 +1,9 @@
-"""Multi-token prediction (MTP) loss, beside that of the objective.
+"""Multi-token prediction (MTP) loss, added to that of the objective.
 
-For tokens t of a row with last hidden states h, the MTP layer reads h_i and the embedding of
-t_(i+1) at each i, attends causally within the row, and predicts t_(i+2) (DeepSeek-V3,
-arXiv:2412.19437, section 2.2, at a depth of 1). Its loss is the mean of -log p(a_t) over all
-trained tokens of the mini-batch, at temperature 1; it is 0 for a token with fewer than two tokens
-before it in its context.
+At each token t_i of a row with last hidden state h_i, the MTP layer reads h_i and the embedding of
+t_(i+1), attends causally within the row, and predicts t_(i+2) (DeepSeek-V3, arXiv:2412.19437,
+section 2.2, at a depth of 1). Its loss is the mean of -log p(a_t) over the trained tokens of the
+mini-batch, at temperature 1; 0 for the first two tokens of a context.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.engine.attention import AttentionPlans
 from ppojob_trainer.engine.fused_logprobs import LogprobSettings, fused_logprobs
 from ppojob_trainer.engine.head import PolicyHead
-from ppojob_trainer.engine.layout import PackedRows, Span
 from ppojob_trainer.engine.objective import Denominators, LossParts
+from ppojob_trainer.engine.packed_rows import PackedRows, Span
 from ppojob_trainer.models.mtp_layers import mtp_layer_of
 from ppojob_trainer.parallel.sequence import ALONE
 
@@ -36,16 +35,16 @@ class Mtp:
 
     @classmethod
     def of(cls, spec: PPOJobSpec) -> Mtp | None:
-        """Make it as the job asks; None without MTP training."""
+        """Build it from the job's spec; None without MTP training."""
         if (mtp := spec.model.mtp) is None:
             return None
         settings = LogprobSettings(1.0, spec.training.logprob_chunk_tokens, "none")
         return cls(mtp.loss_coefficient, mtp.detach, PolicyHead(settings))
 
-    def joined(
+    def add_to(
         self, part: LossParts, logprobs: Tensor, denominators: Denominators, area: str
     ) -> LossParts:
-        """Add the MTP loss of a micro-batch to its other loss."""
+        """Add the MTP loss to that of a micro-batch."""
         loss = -logprobs.sum() / max(denominators.tokens, 1.0)
         weighted, whole = self.coefficient * loss, f"{area}/loss"
         terms = {whole: part.terms[whole] + weighted.item(), mtp_loss_name(area): loss.item()}
@@ -56,7 +55,7 @@ class Mtp:
     ) -> Tensor:
         """Return (trained,) log p of the trained tokens, 0 with fewer than two tokens before them.
 
-        `states` are the last hidden states, (1, packed, h); `stream` is that of `AttentionPlans`.
+        `states` are the last hidden states, (1, packed, h); `stream` as in `AttentionPlans`.
         """
         spans, before = _pairs(packed.spans)
         before = before.to(states.device)
@@ -88,13 +87,10 @@ def mtp_loss_name(area: str) -> str:
 
 
 def _pairs(spans: Sequence[Span]) -> tuple[tuple[Span, ...], Tensor]:
-    """Build the attention structure of (state, next embedding) pairs, at the embedding's token.
+    """Return the spans of (state, next embedding) pairs, and (packed,) each token's previous one.
 
-    The first token of a context is in no pair: it attends to itself, and no other token to it.
-
-    Returns:
-        Spans that cover the packed sequence, and (packed,) int64, the previous token in each row;
-        for the first of a context itself.
+    The first token of a context is in no pair: it attends to itself, and no other token to it; its
+    previous token is itself.
     """
     found: list[Span] = []
     before = []

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_api.v1alpha1.training import MuonSpec
-from ppojob_trainer.parallel.boxes import box_of, local_part, shard_like, whole
+from ppojob_trainer.parallel.boxes import box_of, full_tensor, local_part, shard_like
 
 BUFFER: Final = "momentum_buffer"
 
@@ -63,9 +63,8 @@ _LAST_REPEATS: Final = ("polar_express", "cans", "deepseekv4")
 def orthogonal(matrix: Tensor, spec: MuonSpec) -> Tensor:
     """Return approximately U Vᵀ of a matrix U S Vᵀ (rows, columns).
 
-    Newton-Schulz iterations of a quintic, which bring singular values near 1: five of the default
-    coefficients between 0.7 and 1.2. In float32, where others use bfloat16, so rounding differences
-    of gradients are not amplified and parallel layouts agree.
+    Newton-Schulz iterations of a quintic bring singular values near 1. In float32, where others use
+    bfloat16, so that parallel layouts agree.
     """
     is_tall = matrix.shape[0] > matrix.shape[1]
     x = (matrix.T if is_tall else matrix).float()
@@ -80,7 +79,7 @@ def orthogonal(matrix: Tensor, spec: MuonSpec) -> Tensor:
 
 
 def update_scale(spec: MuonSpec, out: int, into: int) -> float:
-    """Return what the orthogonal update of a weight (out, in) is multiplied by."""
+    """Return the factor of the orthogonal update of a weight (out, in)."""
     factor = spec.extra_scale_factor
     if spec.scale_mode == "spectral":
         return (_OF_ADAMW if factor is None else factor) * math.sqrt(max(out, into))
@@ -91,10 +90,10 @@ def update_scale(spec: MuonSpec, out: int, into: int) -> float:
 class Muon(torch.optim.Optimizer):
     """Muon for the matrices of a model's layers, and AdamW for all other parameters.
 
-    By default, as in Liu et al. 2025 (arXiv:2502.16982), momentum is Nesterov's and an update is
-    scaled by 0.2 √n, n the longer side: elements change about as much as by AdamW, so both share
-    one learning rate and weight decay. Sharded momentum is all-gathered one matrix at a time, and
-    every rank orthogonalizes it: a step is a collective of the ranks that hold the model.
+    By default, as in Liu et al. 2025 (arXiv:2502.16982), with Nesterov momentum and updates scaled
+    by 0.2 √n, n the longer side, so that both share one learning rate and weight decay. Sharded
+    momentum is all-gathered matrix by matrix: a step is a collective of the ranks that hold the
+    model.
     """
 
     def __init__(
@@ -108,10 +107,7 @@ class Muon(torch.optim.Optimizer):
         momentum: float,
         spec: MuonSpec,
     ) -> None:
-        """Make it of groups of matrices, with the `update_scale` of each.
-
-        `others` is None where all parameters are matrices, as with adapters.
-        """
+        """Take groups of matrices, with the `update_scale` of each; `others` may be None."""
         defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum}
         super().__init__(groups, defaults)
         self._scales, self._spec, self._own = scales, spec, len(groups)
@@ -122,25 +118,24 @@ class Muon(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Do one step with the present gradients."""
         assert closure is None, "the gradients have been computed"
         if self._others is not None:
             self._others.step()
         for group in self.param_groups[: self._own]:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._turn(parameter, group["lr"], group["weight_decay"], group["momentum"])
+                    self._update(parameter, group["lr"], group["weight_decay"], group["momentum"])
 
-    def _turn(self, parameter: nn.Parameter, rate: float, decay: float, momentum: float) -> None:
+    def _update(self, parameter: nn.Parameter, rate: float, decay: float, momentum: float) -> None:
         gradient, state = parameter.grad, self.state[parameter]
-        assert gradient is not None, "others are left alone"
+        assert gradient is not None, "only parameters with gradients"
         mine = local_part(gradient)
         if BUFFER not in state:
             state[BUFFER] = shard_like(parameter, torch.zeros_like(mine))
         buffer = local_part(state[BUFFER])
         buffer.lerp_(mine, 1.0 - momentum)
         seen = mine.lerp(buffer, momentum) if self._spec.nesterov else buffer
-        update = orthogonal(whole(shard_like(parameter, seen)), self._spec)
+        update = orthogonal(full_tensor(shard_like(parameter, seen)), self._spec)
         weights, scale = local_part(parameter), self._scales[parameter]
         weights.mul_(1.0 - rate * decay)
         weights.add_(box_of(parameter).of(update).to(weights.dtype), alpha=-rate * scale)

@@ -1,7 +1,7 @@
-"""Objectives: the losses that updates minimize, as sums over micro-batches and ranks.
+"""Objectives: the losses that updates minimize; here those of demonstrations.
 
-Every denominator is that of the whole mini-batch over all ranks, so losses, gradients and
-statistics of micro-batches and ranks add up.
+Denominators are those of the whole mini-batch over all ranks, so losses, gradients and statistics
+of micro-batches and ranks add up.
 """
 
 from __future__ import annotations
@@ -15,6 +15,8 @@ from torch import Tensor
 from ppojob_api.v1alpha1.algorithm import AlgorithmSpec
 from ppojob_trainer.algorithms.aggregate import aggregate
 from ppojob_trainer.algorithms.masked import masked_sum, row_count, rows_with_any
+from ppojob_trainer.engine.head import TokenOutputs
+from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.rows.experience import Experience
 
 
@@ -28,7 +30,6 @@ class Denominators:
 
     @classmethod
     def of(cls, rows: Experience) -> Denominators:
-        """Count rows that are all on this rank."""
         counts = row_count(rows.mask, rows.lengths)
         positives = 0.0 if rows.positives is None else float((rows.mask & rows.positives).sum())
         return cls(float(rows.mask.sum()), float((counts > 0).sum()), positives)
@@ -43,7 +44,7 @@ class Aggregation:
 
     @classmethod
     def of(cls, spec: AlgorithmSpec, max_response_tokens: int | None) -> Aggregation:
-        """Return that of a job; absent `lossScaleTokens` means its longest response."""
+        """Return that of a job; `lossScaleTokens` defaults to its longest response."""
         return cls(spec.loss_aggregation, spec.loss_scale_tokens or max_response_tokens)
 
     def __call__(
@@ -53,7 +54,7 @@ class Aggregation:
         denominators: Denominators,
         mask: Tensor | None = None,
     ) -> Tensor:
-        """Return this micro-batch's share of the mini-batch's value; `mask` defaults to theirs."""
+        """Return this micro-batch's share of the mini-batch's value."""
         return aggregate(
             values,
             rows.mask if mask is None else mask,
@@ -82,15 +83,70 @@ class LossParts:
     """Contribution of a micro-batch to the mini-batch."""
 
     loss: Tensor  # scalar with gradient
-    # statistics already divided by the denominators; sums over micro-batches
-    terms: dict[str, float] = field(default_factory=dict)
-    # statistics summed over the computed tokens; `tokens` counts those
-    token_sums: dict[str, float] = field(default_factory=dict)
-    tokens: int = 0
-    # number of values in a sum, where it is not that of those tokens
-    counts: dict[str, float] = field(default_factory=dict)
+    terms: dict[str, float] = field(default_factory=dict)  # divided by the denominators
+    token_sums: dict[str, float] = field(default_factory=dict)  # over the computed tokens
+    tokens: int = 0  # computed tokens
+    counts: dict[str, float] = field(default_factory=dict)  # of a sum, if not `tokens`
 
 
 def token_sums(columns: Mapping[str, Tensor], mask: Tensor) -> dict[str, float]:
     """Return the sum of each column over the trained tokens."""
     return {name: masked_sum(values, mask).item() for name, values in columns.items()}
+
+
+_TOKEN_MEAN = Aggregation("token_mean")
+
+
+@dataclass(frozen=True, slots=True)
+class SftObjective(TokenObjective):
+    """Supervised fine-tuning (SFT): `L = aggregate(-log pi(a_t|s_t))` over demonstrations.
+
+    Over the first output of a `PolicyHead`.
+    """
+
+    aggregation: Aggregation
+
+    area: ClassVar = "train"
+    term_names: ClassVar = ("train/loss",)
+
+    @classmethod
+    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> SftObjective:
+        return cls(Aggregation.of(spec, max_response_tokens))
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        loss = self.aggregation(-outputs[0], rows, denominators)
+        return LossParts(loss, {"train/loss": loss.item()}, tokens=int(rows.mask.sum()))
+
+    def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
+        """Return the mean cross-entropy per token of held-out rows."""
+        sums = {"val/loss": masked_sum(-outputs[0], rows.mask).item()}
+        return PassStatistics(token_sums=sums, tokens=int(rows.mask.sum()))
+
+
+@dataclass(frozen=True, slots=True)
+class SupervisedObjective(TokenObjective):
+    """`c L` with the mean over tokens, added to the loss of a policy.
+
+    PPO-ptx (InstructGPT, arXiv:2203.02155), equation 2. With `uncertain_tokens` each token is
+    weighted by p (1 - p), p its probability, without gradient: CHORD's φ (arXiv:2508.11408).
+    """
+
+    coefficient: float  # c
+    uncertain_tokens: bool = False
+
+    area: ClassVar = "actor"
+    term_names: ClassVar = ("actor/sft_loss",)
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        """Return a micro-batch's share; its tokens do not count among the policy's."""
+        losses = -outputs[0]
+        if self.uncertain_tokens:
+            likely = outputs[0].detach().exp()
+            losses = losses * likely * (1.0 - likely)
+        loss = _TOKEN_MEAN(losses, rows, denominators)
+        weighed = self.coefficient * loss
+        return LossParts(weighed, {"actor/sft_loss": loss.item(), "actor/loss": weighed.item()})

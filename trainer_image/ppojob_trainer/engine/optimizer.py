@@ -13,14 +13,14 @@ from ppojob_api.v1alpha1.training import MuonSpec, OptimizerSpec
 from ppojob_trainer.engine.muon import BUFFER, Muon, update_scale
 from ppojob_trainer.engine.stochastic_rounding import round_into
 from ppojob_trainer.models.adapter_names import is_b
-from ppojob_trainer.models.transposed_linear import TransposedLinear
+from ppojob_trainer.models.transformers_modules import TransposedLinear
 from ppojob_trainer.parallel.boxes import (
     Box,
     box_of,
+    copy_pieces,
     is_first_holder,
     local_part,
     shard_like,
-    sharded_as,
 )
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.fsdp import decoder_layers
@@ -28,7 +28,7 @@ from ppojob_trainer.parallel.offload import HostMemory
 from ppojob_trainer.parallel.world import World
 
 COUNT = "step"
-"""The one state of a parameter that has not its shape."""
+"""The only state without the shape of its parameter."""
 OF_ADAMW = ("exp_avg", "exp_avg_sq", COUNT)
 RATE_RATIO: Final = "rate_ratio"
 """Key of a parameter group: its learning rate over the optimizer's."""
@@ -37,13 +37,12 @@ RATE_RATIO: Final = "rate_ratio"
 def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
     """Return the learning rate of optimizer step `step`, counted from 0.
 
-    Linear warm-up first: `lr * step / warmup` from 0 (or from its start rate). Then constant, or
-    decay from `lr` towards `lr * r`, r the ratio of the minimum: `lr * (r + (1 - r) f)`. With x the
-    share done of the steps after warm-up and the stable phase, f is `1 - x` of a linear schedule,
-    as in transformers and Megatron, `(1 - x)^power` of a polynomial, and `(1 + cos(2 pi cycles x))
-    / 2` of a cosine, of half a cycle by default, as in verl. Past the end the rate is constant;
-    verl's cosine would go on. An inverse square root has no end: `lr * max(r, sqrt(warmup /
-    step))`, with both at least 1, as in Megatron.
+    Linear warm-up from 0, or from its start rate. Then constant, or a decay from `lr` to `lr * r`,
+    r the ratio of the minimum: `lr * (r + (1 - r) f)`. With x the share done of the steps after
+    warm-up and stable phase, f is `1 - x` (linear, as in transformers and Megatron), `(1 -
+    x)^power` (polynomial), or `(1 + cos(2 pi cycles x)) / 2` (cosine, half a cycle by default, as
+    in verl). After the end the rate is constant. The inverse square root has no end: `lr * max(r,
+    sqrt(warmup / step))`, with both at least 1, as in Megatron.
     """
     warmup = spec.warmup_steps or int(spec.warmup_ratio * total_steps)
     if step < warmup:
@@ -65,15 +64,12 @@ def learning_rate(spec: OptimizerSpec, step: int, total_steps: int) -> float:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that updates change, by name: the adapters, or all without LoRA."""
+    """Return the parameters that are trained, by name."""
     return {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
 
 
 def matrices_of(model: nn.Module) -> set[nn.Parameter]:
-    """Return the trained matrices of the layers: not embedding, head, norms or biases.
-
-    Nor stacked experts, which would have to be orthogonalized one by one.
-    """
+    """Return the trained matrices of the layers, without biases and stacked experts."""
     return {
         one
         for layer in decoder_layers(model)
@@ -101,20 +97,20 @@ def build_optimizer(model: nn.Module, spec: OptimizerSpec) -> torch.optim.Optimi
     if spec.type == "adamw":
         assert adamw is not None, "something is trained"
         return adamw
-    turned = {name: one for name, one in named.items() if one in matrices}
+    of_muon = {name: one for name, one in named.items() if one in matrices}
     muon = spec.muon or MuonSpec()
     layers = (layer for layer in model.modules() if isinstance(layer, TransposedLinear))
     into_first = {layer.weight for layer in layers}
     scales = {
         one: update_scale(muon, *(reversed(one.shape) if one in into_first else one.shape))
-        for one in turned.values()
+        for one in of_muon.values()
     }
     momentum = spec.momentum
-    return Muon(_groups(turned, spec), scales, adamw, momentum=momentum, spec=muon, **shared)
+    return Muon(_groups(of_muon, spec), scales, adamw, momentum=momentum, spec=muon, **shared)
 
 
 def _groups(named: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> list[dict[str, Any]]:
-    """Return the parameter groups of an optimizer: with LoRA+ those of B by themselves."""
+    """Return the parameter groups: with LoRA+ those of B separately."""
     parts: dict[float, list[nn.Parameter]] = {1.0: [], spec.lora_plus_ratio: []}
     for name, one in named.items():
         parts[spec.lora_plus_ratio if is_b(name) else 1.0].append(one)
@@ -122,7 +118,7 @@ def _groups(named: Mapping[str, nn.Parameter], spec: OptimizerSpec) -> list[dict
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
-    """Set the learning rate, in each group by its ratio."""
+    """Set the learning rate of each group by its ratio."""
     for group in optimizer.param_groups:
         group["lr"] = rate * group[RATE_RATIO]
 
@@ -130,14 +126,12 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 class _ByParts(torch.optim.Optimizer):
     """Steps on the local shards of weights, gradients and moments; elementwise optimizers only.
 
-    With a list of DTensors PyTorch first plans how to compute with them, which takes tenths of a
-    second for each list that a process has not seen before.
+    PyTorch's planning for lists of DTensors takes tenths of a second for each new list.
     """
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Do one step with the present gradients."""
-        kept, groups = self.state, [(group, group["params"]) for group in self.param_groups]
+        state, groups = self.state, [(group, group["params"]) for group in self.param_groups]
         parts = {
             weight: local_part(weight).detach()
             for _, weights in groups
@@ -148,19 +142,19 @@ class _ByParts(torch.optim.Optimizer):
         try:
             for weight, part in parts.items():
                 part.grad = local_part(weight.grad)
-                if weight in kept:
-                    self.state[part] = {key: local_part(one) for key, one in kept[weight].items()}
+                if weight in state:
+                    self.state[part] = {key: local_part(one) for key, one in state[weight].items()}
             for group, weights in groups:
                 group["params"] = [parts[weight] for weight in weights if weight in parts]
             super().step()
             for weight, part in parts.items():
-                if part in self.state and weight not in kept:
-                    kept[weight] = {
+                if part in self.state and weight not in state:
+                    state[weight] = {
                         key: one if key == COUNT else shard_like(weight, one)
                         for key, one in self.state[part].items()
                     }
         finally:
-            self.state = kept
+            self.state = state
             for group, weights in groups:
                 group["params"] = weights
 
@@ -174,7 +168,7 @@ class _Sgd(_ByParts, torch.optim.SGD):
 
 
 def divide_gradients(parameters: Iterable[Tensor], divisor: float) -> None:
-    """Divide the gradients that exist by a power of two."""
+    """Divide the gradients by a power of two."""
     grads = [local_part(p.grad) for p in parameters if p.grad is not None]
     torch._foreach_mul_(grads, 1.0 / divisor)
 
@@ -182,14 +176,11 @@ def divide_gradients(parameters: Iterable[Tensor], divisor: float) -> None:
 def clip_gradients(
     parameters: Iterable[Tensor], limit: float, world: World, *, elsewhere: Tensor | None = None
 ) -> float:
-    """Scale gradients so that their global norm is at most `limit`.
+    """Scale gradients so that their global norm is at most `limit`; 0 for no limit.
 
-    A shard that is replicated counts once; the gradient `elsewhere` is counted at another pipeline
-    stage. A limit of 0 leaves the gradients as they are.
-
-    Returns:
-        The global norm before clipping, the same on all ranks. If it is not finite the gradients
-        are unusable.
+    Replicated shards count once; the gradient `elsewhere` is counted at another pipeline stage.
+    Returns the global norm before clipping, the same on all ranks; gradients are unusable if it is
+    not finite.
     """
     cut = [(p, p.grad) for p in parameters if p.grad is not None]
     grads = [local_part(grad) for _, grad in cut]
@@ -212,21 +203,20 @@ def step_by_weight(
 ) -> None:
     """Step with the moments of one weight at a time on the device.
 
-    Between steps moments are in host memory, if `host` is given. With `names` of the weights,
-    moments of float32 weights are stored in bfloat16, stochastically rounded with a hash of name
-    and `update`.
+    With `host`, moments are offloaded between steps. With `names` of the weights, moments of
+    float32 weights are stored in bfloat16, stochastically rounded by a hash of name and `update`.
     """
     for weight in _one_by_one(optimizer):
         if host is not None:
-            host.give_back(_moments(optimizer, weight).values())
+            host.load(_moments(optimizer, weight).values())
         with _in_float32(optimizer, weight, f"{names[weight]}/{update}" if names else None):
             optimizer.step()
         if host is not None:
-            host.take(_moments(optimizer, weight).values())
+            host.offload(_moments(optimizer, weight).values())
 
 
 def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
-    """Yield each weight as the optimizer's only one: it iterates over all in each step."""
+    """Yield each weight as the optimizer's only one."""
     groups = [(group, group["params"]) for group in optimizer.param_groups]
     try:
         for group, _ in groups:
@@ -245,20 +235,20 @@ def _one_by_one(optimizer: torch.optim.Optimizer) -> Iterator[Tensor]:
 def _in_float32(
     optimizer: torch.optim.Optimizer, weight: Tensor, what: str | None
 ) -> Iterator[None]:
-    """Convert the moments of a weight to float32 within the block, and to bfloat16 after it.
+    """Convert the moments of a float32 weight to float32 within the block, to bfloat16 after it.
 
-    Without a name, and for weights that are not float32, they stay as they are.
+    Without a name they are not converted.
     """
     if what is None or weight.dtype != torch.float32:
         yield
         return
-    kept = _moments(optimizer, weight)
-    for key, moment in kept.items():
+    stored = _moments(optimizer, weight)
+    for key, moment in stored.items():
         optimizer.state[weight][key] = shard_like(weight, local_part(moment).float())
     yield
     for key, moment in _moments(optimizer, weight).items():
         values = local_part(moment)
-        low = kept.get(key)
+        low = stored.get(key)
         if low is None:
             low = shard_like(weight, torch.empty_like(values, dtype=torch.bfloat16))
         round_into(local_part(low), values, box_of(weight), f"{what}/{key}")
@@ -267,7 +257,7 @@ def _in_float32(
 
 def _moments(optimizer: torch.optim.Optimizer, weight: Tensor) -> dict[str, Tensor]:
     """Return the moments of a weight by their keys; empty before the first step."""
-    return {key: kept for key, kept in optimizer.state.get(weight, {}).items() if key != COUNT}
+    return {key: one for key, one in optimizer.state.get(weight, {}).items() if key != COUNT}
 
 
 def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
@@ -277,15 +267,14 @@ def optimizer_tensors(model: nn.Module, optimizer: torch.optim.Optimizer) -> dic
     """
     names: dict[Tensor, str] = {weight: name for name, weight in model.named_parameters()}
     return {
-        f"{names[parameter]}/{key}": sharded_as(parameter, state[key])
+        f"{names[parameter]}/{key}": copy_pieces(parameter, state[key])
         for parameter, state in optimizer.state.items()
         for key in (*OF_ADAMW, BUFFER)
         if key in state
     }
 
 
-def _kept(model: nn.Module, spec: OptimizerSpec) -> dict[str, tuple[str, ...]]:
-    """Return the state keys that an optimizer keeps for each parameter."""
+def _state_keys(model: nn.Module, spec: OptimizerSpec) -> dict[str, tuple[str, ...]]:
     parameters = trained_parameters(model)
     if spec.type == "sgd":
         return dict.fromkeys(parameters, (BUFFER,) if spec.momentum else ())
@@ -298,7 +287,7 @@ def optimizer_boxes(model: nn.Module, spec: OptimizerSpec) -> dict[str, Box]:
     parameters = trained_parameters(model)
     return {
         f"{name}/{key}": Box.whole(()) if key == COUNT else box_of(parameters[name])
-        for name, keys in _kept(model, spec).items()
+        for name, keys in _state_keys(model, spec).items()
         for key in keys
     }
 
@@ -310,13 +299,10 @@ def load_optimizer_tensors(
     parts: Mapping[str, Tensor],
     host: HostMemory | None = None,
 ) -> None:
-    """Load copies of this rank's shards of `optimizer_tensors`, of which there may be none.
-
-    If `host` is given, moments move there weight by weight.
-    """
+    """Load copies of this rank's shards of `optimizer_tensors`; `host` offloads moments at once."""
     optimizer.state.clear()
     parameters = trained_parameters(model)
-    for name, keys in _kept(model, spec).items() if parts else ():
+    for name, keys in _state_keys(model, spec).items() if parts else ():
         parameter = parameters[name]
         state = {key: parts[f"{name}/{key}"].to(parameter.device, copy=True) for key in keys}
         optimizer.state[parameter] = {
@@ -324,4 +310,4 @@ def load_optimizer_tensors(
             for key, value in state.items()
         }
         if host is not None:
-            host.take(_moments(optimizer, parameter).values())
+            host.offload(_moments(optimizer, parameter).values())

@@ -1,7 +1,7 @@
 """Preference losses: the mean of a loss over pairs of a chosen and a rejected answer.
 
-Offline, row 2 i is the chosen answer of pair i and row 2 i + 1 the rejected one. Online, a pair is
-two generated rows of a group. No split over ranks, mini-batches or micro-batches parts a group.
+Offline, row 2 i is the chosen answer of pair i and row 2 i + 1 the rejected one. Online, a pair are
+two generated rows of a group. Groups are never split over ranks or micro-batches.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Pairs = tuple[Tensor, Tensor]
 """(pairs,) int64 each: the rows of the chosen answers, and those of the rejected ones."""
 
 _OF_REWARDS: Final = ("chosen", "rejected", "margins", "accuracies")
-_TOLD: Final = ("loss", *(f"rewards/{name}" for name in _OF_REWARDS))
+_METRICS: Final = ("loss", *(f"rewards/{name}" for name in _OF_REWARDS))
 """Metrics of the pairs of an update, and of held-out ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class DpoLoss:
-    """Losses of `PAIR_LOSSES`, and the cross-entropy of the chosen answers beside them.
+    """Losses of `PAIR_LOSSES`, plus the cross-entropy of the chosen answers.
 
-    Reported rewards are `beta` times the compared quantity: `log(pi(y|x) / pi_ref(y|x))`, or
-    `log pi(y|x)` without a reference, over an answer or its mean over the tokens.
+    Reported rewards are `beta` times `log(pi(y|x) / pi_ref(y|x))`, or `log pi(y|x)` without a
+    reference, over an answer or its mean over the tokens.
     """
 
     spec: DpoSpec
@@ -77,18 +77,18 @@ class DpoLoss:
         return replace(rows, counterparts=counterparts.repeat_interleave(rows.lengths))
 
     def _compared_by_rank(self, logprobs: Tensor, rows: Experience, pairs: Pairs) -> Tensor:
-        """Return losses (pairs,) of which only the sum over the mini-batch has a meaning: AOT's.
+        """Return losses (pairs,) of AOT, of which only the sum over the mini-batch is meaningful.
 
         Melnyk et al. 2024, arXiv:2406.05882: the i-th smallest margin of the policy is compared
         with that of the reference, or the i-th smallest log-ratio of a chosen answer with that of a
-        rejected one. Sorting changes no gradient, so what one is compared with is a constant here.
+        rejected one. Sorting changes no gradient, so counterparts are constants.
         """
         assert rows.counterparts is not None, "a mini-batch is sorted before its update"
         (name,) = self.spec.weighted
         one, other = self._sides(logprobs, rows, pairs)
         constants = rows.counterparts[rows.offsets[:-1]]
         losses = self._term(name, one, constants[pairs[0]])
-        # Over the mini-batch it is the same sum once more, so it adds a gradient and no value.
+        # The same sum over the mini-batch, so it adds a gradient and no value.
         again = self._term(name, constants[pairs[1]], other)
         return losses + (again - again.detach())
 
@@ -114,7 +114,6 @@ class DpoLoss:
         return row_sum(values, rows.mask, rows.lengths)
 
     def _term(self, name: DpoLossType, chosen: Tensor, rejected: Tensor) -> Tensor:
-        """Return the losses of one kind, (pairs,)."""
         spec, needs = self.spec, PAIR_LOSS_NEEDS[name]
         options = {"beta": spec.beta}
         if needs.has_smoothing:
@@ -132,9 +131,9 @@ def _reference(rows: Experience) -> Tensor:
 
 
 def _is_in_tail(rows: Experience, pairs: Pairs) -> Tensor:
-    """Return (tokens,): whether a trained token stands behind the length that both answers have.
+    """Return (tokens,): trained tokens of an answer beyond the length of the pair's shorter one.
 
-    So LD-DPO divides the longer answer of each pair (Liu et al. 2024, arXiv:2409.06411).
+    LD-DPO (Liu et al. 2024, arXiv:2409.06411).
     """
     counts = row_count(rows.mask, rows.lengths)
     shared, ends = counts.clone(), counts.cumsum(0)
@@ -147,9 +146,8 @@ def _is_in_tail(rows: Experience, pairs: Pairs) -> Tensor:
 def _policy_weights(outputs: TokenOutputs, rows: Experience, pairs: Pairs) -> Tensor:
     """Return (pairs,), without gradient: how likely the policy generates both answers.
 
-    WPO (Zhou et al. 2024, arXiv:2406.11827, equation 2): of each answer the geometric mean of
-    `pi(a_t) / E[pi(a)]` over its tokens, so that answers that are sampled have about 1. As TRL, and
-    without the bound of 1 in the authors' code.
+    WPO (Zhou et al. 2024, arXiv:2406.11827, equation 2): the geometric mean of `pi(a_t) / E[pi(a)]`
+    over the tokens of each answer. As TRL, without the bound of 1 in the authors' code.
     """
     logprobs, *_, sum_pi_squared = outputs
     likely = logprobs.detach() - sum_pi_squared.log()
@@ -161,9 +159,9 @@ def _policy_weights(outputs: TokenOutputs, rows: Experience, pairs: Pairs) -> Te
 class BradleyTerryLoss:
     """`-log sigmoid(r_c - r_r - m)` (Ouyang et al. 2022, arXiv:2203.02155, equation 1).
 
-    A reward is the output of a `ValueHead` at a row's only trained token. The margin m, from the
-    chosen row's turn, is 0 without margins in the data (Touvron et al. 2023, arXiv:2307.09288,
-    equation 2). Centering adds `(r_c + r_r)^2` (Eisenstein et al. 2023, arXiv:2312.09244).
+    A reward is the output of a `ValueHead` at a row's only trained token. The margin m is the
+    chosen row's turn reward, or 0 (Touvron et al. 2023, arXiv:2307.09288, equation 2). Centering
+    adds `(r_c + r_r)^2` (Eisenstein et al. 2023, arXiv:2312.09244).
     """
 
     spec: RewardModelTrainingSpec
@@ -188,13 +186,13 @@ class PairObjective:
     loss: DpoLoss | BradleyTerryLoss
 
     area: ClassVar = "train"
-    term_names: ClassVar[tuple[str, ...]] = tuple(f"train/{name}" for name in _TOLD)
+    term_names: ClassVar[tuple[str, ...]] = tuple(f"train/{name}" for name in _METRICS)
     token_names: ClassVar[tuple[str, ...]] = ()
 
     def of_batch(self, rows: Experience, engine: ForwardEngine) -> tuple[Experience, PairObjective]:
         """Return a mini-batch's rows and their objective; a collective of all ranks.
 
-        A loss that sorts gets their log-probabilities by one more pass.
+        A loss that sorts needs one more forward pass.
         """
         if isinstance(self.loss, DpoLoss) and self.loss.spec.sorts is not None:
             logprobs, *_ = engine.predict(rows)
@@ -202,7 +200,6 @@ class PairObjective:
         return rows, self
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
-        """Return (n,) int64: all rows."""
         return rows.lengths.new_ones(rows.num_rows).nonzero()[:, 0]
 
     def __call__(
@@ -217,8 +214,8 @@ class PairObjective:
     def measured(self, outputs: TokenOutputs, rows: Experience) -> PassStatistics:
         """Return the statistics of held-out rows: sums, counted by pairs."""
         _, sums = self._compared(outputs, rows)
-        told = {f"val/{name}": total for name, total in zip(_TOLD, sums, strict=True)}
-        return PassStatistics(token_sums=told, tokens=rows.num_rows / 2.0)
+        named = {f"val/{name}": total for name, total in zip(_METRICS, sums, strict=True)}
+        return PassStatistics(token_sums=named, tokens=rows.num_rows / 2.0)
 
     def _compared(self, outputs: TokenOutputs, rows: Experience) -> tuple[Tensor, list[float]]:
         """Return losses (pairs,), and sums of the metrics over the pairs."""
@@ -242,7 +239,7 @@ class DrawnPairObjective(TokenObjective, PairObjective):
 
     area: ClassVar = "actor"
     term_names: ClassVar = ()
-    pair_names: ClassVar = tuple(f"actor/{name}" for name in _TOLD)
+    pair_names: ClassVar = tuple(f"actor/{name}" for name in _METRICS)
     token_names: ClassVar = (*SAMPLING_STATISTICS, *pair_names)
 
     def __call__(
@@ -251,8 +248,8 @@ class DrawnPairObjective(TokenObjective, PairObjective):
         """Return the loss of a micro-batch; a step's metrics are means over its pairs."""
         logprobs, entropy, *_ = outputs
         losses, of_pairs = self._compared(outputs, rows)
-        told = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
-        sums = token_sums(told, rows.mask) | dict(zip(self.pair_names, of_pairs, strict=True))
+        sampled = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
+        sums = token_sums(sampled, rows.mask) | dict(zip(self.pair_names, of_pairs, strict=True))
         return LossParts(
             losses.sum() / max(1.0, denominators.sequences / 2.0),
             token_sums=sums,

@@ -1,9 +1,9 @@
-"""Policy objective: policy loss, entropy bonus, KL to the reference.
+"""Policy objective: policy loss, entropy bonus, KL to the reference; and the distillation loss.
 
 `L = aggregate(policy loss) - c_H aggregate(H) + β aggregate(KL)`: PPO (arXiv:1707.06347), equation
-9, without its value term (the critic has its own update), and GRPO's KL (arXiv:2402.03300),
-equation 3. VAPO (arXiv:2504.05118) adds `μ L_pos`, the cross-entropy of correct responses. LUFFY
-(arXiv:2504.14945) has a separate policy loss for tokens of off-policy demonstrations.
+9, without its value term, and GRPO's KL (arXiv:2402.03300), equation 3. VAPO (arXiv:2504.05118)
+adds `μ L_pos`, the cross-entropy of correct responses. LUFFY (arXiv:2504.14945) has a separate
+policy loss for tokens of off-policy demonstrations.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ppojob_api.v1alpha1.algorithm import FULL_KL, AlgorithmSpec, KlSpec
 from ppojob_api.v1alpha1.policy_loss import Loss
+from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS
 from ppojob_trainer.algorithms.guidance import shaped_ratio
 from ppojob_trainer.algorithms.kl import kl_estimate
 from ppojob_trainer.algorithms.masked import masked_sum, rows_with_any, zero_outside
@@ -30,14 +31,20 @@ from ppojob_trainer.algorithms.rollout_diagnostics import (
 from ppojob_trainer.algorithms.token_masks import off_policy
 from ppojob_trainer.engine.custom_functions import policy_loss_of
 from ppojob_trainer.engine.head import TokenOutputs
-from ppojob_trainer.engine.objective import Aggregation, Denominators, LossParts, token_sums
+from ppojob_trainer.engine.objective import (
+    Aggregation,
+    Denominators,
+    LossParts,
+    TokenObjective,
+    token_sums,
+)
 from ppojob_trainer.rows.experience import Experience
 
 OFF_POLICY_SHARE = "actor/off_policy_frac"
-"""Metric: the share of tokens masked by `off_policy`."""
+"""Share of tokens masked by `off_policy`."""
 
 GUIDANCE = ("actor/off_pg_loss", "actor/off_ratio_mean", "actor/off_policy_prob")
-"""Metrics of the tokens of demonstrations: means over the computed ones."""
+"""Metrics of the tokens of demonstrations."""
 
 SAMPLING_STATISTICS = ("actor/entropy", "training/rollout_probs_diff_mean", "rollout_corr/kl")
 """Metrics of `sampling_diagnostics`."""
@@ -53,17 +60,17 @@ class KlTerm:
 
     @property
     def is_full(self) -> bool:
-        """Whether it is over the whole vocabulary: an output of the head."""
+        """Whether it is over the whole vocabulary, as an output of the head."""
         return self.estimator == FULL_KL
 
     @classmethod
     def of(cls, spec: KlSpec, coefficient: float | None = None) -> KlTerm | None:
-        """Return the term of a job, with this step's β; None for that of the spec."""
+        """Return the term of a job; `coefficient` is that of this step."""
         if spec.loss_term is not None:
             return cls(spec.loss_term.estimator, spec.loss_term.coefficient)
         if spec.in_ != "loss":
             return None
-        assert spec.estimator is not None, "a resolved configuration says which estimator"
+        assert spec.estimator is not None, "set in a resolved configuration"
         weight = spec.coefficient if coefficient is None else coefficient
         return cls(spec.estimator, weight, spec.unbiased)
 
@@ -76,14 +83,11 @@ class PolicyObjective:
     needs: Loss  # the loss's requirements on a job
     options: Mapping[str, JsonValue]
     aggregation: Aggregation  # reduces all terms
-    # correction of the trainer-sampler mismatch within the update; None for none, or if it was
-    # computed before the updates
-    correction: Correction | None = None
-    entropy_coefficient: float = 0.0  # c_H; 0 for no bonus
+    correction: Correction | None = None  # within the update, not before the updates
+    entropy_coefficient: float = 0.0  # c_H
     kl: KlTerm | None = None
-    positive_coefficient: float = 0.0  # μ; 0 for no such term
-    # of `off_policy`; None for no masking
-    off_policy_threshold: float | None = None
+    positive_coefficient: float = 0.0  # μ
+    off_policy_threshold: float | None = None  # of `off_policy`
     whole_groups: bool = False  # the loss compares the rows of a group
     guidance_gamma: float | None = None  # of `shaped_ratio`; None without demonstrations
 
@@ -98,10 +102,7 @@ class PolicyObjective:
         entropy_coefficient: float | None = None,
         max_response_tokens: int | None = None,
     ) -> PolicyObjective:
-        """Return the objective of a job.
-
-        Both coefficients are of this step; None for those of the spec.
-        """
+        """Return the objective of a job; both coefficients are those of this step."""
         correction = None
         if spec.is_bypass and spec.rollout_correction is not None:
             correction = Correction.of(**spec.rollout_correction.model_dump(by_alias=False))
@@ -125,29 +126,26 @@ class PolicyObjective:
 
     @property
     def term_names(self) -> tuple[str, ...]:
-        """Names of `LossParts.terms`."""
         bonus = ("actor/entropy_loss",) if self.entropy_coefficient else ()
         positive = ("actor/positive_loss",) if self.positive_coefficient else ()
         return ("actor/loss", "actor/pg_loss", *bonus, *positive)
 
     @property
     def token_names(self) -> tuple[str, ...]:
-        """Names of `LossParts.token_sums`."""
         of_the_loss = self.policy_loss.metrics
         kl = ("actor/kl_loss",) if self.kl is not None else ()
-        told = () if self.correction is None else token_diagnostic_names(self.correction)
+        diagnostics = () if self.correction is None else token_diagnostic_names(self.correction)
         if self.off_policy_threshold is not None:
-            told = (*told, OFF_POLICY_SHARE)
+            diagnostics = (*diagnostics, OFF_POLICY_SHARE)
         if self.guidance_gamma is not None:
-            told = (*told, *GUIDANCE)
-        return (*of_the_loss, *SAMPLING_STATISTICS, *told, *kl)
+            diagnostics = (*diagnostics, *GUIDANCE)
+        return (*of_the_loss, *SAMPLING_STATISTICS, *diagnostics, *kl)
 
     def rows_with_gradient(self, rows: Experience) -> Tensor:
         """Return (n,) int64 row numbers whose gradient is not provably zero.
 
-        A row without trained tokens has none. Where the policy loss is zero with the advantages,
-        nor has a row whose advantages are all zero, unless an entropy or KL term is on, or the row
-        is correct and trained by the positive term.
+        A row has none without trained tokens, or if all its advantages are zero and the policy loss
+        vanishes with them, unless an entropy, KL or positive term applies.
         """
         needed = rows.mask
         vanishes = self.policy_loss.vanishes_without_advantage
@@ -164,10 +162,10 @@ class PolicyObjective:
     ) -> LossParts:
         """Return the loss of a micro-batch.
 
-        Rows without `old_logprobs` are of a step with a single update, whose own log-probabilities
-        are the old ones: the ratio is one, its gradient that of log pi. The outputs are
-        log-probabilities, entropy, the KL to the reference where it is over the whole vocabulary,
-        and log Z where the loss reads it; a KL estimate needs `ref_logprobs` in the rows.
+        Rows without `old_logprobs` are of a step with a single update: the ratio is one, its
+        gradient that of log pi. Outputs are log-probabilities, entropy, the KL to the reference if
+        it is over the whole vocabulary, and log Z if the loss reads it; a KL estimate needs
+        `ref_logprobs`.
         """
         assert rows.advantages is not None, "advantages come before the update"
         logprobs, entropy, *others = outputs
@@ -179,7 +177,7 @@ class PolicyObjective:
         sampled = sampling_diagnostics(old, entropy.detach(), rows)
         diagnostics = {**output, **sampled}
         if self.entropy_coefficient:
-            assert entropy.requires_grad, "the entropy bonus needs a head that gives its gradient"
+            assert entropy.requires_grad, "the head must return the entropy with gradient"
             bonus = self.aggregation(entropy, rows, denominators)
             parts.terms["actor/entropy_loss"] = bonus.item()
             parts.loss = parts.loss - self.entropy_coefficient * bonus
@@ -191,8 +189,10 @@ class PolicyObjective:
                 columns = logprobs, rows.ref_logprobs, self.kl.estimator
                 estimate = kl_estimate(*columns, mask=rows.mask)
             if self.kl.unbiased:
-                drew = rows.rollout_logprobs if self.needs.is_of_sampler else old
-                estimate = estimate * bounded(zero_outside(logprobs - drew, rows.mask)).exp()
+                sampler_logprobs = rows.rollout_logprobs if self.needs.is_of_sampler else old
+                estimate = (
+                    estimate * bounded(zero_outside(logprobs - sampler_logprobs, rows.mask)).exp()
+                )
             distance = self.aggregation(estimate, rows, denominators)
             parts.loss = parts.loss + self.kl.coefficient * distance
             diagnostics["actor/kl_loss"] = estimate.detach()
@@ -203,7 +203,7 @@ class PolicyObjective:
         parts.terms["actor/loss"] = parts.loss.item()
         parts.token_sums = token_sums(diagnostics, drawn)
         if self.guidance_gamma is not None:
-            assert rows.given is not None, "a job with guidance says which responses are given"
+            assert rows.given is not None, "set with guidance"
             given = rows.mask & rows.given
             of_given = guidance_diagnostics(logprobs.detach(), rows.advantages, self.guidance_gamma)
             parts.token_sums |= token_sums(of_given, given)
@@ -218,12 +218,9 @@ class PolicyObjective:
         rows: Experience,
         denominators: Denominators,
     ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        """Return per-token metrics, the share of the mini-batch's policy loss, and the mask.
-
-        The mask is that of the rows without the tokens that the correction rejects.
-        """
+        """Return per-token metrics, the policy loss, and the mask without rejected tokens."""
         assert rows.advantages is not None, "advantages come before the update"
-        mask, weights, told = rows.mask, rows.loss_weights, {}
+        mask, weights, diagnostics = rows.mask, rows.loss_weights, {}
         if self.correction is not None:
             columns = (logprobs, rows.rollout_logprobs, rows.mask, rows.lengths)
             corrected = correct(self.correction, *columns)
@@ -231,14 +228,14 @@ class PolicyObjective:
             if corrected.weights is not None:
                 own = corrected.weights
                 weights = own if weights is None else weights * own
-            told = token_diagnostics(self.correction, corrected)
-        drawn = mask if rows.given is None else mask & ~rows.given
+            diagnostics = token_diagnostics(self.correction, corrected)
+        generated = mask if rows.given is None else mask & ~rows.given
         inputs = LossInputs(
             logprobs=logprobs,
             old_logprobs=old,
             rollout_logprobs=rows.rollout_logprobs,
             advantages=rows.advantages,
-            mask=drawn,
+            mask=generated,
             lengths=rows.lengths,
             groups=rows.row_groups,
             ref_logprobs=rows.ref_logprobs,
@@ -247,7 +244,7 @@ class PolicyObjective:
         output = self.policy_loss.compute(inputs, **self.options)
         loss = output.loss
         if self.guidance_gamma is not None:
-            assert rows.given is not None, "a job with guidance says which responses are given"
+            assert rows.given is not None, "set with guidance"
             guided = -rows.advantages * shaped_ratio(logprobs, self.guidance_gamma)
             loss = torch.where(rows.given, guided, loss)
         if weights is not None:
@@ -258,36 +255,68 @@ class PolicyObjective:
                 logprobs,
                 rows.rollout_logprobs,
                 rows.advantages,
-                drawn,
+                generated,
                 rows.lengths,
                 self.off_policy_threshold,
             )
             loss = torch.where(is_left_out, 0.0, loss)
-            told = {**told, OFF_POLICY_SHARE: is_left_out.float()}
-        measured = {**output.metrics, **told}
+            diagnostics = {**diagnostics, OFF_POLICY_SHARE: is_left_out.float()}
+        measured = {**output.metrics, **diagnostics}
         return measured, self.aggregation(loss, rows, denominators, mask), mask
+
+
+@dataclass(frozen=True, slots=True)
+class DistillationObjective(TokenObjective):
+    """Distillation loss over the whole vocabulary, over the outputs of a `HeadWithKl`.
+
+    `L = aggregate(min(D(π, π_teacher), limit))` on generated responses (Agarwal et al. 2024,
+    arXiv:2306.13649, equation 2 on-policy only).
+    """
+
+    aggregation: Aggregation
+    limit: float | None = None
+
+    area: ClassVar = "actor"
+    term_names: ClassVar = ("actor/loss",)
+    token_names: ClassVar = (*SAMPLING_STATISTICS, DISTILLATION_LOSS)
+
+    @classmethod
+    def of(cls, spec: AlgorithmSpec, *, max_response_tokens: int) -> DistillationObjective:
+        assert spec.divergence is not None, "the whole vocabulary is compared"
+        return cls(Aggregation.of(spec, max_response_tokens), spec.divergence.max_token_loss)
+
+    def __call__(
+        self, outputs: TokenOutputs, rows: Experience, denominators: Denominators
+    ) -> LossParts:
+        logprobs, entropy, divergence = outputs
+        bounded = divergence if self.limit is None else divergence.clamp(max=self.limit)
+        loss = self.aggregation(bounded, rows, denominators)
+        diagnostics = sampling_diagnostics(logprobs.detach(), entropy.detach(), rows)
+        sums = token_sums({**diagnostics, DISTILLATION_LOSS: divergence.detach()}, rows.mask)
+        terms = {"actor/loss": loss.item()}
+        return LossParts(loss, terms, sums, tokens=int(rows.mask.sum()))
 
 
 def positive_loss(
     logprobs: Tensor, rows: Experience, denominators: Denominators, kept: Tensor
 ) -> Tensor:
-    """Return a micro-batch's share of the mean `-log pi` over trained tokens of correct responses.
+    """Return the mean `-log pi` over trained tokens of correct responses; 0 without any.
 
-    VAPO (arXiv:2504.05118), positive example LM loss; 0 for a mini-batch without correct responses.
-    Trained tokens that are not `kept` have no loss and still count, as in the policy loss.
+    VAPO (arXiv:2504.05118), positive example LM loss. Trained tokens that are not `kept` have no
+    loss, and count in the denominator.
     """
-    assert rows.positives is not None, "what scored well is told with the advantages"
+    assert rows.positives is not None, "set with the advantages"
     return -masked_sum(logprobs, kept & rows.positives) / max(1.0, denominators.positives)
 
 
 def guidance_diagnostics(logprobs: Tensor, advantages: Tensor, gamma: float) -> dict[str, Tensor]:
-    """Return the metrics `GUIDANCE`: the policy loss of demonstrations, its f(π), and π."""
+    """Return the metrics `GUIDANCE`: the policy loss of demonstrations, f(π), and π."""
     ratio = shaped_ratio(logprobs, gamma)
     return dict(zip(GUIDANCE, (-advantages * ratio, ratio, logprobs.exp()), strict=True))
 
 
 def sampling_diagnostics(logprobs: Tensor, entropy: Tensor, rows: Experience) -> dict[str, Tensor]:
-    """Return metrics of the initial policy's certainty, and of its distance to the sampler."""
+    """Return metrics of the policy's entropy, and of its distance to the sampler."""
     return {
         "actor/entropy": entropy,
         "training/rollout_probs_diff_mean": (logprobs.exp() - rows.rollout_logprobs.exp()).abs(),

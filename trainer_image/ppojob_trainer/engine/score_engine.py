@@ -10,10 +10,10 @@ from ppojob_trainer.data.chat import ChatTokenizer, up_to_padding
 from ppojob_trainer.data.template_renderer import BadChatTemplate, Messages
 from ppojob_trainer.engine.forward_engine import ForwardEngine, as_prompts
 from ppojob_trainer.engine.head import ValueHead
-from ppojob_trainer.errors import ConfigError, NonFiniteReward
+from ppojob_trainer.errors import ConfigError, RewardFailed
 from ppojob_trainer.models.folder_checks import context_tokens
 from ppojob_trainer.models.tokenizer_fit import check_score_fit
-from ppojob_trainer.parallel.collectives import refused_together, shared_within
+from ppojob_trainer.parallel.collectives import gather_within, raise_together
 from ppojob_trainer.parallel.world import World
 
 
@@ -21,15 +21,12 @@ from ppojob_trainer.parallel.world import World
 class Answer:
     """A response of the policy to score."""
 
-    prompt: str | Messages  # text if the policy got it without a chat template
+    prompt: str | Messages  # text without a chat template
     response: str
 
 
 class ScoreEngine:
-    """Scores texts by a sequence classifier with one label.
-
-    The same answers, weights and number of threads give the same bits.
-    """
+    """Scores texts by a sequence classifier with one label, deterministically."""
 
     def __init__(
         self,
@@ -40,16 +37,10 @@ class ScoreEngine:
         *,
         max_tokens: int | None = None,
     ) -> None:
-        """Take over a reward model of `load_model`, with its own tokenizer and chat template.
+        """Take over a reward model, with its own tokenizer and chat template, if they fit.
 
-        Packed attention replaces its own; it computes in the dtype of its weights. Of `training` it
-        reads `micro_batch_tokens` and `share_prompts`. Texts longer than `max_tokens` (None: the
-        model's context length) lose their beginning.
-
-        Raises:
-            ConfigError: `max_tokens` exceeds the model's context length, or the tokenizer has
-                tokens that
-                the model does not.
+        It computes in the dtype of its weights. Texts longer than `max_tokens` (None: the model's
+        context length) lose their beginning.
         """
         context = context_tokens(model.config.to_dict())
         unfit = check_score_fit(
@@ -70,29 +61,23 @@ class ScoreEngine:
     def scores(self, answers: Sequence[Answer]) -> list[float]:
         """Score this rank's answers; a collective of all ranks.
 
-        The ranks of a data-parallel coordinate compute the answers of all of them.
-
-        A score is the classifier's logit at the last token of the conversation, whose last message
-        is the response, in the reward model's own template; a prompt that is text is followed by
-        the response as it is. Padding tokens at the end are not the last token, as in transformers,
-        also where they are the template's end tokens.
-
-        Raises:
-            ConfigError: the template refuses a conversation, or a text has no token.
-            JobFailed: the same on another rank, or the template's process is killed repeatedly.
-            NonFiniteReward: a score is NaN or infinite.
+        A score is the classifier's logit at the last token of the conversation in the reward
+        model's template; a prompt that is text is followed by the response. Padding tokens at the
+        end are skipped, as in transformers, also if they are the template's end tokens. Raises
+        ConfigError if the template refuses a conversation or a text has no token, JobFailed if
+        another rank does, RewardFailed.
         """
-        with refused_together(self._world):
+        with raise_together(self._world):
             texts = [self._trimmed(number, ids) for number, ids in enumerate(self._encode(answers))]
-        shared, mine = shared_within(self._world, texts)
+        shared, mine = gather_within(self._world, texts)
         values = self._engine.predict(as_prompts(shared))[0][mine]
         for number in (~values.isfinite()).nonzero()[:, 0].tolist():
-            raise NonFiniteReward(f"rewardModel: answer {number}", values[number].item())
+            got = f"got {values[number].item()}: a reward must be a finite number"
+            raise RewardFailed(f"rewardModel: answer {number}", got)
         scores: list[float] = values.tolist()
         return scores
 
     def _encode(self, answers: Sequence[Answer]) -> list[list[int]]:
-        """Return the token ids of each conversation."""
         conversations = [
             [*answer.prompt, {"role": "assistant", "content": answer.response}]
             for answer in answers
@@ -112,10 +97,10 @@ class ScoreEngine:
 
     def _trimmed(self, number: int, ids: list[int]) -> list[int]:
         """Return the last tokens of a text, up to the scored one."""
-        kept = ids if self._max_tokens is None else ids[-self._max_tokens :]
-        if not kept:
+        tokens = ids if self._max_tokens is None else ids[-self._max_tokens :]
+        if not tokens:
             raise ConfigError(
                 f"rewardModel: answer {number}: got no token: prompt and response are empty; "
                 "a prompt that is not empty"
             )
-        return up_to_padding(kept, self._pad)
+        return up_to_padding(tokens, self._pad)

@@ -1,22 +1,18 @@
 """Mamba-2 over packed rows (Dao and Gu 2024, arXiv:2405.21060).
 
-Such a layer keeps a recurrent state S per head, which each token of a row decays and writes to::
+Such a layer has a recurrent state S per head, which each token of a row decays and writes to::
 
     S <- exp(d A) S + d k v^T;   o = S^T q + D v
 
 Queries and keys (C and B of the paper) are shared by groups of heads; with the values (x) they come
-out of a short causal convolution over the row. It is a chunked scan like that of
-`linear_attention`: a few matrix products per chunk (section 6 there), which continue from the
-states of the previous wave. The backward pass recomputes everything, at least in float32, a few
-heads at a time. So memory beside a layer's input is that of `AT_ONCE` heads of one layer: per token
-and head a few times C + 1 numbers and D V / C of states, however long the row is.
+from a short causal convolution. It is a chunked scan like `linear_attention`'s (section 6 there).
+The backward pass recomputes it, at least in float32, `AT_ONCE` heads at a time, so memory in
+addition to a layer's input is that of these heads, for rows of any length.
 
 Legend: T packed tokens, t of them on this sequence-parallel rank, G groups, H heads, R = H / G, D
 size of queries and keys, V size of values, N chunks of C tokens, w of them in a wave, B taps of the
 convolution.
 """
-
-from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -29,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from ppojob_trainer.engine import linear_attention, short_convolutions
+from ppojob_trainer.engine import linear_attention
 from ppojob_trainer.engine.linear_attention import (
     ChunkPlan,
     HasChunks,
@@ -40,7 +36,7 @@ from ppojob_trainer.engine.linear_attention import (
     of_chunks,
 )
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.state_nets import layers_with_states
+from ppojob_trainer.models.transformers_modules import recurrent_layers
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.sequence import ALONE, SequenceRanks
 
@@ -48,7 +44,7 @@ Compute = Callable[[Any, Tensor, HasChunks, SequenceRanks], Tensor]
 """The forward pass of a recurrent layer over packed rows."""
 
 AT_ONCE: Final = 32
-"""Most heads that are computed together."""
+"""Maximum heads that are computed together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,18 +59,10 @@ class HeadWeights:
 def mix_rows(
     mixed: Tensor, step: Tensor, decay: Tensor, own: HeadWeights, sizes: HeadSizes, plan: ChunkPlan
 ) -> Tensor:
-    """Compute the recurrence over all rows.
+    """Compute the recurrence over all rows: (T, H, V), at least float32.
 
-    Args:
-        mixed: (T, H V + 2 G D) values, keys and queries before their convolution.
-        step: (T, H) d of the recurrence, at least 0.
-        decay: (T, H) d A, at most 0.
-        own: weights of the heads.
-        sizes: of the heads.
-        plan: of the rows.
-
-    Returns:
-        (T, H, V), at least float32.
+    `mixed` (T, H V + 2 G D) are values, keys and queries before their convolution, `step` (T, H) d,
+    at least 0, `decay` (T, H) d A, at most 0.
     """
     kind = torch.promote_types(mixed.dtype, torch.float32)
     seen = convolved(mixed, own.filters, own.shifts, plan)
@@ -88,7 +76,7 @@ def mix_rows(
         return x.reshape(count, length, heads, -1).transpose(1, 2)
 
     value = by_head(values, sizes.value_heads)
-    # Padding writes nothing and does not decay, so it leaves states as they are.
+    # Padding writes nothing and does not decay, so it changes no state.
     step, decay = (of_chunks(x, places, kind).transpose(1, 2) for x in (step, decay))
     read = _read_states(
         by_head(queries, sizes.key_heads),
@@ -181,10 +169,9 @@ def _read_states(
 
 
 def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRanks) -> Tensor:
-    """Run the forward pass of a Mamba-2 layer of transformers, `net`, over packed rows.
+    """Run the forward pass of a Mamba-2 layer; see `linear_attention.compute_packed`.
 
-    Ranks that share the heads of a group each have a copy of its queries and keys. See
-    `linear_attention.compute_packed`.
+    Ranks that share the heads of a group each have a copy of its queries and keys.
     """
     keys = net.n_groups * net.ssm_state_size
     widths = [net.intermediate_size, keys, keys]
@@ -216,9 +203,9 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
         net.ssm_state_size,
         net.head_dim,
     )
-    mixed = torch.cat(ranks.dealt(*shares(*parts)), dim=-1)
+    mixed = torch.cat(ranks.to_columns(*shares(*parts)), dim=-1)
     plan = plans.chunks(net.conv_kernel_size - 1)
-    step, decay = ranks.dealt(step, decay)
+    step, decay = ranks.to_columns(step, decay)
     runs = in_runs(mixed, step, decay, weights, sizes)
     read = torch.cat([checkpointed(mix_rows, *run, plan) for run in runs], dim=1)
     output: Tensor = net.out_proj(net.norm(ranks.to_tokens(read).flatten(1), gate).to(states.dtype))
@@ -230,26 +217,28 @@ def use_packed_states(model: PreTrainedModel) -> None:
     kind = FAMILIES[model.config.model_type].recurrence
     if kind is None:
         return
-    for layer, net in layers_with_states(model):
+    for layer, net in recurrent_layers(model):
         net.forward = partial(_forward, net, _COMPUTE[kind.rule])
         if kind.rule == "convolution":
-            layer.register_forward_pre_hook(partial(_tell, net), with_kwargs=True)
+            bind_keywords(layer, net, net.forward)
 
 
-def _tell(net: Any, _layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
-    """Give a recurrent layer the keyword arguments that transformers gives to attention alone.
+def bind_keywords(layer: nn.Module, part: Any, forward: Callable[..., Any]) -> None:
+    """Call `part` of a layer with the keywords of the pass that transformers' layer drops.
 
-    They are set at each call, since activation checkpointing may recompute a layer after another
-    pass.
+    Bound at each call, since activation checkpointing may recompute a layer after another pass.
     """
-    told = {name: options[name] for name in KEYWORDS if name in options}
-    net.forward = partial(_forward, net, _COMPUTE["convolution"], **told)
+
+    def bind(_layer: nn.Module, _args: Any, options: dict[str, Any]) -> None:
+        part.forward = partial(forward, **{key: options[key] for key in KEYWORDS if key in options})
+
+    layer.register_forward_pre_hook(bind, with_kwargs=True)
 
 
 _COMPUTE: Final[Mapping[str, Compute]] = {
     "delta": linear_attention.compute_packed,
     "mamba": compute_packed,
-    "convolution": short_convolutions.compute_packed,
+    "convolution": linear_attention.compute_convolution,
 }
 KEYWORDS: Final = ("attention_plans", "sequence_ranks")
 

@@ -1,12 +1,11 @@
 """Stochastic rounding to bfloat16, for optimizer moments.
 
-With a decay of 0.999 a second moment changes by a thousandth in a step. Half the distance of two
-neighbouring bfloat16 numbers is more, so rounding to nearest would never let it fall. Stochastic
-rounding is right on average: it rounds up with a probability equal to the distance from the lower
-neighbour (Gupta et al. 2015, arXiv:1502.02551).
+With a decay of 0.999 a second moment changes by less than half the distance of bfloat16 neighbours,
+so rounding to nearest would never decrease it. Stochastic rounding is unbiased (Gupta et al. 2015,
+arXiv:1502.02551).
 
-The random bits are no state: they are a hash of the tensor's name, the update and the element's
-index in the whole tensor. So a repeated step, and every parallel layout, rounds alike.
+The random bits are a hash of the tensor's name, the update and the element's index in the whole
+tensor, so repeated steps and all layouts round alike.
 """
 
 import hashlib
@@ -21,7 +20,7 @@ _FACTOR: Final = 0x045D9F3B
 _WORD: Final = 0xFFFF_FFFF
 _LOST_BITS: Final = 16
 _AT_ONCE: Final = 2**20
-"""Elements, in whole rows, whose random bits exist at one time."""
+"""Elements that are rounded at once."""
 
 
 def round_into(target: Tensor, values: Tensor, box: Box, what: str) -> None:

@@ -1,4 +1,4 @@
-"""Losses of models beside the policy: a critic, and a process reward model."""
+"""Losses of a critic, and of a process reward model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ppojob_trainer.rows.experience import Experience
 class ValueObjective(TokenObjective):
     """Clipped squared error of a critic's values, over the output of a `ValueHead`."""
 
-    value_clip: float  # furthest that a value may move from the one before the update
+    value_clip: float  # maximum change of a value from before the update
     aggregation: Aggregation
 
     area: ClassVar = "critic"
@@ -36,7 +36,6 @@ class ValueObjective(TokenObjective):
     def of(
         cls, critic: CriticSpec, algorithm: AlgorithmSpec, *, max_response_tokens: int | None = None
     ) -> ValueObjective:
-        """Return the objective of a job."""
         return cls(critic.value_clip, Aggregation.of(algorithm, max_response_tokens))
 
     def __call__(
@@ -50,20 +49,20 @@ class ValueObjective(TokenObjective):
             values, rows.values, rows.returns, value_clip=self.value_clip, mask=rows.mask
         )
         loss = self.aggregation(token_loss, rows, denominators)
-        told = zip(self.token_names, (is_clipped.float(), values.detach()), strict=True)
+        metrics = zip(self.token_names, (is_clipped.float(), values.detach()), strict=True)
         return LossParts(
             loss=loss,
             terms={"critic/vf_loss": loss.item()},
-            token_sums=token_sums(dict(told), rows.mask),
+            token_sums=token_sums(dict(metrics), rows.mask),
             tokens=int(rows.mask.sum()),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class OutcomeObjective(TokenObjective):
-    """Cross-entropy of outcomes by a process reward model's rewards: a mean over the rows.
+    """Mean cross-entropy of outcomes by the rewards of a process reward model.
 
-    It reads the first output of a `PolicyHead`.
+    Over the first output of a `PolicyHead`.
     """
 
     beta: float  # of the rewards
@@ -80,7 +79,7 @@ class OutcomeObjective(TokenObjective):
         mask, lengths = rows.mask, rows.lengths
         own = rows_with_any(mask, lengths)
         totals = self.beta * row_sum(outputs[0] - rows.critic_ref_logprobs, mask, lengths)[own]
-        # All tokens of a row have its outcome; their mean in float64 is exactly it.
+        # All tokens of a row have its outcome, so their mean in float64 is exact.
         wanted = row_mean(rows.outcomes.double(), mask, lengths)[own].to(totals.dtype)
         loss = outcome_loss(totals, wanted).sum() / denominators.sequences
         return LossParts(loss, {self.term_names[0]: loss.item()}, tokens=int(mask.sum()))

@@ -3,21 +3,21 @@
 One launch computes all rows. Every row has a copy of its prompt's keys, whose gradients are summed
 in a fixed order. The backward kernel is deterministic under `torch.use_deterministic_algorithms`.
 
-Legend: T packed tokens, S keys of all rows, concatenated, N rows, H query heads, K key heads, D
-head size.
+Legend: T packed tokens, S concatenated keys of all rows, N rows, H query heads, K key heads, D head
+size.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ppojob_trainer.engine.layout import Span
+from ppojob_trainer.engine.packed_rows import Span
 
 Kernel = Callable[..., Any]
 """`varlen_attn`, or a function with its signature."""
@@ -44,7 +44,7 @@ class VarlenRows:
     key_offsets: Tensor  # (T,) int64, where the copies of each token begin in `key_slots`
     longest_query: int
     longest_key: int
-    has_copies: bool  # whether some token is a key of several rows; else keys are the tokens
+    has_copies: bool  # whether rows share prompts
 
     @classmethod
     def of(cls, spans: Sequence[Span], device: torch.device) -> VarlenRows:
@@ -102,13 +102,16 @@ def attend_rows(
 ) -> Tensor:
     """Compute softmax(scale q k) V of every row: (T, H, D), (T, K, D), (T, K, D) to (T, H, D).
 
-    Causal: queries are the last tokens of their row. A sliding window is in tokens, the query's own
-    included.
+    Causal: queries are the last tokens of their row. The sliding window includes the query's token.
     """
-    attend = kernel or _kernel()
+    if kernel is None:
+        # Imported late: it takes seconds, and only ranks with a GPU need it.
+        from torch.nn.attention.varlen import varlen_attn
+
+        kernel = cast("Kernel", varlen_attn)
     if rows.has_copies:
-        key, value = (_copies(x, rows) for x in (key, value))
-    output: Tensor = attend(
+        key, value = (_copied(x, rows) for x in (key, value))
+    output: Tensor = kernel(
         query,
         key,
         value,
@@ -123,13 +126,6 @@ def attend_rows(
     return output
 
 
-def _kernel() -> Kernel:
-    # Imported late: it takes seconds, and only ranks with a GPU need it.
-    from torch.nn.attention.varlen import varlen_attn
-
-    return varlen_attn
-
-
-def _copies(tokens: Tensor, rows: VarlenRows) -> Tensor:
+def _copied(tokens: Tensor, rows: VarlenRows) -> Tensor:
     copies: Tensor = _Copies.apply(tokens, rows)  # type: ignore[no-untyped-call]
     return copies

@@ -10,11 +10,9 @@ from ppojob_trainer.parallel.offload import HostMemory
 
 
 class WeightAverage:
-    """`a <- d a + (1 - d) w` after every update, for trained weights; it begins as the weights.
+    """`a <- d a + (1 - d) w` after every update (Polyak and Juditsky 1992, doi:10.1137/0330046).
 
-    Float32 whatever the weights' dtype; sharded as they are, in host memory if the moments are.
-    Averaged iterates (Polyak and Juditsky 1992, doi:10.1137/0330046) lie nearer to the optimum that
-    they circle than the last one.
+    In float32, sharded as the weights, and offloaded if the moments are.
     """
 
     def __init__(
@@ -26,29 +24,29 @@ class WeightAverage:
         self._host = host
 
     def begin(self) -> None:
-        """Start as the weights, which must be on their device."""
+        """Start with the weights, which must be on their device."""
         for name, weight in self._weights.items():
-            self._keep(name, local_part(weight.detach()))
+            self._store(name, local_part(weight.detach()))
 
     def load(self, parts: Mapping[str, Tensor]) -> None:
         """Load copies of this rank's shards of a checkpoint's `tensors`."""
         for name in self._weights:
-            self._keep(name, parts[name])
+            self._store(name, parts[name])
 
-    def follow(self) -> None:
-        """Update the average with the weights, after an optimizer step."""
+    def update(self) -> None:
+        """Update the average after an optimizer step."""
         for name, weight in self._weights.items():
             average = self.tensors[name]
             if self._host is not None:
-                self._host.give_back([average])
+                self._host.load([average])
             own = local_part(weight.detach()).float()
             local_part(average).lerp_(own, 1.0 - self._decay)
             if self._host is not None:
-                self._host.take([average])
+                self._host.offload([average])
 
-    def _keep(self, name: str, part: Tensor) -> None:
+    def _store(self, name: str, part: Tensor) -> None:
         weight = self._weights[name]
         own = part.to(weight.device, torch.float32, copy=True)
         self.tensors[name] = shard_like(weight, own)
         if self._host is not None:
-            self._host.take([self.tensors[name]])
+            self._host.offload([self.tensors[name]])

@@ -1,8 +1,7 @@
-"""Responses read from files: rows of PPOJob runs, or verl's main_generation output.
+"""Reads responses from files: rows of a run, or the output of verl's main_generation.
 
-A row of a run is one response (`rows.row_files`). A row of verl's is a prompt with the list of its
-`responses` (or one `response`) beside the columns of prompts: data_source, extra_info and
-reward_model.ground_truth.
+A row of a run is one response (`rows.row_files`). A row of verl is a prompt with `responses` (or
+one `response`) and the columns of prompt data.
 """
 
 import contextlib
@@ -41,17 +40,17 @@ _WANTED: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """One response, and the information in its row.
+    """One response and its row.
 
     Attributes:
         place: ``file:row``, for messages.
-        step: of the run; None if the file has none.
-        prompt: index of its prompt among all that are read.
+        step: step of the run; None if the file has no steps.
+        prompt: index of its prompt among all prompts.
         sample: index among the prompt's responses.
-        asked: the prompt as the file has it, messages as JSON.
-        tokens: of the response; None if the file has none.
-        figures: turns and calls, JSON; None for single-turn rows.
-        kept: score and values (JSON) in the file; None without any.
+        prompt_text: the prompt, messages as JSON.
+        tokens: length of the response; None if unknown.
+        figures: turns and calls as JSON; None for single-turn rows.
+        recorded: score and further values (JSON) in the file, or None.
         is_in_list: whether its row has a list of responses.
     """
 
@@ -59,7 +58,7 @@ class Answer:
     step: int | None
     prompt: int
     sample: int
-    asked: str
+    prompt_text: str
     data_source: str
     response: str
     ground_truth: Json
@@ -67,12 +66,12 @@ class Answer:
     tokens: int | None = None
     is_truncated: bool = False
     figures: str | None = None
-    kept: tuple[float, str] | None = None
+    recorded: tuple[float, str] | None = None
     is_in_list: bool = False
 
     @property
     def response_place(self) -> str:
-        """``file:row``, and the index in a list of responses."""
+        """Return ``file:row``, with the index in a list of responses."""
         return f"{self.place}:{RESPONSES}[{self.sample}]" if self.is_in_list else self.place
 
 
@@ -80,9 +79,7 @@ class _Segment(msgspec.Struct):
     version: int | None = None
 
 
-class _OurRow(msgspec.Struct):
-    """The columns that are read of a run's row."""
-
+class _RunRow(msgspec.Struct):
     step: int | None
     row: int
     prompt_id: int
@@ -101,22 +98,20 @@ class _OurRow(msgspec.Struct):
     segments: list[_Segment] | None = None
 
 
-_READ: Final = (*_OurRow.__struct_fields__, RESPONSES, REWARD_COLUMN)
-# the prompt is not used here
+_READ: Final = (*_RunRow.__struct_fields__, RESPONSES, REWARD_COLUMN)
+# The prompt is not used here.
 _COLUMNS: Final = DataSpec(train=(DataFile(path="-"),), max_prompt_tokens=1, max_response_tokens=1)
 _ANY_PROMPT: Final = {_COLUMNS.prompt_key: "-"}
 
 _Place = tuple[str, str, int]
-"""Sort key: folder, file and number. Files of a run's batch are parts, numbered throughout."""
+"""Sort key: folder, file and row; the row numbers of a run continue over the parts of a folder."""
 
 
 def read_answers(path: Path) -> dict[int | None, list[Answer]]:
     """Read all responses of a file, a folder, a pattern, or a run folder's validations, by step.
 
-    Those of a step are in the order of the run, which determines the last bits of means.
-
-    Raises:
-        ConfigError: with every problem, one line each.
+    Those of a step are in the order of the run, so that means have the same bits. ConfigError has
+    one line per problem.
     """
     errors, found = Findings(), list[tuple[_Place, _Place, Answer]]()
     for file in _files(path):
@@ -166,7 +161,7 @@ def _files(path: Path) -> list[Path]:
 
 
 def _answers_of(file: Path, errors: Findings) -> Iterator[tuple[_Place, _Place, Answer]]:
-    """Yield a file's responses: sort key, that of their prompt, content."""
+    """Yield sort key, sort key of the prompt, and response for each response of a file."""
     opened = open_row_file(str(file), _READ)
     if isinstance(opened, DataProblem):
         errors.add(opened)
@@ -191,15 +186,15 @@ def _answers_of(file: Path, errors: Findings) -> Iterator[tuple[_Place, _Place, 
 def _answers(
     cells: Row, file: Path, number: int, place: str
 ) -> Iterator[tuple[_Place, _Place, Answer]]:
-    """Return the responses of a row of either form."""
+    """Yield the responses of a row of either form."""
     for name, cell in cells.items():
         if isinstance(cell, DataProblem):
             raise BadCell(str(name), cell.got, cell.why, cell.allowed)
     folder = str(file.parent)
     if _RESPONSE in cells and "row" in cells and "prompt_id" in cells:
         try:
-            row = msgspec.convert(dict(cells), _OurRow)
-            answer = _of_ours(row, place)
+            row = msgspec.convert(dict(cells), _RunRow)
+            answer = _of_run(row, place)
         except (msgspec.MsgspecError, ValueError) as error:
             why, allowed = printable(str(error)), "a row as a run has written it"
             raise BadCell("row", "columns of a run", why, allowed) from None
@@ -212,16 +207,16 @@ def _answers(
         yield here, here, answer
 
 
-def _of_ours(row: _OurRow, place: str) -> Answer:
+def _of_run(row: _RunRow, place: str) -> Answer:
     text, is_json = row.ground_truth, row.truth_is_json
-    if is_json is None:  # an earlier version wrote it
+    if is_json is None:  # written by an earlier version
         is_json = text is not None and text.startswith(("{", "["))
     return Answer(
         place=place,
         step=row.step,
         prompt=row.prompt_id,
         sample=row.sample,
-        asked=row.prompt,
+        prompt_text=row.prompt,
         data_source=row.data_source,
         response=row.response,
         ground_truth=json.loads(text) if is_json and text is not None else text,
@@ -229,7 +224,7 @@ def _of_ours(row: _OurRow, place: str) -> Answer:
         tokens=row.response_tokens,
         is_truncated=row.truncated,
         figures=row.figures,
-        kept=None if math.isnan(row.score) else (row.score, row.reward_values),
+        recorded=None if math.isnan(row.score) else (row.score, row.reward_values),
     )
 
 
@@ -243,9 +238,9 @@ def _of_verl(cells: Row, place: str) -> Iterator[Answer]:
         why = "there is nothing to score"
         raise BadCell(RESPONSES, shown(given), why, "text, or a list of texts")
     prompt = cells.get(_COLUMNS.prompt_key)
-    asked = prompt if isinstance(prompt, str) else json.dumps(prompt, default=str)
+    prompt_text = prompt if isinstance(prompt, str) else json.dumps(prompt, default=str)
     info = cells.get(EXTRA_COLUMN)
-    if isinstance(info, str):  # as `rows.responses_file` writes what parquet cannot hold
+    if isinstance(info, str):  # `rows.row_files` writes what parquet cannot hold as JSON
         with contextlib.suppress(ValueError):
             info = json.loads(info)
     cells = {**cells, **_ANY_PROMPT, EXTRA_COLUMN: info}
@@ -259,7 +254,7 @@ def _of_verl(cells: Row, place: str) -> Iterator[Answer]:
             step=None,
             prompt=0,
             sample=sample,
-            asked=asked,
+            prompt_text=prompt_text,
             data_source=row.data_source,
             response=response,
             ground_truth=row.ground_truth,

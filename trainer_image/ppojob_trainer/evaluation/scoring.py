@@ -1,4 +1,4 @@
-"""Evaluation scores: computed anew or read from rows, and the metrics of them."""
+"""Scores of responses, computed or read from rows, and their metrics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -31,11 +31,7 @@ _SCHEMA: Final = pa.schema([field for field in SCHEMA if field.name not in _LEFT
 
 
 def check_answers(answers: Sequence[Answer], checks: RowChecks) -> None:
-    """Refuse rows that no reward can score.
-
-    Raises:
-        ConfigError: with every problem, one line each.
-    """
+    """Raise ConfigError, with one line per problem, if no reward can score a row."""
     errors = Findings()
     for answer in {answer.place: answer for answer in answers}.values():  # once per row
         source, truth = answer.data_source, answer.ground_truth
@@ -54,18 +50,15 @@ def check_answers(answers: Sequence[Answer], checks: RowChecks) -> None:
         raise ConfigError(errors.lines())
 
 
-def scored(
-    answers: Sequence[Answer], pool: ScoringPool, tell: Callable[[], object]
+def score_answers(
+    answers: Sequence[Answer], pool: ScoringPool, on_scored: Callable[[], object]
 ) -> list[RewardResult]:
-    """Score the answers of a step by the rewards, called as in a job.
+    """Score the answers of a step as in a job; `on_scored` is called after each.
 
-    `tell` is called once per answer as progress.
-
-    Raises:
-        RewardFailed: a function returned no valid result; the rest is not scored.
+    RewardFailed at the first function without a valid result.
     """
     try:
-        return pool.score([_item(row, answer) for row, answer in enumerate(answers)], tell)
+        return pool.score([_item(row, answer) for row, answer in enumerate(answers)], on_scored)
     except RewardFailed as failure:
         if failure.row is None:
             raise
@@ -87,26 +80,24 @@ def _item(row: int, answer: Answer) -> RewardItem:
     )
 
 
-def kept(answers: Sequence[Answer]) -> list[RewardResult]:
-    """Return the scores already in the rows of a run.
-
-    Raises:
-        ConfigError: a row has none.
-    """
+def recorded_scores(answers: Sequence[Answer]) -> list[RewardResult]:
+    """Return the scores in the rows of a run; ConfigError if a row has none."""
     results = []
     for answer in answers:
-        if answer.kept is None:
+        if answer.recorded is None:
             raise ConfigError(
-                f"{answer.place}: got no score: --kept takes it from the rows, and nobody has "
-                "scored this one; no --kept"
+                f"{answer.place}: got no score: --kept reads the scores of the rows, and this one "
+                "has none; no --kept"
             )
-        score, values = answer.kept
+        score, values = answer.recorded
         results.append(RewardResult(score, msgspec.json.decode(values)))
     return results
 
 
-def evaluation(answers: Sequence[Answer], results: Sequence[RewardResult]) -> dict[str, float]:
-    """Return the `val-core` and `val-aux` metrics of a step, as its job would."""
+def evaluation_metrics(
+    answers: Sequence[Answer], results: Sequence[RewardResult]
+) -> dict[str, float]:
+    """Return the `val-core` and `val-aux` metrics of a step, as in its job."""
     return validation_metrics(
         ValidationRow(
             answer.data_source, answer.prompt, result.score, result.extras, answer.figures
@@ -120,11 +111,7 @@ def write_evaluation(
     metrics: Sequence[Mapping[str, float]],
     rows: Sequence[tuple[Answer, RewardResult]],
 ) -> None:
-    """Write the metrics, a line per step, and the rows with their scores.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Write the metrics, one line per step, and the rows with their scores."""
     kinds = value_kinds(result.extras for _, result in rows)
     records = [
         {
@@ -133,7 +120,7 @@ def write_evaluation(
             "prompt_id": answer.prompt,
             "sample": answer.sample,
             "data_source": answer.data_source,
-            "prompt": answer.asked,
+            "prompt": answer.prompt_text,
             "response": answer.response,
             **truth_cells(answer.ground_truth),
             "score": result.score,

@@ -1,4 +1,4 @@
-"""TensorBoard event files, separate from other sinks: the library takes long to import."""
+"""Metric sink of TensorBoard event files; a module of its own, since the import is slow."""
 
 import math
 import re
@@ -19,9 +19,8 @@ _EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.ppojob")
 class TensorBoard:
     """TensorBoard event files in one folder.
 
-    Nothing is taken out of a file once written: after a cut the next file begins with a session
-    start, at which TensorBoard itself drops all points from that step on. The files are numbered,
-    since TensorBoard reads them in the order of their names.
+    Files are append-only: after a cut, a new file begins with a session start, at which TensorBoard
+    drops all later points. TensorBoard reads the files in the order of their numbers.
     """
 
     def __init__(self, folder: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -40,12 +39,12 @@ class TensorBoard:
         self._add(Event(wall_time=self._clock(), step=step, summary=Summary(value=values)))
 
     def cut_after(self, step: int) -> None:
-        """Begin a new file that drops all points above ``step``."""
+        """Begin a new file that drops all points after a step."""
         self.close()
         self._first_step = step + 1
 
     def close(self) -> None:
-        """Close the present file."""
+        """Close the current file."""
         if self._file is not None:
             self._file.close()
             self._file = None

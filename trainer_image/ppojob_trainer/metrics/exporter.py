@@ -1,8 +1,4 @@
-"""Prometheus exporter: the last step's metrics over HTTP.
-
-A view like TensorBoard: the record is metrics.jsonl. Nothing is pushed, and a scrape does not delay
-the loop, since a thread of its own answers it.
-"""
+"""Prometheus exporter: the metrics of the last step over HTTP, served by a thread."""
 
 import math
 import time
@@ -22,7 +18,6 @@ from prometheus_client import (
 from ppojob_trainer.metrics import names
 from ppojob_trainer.metrics.page_server import PageServer
 
-# Buckets from a stage of a toy model to a step of hours.
 DURATION_BUCKETS: Final = (
     *(0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 40),
     *(60, 120, 300, 600, 1200, 3600, 7200),
@@ -37,11 +32,10 @@ _MAKERS: Final[Mapping[names.Kind, Callable[..., Instrument]]] = {
 
 
 class Prometheus:
-    """Serves the metrics of a job under `/metrics`; listens from construction.
+    """Metric sink that serves `/metrics` from construction; port 0 selects a free port.
 
-    Gauges hold the values of the last step. Counters and histograms count work, also work that is
-    repeated after a loss, and begin at 0 with the process, as Prometheus expects. Port 0 selects a
-    free one; an OSError says that address and port cannot be bound.
+    Gauges have the values of the last step. Counters and histograms start at 0 with the process and
+    include repeated work. OSError if the address cannot be bound.
     """
 
     def __init__(
@@ -49,7 +43,7 @@ class Prometheus:
     ) -> None:
         self._job = job
         self._clock = clock
-        # The age of a counter is its process's; a series more for each says nothing new.
+        # Each counter was created with the process.
         disable_created_metrics()  # type: ignore[no-untyped-call]
         registry = CollectorRegistry()
         self._instruments = {
@@ -58,43 +52,42 @@ class Prometheus:
             )
             for one in (*(metric.series for metric in names.METRICS), *names.CONTROLLER_SERIES)
         }
-        self._take(names.LAST_PROGRESS, clock())
-        self._take(names.LAST_CHECKPOINT, clock())
+        self._record(names.LAST_PROGRESS, clock())
+        self._record(names.LAST_CHECKPOINT, clock())
         self._server = PageServer(address, port, MetricsHandler.factory(registry))
         self._server.start()
 
     @property
     def port(self) -> int:
-        """Port that it listens on."""
+        """Return the port."""
         return self._server.port
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Export a step; keys outside of the table are not exported."""
+        """Export the metrics of a step that are in the table."""
         for key, value in metrics.items():
             metric = names.find(key)
             if metric is not None:
-                self._take(metric.series, value, metric.label_values(key))
-        self._take(names.STEPS, 1.0)
-        self._take(names.LAST_PROGRESS, self._clock())
+                self._record(metric.series, value, metric.label_values(key))
+        self._record(names.STEPS, 1.0)
+        self._record(names.LAST_PROGRESS, self._clock())
 
     def saved(self, step: int) -> None:
-        """Export that the checkpoint of a step is complete."""
-        self._take(names.CHECKPOINT_STEP, float(step))
-        self._take(names.LAST_CHECKPOINT, self._clock())
+        """Export the step of a complete checkpoint."""
+        self._record(names.CHECKPOINT_STEP, float(step))
+        self._record(names.LAST_CHECKPOINT, self._clock())
 
     def cut_after(self, step: int) -> None:
-        """Do nothing: gauges follow with the repeated step."""
+        """Do nothing: the repeated step sets the gauges."""
 
     def close(self) -> None:
-        """Stop answering."""
+        """Stop the server."""
         self._server.close()
 
-    def _take(self, series: names.Series, value: float, labels: tuple[str, ...] = ()) -> None:
+    def _record(self, series: names.Series, value: float, labels: tuple[str, ...] = ()) -> None:
         instrument = self._instruments[series.name].labels(self._job, *labels)
         scaled = value * series.scale
         if isinstance(instrument, Gauge):
             instrument.set(scaled)
         elif math.isfinite(scaled) and scaled >= 0:
-            # What is not a number is no work done.
             add = instrument.inc if isinstance(instrument, Counter) else instrument.observe
             add(scaled)

@@ -1,10 +1,9 @@
-"""Every metric there is: name, unit, meaning. docs/metrics.md is made from this table.
+"""Table of all metrics: name, unit, meaning; docs/metrics.md is generated from it.
 
     python -m ppojob_trainer.metrics.names > docs/metrics.md
 
-Names are verl's where verl has one. A part in angle brackets stands for any text without a slash
-(a data source may hold slashes, and so may a value of a reward function). What Prometheus calls a
-metric follows from its row.
+Names are verl's where verl has one. A placeholder in angle brackets matches text without slashes
+(but a data source and a reward value may have slashes). Prometheus names are derived from the rows.
 """
 
 import functools
@@ -17,12 +16,12 @@ from typing import Final, Literal, cast
 Kind = Literal["gauge", "counter", "histogram"]
 
 JOB_LABEL: Final = "ppojob"
-"""The label of every series: the job's name. The namespace is the scraped target's."""
+"""Label of every series with the job's name."""
 
 UNREPEATABLE_PREFIXES: Final = ("timing", "perf/", "rpc/")
 """Two runs with one seed agree in every key except `time` and those with these prefixes."""
 
-# Unit of the table -> base unit, as the suffix of a name, and how many of it one of the table's is.
+# Unit -> suffix with the base unit, and the factor between both.
 _BASE_UNITS: Final = {
     "s": ("seconds", 1.0),
     "ms": ("seconds", 1e-3),
@@ -39,12 +38,12 @@ _PLACEHOLDER = re.compile(r"<([a-z ]+)>")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """What Prometheus knows of a metric.
+    """A metric in Prometheus.
 
     Attributes:
-        name: begins with ``ppojob_`` and ends in its base unit; a counter's in ``_total``.
+        name: with the prefix ``ppojob_`` and the base unit; ends in ``_total`` for a counter.
         labels: besides ``ppojob``.
-        scale: what a value of the table is multiplied by.
+        scale: factor from the unit of the table to the base unit.
     """
 
     name: str
@@ -60,7 +59,7 @@ class Metric:
 
     Attributes:
         name: key in metrics.jsonl.
-        exported: name and kind for Prometheus where they do not follow from name and unit.
+        exported: name and kind in Prometheus, if not derived from name and unit.
     """
 
     name: str
@@ -70,11 +69,7 @@ class Metric:
 
     @property
     def series(self) -> Series:
-        """Its series: placeholders of the name become labels.
-
-        Without ``exported`` it is a gauge of the same name, with the base unit behind it unless it
-        is there already.
-        """
+        """Return its series, by default a gauge; placeholders of the name become labels."""
         suffix, scale = _BASE_UNITS.get(self.unit, ("", 1.0))
         labels = tuple(label.replace(" ", "_") for label in _PLACEHOLDER.findall(self.name))
         if self.exported is not None:
@@ -90,20 +85,24 @@ class Metric:
         return _pattern(self.name).fullmatch(key) is not None
 
     def label_values(self, key: str) -> tuple[str, ...]:
-        """What the placeholders of the name stand for in a key that matches."""
+        """Return the texts of the placeholders in a matching key."""
         found = _pattern(self.name).fullmatch(key)
         assert found is not None, f"{key} is no {self.name}"
         return found.groups()
 
 
 def _rows(table: str) -> Iterator[Metric]:
-    """The rows of a table: name, unit, meaning, and what Prometheus is told where that is said.
+    """Parse a table: name, unit, meaning, and optionally name and kind in Prometheus.
 
-    What is indented goes on with the row above. A name with an asterisk is three metrics: mean,
-    largest and smallest. The mode of a rejection is a label in Prometheus.
+    Indented lines continue a row. A name with an asterisk stands for mean, max and min, and a list
+    in braces for one row per entry. The mode of a rejection is a label in Prometheus.
     """
-    for line in re.sub(r"\n +", " ", table.strip()).splitlines():
-        name, unit, meaning, *told = line.split(" | ")
+    rows = re.sub(r"\n +", " ", table.strip())
+    rows = re.sub(
+        r"(?m)^\{(.*)\}(.*)$", lambda m: "\n".join(one + m[2] for one in m[1].split(",")), rows
+    )
+    for row in rows.splitlines():
+        name, unit, meaning, *exported = row.split(" | ")
         above, is_spread, _ = name.partition("*")
         if is_spread:
             yield Metric(f"{above}mean", unit, f"mean of {meaning}")
@@ -111,9 +110,9 @@ def _rows(table: str) -> Iterator[Metric]:
             yield Metric(f"{above}min", unit, f"smallest of {meaning}")
             continue
         if "<mode>_" in name:
-            told = [f"ppojob_rollout_corr_rejection_{name.partition('<mode>_')[2]} gauge"]
-        series, _, kind = "".join(told).partition(" ")
-        yield Metric(name, unit, meaning, (series, cast("Kind", kind)) if told else None)
+            exported = [f"ppojob_rollout_corr_rejection_{name.partition('<mode>_')[2]} gauge"]
+        series, _, kind = "".join(exported).partition(" ")
+        yield Metric(name, unit, meaning, (series, cast("Kind", kind)) if exported else None)
 
 
 METRICS: Final = tuple(
@@ -142,10 +141,8 @@ rollout_corr/rollout_is_max | 1 | largest weight; with weights: sequence, larges
 rollout_corr/rollout_is_min | 1 | smallest weight; with weights: sequence, smallest ratio
 rollout_corr/rollout_is_eff_sample_size | share | (mean weight)² divided by mean (weight²)
 rollout_corr/rollout_is_ratio_fraction_high | share | ratios above weightLimit
-rollout_corr/rollout_is_ratio_fraction_low | share | ratios below weightFloor, else below 1 /
-    weightLimit
-rollout_corr/rollout_is_oob_ratio | share | tokens whose weight is 0, because the ratio is out of
-    bounds
+rollout_corr/rollout_is_ratio_fraction_low | share | ratios below weightFloor, or 1 / weightLimit
+rollout_corr/rollout_is_oob_ratio | share | tokens whose weight is 0: ratio out of bounds
 rollout_corr/rollout_is_batch_norm_factor | 1 | divisor of the weights (normalize)
 rollout_corr/rollout_is_seq_mean | 1 | mean over responses of their mean weight
 rollout_corr/rollout_is_seq_std | 1 | standard deviation of those
@@ -153,14 +150,12 @@ rollout_corr/rollout_is_seq_max | 1 | largest of those
 rollout_corr/rollout_is_seq_min | 1 | smallest of those
 rollout_corr/rollout_is_seq_max_deviation | 1 | largest distance of those from 1
 rollout_corr/rollout_is_seq_fraction_high | share | responses whose mean ratio is above weightLimit
-rollout_corr/rollout_is_seq_fraction_low | share | responses whose mean ratio is below the lower
-    bound
+rollout_corr/rollout_is_seq_fraction_low | share | responses whose mean ratio is below the bound
 rollout_corr/rollout_rs_masked_fraction | share | trained tokens that are rejected
 rollout_corr/rollout_rs_seq_masked_fraction | share | responses with rejected tokens
 rollout_corr/rollout_rs_<mode>_mean | nats | mean over tokens of the mode's divergence
 rollout_corr/rollout_rs_<mode>_std | nats | its standard deviation, clipped at the bounds
-rollout_corr/rollout_rs_<mode>_max | nats | its largest value, over tokens or responses, as the mode
-    judges
+rollout_corr/rollout_rs_<mode>_max | nats | its largest value, of tokens or responses
 rollout_corr/rollout_rs_<mode>_min | nats | its smallest value, likewise
 rollout_corr/rollout_rs_<mode>_fraction_high | share | share above the upper bound, likewise
 rollout_corr/rollout_rs_<mode>_fraction_low | share | share below the lower bound, likewise
@@ -169,23 +164,19 @@ rollout_corr/rollout_rs_<mode>_seq_std | nats | standard deviation of those
 rollout_corr/rollout_rs_<mode>_seq_max | nats | largest of those
 rollout_corr/rollout_rs_<mode>_seq_min | nats | smallest of those
 rollout_corr/rollout_rs_<mode>_seq_max_deviation | nats | largest absolute value of those
-rollout_corr/rollout_rs_<mode>_seq_fraction_high | share | responses whose mean divergence is above
-    the upper bound
-rollout_corr/rollout_rs_<mode>_seq_fraction_low | share | responses whose mean divergence is below
-    the lower bound
+rollout_corr/rollout_rs_<mode>_seq_fraction_high | share | responses whose mean is above the bound
+rollout_corr/rollout_rs_<mode>_seq_fraction_low | share | responses whose mean is below the bound
 rollout_corr/rollout_rs_<mode>_masked_fraction | share | trained tokens that the mode rejects
-rollout_corr/rollout_rs_<mode>_seq_masked_fraction | share | responses with tokens that the mode
-    rejects
+rollout_corr/rollout_rs_<mode>_seq_masked_fraction | share | responses with rejected tokens
 training/zero_signal_groups | share | prompts whose samples all have the same advantage, 0
 async/staleness_mean | versions | mean staleness of tokens (rollout.maxStaleness): how much older
     the weights that generated them are than those that train on them
 async/staleness_max | versions | largest staleness of a token; at most rollout.maxStaleness
 async/partial_rows | share | rows whose tokens were generated with several versions of the weights
 train/num_gen_batches | rounds | generation rounds of a step with dynamic sampling
-training/filter_groups/evicted_samples | prompts | prompts dropped because dynamicSampling finds no
-    signal in them
-training/filter_groups/discarded_surplus_samples | prompts | prompts with signal that were dropped
-    because the batch is full
+training/filter_groups/evicted_samples | prompts | prompts dropped for lack of signal
+training/filter_groups/discarded_surplus_samples | prompts | prompts with signal that were
+    dropped because the batch is full
 training/filter_groups/wasted_share | share | dropped prompts, as a share of the answered ones
 training/resampling/distinct_share | share | responses that resampling selected at least once
 train/loss | 1 | loss on given answers: with sft the aggregated cross entropy of the trained tokens,
@@ -193,21 +184,11 @@ train/loss | 1 | loss on given answers: with sft the aggregated cross entropy of
 train/kl | nats | with kto the point z that log-ratios to the reference are compared with: their
     mean over prompts paired with answers to other prompts, at least 0
 train/delta | reward | with bco the mean reward of the answers of earlier optimizer steps
-train/router_balance_loss | 1 | load-balancing loss of the routers per layer; 1 if all experts get
-    the same load
-train/router_z_loss | 1 | z-loss of the routers per layer: mean squared logsumexp of their logits
-train/router_max_violation | 1 | excess load of a layer's fullest expert, relative to the mean load:
-    0 if all are equal; mean over layers, with routerBiasRate
-train/rewards/chosen | reward | mean reward of the chosen, or good, answers: with dpo and kto beta
-    times the log-ratio that the loss compares, else the reward model's output
-train/rewards/rejected | reward | the same for the rejected, or bad, answers
-train/rewards/margins | reward | mean difference of the rewards of chosen and rejected answers
-train/rewards/accuracies | share | pairs whose chosen answer has the larger reward
-train/mtp_loss | nats a token | loss of the multi-token prediction layer (model.mtp)
-train/skipped | share | skipped optimizer steps, because their gradient is not finite
-train/grad_norm | 1 | norm of its gradient before clipping
-train/lr | 1 | its learning rate in the last optimizer step
-train/loss_scale | 1 | loss scale, with autocast float16
+{train,val}/rewards/chosen | reward | mean reward of the chosen, or good, answers: with dpo and kto
+    beta times the log-ratio that the loss compares, else the reward model's output
+{train,val}/rewards/rejected | reward | the same for the rejected, or bad, answers
+{train,val}/rewards/margins | reward | mean difference of the rewards of chosen and rejected answers
+{train,val}/rewards/accuracies | share | pairs whose chosen answer has the larger reward
 actor/loss | 1 | sum of all loss terms; with online_dpo the mean loss of a pair of the step
 actor/rewards/chosen | reward | with online_dpo mean reward of the chosen responses: beta times the
     log-ratio that the loss compares
@@ -228,8 +209,7 @@ actor/off_ratio_mean | 1 | with algorithm.guidance mean of p / (p + gamma), p th
     probability of such a token
 actor/off_policy_prob | share | with algorithm.guidance mean of p
 actor/pg_clipfrac | share | computed tokens at which the loss's bound is active
-actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip, or by the loss's
-    equivalent
+actor/pg_clipfrac_lower | share | computed tokens clipped by the dual clip or its equivalent
 actor/pg_covfrac | share | computed tokens selected by clip_cov or kl_cov
 actor/log_z | nats | log Z of trajectory_balance, the mean over the responses of a prompt; or the
     learnt log Z of flowrl
@@ -239,12 +219,12 @@ actor/entropy | nats a token | mean entropy before the updates
 actor/entropy_threshold | nats a token | entropy above which tokens are trained (highEntropyShare)
 actor/off_policy_frac | share | computed tokens that offPolicyThreshold masks
 actor/entropy_loss | nats | entropy as the loss aggregates it
-actor/router_balance_loss | 1 | load-balancing loss of the routers per layer; 1 if all experts get
-    the same load
-actor/router_z_loss | 1 | z-loss of the routers per layer: mean squared logsumexp of their logits
-actor/router_max_violation | 1 | excess load of a layer's fullest expert, relative to the mean load:
-    0 if all are equal; mean over layers, with routerBiasRate
-actor/mtp_loss | nats a token | loss of the multi-token prediction layer (model.mtp)
+{train,actor}/router_balance_loss | 1 | load-balancing loss of a layer's router; 1 if all
+    experts get the same load
+{train,actor}/router_z_loss | 1 | z-loss of a layer's router: mean squared logsumexp of its logits
+{train,actor}/router_max_violation | 1 | excess load of a layer's fullest expert, relative to the
+    mean load; mean over layers, with routerBiasRate
+{train,actor}/mtp_loss | nats a token | loss of the multi-token prediction layer (model.mtp)
 actor/kl_loss | nats a token | mean KL to the reference, if it is a loss term
 distillation/loss | nats a token | mean divergence from the teacher; on sampled tokens it is
     measured before the updates
@@ -254,17 +234,15 @@ actor/entropy_coeff | 1 | weight of the entropy bonus, with entropyControl
 actor/kl_coef | 1 | coefficient of the KL term in the loss
 actor/reward_kl_penalty | nats a token | mean KL to the reference, subtracted from the reward
 actor/reward_kl_penalty_coeff | 1 | its coefficient in this step
-actor/skipped | share | skipped optimizer steps, because their gradient is not finite
-actor/grad_norm | 1 | norm of the gradient before clipping
-actor/lr | 1 | learning rate of the last optimizer step
-actor/loss_scale | 1 | loss scale, with autocast float16
+{train,actor,critic,reward_model}/skipped | share | optimizer steps without a finite gradient
+{train,actor,critic,reward_model}/grad_norm | 1 | norm of the gradient before clipping
+{train,actor,critic,reward_model}/lr | 1 | learning rate of the last optimizer step
+{train,actor,critic,reward_model}/loss_scale | 1 | loss scale, with autocast float16
 critic/score/* | reward | scores of responses by the reward functions
 on_off_metrics/on_score | reward | with algorithm.guidance mean score of the generated responses
 on_off_metrics/off_score | reward | with algorithm.guidance mean score of the given responses
-on_off_metrics/on_response_length_mean | tokens | with algorithm.guidance mean length of the
-    generated responses
-on_off_metrics/off_response_length_mean | tokens | with algorithm.guidance mean length of the given
-    responses
+on_off_metrics/on_response_length_mean | tokens | with guidance mean length of generated rows
+on_off_metrics/off_response_length_mean | tokens | with guidance mean length of given rows
 critic/rewards/* | reward | scores minus penalties; with algorithm.certaintyReward the learnt reward
 certainty_reward/* | nats | the policy's certainty of a response, a mean over its trained tokens, or
     (type answer_probability) the probability of the known answer behind it; before the coefficient
@@ -275,34 +253,21 @@ rewards/<function>/mean | reward | mean score of one of several functions, or of
     beside functions, before its weight
 critic/advantages/* | 1 | advantages, over trained tokens
 spo/p_hats | reward | with algorithm.type spo mean baseline of the prompts, before the step
-spo/Neff | responses | with algorithm.type spo mean effective number of responses behind these
-    baselines
+spo/Neff | responses | with algorithm.type spo mean effective number of their responses
 critic/turns_compared | share | with algorithm.type gigpo turns that began from the same state as
     another turn of their group
 critic/returns/* | 1 | returns, over trained tokens
 critic/values/* | 1 | values before the update, over trained tokens
-critic/vf_explained_var | 1 | explained variance: variance of returns that the values explain; 1 is
-    all
+critic/vf_explained_var | 1 | share of the returns' variance that the values explain
 critic/vf_loss | 1 | value loss
 critic/vf_clipfrac | share | trained tokens whose value was clipped
 critic/vpred_mean | 1 | mean of the values in the updates
-critic/skipped | share | skipped updates of the critic, because their gradient is not finite
-critic/grad_norm | 1 | norm of the critic's gradient before clipping
-critic/lr | 1 | learning rate of the critic's last update
-critic/loss_scale | 1 | its loss scale, with autocast float16
-reward_model/dpo_loss | nats | with type prime, cross entropy of the process reward model's
-    prediction of the scores
-reward_model/reward | reward | mean over responses of the sum of process rewards, as used in the
-    comparison
+reward_model/dpo_loss | nats | cross entropy of the scores under the process reward model
+reward_model/reward | reward | mean over responses of the sum of process rewards
 reward_model/raw_reward | nats | mean over responses of the log-ratio to the model as it began
 reward_model/dpo_acc | share | pairs of responses whose rewards are ordered like their scores,
     weighted by the difference; 1/2 for prompts without any
-reward_model/dpo_acc_abs | share | responses that are right with a reward above 0, or wrong with one
-    that is not
-reward_model/skipped | share | its skipped updates, because their gradient is not finite
-reward_model/grad_norm | 1 | norm of its gradient before clipping
-reward_model/lr | 1 | learning rate of its last update
-reward_model/loss_scale | 1 | its loss scale, with autocast float16
+reward_model/dpo_acc_abs | share | responses whose reward is above 0 if and only if they are right
 response_length/* | tokens | response lengths, including the end token
 response_length/clip_ratio | share | truncated responses
 response_length_non_aborted/* | tokens | lengths of responses that were not aborted
@@ -333,12 +298,10 @@ timing_per_token_ms/<stage> | ms | time of a stage per token: gen per response t
 perf/total_num_tokens | tokens | prompt and response tokens; a prompt counts once per response |
     ppojob_tokens_total counter
 perf/time_per_step | s | the whole step
-perf/throughput | tokens/s | tokens per second and device of the job (GPU, or rank of a model on the
-    CPU)
+perf/throughput | tokens/s | tokens per second and device (GPU, or rank without GPU)
 perf/kv_cache_usage | share | used share of vLLM's KV cache; this and the next four are means over
     engines and their steps
-perf/prefix_cache_hit_rate | share | tokens at the beginning of rows that vLLM finds in its prefix
-    cache
+perf/prefix_cache_hit_rate | share | first tokens of rows found in vLLM's prefix cache
 perf/preemptions_per_row | 1 | how often vLLM preempts a row and computes it again: well above 0 the
     KV cache is too small (rollout.kvCacheGib or gpuMemoryShare), or rollout.maxSequences too large
 perf/rows_running | rows | rows that an engine computes at the same time
@@ -356,25 +319,16 @@ val/loss | 1 | loss on the held-out answers: with sft the mean cross entropy of 
     kto the mean loss of an answer (with val/kl or val/delta), else of a pair
 val/kl | nats | like train/kl, on held-out answers, promptsPerStep at a time
 val/delta | reward | like train/delta, of all answers that were trained on
-val/rewards/chosen | reward | like train/rewards/chosen, on held-out answers
-val/rewards/rejected | reward | like train/rewards/rejected, on held-out answers
-val/rewards/margins | reward | like train/rewards/margins, on held-out pairs
-val/rewards/accuracies | share | like train/rewards/accuracies, on held-out pairs
 val-core/<data source>/acc/mean@<n> | share | mean of the function's acc, or of its score if it has
     none; mean@1 always exists
-val-core/<data source>/acc/best@<n>/<moment> | share | mean or std over bootstraps of the best acc
-    of n
-val-core/<data source>/acc/maj@<n>/<moment> | share | mean or std over bootstraps of the acc of the
-    most common answer of n
+val-core/<data source>/acc/best@<n>/<moment> | share | best acc of n, mean or std over bootstraps
+val-core/<data source>/acc/maj@<n>/<moment> | share | acc of the most common answer of n, likewise
 val-aux/num_turns/* | turns | turns of a validation row, as `num_turns`
 val-aux/<data source>/<variable>/mean@<n> | - | mean over samples, then over prompts
 val-aux/<data source>/<variable>/std@<n> | - | standard deviation over a prompt's samples
-val-aux/<data source>/<variable>/best@<n>/<moment> | - | mean or std over bootstraps of the largest
-    of n
-val-aux/<data source>/<variable>/worst@<n>/<moment> | - | mean or std over bootstraps of the
-    smallest of n
-val-aux/<data source>/<variable>/maj@<n>/<moment> | - | mean or std over bootstraps of the
-    majority's value
+val-aux/<data source>/<variable>/best@<n>/<moment> | - | largest of n, mean or std over bootstraps
+val-aux/<data source>/<variable>/worst@<n>/<moment> | - | smallest of n, likewise
+val-aux/<data source>/<variable>/maj@<n>/<moment> | - | the majority's value, likewise
 """)
 )
 
@@ -416,12 +370,12 @@ POD_SERIES: Final = (POD_ATTEMPT, POD_RESTARTS, RANK_READY, RANK_MEMORY, RANK_CP
 
 
 def find(key: str) -> Metric | None:
-    """The table's row of a key; None for a key that nobody has named."""
+    """Return the row of a key, or None."""
     return next((metric for metric in METRICS if metric.matches(key)), None)
 
 
 def render() -> str:
-    """docs/metrics.md."""
+    """Return the text of docs/metrics.md."""
     prefixes = ", ".join(f"`{prefix}`" for prefix in UNREPEATABLE_PREFIXES)
     head = (
         "# Metrics\n\n"

@@ -1,4 +1,4 @@
-"""HTTP server of a pod for public read-only pages; slow clients cannot block it."""
+"""HTTP server of a pod for public read-only pages."""
 
 import socket
 import socketserver
@@ -8,67 +8,65 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
-_LOOK_SECONDS = 3600.0
-"""Poll interval of a server's thread; `close` wakes it by itself."""
+_POLL_SECONDS = 3600.0  # `close` wakes the thread
 
 
 class PageHandler(BaseHTTPRequestHandler):
-    """Answers a request by one body."""
+    """Base class of request handlers."""
 
-    def answer(self, body: bytes, kind: str, status: int = HTTPStatus.OK) -> None:
-        """Send a body of a kind, such as `application/json`."""
+    def answer(self, body: bytes, content_type: str, status: int = HTTPStatus.OK) -> None:
+        """Send a body."""
         self.send_response(status)
-        self.send_header("Content-Type", kind)
+        self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002
-        """Log no requests: there are thousands, and probes are no news."""
+        """Log no requests."""
 
 
 class PageServer(ThreadingHTTPServer):
-    """Answers each connection on a thread of its own; listens from the time it is made.
+    """Server with a thread per connection; listens from construction, port 0 selects a free port.
 
-    Port 0 takes a free one; an OSError says that address and port cannot be bound.
+    OSError if the address cannot be bound.
     """
 
-    idle_seconds = 10.0
-    """A connection that sends or takes nothing for this long is closed."""
+    idle_seconds = 10.0  # timeout of a connection
 
     def __init__(self, address: str, port: int, handler: type[BaseHTTPRequestHandler]) -> None:
         super().__init__((address, port), handler)
         self._thread = threading.Thread(
-            target=self.serve_forever, args=(_LOOK_SECONDS,), name="pages", daemon=True
+            target=self.serve_forever, args=(_POLL_SECONDS,), name="pages", daemon=True
         )
 
     @property
     def port(self) -> int:
-        """Port that it listens on."""
+        """Return the port."""
         return int(self.socket.getsockname()[1])
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the thread of the server."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering."""
-        self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread, which would look up too late
+        """Stop the server."""
+        self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self.shutdown()
         self.server_close()
         self._thread.join()
 
     def handle_error(self, request: Any, client_address: object) -> None:
-        """Say nothing of a peer that has gone before it was answered."""
+        """Ignore clients that disconnect."""
         if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
     def server_bind(self) -> None:
-        """Bind, without asking a name server as the parent class does: one may be down."""
+        """Bind without the DNS lookup of the parent class."""
         socketserver.TCPServer.server_bind(self)
 
     def get_request(self) -> tuple[socket.socket, tuple[str, int]]:
-        """Take a connection."""
+        """Accept a connection and set its timeout."""
         connection, peer = super().get_request()
         connection.settimeout(self.idle_seconds)
         return connection, peer

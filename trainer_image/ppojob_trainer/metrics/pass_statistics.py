@@ -7,16 +7,14 @@ import msgspec
 
 
 class PassStatistics(msgspec.Struct, frozen=True):
-    """Measurements of one pass over rows, on all ranks, by name of the metric.
-
-    Sums and counts, not means: passes of a step compute different numbers of tokens, some none.
+    """Measurements of one pass over rows, on all ranks, by metric name.
 
     Attributes:
-        values: of the whole pass; a step's metric is their mean over its passes.
-        state: at the end of the pass; a step's metric is that of its last pass.
-        token_sums: sums over the trained tokens that were computed; a step's metric is the mean.
-        tokens: how many tokens those are.
-        counts: how many values a sum is of, where they are not those tokens, by name.
+        values: averaged over the passes of a step.
+        state: at the end of the pass; the last pass of a step counts.
+        token_sums: sums over trained tokens; a step's metric is the mean over its tokens.
+        tokens: number of trained tokens.
+        counts: number of summands of a sum, if it is not `tokens`.
     """
 
     values: dict[str, float] = {}
@@ -27,7 +25,7 @@ class PassStatistics(msgspec.Struct, frozen=True):
 
 
 def step_statistics(passes: Sequence[PassStatistics]) -> dict[str, float]:
-    """The metrics of a step's passes of one kind, at least one; a mean of nothing is NaN."""
+    """Return the metrics of a step from its passes of one model; a mean over nothing is NaN."""
     values = {
         name: sum(one.values[name] for one in passes) / len(passes) for name in passes[0].values
     }

@@ -1,7 +1,4 @@
-"""Metric sinks: one ``write`` per step, and a cut on a rewind.
-
-``metrics.jsonl`` is the record and is written durably; TensorBoard is a view of it for people.
-"""
+"""Metric sinks: one ``write`` per step, and a cut on a rewind; ``metrics.jsonl`` is durable."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -22,10 +19,10 @@ class Sink(Protocol):
     """Receives the metrics of each step."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Take a step's metrics; steps come in ascending order."""
+        """Write the metrics of a step, in step order."""
 
     def cut_after(self, step: int) -> None:
-        """Remove all steps after ``step``: they will be written again."""
+        """Remove all steps after ``step``; they are written again."""
 
     def close(self) -> None:
         """Release files."""
@@ -36,10 +33,9 @@ class _Line(msgspec.Struct):
 
 
 class JsonLines:
-    """``metrics.jsonl``: one JSON object a step, on disk when ``write`` returns.
+    """``metrics.jsonl``: one JSON object per step, on disk when ``write`` returns.
 
-    Keys are ``step``, ``time`` (unix seconds) and the metrics sorted by name. JSON knows no NaN and
-    no infinity: both are written as null.
+    Keys are ``step``, ``time`` (unix seconds) and the sorted metrics; NaN and infinity are null.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time) -> None:
@@ -47,18 +43,18 @@ class JsonLines:
         self._clock = clock
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Append a step's line; where the disk refuses (StorageError) the file is as before."""
+        """Append a step's line; on StorageError the file is unchanged."""
         line = encode_line(step, self._clock(), metrics)
         durable.append_line(self.path, line, METRICS_POINT)
 
     def cut_after(self, step: int) -> None:
-        """Drop the lines of later steps, durably; DamagedCheckpoint names a line that is none."""
+        """Remove the lines of later steps; DamagedCheckpoint if a line is invalid."""
         kept_bytes = sum(len(line) + 1 for line, at in self._lines() if at <= step)
         if self.path.exists() and self.path.stat().st_size != kept_bytes:
             durable.truncate(self.path, kept_bytes, METRICS_CUT_POINT)
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Do nothing: no file stays open."""
 
     def _lines(self) -> list[tuple[bytes, int]]:
         found = []
@@ -80,28 +76,28 @@ class JsonLines:
 
 @dataclass(frozen=True, slots=True)
 class Sinks:
-    """All sinks of a job behind one, the record first; itself a sink."""
+    """All sinks of a job as one sink, ``metrics.jsonl`` first."""
 
     sinks: tuple[Sink, ...]
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Give a step's metrics to each."""
+        """Write to each sink."""
         for sink in self.sinks:
             sink.write(step, metrics)
 
     def cut_after(self, step: int) -> None:
-        """Have each forget all steps above ``step``."""
+        """Cut each sink."""
         for sink in self.sinks:
             sink.cut_after(step)
 
     def close(self) -> None:
-        """Close each."""
+        """Close each sink."""
         for sink in self.sinks:
             sink.close()
 
 
 def encode_line(step: int, unix_seconds: float, metrics: Mapping[str, float]) -> bytes:
-    """One line of ``metrics.jsonl`` without its newline; NaN and infinities become null."""
+    """Return a line of ``metrics.jsonl`` without newline; NaN and infinities become null."""
     return msgspec.json.encode(
         {"step": step, "time": unix_seconds, **dict(sorted(metrics.items()))}
     )

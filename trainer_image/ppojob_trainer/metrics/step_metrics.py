@@ -1,8 +1,7 @@
-"""Metrics of one step, from numbers that the ranks send: one row is one response.
+"""Metrics of one step; one row is one response.
 
-Names and meanings are verl's (``compute_data_metrics`` and related functions), so that dashboards
-carry over. Means are exact sums divided once, so they do not depend on the order of rows, nor on
-the layout.
+Names and meanings are verl's (``compute_data_metrics`` and related functions). Sums are exact, so
+means do not depend on the order of rows or the layout.
 """
 
 import math
@@ -18,16 +17,16 @@ _T = TypeVar("_T")
 ABORTED: Final = "abort"
 CLIPPED: Final = "length"
 TOOL_SECONDS: Final = "timing_s/agent_loop/tool_calls"
-"""verl's name for the duration of a row's tool calls."""
+"""Duration of a row's tool calls."""
 OWN_SCORE: Final = "/score"
 """Suffix of a function's own score among the values of several."""
 
-# verl divides generation by response tokens and these by all tokens.
+# As in verl: generation is per response token, these are per token.
 _STAGES_OVER_ALL_TOKENS: Final = ("ref", "values", "adv", "update_critic", "update_actor")
 
 
 class Spread(msgspec.Struct, frozen=True, array_like=True):
-    """Mean, largest and smallest of some values; NaN where there are none."""
+    """Mean, maximum and minimum of some values; NaN for none."""
 
     mean: float
     max: float
@@ -35,7 +34,7 @@ class Spread(msgspec.Struct, frozen=True, array_like=True):
 
     @classmethod
     def of(cls, values: Sequence[float]) -> "Spread":
-        """Of all values; the mean is correctly rounded."""
+        """Compute the spread of values; the mean is correctly rounded."""
         if not values:
             return cls(mean=math.nan, max=math.nan, min=math.nan)
         return cls(
@@ -43,16 +42,16 @@ class Spread(msgspec.Struct, frozen=True, array_like=True):
         )
 
     def named(self, prefix: str) -> dict[str, float]:
-        """As metrics ``<prefix>/mean``, ``/max`` and ``/min``."""
+        """Return the metrics ``<prefix>/mean``, ``/max`` and ``/min``."""
         return {f"{prefix}/mean": self.mean, f"{prefix}/max": self.max, f"{prefix}/min": self.min}
 
 
 def staleness_metrics(versions: Sequence[Mapping[int, int]], trained: int) -> dict[str, float]:
-    """Return staleness: versions between the weights that generated tokens and those trained.
+    """Return metrics of the staleness: trained version minus rollout version of a token.
 
     Args:
-        versions: (rows,) token counts by version of the weights that generated them.
-        trained: version of the weights that train on them.
+        versions: (rows,) token counts by rollout version.
+        trained: version of the weights at the start of the step.
     """
     tokens = Counter[int]()
     for row in versions:
@@ -72,15 +71,13 @@ def guidance_metrics(
     given: Collection[int],
     dropped: Collection[int] = (),
 ) -> dict[str, float]:
-    """Return mean score and length of generated responses, and of given ones.
-
-    The names are LUFFY's; empty kinds are left out.
+    """Return mean score and length of generated and of given responses, under LUFFY's names.
 
     Args:
-        scores: (rows,) of responses; `dropped` rows have none.
-        lengths: (rows,) their tokens.
-        given: rows whose responses the data has.
-        dropped: rows that are not trained on.
+        scores: (rows,) scores, except of `dropped` rows.
+        lengths: (rows,) response tokens.
+        given: rows whose responses came from the data.
+        dropped: rows without a score.
     """
     found = {}
     for name, is_given in (("on", False), ("off", True)):
@@ -98,12 +95,12 @@ class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
     """Turns and tool calls of a multi-turn row; its scorers get them in `extra_info`.
 
     Attributes:
-        num_turns: of the model and of tools or user, and the prompt; as verl counts.
-        tool_failures: failed calls, and failed answers of the user simulator.
-        tool_rewards: rewards of the tools for the calls, in order.
-        given_tokens: tokens of the row that the model did not write.
-        turn_scores: the user simulator's scores of turns, in order; absent for a row without one.
-        contexts: number of contexts that the model has read.
+        num_turns: turns of the model, tools and user, and the prompt, as in verl.
+        tool_failures: failed calls of tools and user simulators.
+        tool_rewards: rewards of the tool calls, in order.
+        given_tokens: response tokens that the model did not generate.
+        turn_scores: the user simulator's scores of turns, in order; None without one.
+        contexts: number of contexts of the model.
     """
 
     num_turns: int
@@ -121,16 +118,16 @@ class StepRows:
 
     Attributes:
         scores: (rows,) from the reward functions.
-        rewards: (rows,) the same with penalties (KL in the reward).
-        prompt_tokens: (rows,) length of each row's prompt.
-        response_tokens: (rows,) length of each response, the end token included.
+        rewards: (rows,) scores with penalties (KL in the reward).
+        prompt_tokens: (rows,) prompt lengths.
+        response_tokens: (rows,) response lengths, with the end token.
         finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
         extras: (rows,) further values of the reward functions.
-        figures: (rows,) turns and tool calls; none for single-turn rows.
-        tool_seconds: (rows,) time in tool calls; none if unknown.
+        figures: (rows,) turns and tool calls; empty for single-turn rows.
+        tool_seconds: (rows,) time in tool calls; empty if unknown.
         counts: engine counters (`RolloutEngine.counts`); empty if unknown.
-        dropped: rows that are not trained on, since a reward function failed.
-        filtered: scored rows that are not trained on either.
+        dropped: rows excluded because a reward function failed.
+        filtered: rows excluded by the group filter.
     """
 
     scores: Sequence[float]
@@ -147,7 +144,7 @@ class StepRows:
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and response tokens; a prompt counts once a response, as in verl."""
+        """Return prompt and response tokens; a prompt counts once per response, as in verl."""
         return sum(self.prompt_tokens) + sum(self.response_tokens)
 
 
@@ -161,13 +158,11 @@ def row_metrics(
 ) -> dict[str, float]:
     """Return metrics of scores, rewards, advantages and lengths, as far as present.
 
-    Departs from verl: ``response_length/clip_ratio`` counts responses that the limit ended, where
-    verl counts those as long as the limit, also ones whose last token is the end token, and misses
-    those that the model's own length ended; a row counts as aborted by its finish reason too.
+    Departs from verl: ``response_length/clip_ratio`` counts responses that a length limit ended,
+    where verl counts those of maximum length; and rows with the finish reason ``abort`` count as
+    aborted.
 
-    A response at which a reward function failed has no score and no reward, and one that its group
-    is not trained on with has no reward. Advantages and returns are those of the trained tokens of
-    all ranks.
+    Dropped rows have no score and no reward, filtered ones no reward.
     """
     pairs = zip(rows.response_tokens, rows.finish_reasons, strict=True)
     is_aborted = [length == 0 or reason == ABORTED for length, reason in pairs]
@@ -199,7 +194,7 @@ def row_metrics(
 
 
 def length_metrics(rows: StepRows) -> dict[str, float]:
-    """Return metrics of lengths alone, for demonstrations."""
+    """Return metrics of lengths, for demonstrations."""
     return {
         **Spread.of(rows.response_tokens).named("response_length"),
         **Spread.of(rows.prompt_tokens).named("prompt_length"),
@@ -207,7 +202,6 @@ def length_metrics(rows: StepRows) -> dict[str, float]:
 
 
 def _turn_metrics(rows: StepRows) -> dict[str, float]:
-    """Return metrics of turns and tool calls, under verl's names if it has them."""
     calls = [own.tool_calls for own in rows.figures]
     asked = sum(calls) + sum(len(own.turn_scores or ()) for own in rows.figures)
     failures = sum(own.tool_failures for own in rows.figures)
@@ -237,10 +231,9 @@ def balance_metrics(given: Sequence[int], balanced: Sequence[int]) -> dict[str, 
 def speed_metrics(
     rows: StepRows, stage_seconds: Mapping[str, float], *, step_seconds: float, num_devices: int
 ) -> dict[str, float]:
-    """Return tokens per second, milliseconds per token, and a row's tool-call time.
+    """Return tokens per second, milliseconds per token, and the time of tool calls.
 
-    Stages go by their short names (``gen``). Devices are the GPUs of the job, or the ranks with a
-    model where there is none.
+    `stage_seconds` are by short name (``gen``); devices are GPUs, or ranks without GPUs.
     """
     response_tokens = sum(rows.response_tokens)
     tokens_of_stage = dict.fromkeys(_STAGES_OVER_ALL_TOKENS, rows.total_tokens)
@@ -261,7 +254,7 @@ def speed_metrics(
 
 
 def _engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
-    """Return engine metrics, which like times are absent for rows that were read from disk."""
+    """Return engine metrics, absent for rows that were read from disk."""
 
     def by(name: str, all_of: str) -> float:
         return counts.get(name, 0) / max(1, counts.get(all_of, 0))
@@ -276,7 +269,6 @@ def _engine_metrics(counts: Mapping[str, int]) -> dict[str, float]:
 
 
 def _draft_metrics(counts: Mapping[str, int]) -> dict[str, float]:
-    """Return metrics of speculative decoding, likewise."""
     kept, guesses, passes = (counts.get(name, 0) for name in ("kept", "guesses", "passes"))
     return {
         "perf/draft_accept_rate": kept / guesses if guesses else 0.0,
@@ -284,16 +276,8 @@ def _draft_metrics(counts: Mapping[str, int]) -> dict[str, float]:
     }
 
 
-def progress_metrics(step: int, epoch: int) -> dict[str, float]:
-    """Return the number of finished steps, this one included, and of the epoch, from 0."""
-    return {"training/global_step": float(step), "training/epoch": float(epoch)}
-
-
 def _extra_metrics(extras: Sequence[Mapping[str, float | str]]) -> dict[str, float]:
-    """Return each further value of rows, over the rows that have it.
-
-    With several functions the score of each is among them, under a name of its own.
-    """
+    """Return metrics of the further values of reward functions, with the score of each function."""
     found: dict[str, list[float]] = {}
     for values in extras:
         for name, value in values.items():

@@ -1,4 +1,4 @@
-"""Step timer: durations of the stages of a step, and the unaccounted rest."""
+"""Step timer: durations of the stages of a step."""
 
 import contextlib
 import time
@@ -7,10 +7,9 @@ from dataclasses import dataclass
 
 
 class StepTimer:
-    """Times the stages of one step; the step begins on construction.
+    """Times the stages of one step, which begins on construction.
 
-    Stages do not nest: a second would count twice, and the rest could not be computed. A repeated
-    stage's times add up. `on_stage` is called with each stage's name at its start.
+    Stages must not nest; times of a repeated stage add up. `on_stage` is called at each start.
     """
 
     def __init__(
@@ -27,12 +26,12 @@ class StepTimer:
 
     @contextlib.contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
-        """Time a stage, by its short name: that of ``timing_s/<stage>``."""
+        """Time a stage, reported as ``timing_s/<stage>``."""
         assert self._running is None, f"stage {stage} begins inside {self._running}"
         self._running = stage
         began = self._clock()
         if self._on_stage is not None:
-            self._on_stage(stage)  # which is a part of the stage
+            self._on_stage(stage)
         try:
             yield
         finally:
@@ -47,18 +46,18 @@ class StepTimer:
 
 @dataclass(frozen=True, slots=True)
 class StepTimes:
-    """The times of a finished step; stages in the order in which they began."""
+    """The times of a finished step."""
 
     stages: Mapping[str, float]
     step_seconds: float
 
     @property
     def unaccounted_seconds(self) -> float:
-        """Return the time of the step that belongs to no stage."""
+        """Return the time outside of the stages."""
         return max(0.0, self.step_seconds - sum(self.stages.values()))
 
     def metrics(self) -> dict[str, float]:
-        """``timing_s/<stage>``, ``timing_s/step``, ``timing_s/unaccounted`` and its share."""
+        """Return ``timing_s/<stage>``, of the step, of the unaccounted rest, and its share."""
         share = self.unaccounted_seconds / self.step_seconds if self.step_seconds else 0.0
         return {
             **{f"timing_s/{stage}": seconds for stage, seconds in self.stages.items()},

@@ -1,8 +1,8 @@
-"""Validation metrics with verl's definitions: mean@N, std@N, best@n, worst@n, maj@n.
+"""Validation metrics as in verl: mean@N, std@N, best@n, worst@n, maj@n.
 
-Each prompt has N samples. The result of n of them (the best, the worst, the majority's answer) is
-estimated by 1000 bootstraps of n draws with replacement, seed 42; then prompts are averaged. The
-draws depend on N and n alone and are numpy's legacy stream, so the metrics equal verl's.
+Each prompt has N samples. The result of n of them (best, worst, majority vote) is estimated by 1000
+bootstraps of n draws with replacement, seed 42, and averaged over prompts. The draws are numpy's
+legacy stream and depend on N and n only, so the metrics equal verl's.
 """
 
 import functools
@@ -29,11 +29,13 @@ _CORE_STATISTICS: Final = ("mean@", "best@", "maj@")
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow:
-    """One sample of a prompt, its score (NaN: nothing scores), and what the function gave besides.
+    """One sample of a prompt.
 
-    Numbers of `extras` become variables of their own; ``acc`` is among them, the function's or else
-    its score, and ``pred`` (a string) is the answer that the majority is taken of. `figures` are
-    `RowFigures` as JSON, empty or None where the sample has one turn.
+    Attributes:
+        score: NaN without reward functions.
+        extras: further values of the reward function. Numbers are variables, among them ``acc``;
+            the text ``pred`` is the answer for the majority vote.
+        figures: `RowFigures` as JSON; empty or None for single-turn samples.
     """
 
     data_source: str
@@ -43,7 +45,7 @@ class ValidationRow:
     figures: bytes | str | None = None
 
     def variables(self) -> dict[str, float]:
-        """Numbers of the sample."""
+        """Return the numbers of the sample."""
         numbers = {
             name: float(value) for name, value in self.extras.items() if not isinstance(value, str)
         }
@@ -51,17 +53,14 @@ class ValidationRow:
 
 
 def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
-    """All ``val-core/...`` and ``val-aux/...`` metrics.
+    """Return the metrics ``val-core/<data source>/<variable>/<statistic>`` and ``val-aux/...``.
 
-    Core are mean, best and maj of ``acc`` at the largest n; the rest is aux. A variable counts
-    where every sample of its data source has it.
+    Core are mean, best and maj of ``acc`` at the largest n. A variable is reported if every sample
+    of its data source has it. The samples of a prompt must be in order. Multi-turn samples add
+    ``val-aux/num_turns``.
 
-    Departs from verl: ``acc`` exists for every data source, and ``mean@1`` also for N > 1 (the
-    expected value of one sample, which is mean@N).
-
-    The samples of a prompt are in the order of their sample index. The result is sorted:
-    ``val-core/<data source>/<variable>/<statistic>`` to value; behind them, where samples have
-    turns, ``val-aux/num_turns/...``.
+    Departs from verl: ``acc`` exists for every data source, and ``mean@1`` (equal to mean@N) also
+    for N > 1.
     """
     sources: dict[str, dict[int, list[ValidationRow]]] = defaultdict(lambda: defaultdict(list))
     turns = list[int]()
@@ -84,11 +83,11 @@ def validation_metrics(rows: Iterable[ValidationRow]) -> dict[str, float]:
 def prompt_statistics(
     values: Sequence[float], winners: Mapping[int, NDArray[np.int64]] | None
 ) -> dict[str, float]:
-    """Statistics of one variable of a prompt's samples: (N,) values.
+    """Return the statistics of one variable of a prompt's samples: (N,) values.
 
-    ``mean@N``, ``mean@1``, and for N > 1 ``std@N`` (of the population) and, for n of 2, 4, ... and
-    N, ``best@n``, ``worst@n`` and ``maj@n`` with ``/mean`` and ``/std`` over bootstraps. Winners
-    are those of `majority_samples`; None leaves out maj@n.
+    These are ``mean@N``, ``mean@1``, and for N > 1 ``std@N`` (of the population) and, for n of 2,
+    4, ... and N, ``best@n``, ``worst@n`` and ``maj@n`` with ``/mean`` and ``/std`` over bootstraps.
+    `winners` come from `majority_samples`; without them there is no maj@n.
     """
     num_samples = len(values)
     array = np.asarray(values, dtype=np.float64)
@@ -109,11 +108,9 @@ def prompt_statistics(
 
 
 def majority_samples(votes: Sequence[str]) -> dict[int, NDArray[np.int64]]:
-    """The sample that has the majority's answer in each bootstrap, from (N,) answers of a prompt.
+    """Return n -> (1000,) a sample with the most common answer in each bootstrap.
 
-    Returns:
-        n -> (1000,) the sample of the first draw that has the most common answer; of equally common
-        ones, the answer drawn first.
+    `votes` are the (N,) answers of a prompt. Of equally common answers, the one drawn first wins.
     """
     answers, codes = np.unique(np.asarray(votes), return_inverse=True)
     return {
@@ -123,7 +120,7 @@ def majority_samples(votes: Sequence[str]) -> dict[int, NDArray[np.int64]]:
 
 
 def _source_statistics(prompts: list[list[ValidationRow]]) -> dict[str, dict[str, float]]:
-    """Variable to statistic to its mean over prompts."""
+    """Return variable -> statistic -> mean over prompts."""
     samples = [[row.variables() for row in rows] for rows in prompts]
     shared = set.intersection(*(set(variables) for rows in samples for variables in rows))
     has_votes = all(
@@ -144,23 +141,17 @@ def _source_statistics(prompts: list[list[ValidationRow]]) -> dict[str, dict[str
 
 
 def _subset_sizes(num_samples: int) -> list[int]:
-    """2, 4, 8, ... below N, and N."""
-    sizes = []
-    size = 2
-    while size < num_samples:
-        sizes.append(size)
-        size *= 2
-    return [*sizes, num_samples]
+    """Return 2, 4, 8, ... below N, and N."""
+    return [2**k for k in range(1, num_samples.bit_length()) if 2**k < num_samples] + [num_samples]
 
 
 def _samples_of(statistic: str) -> int:
-    """The n of ``best@n/mean``."""
     return int(statistic.partition("@")[2].partition("/")[0])
 
 
 @functools.lru_cache(maxsize=64)
 def _draws(num_samples: int, size: int) -> NDArray[np.int64]:
-    """(1000, size) sample indices; the same for every prompt, as verl seeds anew each time."""
+    """Return (1000, size) sample indices, the same for every prompt, as in verl."""
     stream = np.random.RandomState(SEED)
     drawn: NDArray[np.int64] = stream.randint(0, num_samples, size=(NUM_BOOTSTRAPS, size))
     drawn.setflags(write=False)
@@ -170,9 +161,9 @@ def _draws(num_samples: int, size: int) -> NDArray[np.int64]:
 def _majority(
     codes: NDArray[np.int64], answers: int, drawn: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """(bootstraps,) samples with the majority's answer.
+    """Return (bootstraps,) samples with the most common answer.
 
-    The answers of the samples are (N,) numbers below `answers`; (bootstraps, n) samples are drawn.
+    `codes` are the (N,) answers as numbers below `answers`; `drawn` are (bootstraps, n) samples.
     """
     winners = []
     bootstraps = max(1, _COUNTED_AT_ONCE // max(answers, drawn.shape[1]))

@@ -28,7 +28,7 @@ ADAPTER_FOLDER: Final = "adapter"
 CONFIG_FILE: Final = "adapter_config.json"
 WEIGHTS_FILE: Final = "adapter_model.safetensors"
 
-_OF_CHANGED_BASES: Final = ("pissa", "olora", "corda", "loftq")
+_CHANGES_BASE: Final = ("pissa", "olora", "corda", "loftq")
 """PEFT's `init_lora_weights` values that subtract the initial adapter from the base weights."""
 
 
@@ -41,21 +41,17 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
         return
     folder = Path(lora.path)
     if not (folder / CONFIG_FILE).is_file():
-        near = folder / ADAPTER_FOLDER
         allowed = "a folder in PEFT's form, such as adapter/ of an export"
-        yield Problem(
-            f"{where}.path",
-            shown(lora.path),
-            f"there is no {CONFIG_FILE} in it",
-            str(near) if (near / CONFIG_FILE).is_file() else allowed,
-            ModelReason.BAD_CONFIG,
-        )
+        if (folder / ADAPTER_FOLDER / CONFIG_FILE).is_file():
+            allowed = str(folder / ADAPTER_FOLDER)
+        why = f"there is no {CONFIG_FILE} in it"
+        yield Problem(f"{where}.path", shown(lora.path), why, allowed, ModelReason.BAD_CONFIG)
         return
     config = read_object(folder / CONFIG_FILE, ModelReason.BAD_CONFIG)
     if isinstance(config, Problem):
         yield config
         return
-    yield from _settings(lora, config, where)
+    yield from _check_settings(lora, config, where)
     if (sizes := sizes_of(model)) is None:
         return
     layers = layers_name_in(model)
@@ -64,7 +60,7 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
         peft_name(name, lora, layers=layers): peft_shape(name, shape) for name, shape in shapes
     }
     needed |= {saved_name(name): (sizes.vocabulary, sizes.hidden) for name in saved_weights(lora)}
-    yield from _whole_layers(lora, config, where, is_tied=sizes.is_tied)
+    yield from _check_saved_layers(lora, config, where, is_tied=sizes.is_tied)
     try:
         stored = read_header(folder / WEIGHTS_FILE)
     except BadHeader as bad:
@@ -75,69 +71,61 @@ def check_adapters(lora: LoraSpec, model: str, where: str) -> Iterator[Problem]:
         found.pop(saved_name(HEAD), None)  # a second copy of the embedding
     is_dora = bool(config.get("use_dora"))
     if (config.get("r"), is_dora) == (lora.rank, lora.weight_decomposed):  # else all differ
-        yield from _tensors(lora, found, needed, where)
+        yield from _check_tensors(lora, found, needed, where)
 
 
-def _settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterator[Problem]:
+def _check_settings(lora: LoraSpec, config: Mapping[str, Json], where: str) -> Iterator[Problem]:
     path = f"{lora.path}/{CONFIG_FILE}"
-    for key, allowed in (("peft_type", "LORA"), ("alpha_pattern", {})):
-        value = config.get(key) or allowed
-        if value != allowed:
+    for key, only in (("peft_type", "LORA"), ("alpha_pattern", {})):
+        if (value := config.get(key) or only) != only:
             why = "only plain LoRA adapters are supported"
-            at = f"{path}:{key}"
-            yield Problem(at, shown(value), why, shown(allowed), ReasonCode.CONFLICT)
-    start = config.get("init_lora_weights")
-    if isinstance(start, str) and start.startswith(_OF_CHANGED_BASES):
+            yield Problem(f"{path}:{key}", shown(value), why, shown(only), ReasonCode.CONFLICT)
+    init = config.get("init_lora_weights")
+    if isinstance(init, str) and init.startswith(_CHANGES_BASE):
         why = "PEFT changes the base weights when it loads such adapters"
-        at = f"{path}:init_lora_weights"
-        yield Problem(
-            at, shown(start), why, "adapters of the unchanged base weights", ReasonCode.CONFLICT
-        )
+        at, allowed = f"{path}:init_lora_weights", "adapters of the unchanged base weights"
+        yield Problem(at, shown(init), why, allowed, ReasonCode.CONFLICT)
     for key, field, value in (
         ("r", "rank", lora.rank),
         ("lora_alpha", "alpha", lora.alpha),
         ("use_rslora", "rankStabilized", lora.rank_stabilized),
         ("use_dora", "weightDecomposed", lora.weight_decomposed),
     ):
-        said = config.get(key)
-        theirs = bool(said) if isinstance(value, bool) else said  # absent, and null: false
+        theirs = config.get(key)
+        theirs = bool(theirs) if isinstance(value, bool) else theirs  # absent, and null: false
         if theirs != value:
-            told = ABSENT if theirs is None else shown(theirs)
-            why = f"{key} is {told} in {path}"
-            allowed = f"{told}, or other adapters"
+            stored = ABSENT if theirs is None else shown(theirs)
+            why, allowed = f"{key} is {stored} in {path}", f"{stored}, or other adapters"
             yield Problem(f"{where}.{field}", shown(value), why, allowed, ReasonCode.CONFLICT)
 
 
-def _whole_layers(
+def _check_saved_layers(
     lora: LoraSpec, config: Mapping[str, Json], where: str, *, is_tied: bool
 ) -> Iterator[Problem]:
-    """Return a problem if other layers were trained whole, of those that a job can train so."""
-    listed_there = config.get("modules_to_save")
-    names = listed_there if isinstance(listed_there, list) else []
+    """Report other `modules_to_save` than the job's, of those that a job can train whole."""
+    modules = config.get("modules_to_save")
+    names = modules if isinstance(modules, list) else []
     theirs = {str(name).rpartition(".")[2] for name in names} & SAVED_WEIGHTS.keys()
     if is_tied and "embed_tokens" in theirs:
         theirs.discard("lm_head")
     ours = set(lora.modules_to_save or ())
     if ours != theirs:
-        told = shown(sorted(theirs)) if theirs else ABSENT
-        why = f"modules_to_save is {told} in {lora.path}/{CONFIG_FILE}"
-        got, allowed = shown(sorted(ours)) if ours else ABSENT, f"{told}, or other adapters"
+        stored = shown(sorted(theirs)) if theirs else ABSENT
+        why = f"modules_to_save is {stored} in {lora.path}/{CONFIG_FILE}"
+        got, allowed = shown(sorted(ours)) if ours else ABSENT, f"{stored}, or other adapters"
         yield Problem(f"{where}.modulesToSave", got, why, allowed, ReasonCode.CONFLICT)
 
 
-def _tensors(
+def _check_tensors(
     lora: LoraSpec, found: Mapping[str, Shape], needed: Mapping[str, Shape], where: str
 ) -> Iterator[Problem]:
-    """Return a problem for layers that only the job or only the folder adapts."""
-    of_experts = [any(".experts." in name for name in names) for names in (found, needed)]
-    if of_experts[0] != of_experts[1]:
-        has = "adapters" if of_experts[0] else "no adapters"
-        allowed = "experts: true" if of_experts[0] else "remove it"
-        why = f"{lora.path} has {has} of experts"
+    """Report layers that only the job or only the folder adapts."""
+    theirs_have, ours_have = (any(".experts." in name for name in one) for one in (found, needed))
+    if theirs_have != ours_have:
+        why = f"{lora.path} has {'adapters' if theirs_have else 'no adapters'} of experts"
+        allowed = f"{'experts: true' if theirs_have else 'remove it'}, or other adapters"
         got = shown(lora.experts)
-        yield Problem(
-            f"{where}.experts", got, why, f"{allowed}, or other adapters", ReasonCode.CONFLICT
-        )
+        yield Problem(f"{where}.experts", got, why, allowed, ReasonCode.CONFLICT)
         return
     ours, theirs = _modules(needed), _modules(found)
     if ours != theirs:

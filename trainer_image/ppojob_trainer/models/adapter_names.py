@@ -1,7 +1,4 @@
-"""Names of adapter tensors: those used here, after the weights they adapt, and PEFT's.
-
-Does not import torch.
-"""
+"""Names of adapter tensors, here (after their weights) and in PEFT; does not import torch."""
 
 from typing import Final
 
@@ -23,18 +20,17 @@ _PEFT_NAMES: Final = {**PEFT_MATRICES, M: "lora_magnitude_vector"}
 
 
 def matrix_names(weight: str) -> tuple[str, str]:
-    """Return the names of A and B of a weight's adapter, beside the weight's.
+    """Return the names of A and B of a weight's adapter.
 
-    `<layer>.lora_a` for `<layer>.weight`, and for stacked experts, which are no layer,
-    `<stack>_lora_a`.
+    `<layer>.lora_a` for `<layer>.weight`, and for stacked experts `<stack>_lora_a`.
     """
     is_layer = weight.rpartition(".")[2] == _WEIGHT
-    beside = weight.removesuffix(_WEIGHT) if is_layer else f"{weight}_"
-    return f"{beside}{A}", f"{beside}{B}"
+    prefix = weight.removesuffix(_WEIGHT) if is_layer else f"{weight}_"
+    return f"{prefix}{A}", f"{prefix}{B}"
 
 
 def magnitude_name(weight: str) -> str:
-    """Return the name of a weight's DoRA magnitudes, beside its A and B."""
+    """Return the name of a weight's DoRA magnitudes."""
     return f"{weight.removesuffix(_WEIGHT)}{M}"
 
 
@@ -45,8 +41,8 @@ def is_magnitude(name: str) -> bool:
 
 def weight_of(matrix: str) -> str:
     """Return the name of the weight that an adapter tensor of this name belongs to."""
-    beside = matrix[: -len(A)]
-    return f"{beside}{_WEIGHT}" if beside.endswith(".") else beside[:-1]
+    prefix = matrix[: -len(A)]
+    return f"{prefix}{_WEIGHT}" if prefix.endswith(".") else prefix[:-1]
 
 
 def is_adapter(name: str) -> bool:

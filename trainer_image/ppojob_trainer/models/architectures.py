@@ -1,6 +1,6 @@
 """Model architectures: sizes from config.json, and the names and shapes of all tensors."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -14,35 +14,42 @@ from ppojob_trainer.models.adapter_names import magnitude_name, matrix_names
 from ppojob_trainer.models.config_files import read_config, with_usual_keys
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import Family, Mixture
-from ppojob_trainer.models.layer_kinds import ATTENTION, EXPERTS, PLAIN, layer_kinds
-from ppojob_trainer.models.liquid import with_own_keys
+from ppojob_trainer.models.hybrid_layers import (
+    ATTENTION,
+    DENSE,
+    EXPERTS,
+    RecurrenceSizes,
+    layer_types,
+    recurrent_numbers,
+    with_common_keys,
+)
 from ppojob_trainer.models.mixtures import (
     STACKS,
     WIDTHS,
     expert_tensors,
-    key_of_experts,
+    experts_key,
     latent_layers,
     latent_width,
     mixture_in,
     required_sizes,
     shared_layers,
 )
-from ppojob_trainer.models.per_layer_sizes import Attention, PerLayerSizes, read_per_layer_sizes
-from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.state_layers import (
-    States,
-    layers_with_states,
-    with_head_of_states,
+from ppojob_trainer.models.per_layer_sizes import (
+    Attention,
+    PerLayerSizes,
+    count_in,
+    read_per_layer_sizes,
 )
+from ppojob_trainer.models.problems import ModelReason
 
 EMBEDDING: Final = "model.embed_tokens.weight"
 HEAD: Final = "lm_head.weight"
 SAVED_WEIGHTS: Final = {"embed_tokens": EMBEDDING, "lm_head": HEAD}
-"""Weights of the layers that may be trained whole beside adapters."""
+"""Weights of the layers that may be trained whole, in addition to adapters."""
 NF4_BLOCK: Final = 64
 """Elements of a row that share a scale in NF4 (quantization block)."""
 
-_LATENT: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_MLA_KEYS: Final = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
 _REQUIRED: Final = {
     "vocab_size": WIDTHS,
     "hidden_size": WIDTHS,
@@ -54,22 +61,14 @@ Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
-class Latents:
-    """Widths of multi-head latent attention (MLA).
+class MlaSizes:
+    """Widths of multi-head latent attention (MLA)."""
 
-    Attributes:
-        query: of the query latent; 0 where queries are projected from the hidden states.
-        key: of the latent of keys and values.
-        plain: of a head's queries and keys, the part without RoPE.
-        rotary: of the part with RoPE, which the keys of all heads share.
-        value: of a head's values.
-    """
-
-    query: int
-    key: int
-    plain: int
-    rotary: int
-    value: int
+    query: int  # of the query latent; 0 where queries are projected from the hidden states
+    key: int  # of the latent of keys and values
+    plain: int  # of a head's queries and keys, the part without RoPE
+    rotary: int  # of the part with RoPE, which the keys of all heads share
+    value: int  # of a head's values
 
     @property
     def cached(self) -> int:
@@ -79,49 +78,29 @@ class Latents:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """Sizes of a model by its config.json.
-
-    Attributes:
-        vocabulary: rows of the embedding.
-        hidden: width of the residual stream.
-        inner: intermediate width of a feed-forward block, or of each expert.
-        key_heads: key and value heads (GQA).
-        is_tied: whether the output layer is tied to the embedding.
-        biased: linear layers of a block that have a bias.
-        experts: experts of each MoE layer; 0 of dense models, of the same family too.
-        shared: intermediate width of the shared expert; 0 where there is none.
-        latent: width that experts compute in, if it is not `hidden`; else 0.
-        dense_layers: dense layers of an MoE model, the first ones.
-        plain: intermediate width of dense blocks in an MoE model; 0 where there are none.
-        has_qk_norm: whether there is a QK-norm.
-        kinds: block type of each layer, for models with one block per layer; else empty.
-        latents: of MLA models.
-        states: of models with recurrent layers.
-        per_layer: of models whose layers have different sizes.
-        positions: rows of the learned position embedding; 0 without one.
-    """
+    """Sizes of a model by its config.json."""
 
     model_type: str
-    vocabulary: int
-    hidden: int
-    inner: int
+    vocabulary: int  # rows of the embedding
+    hidden: int  # width of the residual stream
+    inner: int  # intermediate width of a feed-forward block, or of each expert
     layers: int
     heads: int
-    key_heads: int
+    key_heads: int  # key and value heads (GQA)
     head_size: int
-    is_tied: bool
-    biased: frozenset[str]
-    experts: int = 0
-    shared: int = 0
-    latent: int = 0
-    dense_layers: int = 0
-    plain: int = 0
+    is_tied: bool  # whether the output layer is tied to the embedding
+    biased: frozenset[str]  # linear layers of a block that have a bias
+    experts: int = 0  # of each MoE layer; 0 of dense models, of the same family too
+    shared: int = 0  # intermediate width of the shared expert; 0 without one
+    latent: int = 0  # width that experts read and write, if it is not `hidden`; else 0
+    dense_layers: int = 0  # dense layers of an MoE model, the first ones
+    plain: int = 0  # intermediate width of dense blocks in an MoE model; 0 without any
     has_qk_norm: bool = False
-    kinds: tuple[str, ...] = ()
-    latents: Latents | None = None
-    states: States | None = None
-    per_layer: PerLayerSizes | None = None
-    positions: int = 0
+    types: tuple[str, ...] = ()  # of models with one block per layer: its type in each layer
+    mla: MlaSizes | None = None
+    recurrence: RecurrenceSizes | None = None
+    per_layer: PerLayerSizes | None = None  # of models whose layers have different sizes
+    positions: int = 0  # rows of the learned position embedding; 0 without one
 
     @property
     def mixture(self) -> Mixture | None:
@@ -140,30 +119,30 @@ class Sizes:
             return 2
         return 3 if self.mixture and self.mixture.is_transposed else 0
 
-    def has_state(self, layer: int) -> bool:
+    def is_recurrent(self, layer: int) -> bool:
         """Whether a layer is recurrent: a state in place of keys and values."""
-        return self.states is not None and layer in self.states.layers
+        return self.recurrence is not None and layer in self.recurrence.layers
 
     def has_attention(self, layer: int) -> bool:
         """Whether a layer has attention."""
-        return not self.has_state(layer) and (not self.kinds or self.kinds[layer] == ATTENTION)
+        return not self.is_recurrent(layer) and (not self.types or self.types[layer] == ATTENTION)
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has MoE experts."""
-        if self.kinds:
-            return self.kinds[layer] == EXPERTS
+        if self.types:
+            return self.types[layer] == EXPERTS
         return self.experts > 0 and layer >= self.dense_layers
 
     def has_dense(self, layer: int) -> bool:
         """Whether a layer has a dense feed-forward block."""
-        if self.kinds:
-            return self.kinds[layer] == PLAIN
+        if self.types:
+            return self.types[layer] == DENSE
         own = FAMILIES[self.model_type].feed_forward
-        return not self.has_experts(layer) or (own is not None and own.is_beside)
+        return not self.has_experts(layer) or (own is not None and own.in_moe_layers)
 
     def has_tiles(self, layer: int) -> bool:
         """Whether that block is a module, so it can be tiled over tokens."""
-        return self.has_dense(layer) and "." in FAMILIES[self.model_type].plain_out
+        return self.has_dense(layer) and "." in FAMILIES[self.model_type].dense_out
 
     def attention(self, layer: int) -> Attention:
         """Return the attention sizes of an attention layer."""
@@ -182,14 +161,14 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     model_type = str(config["model_type"])
     family = FAMILIES[model_type]
     config = with_usual_keys({**family.defaults, **config})
-    kinds = layer_kinds(config)
-    if family.has_one_block and kinds is not None:
-        config["num_hidden_layers"] = len(kinds)
+    types = layer_types(config)
+    if family.has_one_block and types is not None:
+        config["num_hidden_layers"] = len(types)
     mixture, feed_forward = mixture_in(config), family.feed_forward
-    own: tuple[str, ...] = _LATENT if family.has_mla else ()
-    if kind := family.recurrence:
-        own, config = kind.sizes, with_own_keys(with_head_of_states(config))
-        kinds = layer_kinds(config)
+    own: tuple[str, ...] = _MLA_KEYS if family.has_mla else ()
+    if recurrence := family.recurrence:
+        own, config = recurrence.sizes, with_common_keys(config)
+        types = layer_types(config)
     needed = _REQUIRED | required_sizes(config) | dict.fromkeys(own, WIDTHS)
     if family.positions:
         needed["max_position_embeddings"] = WIDTHS
@@ -197,18 +176,21 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     if isinstance(required, list):
         return required
     heads, hidden = required["num_attention_heads"], required["hidden_size"]
-    keys = mixture.shared_inner if mixture else ()
-    dense_layers = _count(config.get(mixture.dense_first)) or 0 if mixture else 0
-    key_heads = _count(config.get("num_key_value_heads")) or heads
-    head_size = _count(config.get("head_dim")) or hidden // heads
-    latents = None
+    shared_keys = mixture.shared_inner if mixture else ()
+    dense_layers = count_in(config, mixture.dense_first) if mixture else 0
+    key_heads = count_in(config, "num_key_value_heads") or heads
+    head_size = count_in(config, "head_dim") or hidden // heads
+    mla = None
     if family.has_mla:
-        of_queries = _count(config.get("q_lora_rank")) or 0
-        latents = Latents(of_queries, *(required[key] for key in _LATENT))
-        key_heads, head_size = heads, latents.plain + latents.rotary
+        query = count_in(config, "q_lora_rank")
+        mla = MlaSizes(query, *(required[key] for key in _MLA_KEYS))
+        key_heads, head_size = heads, mla.plain + mla.rotary
+    recurrent = frozenset[int]()
+    if recurrence:
+        recurrent = recurrent_numbers(config, types, required["num_hidden_layers"])
     plain = "intermediate_size" if feed_forward is None else feed_forward.inner
     has_dense = dense_layers > 0 or feed_forward is not None
-    may_tie = True in family.only.get("tie_word_embeddings", (True,))
+    may_tie = True in family.supported.get("tie_word_embeddings", (True,))
     return Sizes(
         model_type=model_type,
         vocabulary=required["vocab_size"],
@@ -220,16 +202,18 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         head_size=head_size,
         is_tied=may_tie and config.get("tie_word_embeddings") is True,
         biased=_biased(config, family),
-        experts=required[key_of_experts(config)] if mixture else 0,
-        shared=prod(required[key] for key in keys) if keys else 0,
+        experts=required[experts_key(config)] if mixture else 0,
+        shared=prod(required[key] for key in shared_keys) if shared_keys else 0,
         latent=latent_width(mixture, config),
         dense_layers=dense_layers,
         plain=required[plain] if mixture and has_dense else 0,
         has_qk_norm=family.qk_norm != "none"
         and (not family.qk_norm_key or config.get(family.qk_norm_key) is True),
-        kinds=tuple(kinds or ()) if family.has_one_block else (),
-        latents=latents,
-        states=_states(config, family, kinds, required),
+        types=tuple(types or ()) if family.has_one_block else (),
+        mla=mla,
+        recurrence=RecurrenceSizes.of(recurrence, recurrent, required)
+        if recurrence and recurrent
+        else None,
         per_layer=read_per_layer_sizes(
             config, Attention(key_heads, head_size), required["num_hidden_layers"]
         )
@@ -241,23 +225,10 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     )
 
 
-def _states(
-    config: Mapping[str, Json],
-    family: Family,
-    kinds: Sequence[str] | None,
-    counts: Mapping[str, int],
-) -> States | None:
-    """Return the sizes of recurrent layers; None of a model without any."""
-    if family.recurrence is None:
-        return None
-    layers = layers_with_states(config, kinds, counts["num_hidden_layers"])
-    return States.of(family.recurrence, layers, counts) if layers else None
-
-
 def _biased(config: Mapping[str, Json], family: Family) -> frozenset[str]:
     """Return the modules of a layer that have a bias."""
-    asked = (names for key, names in family.biases.items() if config.get(key) is True)
-    return frozenset(family.always_biased).union(*asked)
+    enabled = (names for key, names in family.biases.items() if config.get(key) is True)
+    return frozenset(family.always_biased).union(*enabled)
 
 
 def _read_counts(
@@ -292,9 +263,9 @@ def backbone_tensors(sizes: Sizes) -> Iterator[tuple[str, Shape]]:
 
 
 def _norm(name: str, family: Family, width: int) -> Iterator[tuple[str, Shape]]:
-    if family.has_norm_weights:
+    if "unweighted" not in family.norm_type:
         yield f"{name}.weight", (width,)
-    if family.has_norm_biases:
+    if "biased" in family.norm_type:
         yield f"{name}.bias", (width,)
 
 
@@ -306,9 +277,9 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     found: dict[str, Shape] = {}
     if sizes.has_attention(layer):
         found = _attention(sizes, layer)
-    elif sizes.states and sizes.has_state(layer):
+    elif sizes.recurrence and sizes.is_recurrent(layer):
         is_fused = "in_proj_qkvz" in FAMILIES[sizes.model_type].fused
-        found = sizes.states.linear_layers(sizes.hidden, is_fused=is_fused)
+        found = sizes.recurrence.linear_layers(sizes.hidden, is_fused=is_fused)
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         found |= shared_layers(mixture, sizes.hidden, sizes.shared)
         found |= latent_layers(mixture, sizes.hidden, sizes.latent)
@@ -320,8 +291,8 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
 
 
 def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
-    if sizes.latents:
-        return _latent_attention(sizes.latents, sizes.hidden, sizes.heads)
+    if sizes.mla:
+        return _mla(sizes.mla, sizes.hidden, sizes.heads)
     family, hidden, own = FAMILIES[sizes.model_type], sizes.hidden, sizes.attention(layer)
     query, key, at = sizes.heads * own.head_size, own.key_heads * own.head_size, family.attention
     found: dict[str, Shape] = {
@@ -371,17 +342,15 @@ def expert_weights(sizes: Sizes) -> dict[str, Shape]:
     return {name: (experts, out, into) for name, (experts, into, out) in found.items()}
 
 
-def _latent_attention(latents: Latents, hidden: int, heads: int) -> dict[str, Shape]:
-    found: dict[str, Shape] = {}
-    query = heads * (latents.plain + latents.rotary)
-    if latents.query:
-        found["self_attn.q_a_proj"] = (latents.query, hidden)
-        found["self_attn.q_b_proj"] = (query, latents.query)
-    else:
-        found["self_attn.q_proj"] = (query, hidden)
-    found["self_attn.kv_a_proj_with_mqa"] = (latents.key + latents.rotary, hidden)
-    found["self_attn.kv_b_proj"] = (heads * (latents.plain + latents.value), latents.key)
-    return found | {"self_attn.o_proj": (hidden, heads * latents.value)}
+def _mla(mla: MlaSizes, hidden: int, heads: int) -> dict[str, Shape]:
+    query = heads * (mla.plain + mla.rotary)
+    found: dict[str, Shape] = {"q_proj": (query, hidden)}
+    if mla.query:
+        found = {"q_a_proj": (mla.query, hidden), "q_b_proj": (query, mla.query)}
+    found["kv_a_proj_with_mqa"] = (mla.key + mla.rotary, hidden)
+    found["kv_b_proj"] = (heads * (mla.plain + mla.value), mla.key)
+    found["o_proj"] = (hidden, heads * mla.value)
+    return {f"self_attn.{name}": shape for name, shape in found.items()}
 
 
 def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -396,8 +365,8 @@ def _of_a_layer(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
     yield from ((name, (1,)) for name in (*family.trained_scalars, *family.frozen_scalars))
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         yield from _expert_tensors(mixture, sizes)
-    if sizes.states and sizes.has_state(layer):
-        yield from sizes.states.tensors()
+    if sizes.recurrence and sizes.is_recurrent(layer):
+        yield from sizes.recurrence.tensors()
 
 
 def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
@@ -407,12 +376,12 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
         yield from _norm(norm, family, sizes.hidden)
     if sizes.per_layer and sizes.per_layer.layer_embedding:
         yield "post_per_layer_input_norm.weight", (sizes.hidden,)
-    if sizes.latents:
-        yield "self_attn.kv_a_layernorm.weight", (sizes.latents.key,)
-    if sizes.latents and sizes.latents.query:
-        yield "self_attn.q_a_layernorm.weight", (sizes.latents.query,)
-    if sizes.states and sizes.has_state(layer):
-        yield from sizes.states.norms()
+    if sizes.mla:
+        yield "self_attn.kv_a_layernorm.weight", (sizes.mla.key,)
+    if sizes.mla and sizes.mla.query:
+        yield "self_attn.q_a_layernorm.weight", (sizes.mla.query,)
+    if sizes.recurrence and sizes.is_recurrent(layer):
+        yield from sizes.recurrence.norms()
     elif sizes.has_qk_norm:
         each, size = family.qk_norm == "each head", attention.head_size
         of_queries, of_keys = family.qk_norm_names
@@ -421,13 +390,8 @@ def _norms(sizes: Sizes, layer: int) -> Iterator[tuple[str, Shape]]:
             yield f"self_attn.{of_keys}.weight", (size * (1 if each else attention.key_heads),)
 
 
-def _count(value: Json) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value in WIDTHS
-    return value if is_count and isinstance(value, int) else None
-
-
 def saved_weights(lora: LoraSpec) -> set[str]:
-    """Return the names of the weights that are trained whole beside adapters."""
+    """Return the names of the weights that are trained whole, in addition to adapters."""
     return {SAVED_WEIGHTS[name] for name in lora.modules_to_save or ()}
 
 
@@ -455,7 +419,7 @@ def nf4_bytes(rows: int, columns: int) -> int:
 
 
 def count_adapters(lora: LoraSpec | None, folder: str) -> int:
-    """Count the trained elements beside frozen weights, those of whole layers among them.
+    """Count the trained elements of adapters and of layers that are trained whole.
 
     0 without adapters, or if config.json cannot be read.
     """

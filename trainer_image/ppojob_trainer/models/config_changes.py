@@ -12,11 +12,7 @@ from ppojob_api.v1alpha1.model import ModelSpec, RopeScalingSpec
 from ppojob_trainer.data.media.picture_files import THINKER
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_files import TEXT_SECTION, has_tower, read_config
-from ppojob_trainer.models.config_overrides import (
-    ROPE_BASE,
-    has_no_positions,
-    supported_overrides,
-)
+from ppojob_trainer.models.config_overrides import ROPE_BASE, has_no_positions, supported_overrides
 from ppojob_trainer.models.families import FAMILIES
 
 _NEW, _OLD = "rope_parameters", "rope_scaling"
@@ -35,8 +31,8 @@ _Config = TypeVar("_Config")
 def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     """Return the job's overrides of the configuration in a folder, by transformers' names.
 
-    Empty for a folder other than the policy's, and for one whose config.json cannot be read, which
-    the checks report, as they do keys that are left out here (`check_overrides`).
+    Empty for a folder other than the policy's, and for one whose config.json cannot be read.
+    Refused keys are left out; `check_overrides` reports them.
     """
     config = read_config(Path(folder) / "config.json")
     if not isinstance(config, dict) or Path(folder) != Path(model.path):
@@ -45,9 +41,8 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     if (scaling := model.rope_scaling) is not None:
         rope: dict[str, Json] = {"rope_type": scaling.type, "factor": scaling.factor}
         if scaling.type == "llama3":
-            rope |= scaling.model_dump(
-                by_alias=False, include={"low_freq_factor", "high_freq_factor"}
-            )
+            rope["low_freq_factor"] = scaling.low_freq_factor
+            rope["high_freq_factor"] = scaling.high_freq_factor
         if scaling.type != "linear":
             original = scaling.original_max_position_embeddings or _original_length(config)
             rope[_ORIGINAL] = original
@@ -59,7 +54,7 @@ def config_changes(folder: Path | str, model: ModelSpec) -> dict[str, Json]:
     if model.max_position_embeddings is not None:
         changes[_LENGTH] = model.max_position_embeddings
     if model.attention_dropout is not None:
-        keys = family.keys if (family := FAMILIES.get(str(config.get("model_type")))) else {}
+        keys = family.key_aliases if (family := FAMILIES.get(str(config.get("model_type")))) else {}
         changes[keys.get(_DROPOUT, _DROPOUT)] = model.attention_dropout
     return changes
 
@@ -71,32 +66,24 @@ def check_changes(config: Mapping[str, Json], changes: Mapping[str, Json]) -> It
         return
     if not isinstance(rope, dict):
         if family.positions and _LENGTH in changes:
-            yield Problem(
-                "spec.model.maxPositionEmbeddings",
-                shown(changes[_LENGTH]),
-                f"a model of {config['model_type']} has learned position embeddings",
-                "remove it",
-                ReasonCode.CONFLICT,
-            )
+            where, got = "spec.model.maxPositionEmbeddings", shown(changes[_LENGTH])
+            why = f"a model of {config['model_type']} has learned position embeddings"
+            yield Problem(where, got, why, "remove it", ReasonCode.CONFLICT)
         return
     why, allowed = "", "remove ropeScaling"
     if family.has_ropes_by_layer:
         why = "each kind of layer has RoPE of its own"
         allowed = "remove ropeScaling, or write into config.json which layers have it"
     elif family.positions:
-        why = "positions are learnt"
+        why = "positions are learned"
     elif rope["rope_type"] not in family.ropes:
         why = f"positions are {' or '.join(filter(None, family.ropes))}"
     elif has_no_positions(family, config):
         why = "layers know no positions"
     if why:
-        yield Problem(
-            "spec.model.ropeScaling.type",
-            shown(rope["rope_type"]),
-            f"{why} in a model of {config['model_type']}: not in this version",
-            allowed,
-            ReasonCode.NOT_IN_THIS_VERSION,
-        )
+        where, got = "spec.model.ropeScaling.type", shown(rope["rope_type"])
+        why = f"{why} in a model of {config['model_type']}: not in this version"
+        yield Problem(where, got, why, allowed, ReasonCode.NOT_IN_THIS_VERSION)
 
 
 def can_be_stretched(folder: Path | str) -> bool:
@@ -111,7 +98,7 @@ def can_be_stretched(folder: Path | str) -> bool:
 def changed_document(config: Mapping[str, Json], changes: Mapping[str, Json]) -> dict[str, Json]:
     """Apply overrides to a config.json, in the form it has: transformers 5's, or the older.
 
-    The older has the base of RoPE beside its scaling.
+    In the older the base of RoPE is outside of its scaling.
     """
     if isinstance(thinker := config.get(THINKER), dict):
         return {**config, THINKER: changed_document(thinker, changes)}

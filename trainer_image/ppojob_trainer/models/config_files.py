@@ -10,8 +10,8 @@ from ppojob_api.problem import Problem
 from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
-from ppojob_trainer.models.families import FAMILIES, WHOLES
-from ppojob_trainer.models.family import LANGUAGE_PART
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
+from ppojob_trainer.models.family import LANGUAGE_MODULE
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 TEXT_SECTION: Final = "text_config"
@@ -47,7 +47,7 @@ WHOLE_NAMES: Final = {
 OTHER_NAMES: Final = {
     theirs: own for family in FAMILIES.values() for theirs, own in family.file_names.items()
 }
-"""Parts of names in the files of single families, and their replacements."""
+"""Parts of names in the files of some families, and their replacements."""
 SOUND: Final = (f"{TOWER}audio_tower.", f"{TOWER}embed_audio.")
 """Prefixes of the weights of audio encoders, which are not trained."""
 TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWER in own))
@@ -68,7 +68,7 @@ def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     GPT-2's feed-forward blocks are four times as wide as its hidden states if `n_inner` is absent.
     """
     family, found = FAMILIES.get(str(config.get("model_type"))), dict(config)
-    for own, theirs in family.keys.items() if family else ():
+    for own, theirs in family.key_aliases.items() if family else ():
         if theirs in found:
             found[own] = found[theirs]
     if config.get("model_type") == "gpt2":
@@ -88,13 +88,13 @@ def file_name(name: str, model_type: str) -> str:
 
 
 def has_tower(config: Mapping[str, Json]) -> bool:
-    """Whether a model has a vision tower or an audio encoder beside its language model.
+    """Whether a config.json, as on disk or from `read_config`, is of a model with a tower.
 
-    `config` is a config.json as it is on disk, or as `read_config` returns it.
+    That is a vision tower or an audio encoder.
     """
     config = of_thinker(config)
     family = FAMILIES.get(str(config.get("model_type")))
-    return not _TOWER_SECTIONS.isdisjoint(config) or (family is not None and family.sees_pictures)
+    return not _TOWER_SECTIONS.isdisjoint(config) or (family is not None and family.is_multimodal)
 
 
 def folder_has_tower(folder: Path | str) -> bool:
@@ -108,8 +108,8 @@ def layers_name(config: Mapping[str, Json]) -> str:
     kind = str(of_thinker(config).get("model_type"))
     if not has_tower(config):
         return file_name(f"{LAYERS}.", kind).rstrip(".")
-    whole = WHOLES.get(kind) or FAMILIES.get(kind)
-    part = f"model.{whole.part if whole else LANGUAGE_PART}".rstrip(".")
+    whole = MULTIMODAL.get(kind) or FAMILIES.get(kind)
+    part = f"model.{whole.language_module if whole else LANGUAGE_MODULE}".rstrip(".")
     return f"thinker.{part}.layers" if THINKER in config else f"{part}.layers"
 
 
@@ -119,24 +119,17 @@ def layers_name_in(folder: Path | str) -> str:
     return LAYERS if isinstance(config, Problem) else layers_name(config)
 
 
-def layer_count(folder: Path) -> int | None:
-    """Count the layers of a folder's model by its config.json; None if it does not say."""
-    config = read_config(folder / "config.json")
-    layers = None if isinstance(config, Problem) else config.get("num_hidden_layers")
-    return layers if isinstance(layers, int) else None
-
-
 def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]:
     config = of_thinker(config)
     text = config.get(TEXT_SECTION)
     kind = config.get("model_type")
-    whole, family = WHOLES.get(str(kind)), FAMILIES.get(str(kind))
-    if not isinstance(text, dict) or not (whole or (family and family.sees_pictures)):
+    whole, family = MULTIMODAL.get(str(kind)), FAMILIES.get(str(kind))
+    if not isinstance(text, dict) or not (whole or (family and family.is_multimodal)):
         return config
     if whole:
         kind = text.get("model_type", whole.text)
     ties = {one[_TIED] is True for one in (config, text) if one.get(_TIED) is not None}
-    if family and not family.part:  # transformers reads only the outer one of these
+    if family and not family.language_module:  # transformers reads only the outer one of these
         ties = {config.get(_TIED) is True}
     # transformers writes different defaults for the whole and its part: the files decide.
     is_tied = ties == {True} or (len(ties) > 1 and (not whole or not _has_head(folder)))
@@ -145,7 +138,7 @@ def _of_language_model(config: dict[str, Json], folder: Path) -> dict[str, Json]
 
 
 def _has_head(folder: Path) -> bool:
-    """Whether the files of a folder hold an output layer beside the embedding."""
+    """Whether the files of a folder hold an output layer."""
     index = read_object(folder / "model.safetensors.index.json", ModelReason.BAD_INDEX)
     names = index.get("weight_map") if isinstance(index, dict) else None
     try:

@@ -4,6 +4,7 @@ A key is supported for a family if trainer and engines compute alike with every 
 of the table of families, each of which tests hold against transformers. Does not import torch.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
@@ -15,7 +16,7 @@ from ppojob_trainer.models.architectures import read_sizes
 from ppojob_trainer.models.config_files import read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import Family
-from ppojob_trainer.models.mixtures import key_of_chosen, key_of_experts, mixture_in
+from ppojob_trainer.models.mixtures import experts_key, mixture_in, top_k_key
 
 ROPE_BASE: Final = "rope_theta"
 _FIELD: Final = "spec.model.configOverrides"
@@ -55,7 +56,7 @@ def supported_overrides(config: Mapping[str, Json], model: ModelSpec) -> dict[st
     if config.get("model_type") not in FAMILIES:
         return {}
     return {
-        key: _typed(config, key, value)
+        key: _typed(config, key, value)[0]
         for key, value in model.config_overrides.items()
         if _problem(config, key, value) is None
     }
@@ -64,7 +65,7 @@ def supported_overrides(config: Mapping[str, Json], model: ModelSpec) -> dict[st
 def overridable_keys(config: Mapping[str, Json]) -> list[str]:
     """Return the keys that a job may override for a model of a known family."""
     family = FAMILIES[str(config["model_type"])]
-    keys = [*family.overridable, *_other_dropouts(family)]
+    keys = [*family.overridable, *(key for key in family.dropouts if key not in _SET_BY)]
     keys += filter(None, (family.logit_divisor, family.logit_multiplier, family.logit_cap))
     if family.has_windows and isinstance(config.get(_WINDOW), int):
         keys.append(_WINDOW)
@@ -77,11 +78,6 @@ def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
     """Whether the attention of a Mamba-2 hybrid has no positions (NoPE)."""
     is_of_mamba = family.recurrence is not None and family.recurrence.rule == "mamba"
     return is_of_mamba and config.get("position_embedding_type") != "rope"
-
-
-def _other_dropouts(family: Family) -> list[str]:
-    """Return the keys of dropouts that are off unless a job overrides them."""
-    return [key for key in family.dropouts if key not in _SET_BY]
 
 
 def _problem(config: Mapping[str, Json], key: str, value: Json) -> Problem | None:
@@ -100,8 +96,8 @@ def _problem(config: Mapping[str, Json], key: str, value: Json) -> Problem | Non
     elif key not in keys:
         why = f"trainer and engines do not all follow it for a model of {kind}"
         allowed, reason = f"one of {', '.join(keys)}", ReasonCode.NOT_ONE_OF
-    elif _typed(config, key, value) is None:
-        why, allowed = "this key has no such value", _words(config, key)
+    elif (typed := _typed(config, key, value))[0] is None:
+        why, allowed = "this key has no such value", typed[1]
         reason = ReasonCode.OUT_OF_RANGE
     return Problem(f"{_FIELD}.{key}", shown(value), why, allowed, reason) if why else None
 
@@ -112,35 +108,19 @@ def _changes_sizes(config: Mapping[str, Json], key: str, value: Json) -> bool:
     return read_sizes({**config, key: value}, path) != read_sizes(config, path)
 
 
-def _most(config: Mapping[str, Json], key: str) -> int | None:
-    """Return the largest value of an integer key; None for other keys."""
-    if key == key_of_chosen(config):
-        experts = config.get(key_of_experts(config))
-        return experts if isinstance(experts, int) else _MOST
-    return _MOST if key in _INTEGERS else None
-
-
-def _typed(config: Mapping[str, Json], key: str, value: Json) -> Json:
-    """Return a value in the type of a supported key; None for one that it cannot have."""
+def _typed(config: Mapping[str, Json], key: str, value: Json) -> tuple[Json, str]:
+    """Return a value in the type of a supported key, None if it is out of range; and the range."""
     if key in _FLAGS:
-        return value if isinstance(value, bool) else None
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    if most := _most(config, key):
-        return int(value) if 1 <= value <= most and value == int(value) else None
-    is_within = 0 <= value < 1 if _is_dropout(key) else 0 < value <= _LARGEST
-    return float(value) if is_within else None
-
-
-def _words(config: Mapping[str, Json], key: str) -> str:
-    """Say what `_typed` takes."""
-    if key in _FLAGS:
-        return "true or false"
-    if most := _most(config, key):
-        return f"an integer from 1 to {most}"
-    within = "at least 0 and below 1" if _is_dropout(key) else f"above 0 and at most {_LARGEST:g}"
-    return f"a number {within}"
-
-
-def _is_dropout(key: str) -> bool:
-    return "drop" in key
+        return value if isinstance(value, bool) else None, "true or false"
+    number: float = math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        number = value
+    if key in _INTEGERS or key == top_k_key(config):
+        experts = config.get(experts_key(config))
+        most = experts if key == top_k_key(config) and isinstance(experts, int) else _MOST
+        is_within = 1 <= number <= most and number == int(number)
+        return int(number) if is_within else None, f"an integer from 1 to {most}"
+    if "drop" in key:
+        return float(number) if 0 <= number < 1 else None, "a number at least 0 and below 1"
+    is_within = 0 < number <= _LARGEST
+    return float(number) if is_within else None, f"a number above 0 and at most {_LARGEST:g}"

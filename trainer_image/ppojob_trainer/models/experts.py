@@ -1,11 +1,10 @@
-"""MoE experts as they are in files: three matrices per expert, each a parameter of its own.
+"""MoE experts as they are in files: a parameter for each matrix of each expert, or stacks.
 
-transformers stacks the experts of a layer in two tensors. Here each matrix stays separate under its
-name in files, so that loading, sharding, checkpoints, exports and engines need no special case.
+transformers stacks the experts of all families. Here separate matrices stay separate under their
+names in files, so that loading, sharding, checkpoints, exports and engines need no special case.
 """
 
 from collections.abc import Sequence
-from itertools import product
 from typing import Any, Final, cast
 
 import torch
@@ -13,14 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedModel
 
-from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.family import BIAS_MODULE, CORRECTION, EXPERT_BIAS, Mixture
-from ppojob_trainer.models.gemma import Gemma4Router
+from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS, Mixture
 from ppojob_trainer.models.mixtures import mixture_in
-from ppojob_trainer.models.module_names import rename_modules
-from ppojob_trainer.models.nemotron import NEMOTRON, take_limits_off
-from ppojob_trainer.models.routes import chosen_by_a_token, follow_routes
-from ppojob_trainer.models.transposed_linear import make_linear
 from ppojob_trainer.parallel.boxes import local_part
 from ppojob_trainer.parallel.experts import ALONE, ExpertRanks
 
@@ -29,7 +22,7 @@ PreTrainedModel._keep_in_fp32_modules_strict = [CORRECTION, EXPERT_BIAS]
 
 _GAIN: Final = 1.702
 _LIMIT: Final = 7.0
-"""gpt-oss's clamp and gate factor; other values are refused."""
+"""gpt-oss's gate factor and clamp; other values are refused."""
 
 
 class ExpertDispatch:
@@ -45,8 +38,8 @@ class ExpertDispatch:
         chosen = chosen[self._own]
         self._shape = chosen.shape
         self._order = chosen.flatten().argsort(stable=True)
-        self._journey = ranks.journey(torch.bincount(chosen.flatten(), minlength=count))
-        self.ends = self._journey.counts.cumsum(0, dtype=torch.int32)
+        self._exchange = ranks.plan_exchange(torch.bincount(chosen.flatten(), minlength=count))
+        self.ends = self._exchange.counts.cumsum(0, dtype=torch.int32)
 
     def experts(self, rows: Tensor) -> Tensor:
         """Return (r,) int64, the expert of each row, counted from the first on this rank."""
@@ -56,21 +49,20 @@ class ExpertDispatch:
     def rows(self, states: Tensor) -> Tensor:
         """Dispatch (t, h) of the tokens to (r, h), the rows of this rank's experts."""
         own = states[self._own].repeat_interleave(self._shape[1], dim=0)
-        return self._journey.there(own[self._order])
+        return self._exchange.dispatch(own[self._order])
 
-    def summed(self, said: Tensor, weights: Tensor) -> Tensor:
+    def combine(self, outputs: Tensor, weights: Tensor) -> Tensor:
         """Combine expert outputs (r, h) by weights (t, k): (t, h).
 
         With tensor parallelism a partial sum.
         """
-        in_turn = torch.empty_like(self._order)
-        in_turn[self._order] = torch.arange(len(self._order), device=self._order.device)
-        weighted = self._journey.back(said)[in_turn].view(*self._shape, said.shape[-1])
-        weighted = weighted * weights[self._own, :, None]
-        summed, before = weighted.sum(dim=1), self._own.start
-        if len(summed) == self._tokens:
-            return summed
-        return functional.pad(summed, (0, 0, before, self._tokens - self._own.stop))
+        places = torch.empty_like(self._order)
+        places[self._order] = torch.arange(len(self._order), device=self._order.device)
+        own = self._exchange.combine(outputs)[places].view(*self._shape, outputs.shape[-1])
+        combined = (own * weights[self._own, :, None]).sum(dim=1)
+        if len(combined) == self._tokens:
+            return combined
+        return functional.pad(combined, (0, 0, self._own.start, self._tokens - self._own.stop))
 
 
 class Matrix(nn.Module):
@@ -85,27 +77,26 @@ class Matrix(nn.Module):
 
         With an adapter also its matrices: (r, in) and (out, r).
         """
-        return (in_products(self.weight, rows),)
+        return (cast_matrix(self.weight, rows),)
 
 
-def in_products(matrix: Tensor, rows: Tensor) -> Tensor:
-    """Return a matrix in the dtype of products with such rows."""
+def product_dtype(matrix: Tensor, rows: Tensor) -> torch.dtype:
+    """Return the dtype of products of a matrix with such rows: that of autocast, or its own."""
     device = rows.device.type
     is_cast = torch.is_autocast_enabled(device)
-    return matrix.to(torch.get_autocast_dtype(device) if is_cast else matrix.dtype)
+    return torch.get_autocast_dtype(device) if is_cast else matrix.dtype
 
 
-class Expert(nn.Module):
-    """The matrices of an expert: one or two up-projections (i, h), a down-projection (h, i)."""
-
-    def __init__(self, names: Sequence[str], matrices: Sequence[Tensor]) -> None:
-        super().__init__()
-        for name, weight in zip(names, matrices, strict=True):
-            setattr(self, name, Matrix(weight))
+def cast_matrix(matrix: Tensor, rows: Tensor) -> Tensor:
+    """Return a matrix in the dtype of products with such rows."""
+    return matrix.to(product_dtype(matrix, rows))
 
 
 class Experts(nn.ModuleList):
-    """The experts of a layer, with the call signature of transformers' stacked ones."""
+    """The experts of a layer, with the call signature of transformers' stacked ones.
+
+    Each has one or two up-projections (i, h) and a down-projection (h, i).
+    """
 
     expert_ranks: ExpertRanks = ALONE
     """Expert-parallel ranks; experts of other ranks are None."""
@@ -115,10 +106,10 @@ class Experts(nn.ModuleList):
     def __init__(self, stacked: Any, names: tuple[str, ...]) -> None:
         """Unstack the parameters of a transformers module under these names."""
         into = stacked.gate_up_proj if len(names) > 2 else stacked.up_proj
-        super().__init__(
-            Expert(names, [part.clone() for part in (*parts.chunk(len(names) - 1), down)])
-            for parts, down in zip(into.detach(), stacked.down_proj.detach(), strict=True)
-        )
+        super().__init__()
+        for parts, down in zip(into.detach(), stacked.down_proj.detach(), strict=True):
+            matrices = (Matrix(part.clone()) for part in (*parts.chunk(len(names) - 1), down))
+            self.append(nn.ModuleDict(dict(zip(names, matrices, strict=True))))
         self._names = names
 
     def forward(self, states: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
@@ -138,17 +129,17 @@ class Experts(nn.ModuleList):
         def product(rows: Tensor, name: str) -> Tensor:
             found = zip(*(getattr(expert, name)(rows) for expert in held), strict=True)
             weights, *adapter = map(list, found)
-            said = grouped_product(rows, dispatch.ends, weights)
+            output = grouped_product(rows, dispatch.ends, weights)
             if not adapter:
-                return said
+                return output
             change = rows
             for matrices in adapter:
                 change = grouped_product(change, dispatch.ends, matrices)
-            return torch.add(said, change.to(said.dtype), alpha=self.adapter_scale)
+            return torch.add(output, change.to(output.dtype), alpha=self.adapter_scale)
 
         *into, down = self._names
-        said = product(_inner(*(product(rows, name) for name in into)), down)
-        return dispatch.summed(said, weights).to(states.dtype)
+        output = product(_activate(*(product(rows, name) for name in into)), down)
+        return dispatch.combine(output, weights).to(states.dtype)
 
 
 class StackedExperts(nn.Module):
@@ -176,80 +167,36 @@ class StackedExperts(nn.Module):
         dispatch = ExpertDispatch(chosen, len(self.down_proj), self.expert_ranks)
         inner = self.product(dispatch.rows(states), dispatch, "gate_up_proj")
         gate, up = inner.chunk(2, dim=-1)
-        said = _clamped(inner) if self._is_clamped else self._activation(gate) * up
-        said = self.product(said, dispatch, "down_proj")
-        return dispatch.summed(said, weights).to(states.dtype)
+        active = _clamped(inner) if self._is_clamped else self._activation(gate) * up
+        output = self.product(active, dispatch, "down_proj")
+        return dispatch.combine(output, weights).to(states.dtype)
 
     def product(self, rows: Tensor, dispatch: ExpertDispatch, name: str) -> Tensor:
         """Multiply the rows by their experts of a stack: (r, in) -> (r, out)."""
-        matrix, bias = self.held(name), self.held(f"{name}_bias")
+        matrix, bias = self.shard(name), self.shard(f"{name}_bias")
         if self.is_out_first:
             matrix = matrix.mT
-        found = stacked_product(rows, dispatch.ends, matrix)
+        output = stacked_product(rows, dispatch.ends, matrix)
         if bias is not None:
             # Cast after the selection: the gradient accumulates in the dtype of the weight.
-            found = found + bias.index_select(0, dispatch.experts(rows)).to(found.dtype)
-        return found
+            output = output + bias.index_select(0, dispatch.experts(rows)).to(output.dtype)
+        return output
 
-    def held(self, name: str) -> Any:
+    def shard(self, name: str) -> Any:
         """Return this rank's shard of a stack or of its biases; None without one."""
         stack = getattr(self, name, None)
         return None if stack is None else local_part(stack)
 
 
-def _inner(*products: Tensor) -> Tensor:
-    """Activation: SwiGLU of gate and up, or of one projection the squared ReLU."""
-    return _gated(*products) if len(products) > 1 else functional.relu(products[0]).square()
-
-
-def _gated(gate: Tensor, up: Tensor) -> Tensor:
-    return functional.silu(gate) * up
+def _activate(first: Tensor, up: Tensor | None = None) -> Tensor:
+    """Return the SwiGLU of gate and up, or of one projection the squared ReLU."""
+    return functional.relu(first).square() if up is None else functional.silu(first) * up
 
 
 def _clamped(inner: Tensor) -> Tensor:
+    """Return gpt-oss's activation of interleaved gate and up."""
     gate, up = inner[..., ::2].clamp(max=_LIMIT), inner[..., 1::2].clamp(-_LIMIT, _LIMIT)
     return (up + 1.0) * (gate * torch.sigmoid(_GAIN * gate))
-
-
-def split_experts(model: PreTrainedModel) -> None:
-    """Convert a transformers model to this project's form, with each expert a parameter of its own.
-
-    The model is unsharded, on the meta device or with weights. Its modules get the common names,
-    GPT-2's matrices become linear layers, and untrained values from files become parameters that
-    are loaded and sharded as weights are. MoE layers get unstacked experts, and support router
-    replay.
-    """
-    family = FAMILIES[model.config.model_type]
-    rename_modules(model, family)
-    make_linear(model)
-    mixture = mixture_of(model)
-    base: Any = model.base_model
-    if model.config.model_type == NEMOTRON:
-        take_limits_off(model)
-    for name, layer in product(family.frozen_scalars, base.layers):
-        owner, _, own = name.rpartition(".")
-        _keep(layer.get_submodule(owner), own)
-    if mixture is None:
-        return
-    for number, layer in enumerate(base.layers):
-        block = layer
-        if mixture.block:
-            block = getattr(layer, "mlp", None) or getattr(layer, mixture.block)
-        router = getattr(block, mixture.router, None)
-        if mixture.has_scales:
-            layer.router.__class__ = Gemma4Router
-        follow_routes(layer, router, mixture, number, chosen_by_a_token(model.config))
-        if hasattr(block, "experts"):
-            stacked = block.experts
-            block.experts = (
-                StackedExperts(stacked, mixture)
-                if mixture.is_stacked
-                else Experts(stacked, mixture.matrices)
-            )
-            if mixture.selection_bias:
-                _keep_correction(block, mixture)
-            if block is getattr(layer, "mlp", None):
-                _rename(layer, mixture.block)
 
 
 def experts_of(model: nn.Module) -> list[Experts | StackedExperts]:
@@ -269,47 +216,6 @@ def selection_biases_of(model: PreTrainedModel) -> dict[int, nn.Parameter]:
     name = f"{mixture.block}.{mixture.selection_bias}"
     named = ((number, dict(layer.named_parameters())) for number, layer in enumerate(layers))
     return {number: held[name] for number, held in named if name in held}
-
-
-def _keep(module: nn.Module, name: str, kind: torch.dtype | None = None) -> None:
-    """Turn a buffer that files hold into a parameter without gradient."""
-    values = getattr(module, name).detach().to(kind)
-    delattr(module, name)
-    shape = values.shape or (1,)  # FSDP2 cannot shard a 0-dimensional tensor
-    setattr(module, name, nn.Parameter(values.reshape(shape), requires_grad=False))
-
-
-def _keep_correction(block: Any, mixture: Mixture) -> None:
-    """Turn a router's selection bias into an untrained parameter, loaded as weights are."""
-    router = getattr(block, mixture.router)
-    if held := getattr(router, BIAS_MODULE, None):  # in files it is beside the router
-        delattr(router, BIAS_MODULE)
-        setattr(block, BIAS_MODULE, held)
-        router.__dict__[BIAS_MODULE] = held
-    owner, _, own = mixture.selection_bias.rpartition(".")
-    _keep(block.get_submodule(owner), own, torch.float32)
-    kind = type(router)
-    router.__class__ = type(f"Exact{kind.__name__}", (_Exact, kind), {})
-
-
-class _Exact(nn.Module):
-    """A router that computes in float32 under autocast too, as engines do."""
-
-    def forward(self, states: Tensor, *args: Any) -> Any:
-        """Return the router's output."""
-        weight = next(self.parameters())
-        states = states.to(torch.promote_types(states.dtype, weight.dtype))  # not all do it
-        with torch.autocast(states.device.type, enabled=False):
-            return super().forward(states, *args)
-
-
-def _rename(layer: nn.Module, block: str) -> None:
-    """Give a layer's feed-forward block its name in files; transformers calls it `mlp`."""
-    if block != "mlp":
-        module = layer.mlp
-        del layer.mlp
-        setattr(layer, block, module)
-        layer.__dict__["mlp"] = module  # an attribute of the layer, but not one of its modules
 
 
 def mixture_of(model: PreTrainedModel) -> Mixture | None:
@@ -343,10 +249,8 @@ def grouped_product(rows: Tensor, ends: Tensor, matrices: list[Tensor]) -> Tenso
 
 def stacked_product(rows: Tensor, ends: Tensor, stack: Tensor) -> Tensor:
     """As `grouped_product` of a stack (e, in, out), in the dtype of products."""
-    device = rows.device.type
-    is_cast = torch.is_autocast_enabled(device)
-    kind = torch.get_autocast_dtype(device) if is_cast else stack.dtype
-    product: Tensor = _StackedProduct.apply(rows, ends, stack, kind)  # type: ignore[no-untyped-call]
+    dtype = product_dtype(stack, rows)
+    product: Tensor = _StackedProduct.apply(rows, ends, stack, dtype)  # type: ignore[no-untyped-call]
     return product
 
 

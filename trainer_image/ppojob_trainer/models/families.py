@@ -1,9 +1,7 @@
 """Model families that can be trained: a table whose rows say how each differs from Llama.
 
-All code that depends on the family reads this table. Tests compare the packed forward pass of each
-with transformers'. Another family could differ without any error (windows, multipliers, softcaps),
-so unknown ones are refused by name. A new family is a row here, and a model in
-`tests/support/family_models.py`.
+Tests compare the packed forward pass of each with transformers'. Unknown families are refused: they
+could differ without any error. A new one is a row here and a model in `support/family_models.py`.
 """
 
 from collections.abc import Mapping
@@ -23,14 +21,12 @@ from ppojob_trainer.models.family import (
     Family,
     FeedForward,
     Mixture,
+    Multimodal,
     Recurrence,
-    Whole,
 )
-from ppojob_trainer.models.layer_kinds import PATTERN
+from ppojob_trainer.models.hybrid_layers import PATTERN
 
-_FEED_FORWARD: Final[Biases] = {
-    "mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj"),
-}
+_FEED_FORWARD: Final[Biases] = {"mlp_bias": ("mlp.gate_proj", "mlp.up_proj", "mlp.down_proj")}
 _EXPERTS_EVERYWHERE: Final[Mapping[str, tuple[Json, ...]]] = {
     "hidden_act": ("silu",),
     "mlp_only_layers": ([], None),
@@ -42,7 +38,6 @@ _DELTA_NETWORK_SIZES: Final[Mapping[str, Json]] = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
-    "full_attention_interval": 4,
 }
 _TOP_K: Final = ("num_experts_per_tok",)
 _SCALED_TOP_K: Final = (*_TOP_K, "norm_topk_prob", "routed_scaling_factor")
@@ -51,16 +46,7 @@ _MULTIPLIERS: Final = (
     *RMS_NORM,
     *("embedding_multiplier", "residual_multiplier", "attention_multiplier"),
 )
-_DELTA_NETWORKS: Final = Recurrence(
-    "linear_attn",
-    (
-        "linear_num_key_heads",
-        "linear_num_value_heads",
-        "linear_key_head_dim",
-        "linear_value_head_dim",
-        "linear_conv_kernel_dim",
-    ),
-)
+_DELTA_NETWORKS: Final = Recurrence("linear_attn", tuple(_DELTA_NETWORK_SIZES))
 _LFM2: Final = Family(
     "LFM2, LFM2.5",
     defaults={
@@ -71,16 +57,13 @@ _LFM2: Final = Family(
         "block_ffn_dim_multiplier": 1.0,
         "block_multiple_of": 256,
     },
-    only={"conv_bias": (False,)},
-    biases={},
+    supported={"conv_bias": (False,)},
     norms=("operator_norm", "ffn_norm"),
     qk_norm="each head",
     qk_norm_names=("q_layernorm", "k_layernorm"),
     attention_out="out_proj",
     recurrence=Recurrence("conv", ("conv_L_cache",), "convolution"),
-    feed_forward=FeedForward(
-        "intermediate_size", {"feed_forward.w1": 1, "feed_forward.w3": 1}, "feed_forward.w2"
-    ),
+    feed_forward=FeedForward({"feed_forward.w1": 1, "feed_forward.w3": 1}, "feed_forward.w2"),
     modules={"embedding_norm": "norm", "pos_emb": "rotary_emb"},
     file_names={".embedding_norm.": ".norm."},
     overridable=("norm_eps", "rope_theta"),
@@ -92,11 +75,13 @@ _QWEN3_VL: Final = Family(
     "Qwen3-VL",
     defaults={"head_dim": 128, "num_key_value_heads": 32},
     ropes=(None, "default", "mrope"),
+    biases=ATTENTION_BIASES,
     qk_norm="each head",
-    sees_pictures=True,
+    is_multimodal=True,
 )
 _OLMO2: Final = Family(
     "OLMo 2",
+    biases=ATTENTION_BIASES,
     norms=(),
     post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
     qk_norm="all heads",
@@ -104,8 +89,9 @@ _OLMO2: Final = Family(
 _GEMMA: Final = Family(
     "Gemma",
     defaults={"head_dim": 256, "num_key_value_heads": 16, "tie_word_embeddings": True},
-    only={"use_bidirectional_attention": (None, False)},
-    centred_norms=True,
+    supported={"use_bidirectional_attention": (None, False)},
+    biases=ATTENTION_BIASES,
+    norm_type=("centred",),
 )
 _GEMMA2: Final = replace(
     _GEMMA,
@@ -126,15 +112,16 @@ _GEMMA4: Final = Family(
         "hidden_size_per_layer_input": 256,
         "vocab_size_per_layer_input": 262_144,
     },
-    only={"use_bidirectional_attention": (None, "vision")},
+    supported={"use_bidirectional_attention": (None, "vision")},
     has_windows=True,
     ropes=(None, "default", "proportional"),
     has_ropes_by_layer=True,
+    biases=ATTENTION_BIASES,
     norms=_GEMMA2.norms,
     post_norms=_GEMMA2.post_norms,
     qk_norm="each head",
     feed_forward=FeedForward(
-        "intermediate_size", {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", is_beside=True
+        {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", in_moe_layers=True
     ),
     frozen_scalars=("layer_scalar",),
     has_per_layer_sizes=True,
@@ -178,16 +165,15 @@ _LATENT: Final[Mapping[str, Json]] = {
 _DEEPSEEK3: Final = Family(
     "DeepSeek-V3, Moonlight",
     defaults={"first_k_dense_replace": 3, **_LATENT},
-    only={
+    supported={
         "hidden_act": ("silu",),
         "attention_bias": (False,),
         "topk_method": (None, "noaux_tc"),
         "scoring_func": (None, "sigmoid"),
         "rope_interleave": (True,),
     },
-    biases={},
     has_mla=True,
-    told_vllm={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
+    vllm_overrides={"topk_method": "noaux_tc", "scoring_func": "sigmoid"},
     mixture=_CORRECTED,
     overridable=("rope_theta",),  # the epsilon of latents is a constant in transformers
 )
@@ -195,9 +181,8 @@ _QWEN2_VL: Final = Family(
     "Qwen2-VL",
     defaults={"num_key_value_heads": 8},
     ropes=(None, "default", "mrope"),
-    biases={},
     always_biased=QUERIES,
-    sees_pictures=True,
+    is_multimodal=True,
 )
 _GLM4: Final = Family(
     "GLM-4-0414, GLM-Z1",
@@ -209,7 +194,7 @@ _GLM4: Final = Family(
 _GLM4_MOE: Final = Family(
     "GLM-4.5, 4.6",
     defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "use_qk_norm": False},
-    only={"hidden_act": ("silu",)},
+    supported={"hidden_act": ("silu",)},
     biases={"attention_bias": QUERIES},
     qk_norm="each head",
     qk_norm_key="use_qk_norm",
@@ -217,29 +202,30 @@ _GLM4_MOE: Final = Family(
 )
 _QWEN3_5: Final = Family(
     "Qwen3.5 (text)",
-    defaults={"head_dim": 256, "num_key_value_heads": 4, **_DELTA_NETWORK_SIZES},
-    only={
+    defaults={
+        **{"head_dim": 256, "num_key_value_heads": 4, "full_attention_interval": 4},
+        **_DELTA_NETWORK_SIZES,
+    },
+    supported={
         "hidden_act": ("silu",),
         "attn_output_gate": (None, True),
         "output_gate_type": (None, "silu", "swish"),
     },
-    centred_norms=True,
+    biases=ATTENTION_BIASES,
+    norm_type=("centred",),
     qk_norm="each head",
     has_attention_gates=True,
     recurrence=_DELTA_NETWORKS,
 )
 _QWEN3_5_SEEING: Final = replace(
-    _QWEN3_5,
-    models="Qwen3.5",
-    ropes=(None, "default", "mrope"),
-    sees_pictures=True,
+    _QWEN3_5, models="Qwen3.5", ropes=(None, "default", "mrope"), is_multimodal=True
 )
 _QWEN3_5_MOE: Final = replace(
     _QWEN3_5,
     models="Qwen3.5 MoE (text)",
     defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
-    only={
-        **_QWEN3_5.only,
+    supported={
+        **_QWEN3_5.supported,
         **_EXPERTS_EVERYWHERE,
         "decoder_sparse_step": (1, None),
         "norm_topk_prob": (True, None),
@@ -247,15 +233,16 @@ _QWEN3_5_MOE: Final = replace(
     mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True, overridable=_TOP_K),
 )
 _GRANITE_SHARED: Final = FeedForward(
-    "shared_intermediate_size",
     {"shared_mlp.input_linear": 2},
     "shared_mlp.output_linear",
-    is_beside=True,
+    inner="shared_intermediate_size",
+    in_moe_layers=True,
 )
 _GRANITE_MOE: Final = Family(
     "Granite 3 MoE, PowerMoE",
     defaults={"num_local_experts": 8},
-    only={"hidden_act": ("silu",)},
+    supported={"hidden_act": ("silu",)},
+    biases=ATTENTION_BIASES,
     file_names={
         ".block_sparse_moe.input_linear.weight": ".block_sparse_moe.experts.gate_up_proj",
         ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
@@ -276,10 +263,9 @@ _GRANITE_MOE: Final = Family(
 _COHERE: Final = Family(
     "Command R, Aya 23, Aya Expanse",
     defaults={"tie_word_embeddings": True},
-    only={"hidden_act": ("silu",), "attention_bias": (False,), "use_qk_norm": (False, None)},
-    biases={},
+    supported={"hidden_act": ("silu",), "attention_bias": (False,), "use_qk_norm": (False, None)},
     norms=("input_layernorm",),
-    has_layer_norms=True,
+    norm_type=("layer",),
     logit_multiplier="logit_scale",
     overridable=_LAYER_NORM,
 )
@@ -292,17 +278,17 @@ _QWEN2: Final = Family(
         "num_key_value_heads": 32,
     },
     ropes=(*FIXED_ROPES, "dynamic"),
-    biases={},
     always_biased=QUERIES,
 )
 _HUNYUAN: Final = Family(
     "Hunyuan of 0.5B, 1.8B, 4B and 7B",
-    only={"use_qk_norm": (None, True), "use_cla": (None, False)},
+    supported={"use_qk_norm": (None, True), "use_cla": (None, False)},
     ropes=(*FIXED_ROPES, "dynamic"),
+    biases=ATTENTION_BIASES,
     qk_norm="each head",
     qk_norm_names=("query_layernorm", "key_layernorm"),
 )
-_UNGATED: Final = FeedForward("intermediate_size", {"mlp.up_proj": 1}, "mlp.down_proj")
+_UNGATED: Final = FeedForward({"mlp.up_proj": 1}, "mlp.down_proj")
 _UNGATED_BIASES: Final[Biases] = {**ATTENTION_BIASES, "mlp_bias": ("mlp.up_proj", "mlp.down_proj")}
 FAMILIES: Final[Mapping[str, Family]] = {
     "llama": Family("Llama, SmolLM2", biases={**ATTENTION_BIASES, **_FEED_FORWARD}),
@@ -314,14 +300,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
     ),
     "arcee": Family(
         "AFM-4.5B",
-        only={"hidden_act": ("relu2",)},
+        supported={"hidden_act": ("relu2",)},
         biases=_UNGATED_BIASES,
         feed_forward=_UNGATED,
     ),
     "afmoe": Family(
         "Trinity Nano, Mini and Large",
         defaults={"head_dim": 128, "num_dense_layers": 1},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "score_func": (None, "sigmoid"),
@@ -329,15 +315,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "n_group": (None, 1),
         },
         has_windows=True,
-        biases={},
         norms=("input_layernorm", "pre_mlp_layernorm"),
         post_norms=("post_attention_layernorm", "post_mlp_layernorm"),
         qk_norm="each head",
         attention_gate="gate_proj",
-        told_vllm={
-            **{"score_func": "sigmoid", "route_norm": True},
-            **{"n_group": 1, "topk_group": 1},
-        },
+        vllm_overrides={"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
         mixture=Mixture(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "num_shared_experts"),
@@ -353,48 +335,46 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "jais2": Family(
         "Jais 2",
         defaults={"attention_bias": True, "mlp_bias": True},
-        only={"hidden_act": ("relu2",)},
+        supported={"hidden_act": ("relu2",)},
         biases=_UNGATED_BIASES,
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         feed_forward=_UNGATED,
         overridable=_LAYER_NORM,
     ),
     "nemotron": Family(
         "Minitron, Nemotron-Mini, Nemotron-4",
-        only={"hidden_act": ("relu2",)},
+        supported={"hidden_act": ("relu2",)},
         biases=_UNGATED_BIASES,
-        centred_norms=True,
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "centred", "biased"),
         drops_attention_kwargs=True,
         feed_forward=_UNGATED,
         overridable=("norm_eps", "rope_theta"),
     ),
     "qwen2": _QWEN2,
     "mimo": replace(
-        _QWEN2,
-        models="MiMo-7B",
-        told_vllm={"architectures": ["Qwen2ForCausalLM"]},
+        _QWEN2, models="MiMo-7B", vllm_overrides={"architectures": ["Qwen2ForCausalLM"]}
     ),
     "qwen3": Family(
         "Qwen3",
         defaults={"head_dim": 128, "num_key_value_heads": 32},
+        biases=ATTENTION_BIASES,
         qk_norm="each head",
     ),
     "qwen3_moe": Family(
         "Qwen3 MoE",
         defaults={"num_key_value_heads": 4},
-        only=_EXPERTS_EVERYWHERE,
+        supported=_EXPERTS_EVERYWHERE,
+        biases=ATTENTION_BIASES,
         qk_norm="each head",
         mixture=Mixture(),
     ),
     "mellum": Family(
         "Mellum 2",
         defaults={"head_dim": 128, "num_key_value_heads": 4},
-        only={"hidden_act": ("silu",)},
+        supported={"hidden_act": ("silu",)},
         has_windows=True,
         has_ropes_by_layer=True,
+        biases=ATTENTION_BIASES,
         qk_norm="each head",
         mixture=Mixture(),
         overridable=("rms_norm_eps",),
@@ -402,31 +382,32 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "qwen2_moe": Family(
         "Qwen1.5-MoE, Qwen2 MoE",
         defaults={"num_key_value_heads": 16},
-        only={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
-        biases={},
+        supported={**_EXPERTS_EVERYWHERE, "qkv_bias": (True,)},
         always_biased=QUERIES,
         mixture=_WITH_SHARED,
     ),
     "mixtral": Family(
         "Mixtral",
         defaults={"num_key_value_heads": 8},
-        only={"hidden_act": ("silu",), "sliding_window": (None,), "router_jitter_noise": (0.0,)},
+        supported={
+            "hidden_act": ("silu",),
+            "sliding_window": (None,),
+            "router_jitter_noise": (0.0,),
+        },
         ropes=(None, "default"),
-        biases={},
         mixture=Mixture(
             "block_sparse_moe", ("w1", "w3", "w2"), "intermediate_size", overridable=_TOP_K
         ),
     ),
     "olmoe": Family(
         "OLMoE",
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "clip_qkv": (None,),
             "norm_topk_prob": (False,),
             "rms_norm_eps": (1e-5,),  # which vLLM computes with
         },
-        biases={},
         qk_norm="all heads",
         mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
         overridable=("rope_theta",),
@@ -435,7 +416,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _DEEPSEEK3,
         models="DeepSeek-V2-Lite",
         defaults={**_DEEPSEEK3.defaults, "first_k_dense_replace": 0},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "mlp_bias": (False,),
@@ -444,7 +425,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "scoring_func": (None, "softmax"),
             "norm_topk_prob": (False,),
         },
-        told_vllm={
+        vllm_overrides={
             **{"topk_method": "greedy", "scoring_func": "softmax"},
             **{"n_group": 1, "topk_group": 1},
         },
@@ -466,15 +447,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "qk_nope_head_dim": 192,
             "v_head_dim": 256,
         },
-        only={**_DEEPSEEK3.only, "first_k_dense_replace": (None, 1)},
-        told_vllm={"first_k_dense_replace": 1},
+        supported={**_DEEPSEEK3.supported, "first_k_dense_replace": (None, 1)},
+        vllm_overrides={"first_k_dense_replace": 1},
     ),
     "youtu": replace(
         _DEEPSEEK3,
         models="Youtu-LLM",
         defaults={**_LATENT, "tie_word_embeddings": True},
-        only={"attention_bias": (False,), "rope_interleave": (True,)},
-        told_vllm={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
+        supported={"attention_bias": (False,), "rope_interleave": (True,)},
+        vllm_overrides={"architectures": ["TransformersForCausalLM"], "model_type": "deepseek_v3"},
         mixture=None,
         overridable=RMS_NORM,
     ),
@@ -483,14 +464,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4_MOE,
         models="Solar Open",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "use_qk_norm": (None, False),
             "first_k_dense_replace": (None, 0),
         },
         qk_norm="none",
         qk_norm_key="",
-        told_vllm={
+        vllm_overrides={
             "architectures": ["Glm4MoeForCausalLM"],
             "use_qk_norm": False,
             "first_k_dense_replace": 0,
@@ -501,17 +482,16 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GLM4_MOE,
         models="dots.llm1",
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 0},
-        only={"hidden_act": ("silu",), "attention_bias": (False,)},
+        supported={"hidden_act": ("silu",), "attention_bias": (False,)},
         biases={},
         qk_norm_key="",
-        told_vllm={"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": True},
+        vllm_overrides={"architectures": ["Glm4MoeForCausalLM"], "use_qk_norm": True},
     ),
     "exaone_moe": Family(
         "K-EXAONE",
         defaults={"num_key_value_heads": 32, "first_k_dense_replace": 1},
-        only={"hidden_act": ("silu",), "sliding_windows": (None,)},
+        supported={"hidden_act": ("silu",), "sliding_windows": (None,)},
         has_windows=True,
-        biases={},
         qk_norm="each head",
         file_names={f".mlp.{CORRECTION}": f".mlp.gate.{CORRECTION}"},
         mixture=replace(_CORRECTED, shared_inner=("moe_intermediate_size", "num_shared_experts")),
@@ -519,7 +499,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "minimax_m2": Family(
         "MiniMax-M2",
         defaults={"head_dim": 128, "num_key_value_heads": 8},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "router_jitter_noise": (0.0,),
             "scoring_func": (None, "sigmoid"),
@@ -527,9 +507,8 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "use_qk_norm": (None, True),
             "qk_norm_type": (None, "per_layer"),
         },
-        biases={},
         qk_norm="all heads",
-        told_vllm={"use_routing_bias": True, "scoring_func": "sigmoid"},
+        vllm_overrides={"use_routing_bias": True, "scoring_func": "sigmoid"},
         mixture=Mixture(
             "block_sparse_moe",
             ("w1", "w3", "w2"),
@@ -542,7 +521,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gpt_oss": Family(
         "gpt-oss",
         defaults={"head_dim": 64, "num_key_value_heads": 8, "attention_bias": True},
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (True,),
             "swiglu_alpha": (1.702,),
@@ -552,6 +531,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         has_windows=True,
         alternates_windows=True,
         ropes=("yarn",),
+        biases=ATTENTION_BIASES,
         has_sinks=True,
         mixture=Mixture(
             inner="intermediate_size",
@@ -565,32 +545,28 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "mistral": Family(
         "Mistral",
         defaults={"num_key_value_heads": 8},
-        only={"layer_types": (None,)},
+        supported={"layer_types": (None,)},
         has_windows=True,
-        biases={},
     ),
     "ministral": Family(
         "Ministral 8B of 2024",
         defaults={"num_key_value_heads": 8},
         has_windows=True,
-        biases={},
-        told_vllm={"architectures": ["TransformersForCausalLM"]},
+        vllm_overrides={"architectures": ["TransformersForCausalLM"]},
     ),
     "ministral3": Family(
         "Ministral 3 (text)",
         defaults={"num_key_value_heads": 8, "head_dim": 128},
-        only={"sliding_window": (None,), "layer_types": (None,)},
+        supported={"sliding_window": (None,), "layer_types": (None,)},
         ropes=("yarn",),
-        biases={},
     ),
     "phi3": Family(
         "Phi-3, Phi-3.5, Phi-4",
-        only={"resid_pdrop": (0.0,), "layer_types": (None,)},
+        supported={"resid_pdrop": (0.0,), "layer_types": (None,)},
         has_windows=True,
         ropes=(None, "default", "longrope"),
-        biases={},
         fused=("qkv_proj", "gate_up_proj"),
-        counts=("config.num_attention_heads", "num_key_value_heads"),
+        head_counts=("config.num_attention_heads", "num_key_value_heads"),
     ),
     "smollm3": Family(
         "SmolLM3",
@@ -600,8 +576,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "olmo": Family(
         "OLMo",
         biases=ATTENTION_BIASES,
-        has_layer_norms=True,
-        has_norm_weights=False,
+        norm_type=("layer", "unweighted"),
         overridable=("rope_theta",),
     ),
     "olmo2": _OLMO2,
@@ -615,7 +590,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "flex_olmo": replace(
         _OLMO2,
         models="FlexOlmo",
-        only={"hidden_act": ("silu",)},
+        supported={"hidden_act": ("silu",)},
         mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
     ),
     "granite": Family(
@@ -643,7 +618,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "mamba_expand": 2,
             "mamba_d_conv": 4,
         },
-        only={
+        supported={
             "hidden_act": ("silu",),
             "attention_bias": (False,),
             "mamba_n_groups": (1,),  # vLLM uses one norm for each
@@ -652,13 +627,9 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "time_step_limit": _NO_STEP_LIMITS,
             "normalization_function": (None, "rmsnorm"),
         },
-        biases={},
         recurrence=Recurrence(
             "mamba",
-            (
-                *("mamba_n_groups", "mamba_n_heads"),
-                *("mamba_d_state", "mamba_d_head", "mamba_d_conv"),
-            ),
+            ("mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
             "mamba",
         ),
         feed_forward=_GRANITE_SHARED,
@@ -681,7 +652,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "mamba_head_dim": 64,
             "conv_kernel": 4,
         },
-        only={
+        supported={
             "mlp_hidden_act": ("relu2",),
             "mamba_hidden_act": ("silu",),
             "attention_bias": (False,),
@@ -696,19 +667,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "tie_word_embeddings": (False,),
             "n_shared_experts": (1,),
         },
-        biases={},
         norms=("norm",),
         attention="mixer",
         has_one_block=True,
         recurrence=Recurrence(
             "mixer",
-            (
-                *("n_groups", "mamba_num_heads"),
-                *("ssm_state_size", "mamba_head_dim", "conv_kernel"),
-            ),
+            ("n_groups", "mamba_num_heads", "ssm_state_size", "mamba_head_dim", "conv_kernel"),
             "mamba",
         ),
-        feed_forward=FeedForward("intermediate_size", {"mixer.up_proj": 1}, "mixer.down_proj"),
+        feed_forward=FeedForward({"mixer.up_proj": 1}, "mixer.down_proj"),
         modules={"embeddings": "embed_tokens", "norm_f": "norm"},
         file_names={
             "backbone.embeddings.": "model.embed_tokens.",
@@ -742,11 +709,11 @@ FAMILIES: Final[Mapping[str, Family]] = {
         _GEMMA4,
         models="Gemma 4 12B (text)",
         defaults={**_GEMMA4.defaults, "hidden_size_per_layer_input": 0},
-        only={"use_bidirectional_attention": ("vision", None)},
+        supported={"use_bidirectional_attention": ("vision", None)},
         mixture=None,
-        told_vllm={"architectures": ["Gemma4ForCausalLM"]},
+        vllm_overrides={"architectures": ["Gemma4ForCausalLM"]},
     ),
-    "vaultgemma": replace(_GEMMA2, models="VaultGemma", only={}, post_norms=()),
+    "vaultgemma": replace(_GEMMA2, models="VaultGemma", supported={}, post_norms=()),
     "glm": replace(_GLM4, models="GLM-4-9B (`-hf`), GLM-Edge", post_norms=()),
     "glm4": _GLM4,
     "seed_oss": Family(
@@ -763,14 +730,14 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "EXAONE 4",
         defaults={"num_key_value_heads": 32},
         has_windows=True,
-        biases={},
         norms=(),
         post_norms=("post_attention_layernorm", "post_feedforward_layernorm"),
         qk_norm="each head",
     ),
     "apertus": Family(
         "Apertus",
-        only={"hidden_act": ("xielu",)},
+        supported={"hidden_act": ("xielu",)},
+        biases=ATTENTION_BIASES,
         norms=("attention_layernorm", "feedforward_layernorm"),
         qk_norm="each head",
         feed_forward=_UNGATED,
@@ -786,7 +753,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"num_key_value_heads": 8, "tie_word_embeddings": True},
             **{"conv_L_cache": 3, "num_dense_layers": 2},
         },
-        only={"conv_bias": (False,), "use_expert_bias": (True,)},
+        supported={"conv_bias": (False,), "use_expert_bias": (True,)},
         mixture=Mixture(
             "feed_forward",
             ("w1", "w3", "w2"),
@@ -800,14 +767,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "ernie4_5": Family(
         "ERNIE 4.5 dense",
         defaults={"head_dim": 128, "num_key_value_heads": 2, "tie_word_embeddings": True},
-        only={"use_bias": (False,)},
-        biases={},
+        supported={"use_bias": (False,)},
     ),
     "hunyuan_v1_dense": _HUNYUAN,
     "hunyuan_v1_moe": replace(
         _HUNYUAN,
         models="Hunyuan-A13B",
-        only={**_HUNYUAN.only, "hidden_act": ("silu",)},
+        supported={**_HUNYUAN.supported, "hidden_act": ("silu",)},
         biases=ATTENTION_BIASES,
         mixture=Mixture(
             inner="intermediate_size",
@@ -821,12 +787,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "cohere2": replace(
         _COHERE,
         models="Command R7B, Command A",
-        only={"hidden_act": ("silu",), "attention_bias": (False,)},
+        supported={"hidden_act": ("silu",), "attention_bias": (False,)},
         has_windows=True,
     ),
     "hyperclovax": Family(
         "HyperCLOVA X SEED Think",
-        only={"use_post_norm": (True,)},
+        supported={"use_post_norm": (True,)},
         biases={**ATTENTION_BIASES, **_FEED_FORWARD},
         post_norms=("post_norm1", "post_norm2"),
         logit_multiplier="logits_scaling",
@@ -839,8 +805,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "tie_word_embeddings": True,
             "moe_layer_start_index": 1,
         },
-        only={"hidden_act": ("silu",), "use_bias": (False,), "moe_layer_interval": (1,)},
-        biases={},
+        supported={"hidden_act": ("silu",), "use_bias": (False,), "moe_layer_interval": (1,)},
         mixture=Mixture(
             shared="shared_experts",
             shared_inner=("moe_intermediate_size", "moe_num_shared_experts"),
@@ -856,15 +821,12 @@ FAMILIES: Final[Mapping[str, Family]] = {
         biases={"attention_bias": ("attention.query_key_value", "attention.dense")},
         always_biased=("mlp.dense_h_to_4h", "mlp.dense_4h_to_h"),
         fused=("qkv_proj",),
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         attention="attention",
         attention_in="query_key_value",
         attention_out="dense",
-        feed_forward=FeedForward(
-            "intermediate_size", {"mlp.dense_h_to_4h": 1}, "mlp.dense_4h_to_h"
-        ),
-        keys={"num_key_value_heads": "num_attention_heads"},
+        feed_forward=FeedForward({"mlp.dense_h_to_4h": 1}, "mlp.dense_4h_to_h"),
+        key_aliases={"num_key_value_heads": "num_attention_heads"},
         dropouts=("attention_dropout", "hidden_dropout"),
         whole_modules={"gpt_neox": "model"},
         modules={"embed_in": "embed_tokens", "final_layer_norm": "norm"},
@@ -879,23 +841,21 @@ FAMILIES: Final[Mapping[str, Family]] = {
     "gpt2": Family(
         "GPT-2, DistilGPT-2",
         defaults={"tie_word_embeddings": True, "max_position_embeddings": 1024},
-        only={
+        supported={
             "add_cross_attention": (False,),
             "scale_attn_by_inverse_layer_idx": (False,),
             "scale_attn_weights": (True,),
             "reorder_and_upcast_attn": (False,),
         },
-        biases={},
         always_biased=("attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"),
         fused=("qkv_proj",),
         norms=("ln_1", "ln_2"),
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         attention="attn",
         attention_in="c_attn",
         attention_out="c_proj",
-        feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
-        keys={
+        feed_forward=FeedForward({"mlp.c_fc": 1}, "mlp.c_proj"),
+        key_aliases={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head",
@@ -914,7 +874,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "transformer.wpe.": "model.wpe.",
             "transformer.ln_f.": "model.norm.",
         },
-        counts=("split_size",),
+        head_counts=("split_size",),
         overridable=("layer_norm_epsilon",),
     ),
     "opt": Family(
@@ -923,7 +883,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
             **{"max_position_embeddings": 2048, "ffn_dim": 3072, "tie_word_embeddings": True},
             "enable_bias": True,
         },
-        only={
+        supported={
             "do_layer_norm_before": (True,),
             "_remove_final_layer_norm": (False,),
             "layer_norm_elementwise_affine": (True,),
@@ -931,14 +891,13 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         biases={"enable_bias": (*QUERIES, "self_attn.out_proj", "fc1", "fc2")},
         norms=("self_attn_layer_norm", "final_layer_norm"),
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         attention_out="out_proj",
-        feed_forward=FeedForward("intermediate_size", {"fc1": 1}, "fc2"),
-        keys={"num_key_value_heads": "num_attention_heads", "intermediate_size": "ffn_dim"},
+        feed_forward=FeedForward({"fc1": 1}, "fc2"),
+        key_aliases={"num_key_value_heads": "num_attention_heads", "intermediate_size": "ffn_dim"},
         dropouts=("attention_dropout", "dropout"),
         positions=("embed_positions", 2),
-        inner="decoder",
+        inner_module="decoder",
         modules={"final_layer_norm": "norm"},
         file_names={
             "model.decoder.layers.": "model.layers.",
@@ -946,20 +905,18 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "model.decoder.embed_positions.": "model.embed_positions.",
             "model.decoder.final_layer_norm.": "model.norm.",
         },
-        counts=("num_heads",),
+        head_counts=("num_heads",),
         overridable=(),
     ),
     "phi": Family(
         "Phi-1, Phi-1.5, Phi-2",
-        only={"qk_layernorm": (False,)},
-        biases={},
+        supported={"qk_layernorm": (False,)},
         always_biased=(*QUERIES, "self_attn.dense", "mlp.fc1", "mlp.fc2"),
         norms=("input_layernorm",),
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         has_head_bias=True,
         attention_out="dense",
-        feed_forward=FeedForward("intermediate_size", {"mlp.fc1": 1}, "mlp.fc2"),
+        feed_forward=FeedForward({"mlp.fc1": 1}, "mlp.fc2"),
         dropouts=("attention_dropout", "resid_pdrop", "embd_pdrop"),
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
@@ -969,97 +926,90 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "StarCoder2",
         defaults={"num_key_value_heads": 2, "use_bias": True, "tie_word_embeddings": True},
         has_windows=True,
-        biases={
-            "use_bias": (*QUERIES, "self_attn.o_proj", "mlp.c_fc", "mlp.c_proj"),
-        },
-        has_layer_norms=True,
-        has_norm_biases=True,
-        feed_forward=FeedForward("intermediate_size", {"mlp.c_fc": 1}, "mlp.c_proj"),
+        biases={"use_bias": (*QUERIES, "self_attn.o_proj", "mlp.c_fc", "mlp.c_proj")},
+        norm_type=("layer", "biased"),
+        feed_forward=FeedForward({"mlp.c_fc": 1}, "mlp.c_proj"),
         dropouts=("attention_dropout", "residual_dropout", "embedding_dropout"),
         overridable=("norm_epsilon", "rope_theta"),
     ),
     "stablelm": Family(
         "StableLM 3B, StableLM 2, StableLM Zephyr",
         defaults={"num_key_value_heads": 32},
-        only={"qk_layernorm": (False,), "use_parallel_residual": (False,)},
+        supported={"qk_layernorm": (False,), "use_parallel_residual": (False,)},
         biases={"use_qkv_bias": QUERIES},
-        has_layer_norms=True,
-        has_norm_biases=True,
+        norm_type=("layer", "biased"),
         drops_attention_kwargs=True,
         dropouts=("attention_dropout", "hidden_dropout"),
-        counts=("num_heads", "num_key_value_heads"),
+        head_counts=("num_heads", "num_key_value_heads"),
         overridable=_LAYER_NORM,
     ),
     "qwen2_vl": _QWEN2_VL,
     "qwen2_5_vl": replace(_QWEN2_VL, models="Qwen2.5-VL"),
     "qwen2_5_omni_thinker": replace(
-        _QWEN2_VL, models="Qwen2.5-Omni", defaults={"num_key_value_heads": 4}, part=""
+        _QWEN2_VL, models="Qwen2.5-Omni", defaults={"num_key_value_heads": 4}, language_module=""
     ),
     "qwen3_vl": _QWEN3_VL,
     "qwen3_vl_moe": replace(
         _QWEN3_VL,
         models="Qwen3-VL MoE",
         defaults={"num_key_value_heads": 16},
-        only=_EXPERTS_EVERYWHERE,
+        supported=_EXPERTS_EVERYWHERE,
         mixture=Mixture(is_stacked=True, overridable=_TOP_K),
     ),
     "qwen3_omni_moe_thinker": replace(
         _QWEN3_VL,
         models="Qwen3-Omni",
         defaults={"num_key_value_heads": 4},
-        only=_EXPERTS_EVERYWHERE,
+        supported=_EXPERTS_EVERYWHERE,
         mixture=Mixture(),
-        part="",
+        language_module="",
     ),
     "glm4v": replace(
         _GLM4,
         models="GLM-4.1V, GLM-4.6V-Flash",
         defaults={"num_key_value_heads": 2},
-        only={"attention_bias": (True,)},
+        supported={"attention_bias": (True,)},
         ropes=(None, "default"),
         biases={},
         always_biased=QUERIES,
-        sees_pictures=True,
+        is_multimodal=True,
     ),
     "glm4v_moe": replace(
         _GLM4_MOE,
         models="GLM-4.5V, GLM-4.6V",
         defaults={"num_key_value_heads": 8, "first_k_dense_replace": 1, "attention_bias": True},
-        only={**_GLM4_MOE.only, "use_qk_norm": (False,)},
+        supported={**_GLM4_MOE.supported, "use_qk_norm": (False,)},
         ropes=(None, "default"),
         qk_norm="none",
         qk_norm_key="",
-        sees_pictures=True,
+        is_multimodal=True,
     ),
     "qwen3_5_text": _QWEN3_5,
     "qwen3_5": _QWEN3_5_SEEING,
     "qwen3_5_moe_text": _QWEN3_5_MOE,
     "qwen3_5_moe": replace(
-        _QWEN3_5_MOE,
-        models="Qwen3.5 MoE",
-        ropes=_QWEN3_5_SEEING.ropes,
-        sees_pictures=True,
+        _QWEN3_5_MOE, models="Qwen3.5 MoE", ropes=_QWEN3_5_SEEING.ropes, is_multimodal=True
     ),
     "qwen3_next": replace(
         _QWEN3_5,
         models="Qwen3-Next",
         defaults={**_QWEN3_5.defaults, "num_key_value_heads": 2},
-        only={**_QWEN3_5.only, **_EXPERTS_EVERYWHERE},
+        supported={**_QWEN3_5.supported, **_EXPERTS_EVERYWHERE},
         fused=("in_proj_qkvz",),
         mixture=_WITH_SHARED,
     ),
 }
 """By `model_type` of config.json."""
 
-WHOLES: Final[Mapping[str, Whole]] = {
-    "idefics3": Whole("SmolVLM of 256M, 500M and 2.2B, Idefics3", "llama", "text_model"),
-    "smolvlm": Whole("SmolVLM2 of 256M, 500M and 2.2B", "llama", "text_model"),
-    "gemma3": Whole("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
-    "gemma4": Whole("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
-    "gemma4_unified": Whole("Gemma 4 12B", "gemma4_unified_text"),
-    "mistral3": Whole("Mistral Small 3.1 and on, Ministral 3", "mistral"),
-    "qwen2_audio": Whole("Qwen2-Audio", "qwen2"),
-    "internvl": Whole("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
+MULTIMODAL: Final[Mapping[str, Multimodal]] = {
+    "idefics3": Multimodal("SmolVLM of 256M, 500M and 2.2B, Idefics3", "llama", "text_model"),
+    "smolvlm": Multimodal("SmolVLM2 of 256M, 500M and 2.2B", "llama", "text_model"),
+    "gemma3": Multimodal("Gemma 3 of 4B, 12B and 27B", "gemma3_text"),
+    "gemma4": Multimodal("Gemma 4 E2B, E4B, 26B-A4B and 31B", "gemma4_text"),
+    "gemma4_unified": Multimodal("Gemma 4 12B", "gemma4_unified_text"),
+    "mistral3": Multimodal("Mistral Small 3.1 and on, Ministral 3", "mistral"),
+    "qwen2_audio": Multimodal("Qwen2-Audio", "qwen2"),
+    "internvl": Multimodal("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
 }
 """Multimodal models whose language model, a section of config.json, is of one of `FAMILIES`.
 

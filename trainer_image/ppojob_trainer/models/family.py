@@ -1,4 +1,4 @@
-"""What a row of the table of model families says: how a family differs from Llama."""
+"""Fields of a row in the table of model families: how a family differs from Llama."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,83 +8,58 @@ from ppojob_trainer.json_value import Json
 
 QUERIES: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 Biases = Mapping[str, tuple[str, ...]]
-"""Layers with a bias, by the key of config.json that says so."""
+"""Layers with a bias, by the key of config.json that switches it on."""
 ATTENTION_BIASES: Final[Biases] = {"attention_bias": (*QUERIES, "self_attn.o_proj")}
 FIXED_ROPES: Final = (None, "default", "linear", "yarn", "llama3")
 RMS_NORM: Final = ("rms_norm_eps", "rope_theta")
 CORRECTION: Final = "e_score_correction_bias"
-"""A router's selection bias (e_score_correction_bias); float32 whatever the weights' dtype."""
+"""A router's selection bias; float32 whatever the dtype of the weights."""
 EXPERT_BIAS: Final = "expert_bias"
 """LFM2's name of it."""
 BIAS_MODULE: Final = "moe_statics"
-"""ERNIE's, whose files have it as a matrix of one row."""
+"""ERNIE's module of it, in whose files it is a matrix of one row."""
 
-LANGUAGE_PART: Final = "language_model"
+LANGUAGE_MODULE: Final = "language_model"
 """transformers' name of the language model within most multimodal models."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mixture:
-    """MoE blocks of a family; the defaults are Qwen3's.
+    """MoE blocks of a family; the defaults are Qwen3's."""
 
-    Attributes:
-        block: the name of a feed-forward block in files; empty where router and experts belong to
-            the layer itself.
-        matrices: of an expert, by their names in files: gate, up and down of a SwiGLU, or two of
-            `down(relu(up x)²)`.
-        inner: key of an expert's intermediate width.
-        shared: the shared expert's name in a block, if there is one.
-        shared_inner: keys whose product is the shared expert's intermediate width.
-        may_share_none: whether the last of them may be 0, of models without a shared expert.
-        shared_gate: the name of the layer that gates the shared expert, if there is one.
-        dense_first: key of the number of first layers that are dense, of width `intermediate_size`.
-        router: the router's name in a block.
-        router_weight: the name in it of its matrix.
-        is_stacked: whether files stack all experts in `gate_up_proj` (e, h, 2 i) and `down_proj`
-            (e, i, h).
-        is_out_first: whether those are (e, 2 i, h) and (e, h, i), as in transformers.
-        is_clamped: whether routers and experts have biases, and experts compute
-            `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within -7 and 7,
-            interleaved in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
-        scoring: function from router logits to scores.
-        topk_before_softmax: whether routers apply the softmax to top-k logits only, and return the
-            experts before weights and logits.
-        selection_bias: the name in a block of the bias that is added to scores for top-k only
-            and gets no gradient, if there is one (DeepSeek-V3: arXiv:2412.19437, section 2.1.2).
-        scale: the router's attribute that holds the factor of the weights of chosen experts.
-        weight_epsilon: epsilon of the sum by which routers normalize these weights.
-        latent: key of the width that the input of experts is projected to, and their output from
-            (Nemotron 3 Super); empty, or absent in config.json: none.
-        enabled_by: key that says whether layers have experts; empty: they do.
-        norms: norms that only layers with experts have.
-        has_scales: whether routers normalize and scale their input, and each expert has an output
-            scale (Gemma 4).
-        overridable: as a family's.
-    """
-
+    # Name of the feed-forward block in files; empty if router and experts belong to the layer.
     block: str = "mlp"
+    # Of an expert: gate, up and down of a SwiGLU, or two of `down(relu(up x)²)`.
     matrices: tuple[str, ...] = ("gate_proj", "up_proj", "down_proj")
-    inner: str = "moe_intermediate_size"
-    shared: str = ""
-    shared_inner: tuple[str, ...] = ()
-    may_share_none: bool = False
-    shared_gate: str = ""
-    dense_first: str = ""
+    inner: str = "moe_intermediate_size"  # key of an expert's intermediate width
+    shared: str = ""  # the shared expert's name in the block, if there is one
+    shared_inner: tuple[str, ...] = ()  # keys whose product is its intermediate width
+    may_share_none: bool = False  # whether the last of them may be 0: no shared expert
+    shared_gate: str = ""  # the layer that gates the shared expert, if there is one
+    dense_first: str = ""  # key of the number of first layers, dense, of `intermediate_size`
     router: str = "gate"
-    router_weight: str = "weight"
+    router_weight: str = "weight"  # the router's matrix, by its name in it
+    # Whether files stack the experts: `gate_up_proj` (e, h, 2 i) and `down_proj` (e, i, h),
     is_stacked: bool = False
-    is_out_first: bool = False
+    is_out_first: bool = False  # or (e, 2 i, h) and (e, h, i), as in transformers.
+    # Whether routers and experts have biases, and experts compute
+    # `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within -7 and 7,
+    # interleaved in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
     is_clamped: bool = False
-    scoring: Literal["softmax", "sigmoid"] = "softmax"
+    scoring: Literal["softmax", "sigmoid"] = "softmax"  # from router logits to scores
+    # Whether the softmax is that of top-k logits only. Such routers return the experts first.
     topk_before_softmax: bool = False
+    # Bias added to scores for top-k only, without gradient (DeepSeek-V3: arXiv:2412.19437, 2.1.2).
     selection_bias: str = ""
-    scale: str = "routed_scaling_factor"
-    weight_epsilon: float = 1e-20
+    scale: str = "routed_scaling_factor"  # router attribute: factor of the experts' weights
+    weight_epsilon: float = 1e-20  # of the sum by which routers normalize these weights
+    # Key of the width that experts read and write (Nemotron 3 Super); empty or absent: hidden.
     latent: str = ""
-    enabled_by: str = ""
-    norms: tuple[str, ...] = ()
+    enabled_by: str = ""  # key that says whether layers have experts; empty: they do
+    norms: tuple[str, ...] = ()  # that only layers with experts have
+    # Whether routers normalize and scale their input, and experts have an output scale (Gemma 4).
     has_scales: bool = False
-    overridable: tuple[str, ...] = ("num_experts_per_tok", "norm_topk_prob")
+    overridable: tuple[str, ...] = ("num_experts_per_tok", "norm_topk_prob")  # as a family's
 
     @property
     def is_transposed(self) -> bool:
@@ -98,174 +73,109 @@ class Mixture:
 
 @dataclass(frozen=True, slots=True)
 class Recurrence:
-    """Recurrent layers: a state of fixed size in place of a KV cache.
+    """Recurrent layers: a state of fixed size in place of a KV cache."""
 
-    Attributes:
-        net: the name of such a mixer in a decoder layer.
-        sizes: keys of config.json: heads of queries and keys, heads of values, widths of a key and
-            of a value, convolution taps; short convolutions have the last one only.
-        rule: the recurrence: gated delta network (arXiv:2412.06464), Mamba-2 (arXiv:2405.21060), or
-            short convolution, whose state is its last inputs (LFM2: arXiv:2511.23404).
-    """
-
-    net: str
+    mixer: str  # its name in a decoder layer
+    # Keys of config.json: heads of queries and keys, heads of values, widths of a key and of a
+    # value, convolution taps; short convolutions have the last one only.
     sizes: tuple[str, ...]
+    # Gated delta network (arXiv:2412.06464), Mamba-2 (arXiv:2405.21060), or short convolution,
+    # whose state is its last inputs (LFM2: arXiv:2511.23404).
     rule: Literal["delta", "mamba", "convolution"] = "delta"
 
 
 @dataclass(frozen=True, slots=True)
 class FeedForward:
-    """Dense feed-forward blocks of a family.
+    """Dense feed-forward blocks of a family."""
 
-    Attributes:
-        inner: key of the intermediate width.
-        into: its up-projections by their names in a layer, with the multiples of that width.
-        out: its down-projection.
-        is_beside: whether MoE layers have one beside their experts.
-    """
-
-    inner: str
-    into: Mapping[str, int]
-    out: str
-    is_beside: bool = False
+    into: Mapping[str, int]  # up-projections by name in a layer, and their multiples of the width
+    out: str  # down-projection
+    inner: str = "intermediate_size"  # key of the intermediate width
+    in_moe_layers: bool = False  # whether MoE layers have one in addition to their experts
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """Differences of a `model_type` from Llama; the defaults of the fields are Llama's.
+    """Differences of a `model_type` from Llama without biases, by the defaults of the fields."""
 
-    Attributes:
-        models: such models, for people.
-        defaults: transformers' defaults for keys that config.json does not have.
-        only: the supported values of keys; an absent key means the first.
-        has_windows: whether layers may have a sliding window, in transformers and in vLLM.
-        alternates_windows: whether every second layer has one, from the first on, as in vLLM.
-        ropes: the supported RoPE types.
-        has_ropes_by_layer: whether each layer type has RoPE settings of its own.
-        biases: linear layers of a block that have biases where a key of config.json is true.
-        always_biased: those that always have one.
-        fused: fused linear layers: qkv, gate_up, and the two input projections of a gated delta
-            network.
-        norms: of a block, pre-norms.
-        post_norms: of a block, post-norms.
-        centred_norms: whether norms multiply by 1 + weight.
-        has_layer_norms: whether they are LayerNorms (arXiv:1607.06450), without a bias.
-        has_norm_biases: whether such norms, the final one too, have a bias.
-        has_norm_weights: whether norms, the final one too, have a weight.
-        has_head_bias: whether the output layer has one.
-        qk_norm: QK-norm: over each head, over all heads, or none.
-        qk_norm_names: the names of the QK-norm layers.
-        qk_norm_key: key that switches QK-norm on; empty: always on.
-        has_mla: whether attention is MLA (DeepSeek-V2: arXiv:2405.04434, section 2.1).
-        has_sinks: whether each head has a learnt attention sink.
-        attention: the name of attention in a layer.
-        attention_out: the name in it of the output projection.
-        attention_in: the name in it of the fused qkv projection, of models with such.
-        counts: attributes of transformers' attention module that hold numbers of heads.
-        drops_attention_kwargs: whether a layer's code drops the keyword arguments of the pass.
-        has_one_block: whether a layer is one block: attention, recurrent, dense or MoE
-            feed-forward.
-        has_attention_gates: whether attention outputs are gated; q_proj projects the gates too
-            (arXiv:2505.06708).
-        attention_gate: the name in attention of the layer that projects them by itself, if it does.
-        recurrence: of hybrids, their recurrent layers.
-        feed_forward: of models whose dense blocks are not Llama's.
-        trained_scalars: trained scalars of a layer, each a tensor of one element.
-        frozen_scalars: scalars of a layer that files hold and nobody trains.
-        zero_dim_scalars: those of them that are 0-dimensional in files.
-        has_per_layer_sizes: whether layers have different sizes; see the module of
-            `read_per_layer_sizes`.
-        keys: usual keys of other models, and those of config.json for the same.
-        dropouts: keys of dropouts that are off, whatever config.json says, except by the job.
-        positions: the name of a learned position embedding, and its offset in rows.
-        is_transposed: whether files store matrices (in, out), as transformers' Conv1D.
-        inner: the module that has the layers, where it is nested in the base model.
-        whole_modules: transformers' names of modules of a whole model, and the common ones.
-        modules: the same of modules around the layers.
-        file_names: parts of weight names in files, and their replacements here, where transformers
-            names the modules otherwise.
-        mixture: of MoE models.
-        sees_pictures: whether a folder is a multimodal model, of which only the language model is
-            trained by default; see `config_files` and `vision_language`.
-        part: of those, transformers' name of the language model within the whole; empty where the
-            whole is one, with towers beside its decoder.
-        told_vllm: config values that vLLM needs and transformers assumes.
-        logit_divisor: key of the divisor of logits, if any.
-        logit_multiplier: key of the multiplier of logits, if any.
-        logit_cap: key of the logit softcap, if any.
-        overridable: keys of config.json that a job may override, beside those of dropouts, windows
-            and logits: trainer and engines compute alike with every value.
-    """
-
-    models: str
+    models: str  # names of such models, for people
+    # transformers' defaults for keys that config.json does not have.
     defaults: Mapping[str, Json] = field(default_factory=dict)
-    only: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
-    has_windows: bool = False
-    alternates_windows: bool = False
-    ropes: tuple[str | None, ...] = FIXED_ROPES
-    has_ropes_by_layer: bool = False
-    biases: Biases = field(default_factory=lambda: ATTENTION_BIASES)
+    # The supported values of keys; an absent key means the first.
+    supported: Mapping[str, tuple[Json, ...]] = field(default_factory=dict)
+    has_windows: bool = False  # whether layers may have a sliding window
+    alternates_windows: bool = False  # whether every second layer has one, as in vLLM
+    ropes: tuple[str | None, ...] = FIXED_ROPES  # the supported RoPE types
+    has_ropes_by_layer: bool = False  # whether each layer type has its own RoPE settings
+    # Linear layers that have biases where a key of config.json is true, and those that always do.
+    biases: Biases = field(default_factory=dict)
     always_biased: tuple[str, ...] = ()
+    # Fused linear layers; the last one is of gated delta networks.
     fused: tuple[Literal["qkv_proj", "gate_up_proj", "in_proj_qkvz"], ...] = ()
-    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
+    norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")  # pre-norms
     post_norms: tuple[str, ...] = ()
-    centred_norms: bool = False
-    has_layer_norms: bool = False
-    has_norm_biases: bool = False
-    has_norm_weights: bool = True
-    has_head_bias: bool = False
+    # How all norms differ from RMSNorm: LayerNorm (arXiv:1607.06450), multiplied by 1 + weight,
+    # with a bias, without a weight.
+    norm_type: tuple[Literal["layer", "centred", "biased", "unweighted"], ...] = ()
+    has_head_bias: bool = False  # of the output layer
     qk_norm: Literal["none", "each head", "all heads"] = "none"
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
-    qk_norm_key: str = ""
-    has_mla: bool = False
-    has_sinks: bool = False
-    attention: str = "self_attn"
-    attention_out: str = "o_proj"
-    attention_in: str = "qkv_proj"
-    counts: tuple[str, ...] = ()
-    drops_attention_kwargs: bool = False
+    qk_norm_key: str = ""  # key that switches QK-norm on; empty: always on
+    has_mla: bool = False  # attention is MLA (DeepSeek-V2: arXiv:2405.04434, section 2.1)
+    has_sinks: bool = False  # each head has a learned attention sink
+    attention: str = "self_attn"  # attention's name in a layer
+    attention_out: str = "o_proj"  # the output projection's name in it
+    attention_in: str = "qkv_proj"  # the fused qkv projection's name in it
+    # Attributes of transformers' attention module that hold numbers of heads.
+    head_counts: tuple[str, ...] = ()
+    drops_attention_kwargs: bool = False  # a layer's code drops the keyword arguments of the pass
+    # Whether a layer is one block: attention, recurrent, dense or MoE feed-forward.
     has_one_block: bool = False
+    # Whether attention outputs are gated; q_proj projects the gates too (arXiv:2505.06708).
     has_attention_gates: bool = False
-    attention_gate: str = ""
-    recurrence: Recurrence | None = None
-    feed_forward: FeedForward | None = None
-    trained_scalars: tuple[str, ...] = ()
-    frozen_scalars: tuple[str, ...] = ()
-    zero_dim_scalars: tuple[str, ...] = ()
-    has_per_layer_sizes: bool = False
-    keys: Mapping[str, str] = field(default_factory=dict)
-    dropouts: tuple[str, ...] = ()
-    positions: tuple[str, int] | None = None
-    is_transposed: bool = False
-    inner: str = ""
+    attention_gate: str = ""  # or a layer in attention projects them: its name
+    recurrence: Recurrence | None = None  # of hybrids
+    feed_forward: FeedForward | None = None  # of models whose dense blocks are not Llama's
+    trained_scalars: tuple[str, ...] = ()  # of a layer, each a tensor of one element
+    frozen_scalars: tuple[str, ...] = ()  # in files, never trained
+    zero_dim_scalars: tuple[str, ...] = ()  # those of them that are 0-dimensional in files
+    has_per_layer_sizes: bool = False  # see `read_per_layer_sizes`
+    # Common keys of config.json, and this family's for the same.
+    key_aliases: Mapping[str, str] = field(default_factory=dict)
+    dropouts: tuple[str, ...] = ()  # keys of dropouts, off unless the job overrides them
+    positions: tuple[str, int] | None = None  # a learned position embedding; its offset in rows
+    is_transposed: bool = False  # whether files store matrices (in, out), as transformers' Conv1D
+    inner_module: str = ""  # the module that has the layers, where it is nested in the base model
+    # transformers' names of modules of the whole model and of the base model, and the common ones.
     whole_modules: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
+    # Parts of weight names in files, and their replacements here, where the two differ.
     file_names: Mapping[str, str] = field(default_factory=dict)
-    mixture: Mixture | None = None
-    sees_pictures: bool = False
-    part: str = LANGUAGE_PART
-    told_vllm: Mapping[str, Json] = field(default_factory=dict)
-    logit_divisor: str = ""
+    mixture: Mixture | None = None  # of MoE models
+    # Whether a folder is a multimodal model, of which by default only the language model is
+    # trained; see `config_files` and `model_classes`.
+    is_multimodal: bool = False
+    # transformers' name of the language model in it; empty if towers are added to the model itself.
+    language_module: str = LANGUAGE_MODULE
+    # Values of config.json that vLLM needs and transformers assumes.
+    vllm_overrides: Mapping[str, Json] = field(default_factory=dict)
+    logit_divisor: str = ""  # key of the divisor of logits, if any
     logit_multiplier: str = ""
-    logit_cap: str = ""
+    logit_cap: str = ""  # of the logit softcap
+    # Keys of config.json that a job may override, in addition to those of dropouts, windows and
+    # logits: trainer and engines compute alike with every value.
     overridable: tuple[str, ...] = RMS_NORM
 
     @property
-    def plain_out(self) -> str:
+    def dense_out(self) -> str:
         """The down-projection of a dense feed-forward block, by its name in a layer."""
         return self.feed_forward.out if self.feed_forward else "mlp.down_proj"
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """A multimodal model of which the language model is a part.
+class Multimodal:
+    """A multimodal model whose language model is of a family of its own."""
 
-    Attributes:
-        models: such models, for people.
-        text: model type of the language model if config.json does not say it.
-        part: transformers' name of the language model within the whole.
-    """
-
-    models: str
-    text: str
-    part: str = LANGUAGE_PART
+    models: str  # names of such models, for people
+    text: str  # model type of the language model if config.json does not say it
+    language_module: str = LANGUAGE_MODULE  # transformers' name of the language model in it

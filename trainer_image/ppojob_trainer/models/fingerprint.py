@@ -1,8 +1,7 @@
 """Fingerprints of model folders: whether two hold the same model, without reading all of it.
 
-Of weights the file sizes, headers and the first bytes of every tensor are hashed. Training changes
-nearly every number of a model, so another model is noticed in seconds, where hashing all of it
-takes minutes. Damage in the middle of a file is not noticed.
+Of weights the file sizes, headers and the first bytes of every tensor are hashed: training changes
+nearly every number. Damage in the middle of a file is not noticed.
 """
 
 import hashlib
@@ -12,8 +11,6 @@ from pathlib import Path
 from typing import Final
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_api.v1alpha1.model import ModelSpec
-from ppojob_api.v1alpha1.training import CriticSpec
 from ppojob_trainer.models.weight_files import BadHeader, read_header
 
 _SMALL: Final = (".json", ".jinja", ".model", ".txt", ".py")
@@ -37,16 +34,12 @@ def bases_of(spec: PPOJobSpec) -> dict[str, str]:
 
     Folders that cannot be read are left out.
     """
-    models: dict[str, ModelSpec | CriticSpec | None] = {
-        "spec.model.path": spec.model,
-        "spec.critic.path": spec.critic,
-    }
-    found = {
-        where: base_of(model.path)
+    models = {"spec.model.path": spec.model, "spec.critic.path": spec.critic}
+    return {
+        where: base
         for where, model in models.items()
-        if model is not None and model.lora is not None and model.path is not None
+        if model and model.lora and model.path and (base := base_of(model.path)) is not None
     }
-    return {where: base for where, base in found.items() if base is not None}
 
 
 def base_of(folder: str) -> str | None:
@@ -71,7 +64,7 @@ def _digest(folder: Path, suffixes: tuple[str, ...]) -> str:
 
 
 def _add_weights(digest: "hashlib._Hash", path: Path) -> None:
-    read_header(path)  # which refuses what is no whole file
+    read_header(path)  # refuses truncated files
     with path.open("rb") as file:
         length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
         header = file.read(length)

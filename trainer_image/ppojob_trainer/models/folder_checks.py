@@ -7,7 +7,7 @@ takes minutes and gigabytes to load. Imports neither torch nor transformers.
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -30,14 +30,14 @@ from ppojob_trainer.models.config_files import (
     read_config,
     with_usual_keys,
 )
-from ppojob_trainer.models.families import FAMILIES, WHOLES
+from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 from ppojob_trainer.models.family import Family
+from ppojob_trainer.models.hybrid_layers import LAYER_TYPES, layer_types
 from ppojob_trainer.models.kinds import HEAD_BIAS, JUDGE, POLICY, TEXTS, ModelKind, label_count
-from ppojob_trainer.models.layer_kinds import KINDS, layer_kinds
 from ppojob_trainer.models.mixtures import check_mixture, mixture_in
 from ppojob_trainer.models.mtp_forms import is_mtp_weight
 from ppojob_trainer.models.problems import ModelReason
-from ppojob_trainer.models.quantised import check_quantised, tell_quantised
+from ppojob_trainer.models.quantised import check_quantised, warn_of_quantised
 from ppojob_trainer.models.weight_files import FLOATS, listed, read_weights
 from ppojob_trainer.models.weights import Weights
 
@@ -62,25 +62,17 @@ _TURNS: Final = ["sliding_attention", "full_attention"]
 
 @dataclass(frozen=True, slots=True)
 class ModelReport:
-    """Result of the checks; nothing may be started while there are errors.
+    """Result of the checks; nothing may be started while there are errors."""
 
-    Attributes:
-        parameters: number of weights; None if unknown.
-        vocabulary: rows of the embedding; None if unknown.
-        context_tokens: the model's context length; None for no known limit.
-    """
-
-    errors: Sequence[Problem] = field(default=())
-    warnings: Sequence[Problem] = field(default=())
-    parameters: int | None = None
-    vocabulary: int | None = None
-    context_tokens: int | None = None
+    errors: Sequence[Problem] = ()
+    warnings: Sequence[Problem] = ()
+    parameters: int | None = None  # number of weights; None if unknown
+    vocabulary: int | None = None  # rows of the embedding; None if unknown
+    context_tokens: int | None = None  # context length; None for no known limit
 
 
 def check_model_folder(
-    folder: Path,
-    kind: ModelKind = POLICY,
-    overrides: Mapping[str, Json] | None = None,
+    folder: Path, kind: ModelKind = POLICY, overrides: Mapping[str, Json] | None = None
 ) -> ModelReport:
     """Check a folder in Hugging Face form as a model of some kind, with a job's overrides."""
     path = folder / "config.json"
@@ -96,7 +88,7 @@ def check_model_folder(
         errors += sizes
     warnings = list(weights.warnings)
     if sizes is not None:
-        warnings += tell_quantised(weights, path)
+        warnings += warn_of_quantised(weights, path)
         warnings += _code(config, path, "transformers' own class of this model_type is used")
     if isinstance(sizes, Sizes) and not weights.problems:
         needed = {**dict(backbone_tensors(sizes)), **dict(kind.head(sizes))}
@@ -124,13 +116,9 @@ def _is_checkpoint(folder: Path) -> bool:
 def _no_model(folder: Path, kind: ModelKind) -> Problem:
     if _is_checkpoint(folder):
         step = folder.name.removeprefix("step-").lstrip("0")
-        return Problem(
-            kind.where,
-            f'"{folder}"',
-            "it is a checkpoint of a run",
-            f"ppojob export RUN --checkpoint {step} --output DIR makes a model of it",
-            ModelReason.MODEL_MISSING,
-        )
+        got, why = f'"{folder}"', "it is a checkpoint of a run"
+        allowed = f"ppojob export RUN --checkpoint {step} --output DIR makes a model of it"
+        return Problem(kind.where, got, why, allowed, ModelReason.MODEL_MISSING)
     try:
         os.scandir(folder).close()
         why = "there is no config.json in it"
@@ -140,11 +128,9 @@ def _no_model(folder: Path, kind: ModelKind) -> Problem:
         why = "there is no such folder"
     except (OSError, ValueError) as error:
         why = f"it cannot be read: {error.strerror if isinstance(error, OSError) else error}"
-    got = f'"{folder}"'  # whole, however long: the end of a path tells most
-    export = folder / EXPORT_FOLDER
-    is_run = os.path.isfile(export / "config.json")
-    wanted = _WANTED
-    if is_run:
+    got = f'"{folder}"'  # not shortened
+    export, wanted = folder / EXPORT_FOLDER, _WANTED
+    if os.path.isfile(export / "config.json"):
         wanted = f"the model that this run has trained is {export}"
     elif why == "there is no such folder" and _HUB_ID.fullmatch(str(folder)):
         wanted = f"hf://{folder}, if this is an id of the Hugging Face hub; or {_WANTED}"
@@ -152,10 +138,7 @@ def _no_model(folder: Path, kind: ModelKind) -> Problem:
 
 
 def _of_tensors(
-    folder: Path,
-    needed: Mapping[str, Shape],
-    optional: Mapping[str, Shape],
-    weights: Weights,
+    folder: Path, needed: Mapping[str, Shape], optional: Mapping[str, Shape], weights: Weights
 ) -> Iterator[Problem]:
     """Report tensors that are missing from the files, or have another shape."""
     missing = [name for name in needed if name not in weights.tensors]
@@ -164,36 +147,26 @@ def _of_tensors(
         for name, shape in {**needed, **optional}.items()
         if (tensor := weights.tensors.get(name)) is not None and tensor.shape != shape
     ]
+    allowed = "the weights that belong to this config.json"
     if missing:
-        yield Problem(
-            str(folder),
-            f"no {listed(missing)}",
-            "config.json needs these weights, and no file holds them",
-            "the weights that belong to this config.json",
-            ModelReason.TENSOR_MISSING,
-        )
+        got = f"no {listed(missing)}"
+        why = "config.json needs these weights, and no file holds them"
+        yield Problem(str(folder), got, why, allowed, ModelReason.TENSOR_MISSING)
     if misshapen:
         name, stored, shape = misshapen[0]
-        yield Problem(
-            f"{weights.files[name]}:{weights.stored[name]}",
-            f"shape {shown(list(stored))}",
-            f"config.json makes it {shown(list(shape))}{_more(misshapen)}",
-            "the weights that belong to this config.json",
-            ModelReason.TENSOR_SHAPE,
-        )
+        where, got = f"{weights.files[name]}:{weights.stored[name]}", f"shape {shown(list(stored))}"
+        why = f"config.json makes it {shown(list(shape))}{_more(misshapen)}"
+        yield Problem(where, got, why, allowed, ModelReason.TENSOR_SHAPE)
     others = [
         name
         for name, tensor in weights.tensors.items()
         if tensor.dtype not in FLOATS and name.endswith(".weight")
     ]
     if others:
-        yield Problem(
-            f"{weights.files[others[0]]}:{weights.stored[others[0]]}",
-            weights.tensors[others[0]].dtype,
-            f"a quantised checkpoint cannot be trained{_more(others)}",
-            f"weights of {', '.join(FLOATS)}",
-            ModelReason.QUANTISED,
-        )
+        name, allowed = others[0], f"weights of {', '.join(FLOATS)}"
+        where, got = f"{weights.files[name]}:{weights.stored[name]}", weights.tensors[name].dtype
+        why = f"a quantised checkpoint cannot be trained{_more(others)}"
+        yield Problem(where, got, why, allowed, ModelReason.QUANTISED)
 
 
 def _more(like_it: Sequence[object]) -> str:
@@ -204,13 +177,8 @@ def _more(like_it: Sequence[object]) -> str:
 def _unexpected(folder: Path, known: Set[str], weights: Weights) -> Iterator[Problem]:
     others = sorted(weights.tensors.keys() - known - {HEAD, HEAD_BIAS})
     if others:
-        yield Problem(
-            str(folder),
-            listed(others),
-            "no layer of the model uses them",
-            "fine where they belong to something else",
-            ModelReason.TENSOR_UNEXPECTED,
-        )
+        why, allowed = "no layer of the model uses them", "fine where they belong to something else"
+        yield Problem(str(folder), listed(others), why, allowed, ModelReason.TENSOR_UNEXPECTED)
 
 
 def check_changed_config(
@@ -233,9 +201,8 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
     if family is None:
         got = ABSENT if model_type is None else shown(model_type)
         why = "models of this type are not supported"
-        yield _unsupported(
-            f"{path}:model_type", got, why, f"one of {', '.join([*FAMILIES, *WHOLES])}"
-        )
+        allowed = f"one of {', '.join([*FAMILIES, *MULTIMODAL])}"
+        yield _unsupported(f"{path}:model_type", got, why, allowed)
     yield from _check_class(config, path, kind)
     if family is not None:
         yield from _check_tower(config, path, kind)
@@ -280,10 +247,8 @@ def _check_class(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
         if not any(part in str(name) for name in names for part in kind.classes):
             yield _unsupported(f"{path}:architectures", shown(names), kind.why, kind.wanted)
         elif label_count(config) not in (None, 1):
-            got = f"{label_count(config)} labels"
-            yield _unsupported(
-                f"{path}:id2label", got, "a reward or value head has one output", kind.wanted
-            )
+            got, why = f"{label_count(config)} labels", "a reward or value head has one output"
+            yield _unsupported(f"{path}:id2label", got, why, kind.wanted)
 
 
 def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Iterator[Problem]:
@@ -296,15 +261,13 @@ def _check_tower(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
 
 def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
     """Report settings of the family that are not implemented here."""
-    for key, values in family.only.items():
+    for key, values in family.supported.items():
         if config.get(key, values[0]) not in values:
             why, allowed = "this value is not supported", " or ".join(map(shown, values))
             yield _unsupported(f"{path}:{key}", shown(config[key]), why, allowed)
     if not family.has_windows and _has_windows(config):
-        got, why = (
-            shown(config.get("sliding_window")),
-            "sliding-window attention is not supported for this model",
-        )
+        got = shown(config.get("sliding_window"))
+        why = "sliding-window attention is not supported for this model"
         yield _unsupported(f"{path}:sliding_window", got, why, "a model without windows")
     kinds = config.get("layer_types")
     if (
@@ -314,8 +277,10 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
     ):
         why, allowed = "vLLM expects alternating layers", f"{' and '.join(_TURNS)} by turns"
         yield _unsupported(f"{path}:layer_types", shown(kinds), why, allowed)
-    if family.has_one_block:
-        yield from _check_kinds(config, path)
+    others = sorted(set(layer_types(config) or ()).difference(LAYER_TYPES))
+    if family.has_one_block and others:
+        why, allowed = "the model has no such kind of layer", " or ".join(LAYER_TYPES)
+        yield _unsupported(f"{path}:layers_block_type", shown(others[0]), why, allowed)
     for section, rope in _ropes(config):
         name = rope.get("rope_type", rope.get("type"))
         if name not in family.ropes:
@@ -324,14 +289,6 @@ def _check_family(family: Family, config: Mapping[str, Json], path: Path) -> Ite
                 why = "RoPE angles of a row would depend on the other rows of the batch"
             allowed = f"a model with one of {', '.join(filter(None, family.ropes))}"
             yield _unsupported(f"{path}:{section}", shown(name), why, allowed)
-
-
-def _check_kinds(config: Mapping[str, Json], path: Path) -> Iterator[Problem]:
-    """Report unknown layer types of a hybrid."""
-    others = sorted(set(layer_kinds(config) or ()).difference(KINDS))
-    if others:
-        why, allowed = "the model has no such kind of layer", " or ".join(KINDS)
-        yield _unsupported(f"{path}:layers_block_type", shown(others[0]), why, allowed)
 
 
 def _ropes(config: Mapping[str, Json]) -> Iterator[tuple[str, Mapping[str, Json]]]:

@@ -26,27 +26,16 @@ Tensors = Iterator[tuple[str, Shape]]
 
 @dataclass(frozen=True, slots=True)
 class ModelKind:
-    """One use of a model.
+    """One use of a model."""
 
-    Attributes:
-        where: field of the resource that names the folder.
-        classes: parts of the class names that config.json may name.
-        why: what is wrong with other classes.
-        wanted: which model is allowed, for people.
-        made_as: suffix of the class that computes it, which transformers may not have.
-        head: tensors that are required beside the backbone's.
-        optional: tensors that are allowed, with their shapes.
-        may_lack: those of them that are created if missing.
-    """
-
-    where: str
-    classes: tuple[str, ...]
-    why: str
-    wanted: str
-    made_as: str
-    head: Callable[[Sizes], Tensors]
-    optional: Callable[[Sizes], Tensors]
-    may_lack: frozenset[str] = frozenset()
+    where: str  # field of the resource that names the folder
+    classes: tuple[str, ...]  # parts of the class names that config.json may name
+    why: str  # what is wrong with other classes
+    wanted: str  # which model is allowed, for people
+    made_as: str  # suffix of the class that computes it, which transformers may not have
+    head: Callable[[Sizes], Tensors]  # tensors that are required in addition to the backbone's
+    optional: Callable[[Sizes], Tensors] = lambda _: iter(())  # tensors that are allowed
+    may_lack: frozenset[str] = frozenset()  # those of them that are created if missing
 
 
 def label_count(config: Mapping[str, Json]) -> int | None:
@@ -71,15 +60,6 @@ def _score(sizes: Sizes) -> Tensors:
     yield SCORE_WEIGHT, (1, sizes.hidden)
 
 
-def _score_with_bias(sizes: Sizes) -> Tensors:
-    yield from _score(sizes)
-    yield SCORE_BIAS, (1,)
-
-
-def _nothing(_sizes: Sizes) -> Tensors:
-    yield from ()
-
-
 POLICY: Final = ModelKind(
     "spec.model.path",
     _LANGUAGE_MODELS,
@@ -87,7 +67,6 @@ POLICY: Final = ModelKind(
     "a model ...ForCausalLM",
     made_as=_LANGUAGE_MODEL,
     head=_output_layer,
-    optional=_nothing,
 )
 CRITIC: Final = ModelKind(
     "spec.critic.path",
@@ -95,8 +74,8 @@ CRITIC: Final = ModelKind(
     "a critic cannot be initialized from it",
     "a language model, or a classifier of tokens or texts with one label",
     made_as=TOKENS,
-    head=_nothing,
-    optional=_score_with_bias,
+    head=lambda _: iter(()),
+    optional=lambda sizes: iter([*_score(sizes), (SCORE_BIAS, (1,))]),
     may_lack=frozenset({SCORE_WEIGHT, SCORE_BIAS}),
 )
 SCORER: Final = ModelKind(
@@ -105,7 +84,7 @@ SCORER: Final = ModelKind(
     "a reward model cannot be initialized from it",
     "a language model, or a classifier of texts with one label",
     made_as=TEXTS,
-    head=_nothing,
+    head=lambda _: iter(()),
     optional=_score,
     may_lack=frozenset({SCORE_WEIGHT}),
 )
@@ -113,10 +92,10 @@ SCORER: Final = ModelKind(
 
 REFERENCE: Final = replace(POLICY, where="spec.reference.path")
 PROCESS_REWARD: Final = replace(POLICY, where=CRITIC.where)
-"""The critic of type prime: a language model that gives per-token rewards."""
+"""The critic of type prime: a language model that returns per-token rewards."""
 
 JUDGE: Final = replace(POLICY, where="spec.judge.path")
-"""For an external engine, which has its own layers."""
+"""Served by vLLM, with its own layers."""
 
 REWARD: Final = ModelKind(
     "spec.rewardModel.path",
@@ -125,5 +104,4 @@ REWARD: Final = ModelKind(
     "a model ...ForSequenceClassification with one label",
     made_as=TEXTS,
     head=_score,
-    optional=_nothing,
 )

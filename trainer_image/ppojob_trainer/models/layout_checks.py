@@ -17,8 +17,7 @@ from ppojob_trainer.data.media.picture_form import (
     ResizablePictureForm,
     sound_form_of,
 )
-from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
-from ppojob_trainer.data.media.picture_readers import is_drawn_causally
+from ppojob_trainer.data.media.picture_forms import is_drawn_causally, read_form, why_no_media
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.architectures import (
     EMBEDDING,
@@ -31,7 +30,6 @@ from ppojob_trainer.models.architectures import (
 )
 from ppojob_trainer.models.config_files import (
     file_name,
-    layer_count,
     layers_name_in,
     read_config,
 )
@@ -39,6 +37,7 @@ from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import JUDGE
 from ppojob_trainer.models.mixtures import ALIGNED
 from ppojob_trainer.models.mtp_forms import MTP_FORMS, is_mtp_weight, mtp_layer_count
+from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import read_weights
 
@@ -100,26 +99,48 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
-        heads, keys = sizes.heads, sizes.numbers_of_key_heads
+        heads, tensor = sizes.heads, layout.tensor
+        attention = map(sizes.attention, range(sizes.layers))
+        keys = (own.key_heads * own.head_size for own in attention)  # a shared head has parts
         most = gcd(heads, *keys, sizes.inner, sizes.shared, sizes.plain)
-        why = (
-            f"tensor parallelism splits {heads} query heads, {' or '.join(map(str, keys))} key "
-            f"heads and {sizes.inner} inner features of {folder}"
-        )
         if sizes.experts:
             most = gcd(most, sizes.inner // ALIGNED)
         where = f"spec.roles.{host}.parallelism"
-        if most % layout.tensor:
-            yield _no_divisor(f"{where}.tensor", layout.tensor, why, most)
+        if tensor not in (fitting := _fitting(most, sizes)):
+            why = _why_tensor(sizes, sizes.inner, folder)
+            yield _none_of(f"{where}.tensor", tensor, why, fitting)
         else:
-            heads //= layout.tensor
-        if sizes.states:
-            heads = gcd(heads, sizes.states.dealt_heads)
+            heads //= tensor
+        if sizes.recurrence:
+            heads = gcd(heads, sizes.recurrence.sharded_heads)
         if heads % layout.sequence:
-            of_states = " and those of its layers with states" if sizes.states else ""
+            of_states = " and those of its layers with states" if sizes.recurrence else ""
             why = f"the query heads of {folder}{of_states} are split over the ranks"
             yield _no_divisor(f"{where}.sequence", layout.sequence, why, heads)
         yield from _check_pipeline(f"{where}.pipeline", layout.pipeline, folder, sizes)
+
+
+def _fitting(most: int, sizes: Sizes) -> list[int]:
+    """Return the divisors of a number such that ranks have whole key heads, or share one evenly."""
+    keys = sizes.numbers_of_key_heads
+    return [
+        ranks
+        for ranks in range(1, most + 1)
+        if most % ranks == 0 and not any(own % ranks and ranks % own for own in keys)
+    ]
+
+
+def _why_tensor(sizes: Sizes, inner: int, folder: str) -> str:
+    keys = " or ".join(map(str, sizes.numbers_of_key_heads))
+    return (
+        f"tensor parallelism splits {sizes.heads} query heads, {keys} key heads and {inner} inner "
+        f"features of {folder}"
+    )
+
+
+def _none_of(where: str, ranks: int, why: str, fitting: list[int]) -> Problem:
+    allowed = f"one of {', '.join(map(str, fitting))}"
+    return Problem(where, shown(ranks), why, allowed, ReasonCode.OUT_OF_RANGE)
 
 
 def _no_divisor(where: str, ranks: int, why: str, most: int) -> Problem:
@@ -173,7 +194,7 @@ def _check_routers(spec: PPOJobSpec) -> Iterator[Problem]:
                 "remove it",
                 ReasonCode.NO_EFFECT,
             )
-        if replay == "rollout" and spec.rollout.engine == "vllm" and sizes.states:
+        if replay == "rollout" and spec.rollout.engine == "vllm" and sizes.recurrence:
             yield Problem(
                 "spec.algorithm.routerReplay",
                 shown(replay),
@@ -213,7 +234,7 @@ def _check_mtp(spec: PPOJobSpec) -> Iterator[Problem]:
     kind, count = str(config.get("model_type")), mtp_layer_count(config)
     got, why, allowed = f"a model of {kind}", "", "remove it"
     reason: ReasonCode | ModelReason = ReasonCode.NOT_IN_THIS_VERSION
-    weights, layers = read_weights(folder), layer_count(folder)
+    weights, layers = read_weights(folder), count_in(config, "num_hidden_layers") or None
     if kind not in MTP_FORMS:
         why = "MTP layers of such models are not trained"
         allowed = f"a model of {', '.join(MTP_FORMS)}, or remove it"
@@ -308,14 +329,14 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         yield _not_vllm(f"vLLM {_TIES} in a {model} without tie_word_embeddings")
     if sizes.is_tied and FAMILIES[sizes.model_type].has_head_bias:
         yield _not_vllm(f"vLLM has no bias of an output layer that is the embedding of a {model}")
-    if sizes.latents and sizes.latents.cached != VLLM_LATENT:
+    if sizes.mla and sizes.mla.cached != VLLM_LATENT:
         yield _not_vllm(
-            f"vLLM has no kernel for latents of {sizes.latents.cached} numbers a token",
+            f"vLLM has no kernel for latents of {sizes.mla.cached} numbers a token",
             f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
         )
     own_kind = "of a mixture of experts" if sizes.experts else "of layers with states"
     own_kind = "of layers that differ" if sizes.per_layer else own_kind
-    has_own_kind = sizes.experts or sizes.states or sizes.per_layer
+    has_own_kind = sizes.experts or sizes.recurrence or sizes.per_layer
     beside = spec.adapters_of_engines
     if sizes.model_type in PLAIN_IN_VLLM:
         own_kind, has_own_kind = f"of {sizes.model_type}", True
@@ -329,7 +350,7 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
             "merged, or engine: huggingface",
             ReasonCode.NOT_IN_THIS_VERSION,
         )
-    if spec.rollout.drafts and sizes.states:
+    if spec.rollout.drafts and sizes.recurrence:
         yield Problem(
             "spec.rollout.drafts",
             shown(spec.rollout.drafts),
@@ -349,7 +370,7 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
 
 
 def _check_vllm_on_processors(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
-    kind = sizes.states and sizes.states.kind
+    kind = sizes.recurrence and sizes.recurrence.kind
     if sizes.mixture is not None and len(sizes.mixture.matrices) == 2:
         who = f"experts without gates, as those of {sizes.model_type}"
         yield _not_vllm(f"vLLM computes {who} on GPUs only")
@@ -370,27 +391,17 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     """Report heads and widths that the engine's ranks cannot share; each has a key head."""
     tensor = spec.rollout.parallelism.tensor
     inner = sizes.plain if spec.rollout.parallelism.expert > 1 else sizes.inner
-    most, keys = gcd(sizes.heads, inner, sizes.shared, sizes.plain), sizes.numbers_of_key_heads
+    most = gcd(sizes.heads, inner, sizes.shared, sizes.plain)
+    if sizes.model_type in DEALT_KEY_HEADS:
+        most = gcd(most, *sizes.numbers_of_key_heads)
     of_states = ""
-    if sizes.states:
-        most = gcd(most, sizes.states.key_heads)
-        of_states = f", and {sizes.states.key_heads} groups of its layers with states"
-    are_dealt = sizes.model_type in DEALT_KEY_HEADS
-    fitting = [
-        n
-        for n in range(1, most + 1)
-        if most % n == 0 and not any(own % n and (are_dealt or n % own) for own in keys)
-    ]
+    if sizes.recurrence:
+        most = gcd(most, sizes.recurrence.key_heads)
+        of_states = f", and {sizes.recurrence.key_heads} groups of its layers with states"
+    fitting = _fitting(most, sizes)
     if tensor not in fitting:
-        yield Problem(
-            "spec.rollout.parallelism.tensor",
-            shown(tensor),
-            f"tensor parallelism splits {sizes.heads} query heads, "
-            f"{' or '.join(map(str, keys))} key heads and {inner} "
-            f"inner features of {spec.model.path}{of_states}",
-            f"one of {', '.join(map(str, fitting))}",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        why = _why_tensor(sizes, inner, spec.model.path) + of_states
+        yield _none_of("spec.rollout.parallelism.tensor", tensor, why, fitting)
 
 
 def check_targets(lora: LoraSpec, folder: str, where: str) -> Iterator[Problem]:

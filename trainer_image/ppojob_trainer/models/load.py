@@ -28,7 +28,7 @@ from ppojob_trainer.models.config_files import (
     layers_name_in,
     read_config,
 )
-from ppojob_trainer.models.experts import experts_of, split_experts
+from ppojob_trainer.models.experts import experts_of
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
 from ppojob_trainer.models.folder_checks import check_changed_config
@@ -40,17 +40,17 @@ from ppojob_trainer.models.log_partition import (
 )
 from ppojob_trainer.models.lora import add_adapters, draw_adapters, of_peft_form
 from ppojob_trainer.models.mixtures import stays_float32
+from ppojob_trainer.models.model_classes import class_of, language_config
 from ppojob_trainer.models.mtp_layers import add_mtp_layer, is_of_mtp_layer
-from ppojob_trainer.models.nf4 import is_scales, matrices_of, quantised, scales_of
+from ppojob_trainer.models.nf4 import is_scales, nf4_layers, quantised, scales_of
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
-from ppojob_trainer.models.scoring_models import class_of
 from ppojob_trainer.models.stored_tensors import read_part, read_tensor
 from ppojob_trainer.models.tensor_plans import styles_of
-from ppojob_trainer.models.vision_language import language_config
-from ppojob_trainer.models.vision_tower import give_tower, trained_tower
+from ppojob_trainer.models.transformers_modules import unify_modules
+from ppojob_trainer.models.vision_tower import attach_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.models.weights import Weights
-from ppojob_trainer.parallel.boxes import Box, box_of, local_part, shard_like, sharded_as
+from ppojob_trainer.parallel.boxes import Box, box_of, copy_pieces, local_part, shard_like
 from ppojob_trainer.parallel.collectives import sum_over_ranks
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.fsdp import fill, shard_model
@@ -60,16 +60,8 @@ from ppojob_trainer.parallel.world import World
 _NOTHING: Final[Mapping[str, Json]] = {}
 _KEYS: Final = {f"^{re.escape(theirs)}": own for theirs, own in WHOLE_NAMES.items()}
 _MAY_BE_ZERO: Final[tuple[str, ...]] = (
-    ".bias",
-    "_bias",
-    ".sinks",
-    ".o_proj.weight",
-    ".down_proj.weight",
-    ".experts.down_proj",
-    ".w2.weight",
-    CORRECTION,
-    EXPERT_BIAS,
-    "score.weight",
+    *(".bias", "_bias", ".sinks", CORRECTION, EXPERT_BIAS, "score.weight"),
+    *(".o_proj.weight", ".down_proj.weight", ".experts.down_proj", ".w2.weight"),
 )
 """Parameters that may be zero: biases, identity-initialised blocks, a new value head."""
 
@@ -91,15 +83,12 @@ def load_model(
 
     A policy is a causal language model. A reward model is a sequence classifier with one label,
     whose logit scores a text; only one under training has gradients. A critic is a token
-    classifier with one label, as in verl: one number a token. Where transformers has the family's
-    token classifier, exports load there too (`AutoModelForTokenClassification`).
+    classifier with one label, as in verl.
 
     If a trained value model lacks its head `score`, it gets one of zeros (Ziegler et al.,
-    arXiv:1909.08593, in its code): the first values are 0, the first advantages those of the
-    rewards, and no random draw decides what is learnt. Departs from verl, which initialises as
-    transformers does: on SmolLM2 that gives values of 1.0 ± 0.5, which the critic first has to
-    unlearn. Dropout on a critic's head is off, as in verl: the values of an update and those that
-    it is clipped to come from the same function. The head is trained beside adapters too.
+    arXiv:1909.08593, in its code), so the first advantages are those of the rewards. verl draws it
+    as transformers does: on SmolLM2 that makes values of 1.0 ± 0.5, which the critic first has to
+    unlearn. The head has no dropout, as in verl, and is trained with adapters too.
 
     Args:
         folder: with config.json and the weights; nothing is downloaded.
@@ -109,7 +98,7 @@ def load_model(
         lora: adapters; the weights are frozen then. None for full training.
         seed: of the initial adapters.
         overrides: changes of its config.json, from `config_changes`.
-        with_tower: its vision tower is trained as a part of it; else it is frozen, beside it.
+        with_tower: make its vision tower a trained module of it; else the tower is frozen.
         learns_log_z: add the network of `log_partition`.
         with_mtp: load the folder's MTP layer, and train it.
 
@@ -118,34 +107,31 @@ def load_model(
             non-finite values.
     """
     folder, world = Path(folder), world or World.alone()
-    beside = _Beside(lora, learns_log_z=learns_log_z, has_mtp=with_mtp)
-    model, missing = _load(kind, folder, dtype, world, beside, overrides, with_tower=with_tower)
+    additions = _Additions(lora, learns_log_z=learns_log_z, has_mtp=with_mtp)
+    model, missing = _load(kind, folder, dtype, world, additions, overrides, with_tower=with_tower)
     parameters = dict(model.named_parameters())
     for name in sorted(missing & parameters.keys()):
         fill(parameters[name], torch.zeros(parameters[name].shape))
-    _begin_adapters(model, lora, seed, layers=layers_name_in(folder))
+    _init_adapters(model, lora, seed, layers=layers_name_in(folder))
     draw_log_partition(model, seed)
     if kind.made_as != TEXTS:
-        give_tower(model, folder, dtype, world.device)
+        attach_tower(model, folder, dtype, world.device)
     return model.requires_grad_(False) if kind == REWARD else model
 
 
 @dataclass(frozen=True, slots=True)
-class _Beside:
-    """Parts added to a model beside the weights of its folder."""
+class _Additions:
+    """Parts that are added to transformers' model."""
 
     lora: LoraSpec | None
     learns_log_z: bool
     has_mtp: bool  # from the folder, but not in transformers' class
 
     def add_to(self, model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-        """Add them to an unsharded model, and convert all of it to its dtype and common form.
-
-        `device` is where the model will be.
-        """
+        """Add them to an unsharded model, and convert all of it to its dtype and common form."""
         if self.has_mtp:
             add_mtp_layer(model)
-        split_experts(model)
+        unify_modules(model)
         cast_weights(dtype, model)
         if self.lora is not None:
             add_adapters(model, self.lora, device)
@@ -158,10 +144,10 @@ class _Beside:
         return is_adapter(name) or is_log_partition(name) or is_scales(name)
 
 
-def _begin_adapters(
+def _init_adapters(
     model: PreTrainedModel, lora: LoraSpec | None, seed: int, *, layers: str
 ) -> None:
-    """Initialise adapters, or read those of a folder that `_load` has checked."""
+    """Initialise adapters, or read those of their folder, which is checked."""
     if lora is None or lora.path is None:
         draw_adapters(model, seed)
         return
@@ -177,15 +163,15 @@ def _begin_adapters(
                     f"{path}: got values that are NaN or infinite in {stored}: nothing "
                     "can be computed with them; the adapters as they were trained"
                 )
-            other = saved_name(HEAD)
-            if name == EMBEDDING and HEAD not in saved and other in file.keys():  # noqa: SIM118
-                _refuse_untied(path, values, file.get_tensor(other))
+            if name == EMBEDDING and HEAD not in saved:
+                _check_tied(file, path, values)
             fill(parameter, of_peft_form(name, values, parameter.shape))
 
 
-def _refuse_untied(path: Path, embedding: Tensor, head: Tensor) -> None:
-    """Refuse an embedding and an output layer that PEFT has trained apart in a tied model."""
-    if not torch.equal(embedding, head):
+def _check_tied(file: Any, path: Path, embedding: Tensor) -> None:
+    """Refuse an output layer that PEFT has trained apart from the embedding of a tied model."""
+    head = saved_name(HEAD)
+    if head in file.keys() and not torch.equal(embedding, file.get_tensor(head)):  # noqa: SIM118
         raise ConfigError(
             f"{path}: got an embedding and an output layer that differ: the model has one weight "
             "for both; adapters that PEFT trained with ensure_weight_tying"
@@ -197,7 +183,7 @@ def _load(
     folder: Path,
     dtype: torch.dtype,
     world: World,
-    beside: _Beside,
+    additions: _Additions,
     overrides: Mapping[str, Json],
     *,
     with_tower: bool,
@@ -210,7 +196,7 @@ def _load(
     """
     refuse_config(folder, kind, overrides)
     section = kind.where.removesuffix("path") + "lora"
-    lora = beside.lora
+    lora = additions.lora
     if lora is not None and (problems := list(check_adapters(lora, str(folder), section))):
         raise ConfigError(map(str, problems))
     try:
@@ -221,14 +207,14 @@ def _load(
         options = {"config": config, "dtype": dtype}
         is_whole = world.size == 1 and read_weights(folder).form is None
         load = _load_whole if is_whole else _load_sharded
-        model, missing = load(model_class, folder, world, beside, options)
+        model, missing = load(model_class, folder, world, additions, options)
     except (OSError, ValueError, TypeError) as error:
         reason = " ".join(str(error).split())
         raise ConfigError(
             f"{kind.where}: got {folder}: the model cannot be loaded: {reason}; "
             "name a folder with config.json and model.safetensors of one model of the right kind"
         ) from error
-    ours = {name for name, _ in outline_of(model).named_parameters() if beside.has(name)}
+    ours = {name for name, _ in outline_of(model).named_parameters() if additions.has(name)}
     _check_values(model, folder, kind.where, world, missing | ours)
     missing -= ours
     if needed := missing - kind.may_lack:
@@ -257,7 +243,7 @@ def refuse_config(folder: Path, kind: ModelKind, overrides: Mapping[str, Json]) 
 
 
 def _load_whole(
-    model_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
+    model_class: Any, folder: Path, world: World, additions: _Additions, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
     """As `_load_sharded`, for one rank and weights that are not quantized."""
     try:
@@ -275,9 +261,9 @@ def _load_whole(
         raise ValueError(str(error)) from error
     for name, got, needed in sorted(info["mismatched_keys"]):
         raise ValueError(f"{name} has shape {tuple(got)}: the model needs {tuple(needed)}")
-    beside.add_to(model, options["dtype"], world.device)
+    additions.add_to(model, options["dtype"], world.device)
     missing = set(info["missing_keys"])
-    if beside.has_mtp:
+    if additions.has_mtp:
         missing |= _read_mtp_layer(model, folder)
     model.to(world.device)
     for parameter in model.parameters():
@@ -308,22 +294,19 @@ def cast_weights(dtype: torch.dtype, model: nn.Module) -> None:
 @contextmanager
 def quiet_loading() -> Iterator[None]:
     """Silence transformers about missing and unexpected weights: they are checked here."""
-    words = transformers.utils.logging
-    before = words.get_verbosity()
-    words.set_verbosity_error()
+    logging = transformers.utils.logging
+    before = logging.get_verbosity()
+    logging.set_verbosity_error()
     try:
         yield
     finally:
-        words.set_verbosity(before)
+        logging.set_verbosity(before)
 
 
 def _load_sharded(
-    model_class: Any, folder: Path, world: World, beside: _Beside, options: dict[str, Any]
+    model_class: Any, folder: Path, world: World, additions: _Additions, options: dict[str, Any]
 ) -> tuple[PreTrainedModel, set[str]]:
     """Build a model on the meta device, shard it, and read this rank's shard of each weight.
-
-    So no rank ever holds all of it, unless it is alone with a folder of quantized weights.
-    `options` are arguments of the class.
 
     Returns:
         The model, and the names of weights, of any stage, that the folder does not hold: those
@@ -334,7 +317,7 @@ def _load_sharded(
     """
     with torch.device("meta"):
         model = model_class._from_config(**options)
-    beside.add_to(model, options["dtype"], world.device)
+    additions.add_to(model, options["dtype"], world.device)
     keep_stage(model, PipelineRanks.of(world), ExpertRanks.of(world))
     styles = styles_of(model) if world.dims.tensor > 1 else {}
     if world.size > 1:
@@ -355,14 +338,14 @@ def _own_parts(
 ) -> dict[str, Tensor]:
     """Return this rank's shards of a sharded model by name; zeros where the folder has nothing."""
     parameters = dict(model.named_parameters())
-    matrices = matrices_of(model)
+    matrices = nf4_layers(model)
     state: dict[str, Tensor] = {}
     for name, parameter in parameters.items():
         if is_scales(name):
             continue  # scales are made with their codes
         box = box_of(parameter)
         if name in matrices:  # ranks have rows of it
-            shape = matrices[name].shape
+            shape = matrices[name].outline.shape
             box = Box(shape, box.start, (box.stop[0], shape[1]), box.pieces)
         part = torch.zeros(box.local_shape)
         if name in weights.files:
@@ -376,7 +359,7 @@ def _own_parts(
         for one, values in made.items():
             own = shard_like(parameters[one], _own(values))
             is_trained = values.is_floating_point()
-            state[one] = sharded_as(own, nn.Parameter(own, requires_grad=is_trained))
+            state[one] = copy_pieces(own, nn.Parameter(own, requires_grad=is_trained))
     for name, buffer in model.named_buffers():
         if name.startswith(TOWER) and name in weights.files:  # Gemma 4's clips, replicated
             state[name] = read_tensor(weights, name).view_as(buffer).to(device, buffer.dtype)
@@ -394,58 +377,46 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
     The meta device has no values.
     """
     base: Any = model.base_model
-    tower = trained_tower(model)
     if (rotary := getattr(base, "rotary_emb", None)) is not None:  # Mamba hybrids may have none
         base.rotary_emb = type(rotary)(config=model.config).to(device)
-    for holder, name, part in _without_weights(tower):
-        setattr(holder, name, type(part)(holder.config).to(device))
-    for part in () if tower is None else tower.modules():
-        if "position_ids" in dict(part.named_buffers(recurse=False)):  # of Siglip's patches
-            part.position_ids = torch.arange(part.position_ids.shape[-1], device=device)[None]
+    tower = trained_tower(model)
+    for module in () if tower is None else list[Any](tower.modules()):
+        for name, part in module.named_children():
+            if list(part.buffers()) and not list(part.parameters()):  # RoPE frequencies
+                setattr(module, name, type(part)(module.config).to(device))
+        if "position_ids" in dict(module.named_buffers(recurse=False)):  # of Siglip's patches
+            module.position_ids = torch.arange(module.position_ids.shape[-1], device=device)[None]
     for embedding in base.children():
         if (scale := getattr(embedding, "scalar_embed_scale", None)) is not None:
             embedding.embed_scale = torch.tensor(scale, dtype=torch.float32, device=device)
     left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
-    assert not left, f"{left[0]}: nobody computes this buffer"
-
-
-def _without_weights(tower: nn.Module | None) -> Iterator[tuple[Any, str, nn.Module]]:
-    """Return a tower's modules with RoPE frequencies only, with their parents and names."""
-    for holder in () if tower is None else list(tower.modules()):
-        for name, part in holder.named_children():
-            if list(part.buffers()) and not list(part.parameters()):
-                yield holder, name, part
+    assert not left, f"{left[0]}: this buffer is not computed"
 
 
 def _check_values(
     model: PreTrainedModel, folder: Path, where: str, world: World, absent: Set[str]
 ) -> None:
-    """Refuse weights that are not finite, or were never filled; a collective of all ranks.
+    """Refuse weights that are not finite, or were never written; a collective of all ranks.
 
-    A folder can have the right size and still be useless: a diverged run that was saved, a file
-    whose space was reserved and never written. `absent` weights are uninitialised and not checked.
+    `absent` weights are uninitialized and not checked.
     """
-    # The first of the ranks that replicate a weight checks it.
     held, stage = dict(model.named_parameters()), stage_of(model)
     # For NF4 codes the scales show whether elements were finite and present.
-    held |= {name: held[scales_of(name)] for name in matrices_of(model)}
+    held |= {name: held[scales_of(name)] for name in nf4_layers(model)}
+    # The first of the ranks that replicate a weight checks it.
     parts = {
         name: local_part(held[name].detach())
-        if name in held and stage.counts(name, held[name])
+        if name in held and stage.is_first_copy(name, held[name])
         else torch.empty(0)
         for name, _ in outline_of(model).named_parameters()
         if name not in absent
     }
     # A shard of an embedding may hold only rows of padding tokens, all of them zero.
-    counts = sum_over_ranks(
-        world,
-        [
-            *(float((~part.isfinite()).sum()) for part in parts.values()),
-            *(float(part.count_nonzero()) for part in parts.values()),
-        ],
-    )
+    own = [float((~part.isfinite()).sum()) for part in parts.values()]
+    own += [float(part.count_nonzero()) for part in parts.values()]
+    counts = sum_over_ranks(world, own)
     may_be_zero = _MAY_BE_ZERO
-    if FAMILIES[model.config.model_type].centred_norms:
+    if "centred" in FAMILIES[model.config.model_type].norm_type:
         may_be_zero += ("norm.weight",)
     broken, filled = counts[: len(parts)], counts[len(parts) :]
     bad = {name: int(count) for name, count in zip(parts, broken, strict=True) if count}
@@ -459,7 +430,7 @@ def _check_values(
         got = f"{sum(bad.values())} values that are NaN or infinite"
         found.append((got, list(bad), "nothing can be computed with them"))
     if empty:
-        found.append(("nothing but zeros", empty, "the file was never filled"))
+        found.append(("only zeros", empty, "the file was never filled"))
     if found:
         raise ConfigError(
             f"{where}: got {got} in {listed(names)} of {folder}: {why}; "

@@ -1,8 +1,7 @@
-"""log Z of a prompt: a small network beside the policy, trained by FlowRL (arXiv:2509.15207).
+"""log Z of a prompt: a small network on top of the policy, trained by FlowRL (arXiv:2509.15207).
 
-It reads the mean of the prompt's last hidden states, and is trained by the policy's loss and
-optimizer. It is a module of the model, so sharding and checkpoints treat it like weights. Engines,
-references and exports do not contain it.
+It reads the mean of the prompt's last hidden states. It is a module of the model, so optimizer,
+sharding and checkpoints include it. Engines, references and exports do not.
 """
 
 from typing import Any, Final
@@ -61,9 +60,9 @@ def add_log_partition(model: nn.Module) -> None:
 
 
 def draw_log_partition(model: nn.Module, seed: int) -> None:
-    """Initialise it: hidden matrices Kaiming-uniform as adapters, the output zero.
+    """Initialize the network, if there is one: hidden matrices Kaiming-uniform, the output zero.
 
-    So log Z starts at 0, as a critic's values do. Nothing is done without the network.
+    So log Z starts at 0, as a critic's values do.
     """
     for name, parameter in model.named_parameters():
         if not is_log_partition(name):

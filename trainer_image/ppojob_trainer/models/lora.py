@@ -1,7 +1,7 @@
-"""LoRA: low-rank adapters beside the weights of linear layers (Hu et al., arXiv:2106.09685).
+"""LoRA: low-rank adapters of linear layers (Hu et al., arXiv:2106.09685).
 
-A target layer keeps its place, its name and its `weight`, which is frozen. Beside it come the
-adapter's two matrices, the only trained ones::
+A target layer has the same name and `weight`, which is frozen, and the adapter's two matrices, the
+only trained ones::
 
     y = W x + scale B (A x)       scale: alpha / rank, lora_a: A (rank, in), lora_b: B (out, rank)
 
@@ -43,14 +43,14 @@ from ppojob_trainer.models.experts import (
     Experts,
     Matrix,
     StackedExperts,
-    in_products,
+    cast_matrix,
     mixture_of,
     stacked_product,
 )
 from ppojob_trainer.models.mixtures import STACKS
 from ppojob_trainer.models.nf4 import Nf4Linear, dequantised, quantise_layers
-from ppojob_trainer.models.transposed_linear import TransposedLinear
-from ppojob_trainer.parallel.boxes import detached, local_part, whole
+from ppojob_trainer.models.transformers_modules import TransposedLinear
+from ppojob_trainer.parallel.boxes import detached, full_tensor, local_part
 from ppojob_trainer.parallel.fsdp import fill
 from ppojob_trainer.parallel.tensor_styles import TensorLayer, summed
 
@@ -139,10 +139,10 @@ class LoraMatrix(Matrix):
 
     def forward(self, rows: Tensor) -> tuple[Tensor, ...]:
         """See `Matrix.forward`; within `adapters_off` the matrix alone."""
-        said = super().forward(rows)
+        matrix = super().forward(rows)
         if not self.is_adapted:
-            return said
-        return *said, in_products(self.lora_a, rows), in_products(self.lora_b, rows)
+            return matrix
+        return *matrix, cast_matrix(self.lora_a, rows), cast_matrix(self.lora_b, rows)
 
 
 class LoraStacks(StackedExperts):
@@ -153,13 +153,13 @@ class LoraStacks(StackedExperts):
 
     def product(self, rows: Tensor, dispatch: ExpertDispatch, name: str) -> Tensor:
         """See `StackedExperts.product`; within `adapters_off` the experts alone."""
-        said = super().product(rows, dispatch, name)
-        a, b = (self.held(one) for one in matrix_names(name))
+        output = super().product(rows, dispatch, name)
+        a, b = (self.shard(one) for one in matrix_names(name))
         if a is None or b is None or not self.is_adapted:
-            return said
+            return output
         change = stacked_product(rows, dispatch.ends, a.mT)
         change = stacked_product(change, dispatch.ends, b.mT)
-        return torch.add(said, change.to(said.dtype), alpha=self.lora.scale)
+        return torch.add(output, change.to(output.dtype), alpha=self.lora.scale)
 
 
 _Adapted = LoraLinear | LoraMatrix | LoraStacks
@@ -175,17 +175,13 @@ _ADAPTED: Final[Mapping[type[nn.Module], type[_Adapted]]] = {
 
 @dataclass(frozen=True, slots=True)
 class Adapter:
-    """The adapter of a weight: A (rank, in) and B (out, rank), float32, sharded as the model.
+    """The adapter of a weight, float32, sharded as the model; stacks for stacked experts."""
 
-    Stacks for stacked experts. The weight may be stored (in, out). `m` (out,) are the magnitudes of
-    DoRA.
-    """
-
-    a: Tensor
-    b: Tensor
+    a: Tensor  # (rank, in)
+    b: Tensor  # (out, rank)
     lora: LoraSpec
-    is_transposed: bool = False
-    m: Tensor | None = None
+    is_transposed: bool = False  # whether the weight is stored (in, out)
+    m: Tensor | None = None  # (out,) magnitudes, with DoRA
 
     def named(self, weight: str) -> dict[str, Tensor]:
         """Return its tensors by name, derived from the weight's."""
@@ -198,10 +194,12 @@ class Adapter:
 
         A collective where the model is sharded.
         """
-        a, b, weight = whole(self.a), whole(self.b), whole(weight)
+        a, b, weight = full_tensor(self.a), full_tensor(self.b), full_tensor(weight)
         if a.ndim == 2:
             made = self._added(weight, a, b)
-            return made if self.m is None else made * (whole(self.m) / _lengths(made))[:, None]
+            return (
+                made if self.m is None else made * (full_tensor(self.m) / _lengths(made))[:, None]
+            )
         merged = torch.empty_like(weight, dtype=torch.float32)
         for expert, *own in zip(merged, weight, a, b, strict=True):  # avoid another whole stack
             expert.copy_(self._added(*own))
@@ -223,11 +221,10 @@ def add_adapters(
 ) -> None:
     """Freeze a model and add adapters, whose values `draw_adapters` sets.
 
-    The model is an unsharded transformers model, on the meta device or with weights. Without
-    targets all linear layers of the decoder layers get one: not the embedding, the head or routers;
-    experts only if asked for. A new value head is trained whole, in float32 as well, and so are the
-    layers of `modulesToSave`, in their own dtype. `device` is where weights are quantized to NF4;
-    default: the CPU.
+    The model is unsharded, on the meta device or with weights. Without targets all linear layers of
+    the decoder layers get one: not the embedding, the head or routers; experts only with `experts`.
+    A new value head, in float32, and the layers of `modulesToSave`, in their dtype, are trained
+    whole. `device` is where weights are quantized to NF4; default: the CPU.
     """
     model.requires_grad_(False)
     for name in saved_weights(lora):
@@ -274,10 +271,9 @@ def _add_adapter(layer: nn.Linear | Matrix | StackedExperts, name: str, lora: Lo
 
 
 def draw_adapters(model: nn.Module, seed: int) -> None:
-    """Initialise adapters: A as `init` says, B zero.
+    """Initialize adapters: A as `init` says, B zero, magnitudes the norms of the weight's rows.
 
-    Each A has its own random stream, so values do not depend on the number of ranks. Magnitudes are
-    the norms of the weight's rows; each rank computes its own.
+    Each A has its own random stream, so values do not depend on the number of ranks.
     """
     for at, layer in model.named_modules():
         if not isinstance(layer, _Adapted):

@@ -16,7 +16,7 @@ from ppojob_api.run_config import RunConfig
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import TrainingParallelism
-from ppojob_api.v1alpha1.rollout import JudgeSpec
+from ppojob_api.v1alpha1.rollout import JudgeSpec, RolloutSpec
 from ppojob_api.well_known import RoleName
 from ppojob_trainer.models.architectures import (
     HEAD,
@@ -58,30 +58,27 @@ def count_parameters(config: RunConfig) -> dict[str, int]:
     others = {model.path for model in sections if model and model.path}
     folders = {spec.model.path, *spec.reference_paths, *spec.critic_paths, *others}
     found = {folder: _count_of(folder) for folder in folders}
+    sizes = {name: one.size for name, one in read_weights(Path(spec.model.path)).tensors.items()}
     if not spec.model.freeze_vision_tower:
-        tensors = read_weights(Path(spec.model.path)).tensors.items()
-        own = {name: one.size for name, one in tensors if name.startswith(TOWER)}
-        if tower := sum(size for name, size in own.items() if not name.startswith(SOUND)):
+        is_tower = {name: name.startswith(TOWER) and not name.startswith(SOUND) for name in sizes}
+        if tower := sum(size for name, size in sizes.items() if is_tower[name]):
             found[TOWER] = tower
-    if spec.model.mtp is not None and (sizes := sizes_of(spec.model.path)) is not None:
-        copies = mtp_copies(str(sizes.model_type), sizes.layers)
-        tensors = read_weights(Path(spec.model.path)).tensors.items()
-        found[MTP] = sum(
-            tensor.size
-            for name, tensor in tensors
-            if is_mtp_weight(name, sizes.layers) and name not in copies
-        )
+    if spec.model.mtp is not None and (model := sizes_of(spec.model.path)) is not None:
+        copies = mtp_copies(model.model_type, model.layers)
+        names = {name for name in sizes if is_mtp_weight(name, model.layers)} - copies.keys()
+        found[MTP] = sum(sizes[name] for name in names)
     return found
 
 
-def _held_whole(folder: str) -> int:
+def _count_recurrent(folder: str) -> int:
     """Count the weights of recurrent layers, which tensor-parallel ranks replicate."""
     sizes = sizes_of(folder)
-    if sizes is None or sizes.states is None:
+    if sizes is None or sizes.recurrence is None:
         return 0
-    nets = tuple(f"layers.{layer}.{sizes.states.kind.net}." for layer in sizes.states.layers)
+    mixer = sizes.recurrence.kind.mixer
+    mixers = tuple(f"layers.{layer}.{mixer}." for layer in sizes.recurrence.layers)
     tensors = read_weights(Path(folder)).tensors.items()
-    return sum(one.size for name, one in tensors if any(net in name for net in nets))
+    return sum(one.size for name, one in tensors if any(mixer in name for mixer in mixers))
 
 
 def _count_of(folder: str) -> int:
@@ -97,23 +94,16 @@ def _count_of(folder: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """Bytes that a rank needs at the least for a model or an engine.
+    """Bytes that a rank needs at the least for a model or an engine."""
 
-    Attributes:
-        whole: all of them, host memory included.
-        at_work: on the device while it computes.
-        at_rest: on the device while another model computes.
-        saved: the part of `whole` that a checkpoint holds.
-    """
-
-    whole: int
-    at_work: int
-    at_rest: int
-    saved: int = 0
+    whole: int  # all of them, host memory included
+    active: int  # on the device while it computes
+    idle: int  # on the device while another model computes
+    saved: int = 0  # the part of `whole` that a checkpoint holds
 
 
-_Part = Callable[..., Held]
-"""Function from dtype, size, offload and moments to a rank's memory of a model."""
+_Shard = Callable[..., Held]
+"""Function from dtype, parameters, offload and moments to a rank's memory of a model."""
 
 
 def held_by_rank(
@@ -126,11 +116,12 @@ def held_by_rank(
 def held_in_turns(
     config: RunConfig, role: RoleName, parameters: Mapping[str, int]
 ) -> dict[str, dict[str, int]]:
-    """Return the device bytes of a rank of a role, by who computes and by purpose.
+    """Return the device bytes of a rank of a role, by the model that computes and by purpose.
 
-    Without offload the first, the engine if there is one, has all of them beside it.
+    Without offload all models stay on the device while another computes.
     """
     held = _held(config, role, parameters)
+    # The models on the device while one computes.
     turns = {
         worker: {worker} for worker in held if not worker.endswith("adapters") and worker != COPIES
     }
@@ -138,16 +129,14 @@ def held_in_turns(
         turns["reward model"].add(ENGINE)
     algorithm = config.spec.algorithm
     if "policy" in turns and (algorithm.compares_vocabularies or algorithm.compares_answers):
-        turns["policy"].add(
-            "reference"
-        )  # an update, or the loss of held-out answers, compares with it
+        turns["policy"].add("reference")
     return {
         worker: {
-            name: one.at_work if name in there else one.at_rest
+            name: size
             for name, one in held.items()
-            if (one.at_work if name in there else one.at_rest)
+            if (size := one.active if name in loaded else one.idle)
         }
-        for worker, there in turns.items()
+        for worker, loaded in turns.items()
     }
 
 
@@ -166,8 +155,10 @@ def offloads(config: RunConfig, role: RoleName) -> bool:
 def _held(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) -> dict[str, Held]:
     """Return the models of a rank of a role, and their copies waiting to be written."""
     spec = config.spec
-    if role == "judge" and spec.judge is not None:
-        return _judge(spec.judge, spec.roles.judge.gpus_per_replica, parameters)
+    if role == "judge" and (judge := spec.judge) is not None:
+        ranks = max(1, spec.roles.judge.gpus_per_replica)
+        size = _served(judge, parameters.get(judge.path, 0), ranks)
+        return {"judge": Held(size, size, size)} if size else {}
     held = _models(config, role, parameters)
     copies = sum(one.saved for one in held.values())
     if "reference" in held and spec.algorithm.kl.reference_refresh is not None:
@@ -186,98 +177,103 @@ def _models(config: RunConfig, role: RoleName, parameters: Mapping[str, int]) ->
     spec, living = config.spec, config.topology.living_in(role)
     generates = config.topology.generating.role == role and not spec.algorithm.given
     # With a separate device memory models can be offloaded, and a sleeping engine frees its.
-    leaves = config.topology.role(role).device != "cpu"
-    engine = _engine(config, parameters, leaves=leaves) if generates else {}
+    may_offload = config.topology.role(role).device != "cpu"
+    engine: dict[str, Held] = {}
+    if generates:
+        count, ranks = parameters.get(spec.model.path, 0), spec.rollout.parallelism.tensor
+        if size := _served(spec.rollout, count, ranks):
+            engine[ENGINE] = Held(size, size, 0 if may_offload else size)
     pods = topology.model_pods(spec.roles).get(role)
     if pods is None:
         return engine
     layout = pods.parallelism
-    part = _cut_over(layout, spec, leaves=leaves)
+    shard = _shard_over(layout, spec, may_offload=may_offload)
     # Tensor-parallel ranks replicate some layers: count the model as that much larger.
     parameters = {
-        name: count + (layout.tensor - 1) * _held_whole(name) if layout.tensor > 1 else count
+        name: count + (layout.tensor - 1) * _count_recurrent(name) if layout.tensor > 1 else count
         for name, count in parameters.items()
     }
     actor = spec.roles.actor_rollout
     found: dict[str, Held] = {}
     if "actorRollout" in living and spec.steps.trains:
-        whole, moments = _kept(spec)
+        whole, moments = _moments(spec)
         count, adapters = _trained(spec, parameters)
-        found["policy"] = part(spec.model.dtype, count, actor.offload, whole)
-        found["adapters"] = part(*_adapters(adapters, actor.offload), moments)
+        found["policy"] = shard(spec.model.dtype, count, actor.offload, whole)
+        found["adapters"] = shard(*_adapters(adapters, actor.offload), moments)
     if "actorRollout" in living:
         found |= engine
     reference, is_own = spec.roles.reference, spec.is_own_reference and "actorRollout" in living
     if "reference" in living and reference and not is_own:
         dtype, base = spec.model.dtype, spec.lora_of_reference
-        counts = [_kept_as(base, parameters.get(p, 0), p, dtype) for p in spec.reference_paths]
-        found["reference"] = _one_at_work(
-            [part(dtype, count, reference.offload) for count in counts]
+        counts = [
+            _count_as_stored(base, parameters.get(p, 0), p, dtype) for p in spec.reference_paths
+        ]
+        found["reference"] = _one_active(
+            [shard(dtype, count, reference.offload) for count in counts]
         )
     if "critic" in living:
-        found |= _critics(spec, parameters, part)
+        found |= _critics(spec, parameters, shard)
     model, judge = spec.reward_model, spec.roles.reward_model
     if "rewardModel" in living and model is not None and judge is not None:
         count = parameters.get(model.path, 0)
-        found["reward model"] = part(model.dtype, count, judge.offload)
+        found["reward model"] = shard(model.dtype, count, judge.offload)
     return {name: held for name, held in found.items() if held.whole}
 
 
-def _cut_over(layout: TrainingParallelism, spec: PPOJobSpec, *, leaves: bool) -> _Part:
-    """Return the function for a model that the ranks of a layout shard.
+def _shard_over(layout: TrainingParallelism, spec: PPOJobSpec, *, may_offload: bool) -> _Shard:
+    """Return the function for a model that is sharded over the ranks of a layout.
 
-    Replicas (HSDP) are whole, so only the shards within each count. Pipeline stages have about
-    equally many layers; the largest has at least this many weights.
+    Each replica (HSDP) has all shards. Pipeline stages have about equally many layers; the largest
+    has at least this many weights.
     """
     shards = layout.data_shard
     assert shards is not None, "a resolved configuration says how many shards"
     ranks = shards * layout.sequence * layout.tensor * layout.pipeline
 
-    def part(
+    def shard(
         dtype: str, count: int, offload: Collection[str], moments: float | None = None
     ) -> Held:
         size = _WEIGHT_BYTES[dtype] * count // ranks
-        held = _model(size, offload if leaves else (), moments)
-        cut = shards * layout.sequence
-        if spec.training.reshard_after_forward or cut == 1:
+        held = _model(size, offload if may_offload else (), moments)
+        fsdp = shards * layout.sequence
+        if spec.training.reshard_after_forward or fsdp == 1:
             return held
         # One layer, all-gathered; of its experts, which are most of it, this rank's share.
-        return replace(held, at_work=held.at_work + cut * size // layout.expert)
+        return replace(held, active=held.active + fsdp * size // layout.expert)
 
-    return part
+    return shard
 
 
-def _critics(spec: PPOJobSpec, parameters: Mapping[str, int], part: _Part) -> dict[str, Held]:
+def _critics(spec: PPOJobSpec, parameters: Mapping[str, int], shard: _Shard) -> dict[str, Held]:
     critic, role = spec.critic, spec.roles.critic
     if critic is None or role is None:
         return {}
     path, offload = critic.path or "", role.offload
     count, moments = parameters.get(path, 0), critic.optimizer.moments
-    own = _kept_as(critic.lora, count, path, spec.model.dtype)
+    own = _count_as_stored(critic.lora, count, path, spec.model.dtype)
     whole = moments if critic.lora is None else None
-    found = {"critic": part(spec.model.dtype, own, offload, whole)}
+    found = {"critic": shard(spec.model.dtype, own, offload, whole)}
     compares = spec.algorithm.estimator.critic == "process_reward"
     if compares and (critic.lora is None or len(spec.critic_paths) > 1):
         other = parameters.get(spec.critic_paths[-1], 0)
-        found["critic's reference"] = part(spec.model.dtype, other, offload)
+        found["critic's reference"] = shard(spec.model.dtype, other, offload)
     adapters = _adapters(count_adapters(critic.lora, path), offload)
-    found["critic's adapters"] = part(*adapters, moments)
+    found["critic's adapters"] = shard(*adapters, moments)
     return found
 
 
-def _judge(judge: JudgeSpec, gpus: int, parameters: Mapping[str, int]) -> dict[str, Held]:
-    """Return the bytes of each of the judge's GPUs, or of its pod."""
-    weights = _WEIGHT_BYTES[judge.dtype] * parameters.get(judge.path, 0) // max(1, gpus)
-    held = weights + int((judge.kv_cache_gib or 0) * GIB)
-    return {"judge": Held(held, held, held)} if held else {}
+def _served(engine: RolloutSpec | JudgeSpec, count: int, ranks: int) -> int:
+    """Return a rank's bytes of an engine: weights and KV cache."""
+    weights = _WEIGHT_BYTES[engine.dtype] * count // ranks
+    return weights + int((engine.kv_cache_gib or 0) * GIB)
 
 
 def smaller_models(spec: PPOJobSpec) -> str:
     """Say what to choose where models are too large."""
     lora, sizes = spec.model.lora, sizes_of(spec.model.path)
     has_it = lora is not None and lora.base_type is not None
-    is_cut = spec.roles.actor_rollout.parallelism.tensor > 1
-    if has_it or is_cut or (sizes is not None and not sizes.takes_nf4):
+    is_sharded = spec.roles.actor_rollout.parallelism.tensor > 1
+    if has_it or is_sharded or (sizes is not None and not sizes.takes_nf4):
         return "a smaller model"
     return "a smaller model, model.lora with baseType: nf4 (frozen weights in four bits)"
 
@@ -292,8 +288,8 @@ def least_cache(judge: JudgeSpec, tokens: int, gpus: int) -> int:
         return 0
     layers = [sizes.attention(n) for n in range(sizes.layers) if sizes.has_attention(n)]
     numbers = [2 * max(1, one.key_heads // max(1, gpus)) * one.head_size for one in layers]
-    if sizes.latents is not None:
-        numbers = [sizes.latents.cached for _ in layers]
+    if sizes.mla is not None:
+        numbers = [sizes.mla.cached for _ in layers]
     return _WEIGHT_BYTES[judge.dtype] * tokens * sum(numbers)
 
 
@@ -303,16 +299,16 @@ def _model(weights: int, offload: Collection[str], moments: float | None) -> Hel
     staying = 0 if "optimizer" in offload else kept
     resting = 0 if "weights" in offload else own
     saved = 0 if moments is None else weights + kept
-    return Held(own + kept, at_work=own + staying, at_rest=resting + staying, saved=saved)
+    return Held(own + kept, active=own + staying, idle=resting + staying, saved=saved)
 
 
-def _one_at_work(models: Sequence[Held]) -> Held:
+def _one_active(models: Sequence[Held]) -> Held:
     """Combine several models, one of which computes while the others rest."""
-    resting = sum(model.at_rest for model in models)
+    resting = sum(model.idle for model in models)
     return Held(
         sum(model.whole for model in models),
-        at_work=max(resting - model.at_rest + model.at_work for model in models),
-        at_rest=resting,
+        active=max(resting - model.idle + model.active for model in models),
+        idle=resting,
     )
 
 
@@ -323,11 +319,11 @@ def _trained(spec: PPOJobSpec, parameters: Mapping[str, int]) -> tuple[int, int]
     log_z = count_log_partition(spec.algorithm.policy_loss.loss, model.path)
     if model.lora is None:
         return count + log_z, 0
-    count = _kept_as(model.lora, count, model.path, model.dtype)
+    count = _count_as_stored(model.lora, count, model.path, model.dtype)
     return count, count_adapters(model.lora, model.path) + log_z
 
 
-def _kept_as(lora: LoraSpec | None, count: int, folder: str, dtype: str) -> int:
+def _count_as_stored(lora: LoraSpec | None, count: int, folder: str, dtype: str) -> int:
     """Return the number of elements of `dtype` that take a folder's weights, in NF4 or not."""
     if not count or lora is None or lora.base_type is None or (sizes := sizes_of(folder)) is None:
         return count
@@ -336,7 +332,7 @@ def _kept_as(lora: LoraSpec | None, count: int, folder: str, dtype: str) -> int:
     return count - sum(map(prod, shapes)) + sum(starmap(nf4_bytes, shapes)) // _WEIGHT_BYTES[dtype]
 
 
-def _kept(spec: PPOJobSpec) -> tuple[float | None, float]:
+def _moments(spec: PPOJobSpec) -> tuple[float | None, float]:
     """Return the optimizer state of the policy, in weights and in adapters; None if frozen.
 
     That is moments, and the float32 EMA.
@@ -350,14 +346,6 @@ def _kept(spec: PPOJobSpec) -> tuple[float | None, float]:
 def _adapters(count: int, offload: Collection[str]) -> tuple[str, int, Collection[str]]:
     """Return dtype, count and offload of adapters: only their moments are offloaded."""
     return "float32", count, [one for one in offload if one != "weights"]
-
-
-def _engine(config: RunConfig, parameters: Mapping[str, int], *, leaves: bool) -> dict[str, Held]:
-    rollout = config.spec.rollout
-    policy = parameters.get(config.spec.model.path, 0)
-    weights = _WEIGHT_BYTES[rollout.dtype] * policy // rollout.parallelism.tensor
-    held = weights + int((rollout.kv_cache_gib or 0) * GIB)
-    return {ENGINE: Held(held, held, 0 if leaves else held)} if held else {}
 
 
 def machine_bytes() -> int | None:

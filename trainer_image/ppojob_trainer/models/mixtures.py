@@ -12,7 +12,7 @@ from ppojob_api.problem import ABSENT, Problem, shown
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import BIAS_MODULE, CORRECTION, EXPERT_BIAS, Mixture
-from ppojob_trainer.models.layer_kinds import EXPERTS, layer_kinds
+from ppojob_trainer.models.hybrid_layers import EXPERTS, layer_types
 from ppojob_trainer.models.problems import ModelReason
 
 STACKS: Final = ("gate_up_proj", "down_proj")
@@ -21,30 +21,25 @@ LATENT: Final = ("fc1_latent_proj", "fc2_latent_proj")
 """Names in a block of the projections to the width that experts compute in, and from it."""
 ALIGNED: Final = 8
 """Divisor of widths: PyTorch's grouped products need rows of whole 16 bytes."""
+WIDTHS: Final = range(1, 2**31)
+_COUNTS: Final = range(1, 10_001)
 
 
 def stays_float32(name: str) -> bool:
-    """Whether a weight is kept and sent in float32, whatever the others' dtype.
+    """Whether a weight is float32 in training and in engines, whatever the others' dtype.
 
-    Routers select by their bias: rounding it would change the experts. A gated delta network's
-    decay is an exponential of its weight, which vLLM keeps in float32.
+    Rounding a router's selection bias would change the experts. A gated delta network's decay is an
+    exponential of its weight, which vLLM keeps in float32.
     """
     return name.endswith((CORRECTION, EXPERT_BIAS, ".A_log"))
 
 
 def is_sent_float32(name: str) -> bool:
-    """Whether engines get a weight in float32: vLLM keeps routers of some models so.
-
-    Those of others it rounds itself.
-    """
+    """Whether engines get a weight in float32: vLLM keeps some routers so, and rounds others."""
     return stays_float32(name) or name.endswith(".gate.weight")
 
 
-WIDTHS: Final = range(1, 2**31)
-_NUMBERS: Final = range(1, 10_001)
-
-
-def key_of_experts(config: Mapping[str, Json]) -> str:
+def experts_key(config: Mapping[str, Json]) -> str:
     """Return the config.json key of the number of experts per layer.
 
     The hub's folders use their family's key; transformers 5 writes another one for Qwen3.
@@ -53,23 +48,23 @@ def key_of_experts(config: Mapping[str, Json]) -> str:
     return next((name for name in names if name in config), "num_experts")
 
 
-def key_of_chosen(config: Mapping[str, Json]) -> str:
+def top_k_key(config: Mapping[str, Json]) -> str:
     """Return the config.json key of the number of experts per token (top-k)."""
     names = ("moe_k", "top_k_experts", "moe_topk")
     return next((name for name in names if name in config), "num_experts_per_tok")
 
 
-def chosen_count(config: Mapping[str, Json]) -> Json:
+def top_k_of(config: Mapping[str, Json]) -> Json:
     """Return the number of experts per token, which Hunyuan's folders list for each layer."""
-    value = config.get(key_of_chosen(config))
+    value = config.get(top_k_key(config))
     return value[0] if isinstance(value, list) and value == value[:1] * len(value) else value
 
 
 def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
     """Return the family's MoE description, None for a dense model of the same family."""
     family = FAMILIES[str(config["model_type"])]
-    kinds = layer_kinds({**family.defaults, **config}) if family.has_one_block else None
-    is_plain = config.get(key_of_experts(config)) == 0 if kinds is None else EXPERTS not in kinds
+    kinds = layer_types({**family.defaults, **config}) if family.has_one_block else None
+    is_plain = config.get(experts_key(config)) == 0 if kinds is None else EXPERTS not in kinds
     mixture = family.mixture
     if mixture and mixture.enabled_by:
         is_plain = config.get(mixture.enabled_by) is not True
@@ -87,15 +82,15 @@ def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
     widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), WIDTHS)
     if mixture.may_share_none:
         widths[mixture.shared_inner[-1]] = range(WIDTHS.stop)
-    return {key_of_experts(config): _NUMBERS, **widths}
+    return {experts_key(config): _COUNTS, **widths}
 
 
 def expert_tensors(
     mixture: Mixture, experts: int, *, hidden: int, inner: int, latent: int = 0
 ) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Return names in a layer, and shapes, of an MoE block's tensors: router and experts.
+    """Return the names in a layer and shapes of an MoE block's tensors: router and experts.
 
-    `latent` is the width of what experts read and write, if it is not `hidden`.
+    `latent` is the width that experts read and write, if it is not `hidden`.
     """
     router = mixture.within(mixture.router)
     yield f"{router}.{mixture.router_weight}", (experts, hidden)
@@ -127,13 +122,13 @@ def expert_tensors(
 
 
 def latent_width(mixture: Mixture | None, config: Mapping[str, Json]) -> int:
-    """Return the width of what experts read and write, if it is not that of hidden states, or 0."""
+    """Return the width that experts read and write; 0 if it is that of hidden states."""
     width = config.get(mixture.latent) if mixture and mixture.latent else None
     return width if isinstance(width, int) else 0
 
 
 def latent_layers(mixture: Mixture, hidden: int, latent: int) -> dict[str, tuple[int, int]]:
-    """Return the projections before and behind experts that compute in a latent, if they do."""
+    """Return the projections to and from the width of experts, if it is not `hidden`."""
     into, out = (f"{mixture.block}.{name}" for name in LATENT)
     return {into: (latent, hidden), out: (hidden, latent)} if latent else {}
 
@@ -143,8 +138,9 @@ def shared_layers(mixture: Mixture, hidden: int, inner: int) -> dict[str, tuple[
     found = {}
     if mixture.shared and inner:
         at = f"{mixture.block}.{mixture.shared}"
-        found = {f"{at}.gate_proj": (inner, hidden)} if len(mixture.matrices) > 2 else {}
-        found |= {f"{at}.up_proj": (inner, hidden), f"{at}.down_proj": (hidden, inner)}
+        into = ("gate_proj", "up_proj") if len(mixture.matrices) > 2 else ("up_proj",)
+        found = {f"{at}.{name}": (inner, hidden) for name in into}
+        found[f"{at}.down_proj"] = (hidden, inner)
     if mixture.shared_gate:
         found[f"{mixture.block}.{mixture.shared_gate}"] = (1, hidden)
     return found
@@ -157,17 +153,13 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
         got = ABSENT if config.get(key) is None else shown(config[key])
         return Problem(f"{path}:{key}", got, why, allowed, reason)
 
-    key = key_of_chosen(config)
-    experts, chosen = config.get(key_of_experts(config)), chosen_count(config)
-    if isinstance(experts, int) and not (isinstance(chosen, int) and 0 < chosen <= experts):
-        why, allowed = (
-            "it is the number of experts for each token",
-            f"an integer from 1 to {experts}",
-        )
-        yield problem(key, why, allowed, ModelReason.BAD_CONFIG)
+    experts, top_k = config.get(experts_key(config)), top_k_of(config)
+    if isinstance(experts, int) and not (isinstance(top_k, int) and 0 < top_k <= experts):
+        why, allowed = "it is the number of experts per token", f"an integer from 1 to {experts}"
+        yield problem(top_k_key(config), why, allowed, ModelReason.BAD_CONFIG)
     layers, last = config.get("num_hidden_layers"), config.get("moe_layer_end_index", -1)  # ERNIE's
     if isinstance(layers, int) and last not in (-1, layers - 1):
-        why, allowed = "layers behind it would have no experts", f"{layers - 1}, the last layer"
+        why, allowed = "layers after it would have no experts", f"{layers - 1}, the last layer"
         yield problem("moe_layer_end_index", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
     dense = {**FAMILIES[str(config["model_type"])].defaults, **config}.get(mixture.dense_first, 0)
     kinds = config.get("mlp_layer_types")
@@ -180,8 +172,6 @@ def check_mixture(mixture: Mixture, config: Mapping[str, Json], path: Path) -> I
         yield problem("mlp_layer_types", why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
     for key in ("hidden_size", mixture.inner, mixture.latent):
         if isinstance(width := config.get(key), int) and width % ALIGNED:
-            why, allowed = (
-                "grouped matrix products of experts need it aligned",
-                f"a multiple of {ALIGNED}",
-            )
-            yield problem(key, why, allowed, ModelReason.UNSUPPORTED_ARCHITECTURE)
+            why = "grouped matrix products of experts need it aligned"
+            unit = f"a multiple of {ALIGNED}"
+            yield problem(key, why, unit, ModelReason.UNSUPPORTED_ARCHITECTURE)

@@ -1,7 +1,4 @@
-"""MTP layers of families: the names of their weights in files.
-
-Does not import torch.
-"""
+"""MTP layers of families: the names of their weights in files; does not import torch."""
 
 import re
 from collections.abc import Mapping
@@ -11,7 +8,7 @@ from typing import Final
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 
-_BEGINNINGS: Final = ("mtp.", "model.mtp_")
+_PREFIXES: Final = ("mtp.", "model.mtp_")
 """The first of Qwen3-Next and Qwen3.5, the second of MiMo and ERNIE 4.5."""
 _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 """In DeepSeek-V3 and GLM-4.5 they follow the model's own layers."""
@@ -19,27 +16,17 @@ _LAYER: Final = re.compile(r"model\.layers\.(\d+)\.")
 
 @dataclass(frozen=True, slots=True)
 class MtpForm:
-    """Structure of a family's MTP layer; fields are names of modules in it.
+    """Structure of a family's MTP layer; fields are names of modules in it."""
 
-    Attributes:
-        state_norm: norm of the model's last hidden state.
-        embedding_norm: norm of the next token's embedding.
-        projection: of both, concatenated, to the input of a decoder layer.
-        last_norm: norm before the output layer.
-        copies: weights that files repeat in it and that are the model's, by their names in it.
-        list_name: name of the list of layers that contains it.
-        has_state_first: whether the hidden state comes before the embedding in the projection.
-        is_before_norm: whether it reads the hidden states before the model's final norm.
-    """
-
-    state_norm: str
-    embedding_norm: str
-    projection: str
-    last_norm: str
+    state_norm: str  # norm of the model's last hidden state
+    embedding_norm: str  # norm of the next token's embedding
+    projection: str  # of both, concatenated, to the input of a decoder layer
+    last_norm: str  # norm before the output layer
+    # Weights of the model that files repeat in the layer, by their names in it.
     copies: Mapping[str, str] = field(default_factory=dict)
-    list_name: str = "layers"
-    has_state_first: bool = False
-    is_before_norm: bool = False
+    list_name: str = "layers"  # the list of layers that contains it
+    has_state_first: bool = False  # the hidden state comes before the embedding in the projection
+    is_before_norm: bool = False  # reads the hidden states before the model's final norm
 
 
 _DEEPSEEK: Final = MtpForm(
@@ -77,8 +64,8 @@ def mtp_layer_count(config: Mapping[str, Json]) -> int:
 def is_mtp_weight(name: str, layers: int | None) -> bool:
     """Whether a weight is of an MTP layer, in a model of so many layers; None if unknown."""
     layer = _LAYER.match(name)
-    is_behind = layer is not None and layers is not None and int(layer[1]) >= layers
-    return is_behind or name.startswith(_BEGINNINGS)
+    is_extra = layer is not None and layers is not None and int(layer[1]) >= layers
+    return is_extra or name.startswith(_PREFIXES)
 
 
 def mtp_copies(model_type: str, layers: int) -> dict[str, str]:

@@ -1,7 +1,7 @@
 """MTP layer of a transformers model, under the names of files.
 
-It follows the model's own layers, whose count is unchanged, or is in a list of its own. The model's
-forward pass skips it; everything that iterates over weights includes it.
+It follows the model's own layers, whose count is unchanged, or is in a separate list. The model's
+forward pass skips it; loops over weights include it.
 """
 
 from collections.abc import Iterator
@@ -23,16 +23,16 @@ class MtpLayer(nn.Module):
 
     form: MtpForm
 
-    def forward(self, states: Tensor, embeddings: Tensor, **given: object) -> Tensor:
+    def forward(self, states: Tensor, embeddings: Tensor, **options: object) -> Tensor:
         """Map (1, t, h) last hidden states and embeddings of the next tokens to (1, t, h).
 
-        The result goes into the output layer. `given` are the arguments of other layers.
+        The result is the input of the output layer. `options` are those of the other layers.
         """
         normed = [self._part("embedding_norm")(embeddings), self._part("state_norm")(states)]
         if self.form.has_state_first:
             normed.reverse()
         read = self._part("projection")(torch.cat(normed, dim=-1))
-        output: Tensor = self._part("last_norm")(super().forward(read, **given))
+        output: Tensor = self._part("last_norm")(super().forward(read, **options))
         return output
 
     def _part(self, field: str) -> nn.Module:
@@ -70,14 +70,14 @@ def mtp_layer_of(model: nn.Module) -> MtpLayer:
 def states_for_mtp(model: nn.Module) -> Iterator[list[Tensor]]:
     """Capture the (1, t, h) hidden states of the model's pass that the MTP layer reads."""
     base: Any = model.base_model
-    kept: list[Tensor] = []
+    states: list[Tensor] = []
 
-    def keep(_norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
-        kept.append(args[0] if mtp_layer_of(model).form.is_before_norm else output)
+    def capture(_norm: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        states.append(args[0] if mtp_layer_of(model).form.is_before_norm else output)
 
-    handle = base.norm.register_forward_hook(keep)
+    handle = base.norm.register_forward_hook(capture)
     try:
-        yield kept
+        yield states
     finally:
         handle.remove()
 

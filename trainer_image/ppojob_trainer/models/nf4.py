@@ -4,12 +4,11 @@
 normal distribution, times the block's largest absolute value. A row's last block may be shorter.
 Blocks never cross rows, so a rank quantizes its shard of rows as it would the whole.
 
-A layer holds these codes in place of its `weight`, and the scales of blocks beside them. Each
-forward and backward pass dequantizes the matrix and drops it.
+A layer has the codes as its `weight`, and the scales of blocks as `weight_scales`. Each forward and
+backward pass dequantizes the matrix and frees it.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import cache
 from typing import Any, Final
 
@@ -19,7 +18,7 @@ from torch.nn import functional
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.architectures import NF4_BLOCK as BLOCK
-from ppojob_trainer.parallel.boxes import whole
+from ppojob_trainer.parallel.boxes import full_tensor
 
 VALUES: Final = (
     *(-1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453),
@@ -98,6 +97,17 @@ class Nf4Linear(nn.Linear):
         output: Tensor = _Product.apply(x, self.weight, scales, self.bias)  # type: ignore[no-untyped-call]
         return output
 
+    @property
+    def outline(self) -> Tensor:
+        """A meta tensor of the matrix's shape (out, in) and dtype."""
+        return torch.empty(self.out_features, self.in_features, dtype=self.dtype, device="meta")
+
+    def full_matrix(self, on_device: Callable[[Tensor], Tensor]) -> Tensor:
+        """All-gather and dequantize the matrix; `on_device` loads offloaded tensors."""
+        parts = self.weight.detach(), self.weight_scales.detach()
+        codes, scales = (full_tensor(on_device(part)) for part in parts)
+        return dequantised(codes, scales, self.in_features, self.dtype)
+
 
 class _Product(torch.autograd.Function):
     """`W x + b`; neither pass keeps the dequantized W."""
@@ -116,36 +126,10 @@ class _Product(torch.autograd.Function):
         return grad @ dequantised(codes, scales, ctx.columns, grad.dtype), None, None, None
 
 
-@dataclass(frozen=True, slots=True)
-class Nf4Matrix:
-    """A layer's NF4 matrix: codes and scales, sharded as the model."""
-
-    layer: Nf4Linear
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """(out, in), the weight's shape."""
-        return self.layer.out_features, self.layer.in_features
-
-    @property
-    def outline(self) -> Tensor:
-        """A meta tensor of its shape and dtype."""
-        return torch.empty(self.shape, dtype=self.layer.dtype, device="meta")
-
-    def whole(self, on_device: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return it whole and dequantized; a collective if sharded. See `named_full_tensors`."""
-        parts = self.layer.weight.detach(), self.layer.weight_scales.detach()
-        codes, scales = (whole(on_device(part)) for part in parts)
-        return dequantised(codes, scales, self.layer.in_features, self.layer.dtype)
-
-
-def matrices_of(model: nn.Module) -> dict[str, Nf4Matrix]:
-    """Return a model's NF4 matrices by the names of their weights; empty without such."""
-    return {
-        f"{at}.weight": Nf4Matrix(layer)
-        for at, layer in model.named_modules()
-        if isinstance(layer, Nf4Linear)
-    }
+def nf4_layers(model: nn.Module) -> dict[str, Nf4Linear]:
+    """Return a model's NF4 layers by the names of their weights; empty without any."""
+    named = model.named_modules()
+    return {f"{name}.weight": layer for name, layer in named if isinstance(layer, Nf4Linear)}
 
 
 def linear_layers(model: PreTrainedModel) -> Iterator[tuple[str, nn.Linear]]:
@@ -164,8 +148,7 @@ def quantise_layers(model: PreTrainedModel, device: torch.device) -> None:
     """
     for _, layer in linear_layers(model):
         weight = layer.weight.detach()
-        there = weight if weight.is_meta else weight.to(device)
-        made = _outlines(there) if weight.is_meta else quantised(there)
+        made = quantised(weight if weight.is_meta else weight.to(device))
         codes, scales = (nn.Parameter(one, requires_grad=False) for one in made)
         layer.__class__ = Nf4Linear
         assert isinstance(layer, Nf4Linear), "it was made one"
@@ -176,12 +159,3 @@ def round_layers(model: PreTrainedModel) -> None:
     """Round linear layers to NF4, but keep them as plain weights."""
     for _, layer in linear_layers(model):
         layer.weight.data = rounded(layer.weight.data)
-
-
-def _outlines(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Return meta tensors of a matrix's codes and scales."""
-    rows, blocks = weight.shape[0], -(-weight.shape[1] // BLOCK)
-    return (
-        weight.new_empty(rows, blocks * BLOCK // 2, dtype=torch.uint8),
-        weight.new_empty(rows, blocks, dtype=torch.float32),
-    )

@@ -1,8 +1,8 @@
-"""Per-layer sizes of models whose layers differ, as Gemma 4's, from config.json.
+"""Per-layer sizes of models whose layers differ, as Gemma 4's, from config.json; torch-free.
 
-Full-attention layers have their own number and width of heads. The last layers share keys and
-values with earlier ones (cross-layer attention: Brandon et al. 2024, arXiv:2405.12981). Layers may
-get per-layer embeddings. Does not import torch.
+Full-attention layers have another number and width of heads. The last layers share keys and values
+with earlier ones (cross-layer attention: Brandon et al. 2024, arXiv:2405.12981). Layers may get
+per-layer embeddings.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,38 +16,31 @@ _PERIOD: Final = 6
 _FULL_HEAD: Final = 512
 
 
+def count_in(section: Mapping[str, Json] | Json, key: str) -> int:
+    """Return a positive number of a section; 0 if absent, which the checks of shapes report."""
+    value = section.get(key) if isinstance(section, Mapping) else None
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 < value < 2**31
+    return value if is_count and isinstance(value, int) else 0
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Attention sizes of a layer.
+    """Attention sizes of a layer."""
 
-    Attributes:
-        key_heads: key and value heads.
-        head_size: width of a head.
-        has_keys: whether it projects its own keys and values; else it uses an earlier layer's.
-        has_values: whether values have their own projection; else they are made from the keys'.
-    """
-
-    key_heads: int
+    key_heads: int  # key and value heads
     head_size: int
-    has_keys: bool = True
-    has_values: bool = True
+    has_keys: bool = True  # projects its own keys and values; else it uses an earlier layer's
+    has_values: bool = True  # values have their own projection; else they are made from the keys'
 
 
 @dataclass(frozen=True, slots=True)
 class PerLayerSizes:
-    """Sizes that differ from layer to layer.
+    """Sizes that differ from layer to layer."""
 
-    Attributes:
-        attention: of each layer.
-        inner_of_sharing: feed-forward width of layers without keys of their own.
-        layer_embedding: width of per-layer embeddings; 0 without any.
-        layer_embedding_rows: rows of the table of per-layer embeddings.
-    """
-
-    attention: tuple[Attention, ...]
-    inner_of_sharing: int
-    layer_embedding: int
-    layer_embedding_rows: int
+    attention: tuple[Attention, ...]  # of each layer
+    inner_of_sharing: int  # feed-forward width of layers without their own keys
+    layer_embedding: int  # width of per-layer embeddings; 0 without any
+    layer_embedding_rows: int  # of their table
 
     @property
     def shares_keys(self) -> bool:
@@ -87,27 +80,20 @@ def read_per_layer_sizes(
     own: dict[int, Json] = {layer: of_full for layer in range(layers) if sees_all[layer]}
     if isinstance(each := config.get("per_layer_config"), dict):  # transformers 5's form
         own = {int(layer): of_it for layer, of_it in each.items() if layer.isdecimal()}
-    first_sharing = layers - _count(config, "num_kv_shared_layers")
+    first_sharing = layers - count_in(config, "num_kv_shared_layers")
     attention = tuple(
         Attention(
-            _count(own.get(layer), "num_key_value_heads") or usual.key_heads,
-            _count(own.get(layer), "head_dim") or usual.head_size,
+            count_in(own.get(layer), "num_key_value_heads") or usual.key_heads,
+            count_in(own.get(layer), "head_dim") or usual.head_size,
             has_keys=layer < first_sharing,
             has_values=not (is_joint and sees_all[layer]),
         )
         for layer in range(layers)
     )
-    inner = _count(config, "intermediate_size")
+    inner = count_in(config, "intermediate_size")
     return PerLayerSizes(
         attention,
         inner_of_sharing=2 * inner if config.get("use_double_wide_mlp") is True else inner,
-        layer_embedding=_count(config, "hidden_size_per_layer_input"),
-        layer_embedding_rows=_count(config, "vocab_size_per_layer_input"),
+        layer_embedding=count_in(config, "hidden_size_per_layer_input"),
+        layer_embedding_rows=count_in(config, "vocab_size_per_layer_input"),
     )
-
-
-def _count(section: Mapping[str, Json] | Json, key: str) -> int:
-    """Return a number of a section, 0 if absent: shape checks will report that."""
-    value = section.get(key) if isinstance(section, Mapping) else None
-    is_count = isinstance(value, int) and not isinstance(value, bool) and value > 0
-    return value if is_count and isinstance(value, int) else 0

@@ -1,9 +1,8 @@
 """Pipeline stages: the layers, and the experts, of a model that this rank holds.
 
-Layers, embedding, final norm and head keep their names at the stage that holds them; elsewhere an
-identity takes their place. So code that iterates over weights sees those of the stage only. With
-expert parallelism separate experts are distributed in the same way; stacked experts are sharded
-instead.
+Modules have the same names at each stage; those of other stages are replaced by identities. So code
+that iterates over weights sees those of the stage only. With expert parallelism separate experts
+are distributed in the same way; stacked experts are sharded instead.
 """
 
 from __future__ import annotations
@@ -25,13 +24,13 @@ from ppojob_trainer.parallel.pipeline import PipelineRanks
 _LAYER: Final = re.compile(r"\.layers\.(\d+)\.")
 _EXPERT: Final = re.compile(r"\.experts\.(\d+)\.")
 _STAGE: Final = "pipeline_stage"
-_OF_EMBEDDINGS: Final = {
+_EMBEDDING_STEPS: Final = {
     "embedding_multiplier": 1.0,  # of Granite
     "embedding_dropout": 0.0,  # of StarCoder2
     "embed_dropout": nn.Identity(),  # of Phi
     "emb_dropout": nn.Identity(),  # of GPT-NeoX
 }
-"""What base models apply to embeddings, with no-ops for it in later stages."""
+"""What base models apply to embeddings, and the no-ops of it."""
 
 
 class PassThrough(nn.Module):
@@ -69,7 +68,7 @@ class PipelineStage:
         expert = _EXPERT.search(name) if self.experts else None
         return expert and self.expert_ranks.holder(int(expert[1]), self.experts)
 
-    def counts(self, name: str, tensor: Tensor) -> bool:
+    def is_first_copy(self, name: str, tensor: Tensor) -> bool:
         """Whether this is the first rank with this shard of a tensor of its stage."""
         is_first = self.outline is None or self.first_holder(name) == self.ranks.number
         return is_first and is_first_holder(tensor)
@@ -121,9 +120,9 @@ def keep_stage(model: nn.Module, ranks: PipelineRanks, expert_ranks: ExpertRanks
     setattr(model, _STAGE, stage)
 
 
-def _leave_states(base: Any) -> None:
-    """Have a later stage take states as they are: the first has applied all that embeddings get."""
-    for name, nothing in _OF_EMBEDDINGS.items():
+def _skip_embedding_steps(base: Any) -> None:
+    """Replace by no-ops what a base model applies to embeddings, in a later stage."""
+    for name, nothing in _EMBEDDING_STEPS.items():
         if hasattr(base, name):
             setattr(base, name, nothing)
     if hasattr(base.config, "mup_enabled"):  # Trinity's multiplier
@@ -147,10 +146,9 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
     if not ranks.is_first and not (tied and ranks.is_last):
         base.embed_tokens = PassThrough()
     if not ranks.is_first:
-        _leave_states(base)
+        _skip_embedding_steps(base)
     if not ranks.is_last:
         base.norm = PassThrough()
-    if not ranks.is_last:
         for name in heads.keys() - (tied if ranks.is_first else set()):
             setattr(model, name, PassThrough())
     return bool(tied)

@@ -29,23 +29,14 @@ _Block = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How files hold a quantized tensor.
+    """How files store a quantized tensor."""
 
-    Attributes:
-        values: suffix of the quantized values' name.
-        scales: suffixes of the scales' names; any of them.
-        left_out: suffixes of tensors only used by quantized kernels.
-        dtype: of the values, as the format writes it.
-        scale_dtypes: the same of the scales.
-        shape: function from the values' shape to the tensor's; default: the same.
-    """
-
-    values: str
-    scales: tuple[str, ...]
-    left_out: tuple[str, ...]
-    dtype: str
+    values: str  # suffix of the quantized values' name
+    scales: tuple[str, ...]  # suffixes of the scales' names; any of them
+    ignored: tuple[str, ...]  # suffixes of tensors only used by quantized kernels
+    dtype: str  # of the values, as the format writes it
     scale_dtypes: tuple[str, ...]
-    shape: Callable[[_Shape], _Shape] = tuple
+    shape: Callable[[_Shape], _Shape] = tuple  # from the values' shape to the tensor's
 
 
 def _of_mxfp4(blocks: _Shape) -> _Shape:
@@ -95,10 +86,7 @@ def form_of(config: Mapping[str, Json]) -> tuple[str, _Block | None] | None:
 
 
 def check_quantised(config: Mapping[str, Json], path: Path, *, is_served: bool) -> list[Problem]:
-    """Refuse a folder in an unsupported quantization format.
-
-    In any format if vLLM's server reads it by itself.
-    """
+    """Refuse a folder in an unsupported quantization format; in any if vLLM's server reads it."""
     section = config.get(SECTION)
     if section is None or (form_of(config) is not None and not is_served):
         return []
@@ -109,7 +97,7 @@ def check_quantised(config: Mapping[str, Json], path: Path, *, is_served: bool) 
     return [Problem(f"{path}:{SECTION}", shown(got), why, allowed, ModelReason.QUANTISED)]
 
 
-def tell_quantised(weights: Weights, path: Path) -> list[Problem]:
+def warn_of_quantised(weights: Weights, path: Path) -> list[Problem]:
     """Warn that a folder's weights are trained unquantized."""
     if (kind := weights.form) is None:
         return []
@@ -120,46 +108,43 @@ def tell_quantised(weights: Weights, path: Path) -> list[Problem]:
 
 def without_quantised(config: Mapping[str, Json]) -> dict[str, Json]:
     """Return a config.json as it is on disk, without its quantization."""
-    return {
-        name: without_quantised(value)
-        if name == "text_config" and isinstance(value, dict)
-        else value
-        for name, value in config.items()
-        if name != SECTION
-    }
+    found = {name: value for name, value in config.items() if name != SECTION}
+    if isinstance(text := found.get("text_config"), dict):
+        found["text_config"] = without_quantised(text)
+    return found
 
 
 def fold(weights: Weights, config: Mapping[str, Json]) -> None:
-    """Let a quantised tensor stand under its own name and shape in the place of its parts."""
+    """Replace the parts of each quantized tensor by one tensor of its own name and shape."""
     if (found := form_of(config)) is None:
         return
     kind, block = found
     form, parts = FORMS[kind], dict(weights.tensors)
-    for held, tensor in parts.items():
-        if held.endswith(form.left_out):
-            _take(weights, held)
-        if tensor.dtype != form.dtype or not held.endswith(form.values):
+    for part, tensor in parts.items():
+        if part.endswith(form.ignored):
+            _pop(weights, part)
+        if tensor.dtype != form.dtype or not part.endswith(form.values):
             continue
-        name = held.removesuffix(form.values)
+        name = part.removesuffix(form.values)
         scale = next((name + end for end in form.scales if name + end in parts), None)
         if scale is None or parts[scale].dtype not in form.scale_dtypes:
             continue  # which the dtype check refuses
         shape = form.shape(tensor.shape)
         if kind == MXFP4:
-            shared = (1, 1) if parts[scale].shape == tensor.shape[:-1] else None
+            own_block = (1, 1) if parts[scale].shape == tensor.shape[:-1] else None
         else:
-            shared = _shared(shape, parts[scale].shape, block)
-        if shared is None:
+            own_block = _block_by_scales(shape, parts[scale].shape, block)
+        if own_block is None:
             weights.problems.append(_misfit(weights, scale, tensor.shape))
             continue
-        (path, stored), scales = _take(weights, held), _take(weights, scale)
+        (path, stored), scales = _pop(weights, part), _pop(weights, scale)
         weights.tensors[name] = replace(tensor, dtype="BF16", shape=shape)
         weights.files[name], weights.stored[name] = path, stored.removesuffix(form.values)
-        weights.quantised[name] = Quantised(kind, (path, stored), scales, shared)
+        weights.quantised[name] = Quantised(kind, (path, stored), scales, own_block)
 
 
-def _shared(shape: _Shape, scales: _Shape, block: _Block | None) -> _Block | None:
-    """Return the quantization block; None if so many scales fit no such tensor."""
+def _block_by_scales(shape: _Shape, scales: _Shape, block: _Block | None) -> _Block | None:
+    """Return the quantization block of a tensor; None if the shape of the scales does not fit."""
     rows, columns = shape[-2:] if len(shape) > 1 else (1, *shape)
     grid = scales[-2:] if len(scales) > 1 else (1, *scales)
     if scales[:-2] not in ((), shape[:-2]):
@@ -170,7 +155,7 @@ def _shared(shape: _Shape, scales: _Shape, block: _Block | None) -> _Block | Non
     return None
 
 
-def _take(weights: Weights, name: str) -> tuple[Path, str]:
+def _pop(weights: Weights, name: str) -> tuple[Path, str]:
     del weights.tensors[name]
     return weights.files.pop(name), weights.stored.pop(name)
 
@@ -190,18 +175,17 @@ def _compressed(section: Mapping[str, Json]) -> tuple[str, _Block | None] | None
     kind, groups = section.get("format"), section.get("config_groups")
     if kind not in ("float-quantized", PACKED) or not isinstance(groups, dict) or not groups:
         return None
-    wanted = (
-        {"num_bits": BITS, "type": "int"} if kind == PACKED else {"num_bits": 8, "type": "float"}
-    )
+    bits, type_ = (BITS, "int") if kind == PACKED else (8, "float")
+    wanted = {"num_bits": bits, "type": type_}
     blocks: set[_Block | None] = set()
     for group in groups.values():
-        told = group.get("weights") if isinstance(group, dict) else None
-        if not isinstance(told, dict) or not told.get("symmetric", True) or told.get("actorder"):
+        own = group.get("weights") if isinstance(group, dict) else None
+        if not isinstance(own, dict) or not own.get("symmetric", True) or own.get("actorder"):
             return None
-        if any(told.get(name) != value for name, value in wanted.items()):
+        if any(own.get(name) != value for name, value in wanted.items()):
             return None
-        size = told.get("group_size")
-        block = told.get("block_structure") or ([1, size] if size else None)
+        size = own.get("group_size")
+        block = own.get("block_structure") or ([1, size] if size else None)
         if block is not None and _block(block) is None:
             return None
         blocks.add(_block(block))

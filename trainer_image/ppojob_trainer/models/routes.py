@@ -1,7 +1,7 @@
 """Routes: the MoE experts of the tokens of a forward pass, layer by layer, for router replay.
 
-A pass with given routes does not select experts; their weights are the router's own softmax over
-them, so routers are trained as usual (GSPO: Zheng et al. 2025, arXiv:2507.18071, section 5.3; R3:
+A pass with given routes does not select experts; their weights are the router's softmax over them,
+so routers are trained as usual (GSPO: Zheng et al. 2025, arXiv:2507.18071, section 5.3; R3:
 Ma et al. 2025, arXiv:2510.11370, section 4).
 """
 
@@ -13,14 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from ppojob_trainer.models.family import Mixture
-from ppojob_trainer.models.mixtures import chosen_count
+from ppojob_trainer.models.mixtures import top_k_of
 
 EXPERT_DTYPE = torch.int16
 """Dtype of stored expert indices."""
 
 Attach = Callable[[int, Tensor, Tensor, Tensor], Tensor]
-"""Function from a layer's number, its logits (t, E), its router's own experts (t, k) and weights to
-the weights, to which it may attach a loss for the backward pass.
+"""Function that attaches a loss to router weights, for the backward pass.
+
+From a layer's number, its logits (t, E), its router's own experts (t, k) and weights, to weights.
 """
 
 
@@ -52,25 +53,25 @@ class Routes:
         self._attach = attach
         self._chosen: dict[int, Tensor] = {}
 
-    def through(
-        self, layer: int, router: Any, mixture: Mixture, told: tuple[Tensor, ...]
+    def apply(
+        self, layer: int, router: Any, mixture: Mixture, output: tuple[Tensor, ...]
     ) -> tuple[Tensor, ...]:
-        """Return a transformers router's output under replay: logits, weights, experts."""
-        logits, weights, found = told
-        chosen = found
+        """Return a router's output under replay: logits, weights, experts."""
+        logits, weights, own = output
+        chosen = own
         if self._given is None:
             self._chosen[layer] = chosen.to(EXPERT_DTYPE)
         else:
             chosen = self._given[:, layer].long()
-            weights = _worth(router, mixture, logits, chosen).to(weights.dtype)
+            weights = _weights_of(router, mixture, logits, chosen).to(weights.dtype)
         if self._attach is not None:
-            weights = self._attach(layer, logits, found, weights)
+            weights = self._attach(layer, logits, own, weights)
         return logits, weights, chosen
 
-    def pass_by(self, layer: int, states: Tensor, count: int) -> None:
-        """Record a dense layer, with (1, t, h) before it, as if all tokens took expert 0."""
-        self._chosen[layer] = states.new_zeros((*states.shape[:-1], count), dtype=EXPERT_DTYPE)
-        self._chosen[layer] = self._chosen[layer].flatten(0, -2)
+    def record_dense(self, layer: int, states: Tensor, count: int) -> None:
+        """Record expert 0 for all tokens of a dense layer, with inputs (1, t, h)."""
+        tokens = states[..., 0].numel()
+        self._chosen[layer] = states.new_zeros((tokens, count), dtype=EXPERT_DTYPE)
 
     def chosen(self, layers: int) -> Tensor:
         """Return (t, layers, k) the recorded experts; 0 in layers of other stages."""
@@ -79,45 +80,45 @@ class Routes:
         return torch.stack([self._chosen.get(layer, absent) for layer in range(layers)], dim=1)
 
 
-def _worth(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Tensor:
+def _weights_of(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -> Tensor:
     """Return the weights of given experts by the router's formula."""
     if mixture.scoring == "sigmoid":
-        worth = logits.float().sigmoid().gather(-1, chosen)
-        if getattr(router, "norm_topk_prob", True):  # MiniMax's always normalises
-            worth = worth / (worth.sum(dim=-1, keepdim=True) + mixture.weight_epsilon)
-        return worth * float(getattr(router, mixture.scale, 1.0))
+        weights = logits.float().sigmoid().gather(-1, chosen)
+        if getattr(router, "norm_topk_prob", True):  # MiniMax's always normalizes
+            weights = weights / (weights.sum(dim=-1, keepdim=True) + mixture.weight_epsilon)
+        return weights * float(getattr(router, mixture.scale, 1.0))
     if mixture.topk_before_softmax or hasattr(router, "bias"):  # equal up to the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)
-    worth = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
+    weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
     if (scale := getattr(router, mixture.scale, None)) is not None:  # DeepSeek-V2
-        return worth * float(scale)
-    if getattr(router, "norm_topk_prob", True):  # Mixtral's always normalises
-        worth = worth / worth.sum(dim=-1, keepdim=True)
-    return worth * router.per_expert_scale[chosen] if mixture.has_scales else worth
+        return weights * float(scale)
+    if getattr(router, "norm_topk_prob", True):  # Mixtral's always normalizes
+        weights = weights / weights.sum(dim=-1, keepdim=True)
+    return weights * router.per_expert_scale[chosen] if mixture.has_scales else weights
 
 
-def chosen_by_a_token(config: Any) -> int:
+def experts_per_token(config: Any) -> int:
     """Return the number of experts per token (top-k), by a configuration."""
-    return cast("int", chosen_count(config.to_dict()))
+    return cast("int", top_k_of(config.to_dict()))
 
 
 def as_bytes(pieces: Sequence[Tensor], config: Any) -> bytes:
-    """Serialise experts (t, layers, k), piece after piece, in the engines' format."""
+    """Serialize experts (t, layers, k), piece after piece, in the engines' format."""
     if not pieces:
         return b""
-    return torch.cat(list(pieces)).numpy().astype(_told_as(config)).tobytes()
+    return torch.cat(list(pieces)).numpy().astype(_wire_dtype(config)).tobytes()
 
 
-def of_bytes(told: bytes, tokens: int, config: Any) -> Tensor:
-    """Deserialise an engine's experts to (tokens, layers, k); 0 for tokens that it did not read."""
-    shape = (config.num_hidden_layers, chosen_by_a_token(config))
+def of_bytes(content: bytes, tokens: int, config: Any) -> Tensor:
+    """Deserialize an engine's experts to (tokens, layers, k); 0 for tokens that it did not read."""
+    shape = (config.num_hidden_layers, experts_per_token(config))
     experts = torch.zeros(tokens, *shape, dtype=EXPERT_DTYPE)
-    known = np.frombuffer(told, _told_as(config)).astype(np.int16).reshape(-1, *shape)
+    known = np.frombuffer(content, _wire_dtype(config)).astype(np.int16).reshape(-1, *shape)
     experts[: len(known)] = torch.from_numpy(known[:tokens])
     return experts
 
 
-def _told_as(config: Any) -> type[np.integer[Any]]:
+def _wire_dtype(config: Any) -> type[np.integer[Any]]:
     """Return the dtype of the engines' format: one byte where that is enough."""
     experts = getattr(config, "num_experts", None) or config.num_local_experts
     return np.uint8 if experts <= 256 else np.int16
@@ -128,22 +129,22 @@ def follow_routes(
 ) -> None:
     """Make a layer's router follow the `routes` argument of the layer, if any.
 
-    It comes with each call, since activation checkpointing may recompute a layer after another
-    pass. A token has `count` experts; dense layers accept the argument too.
+    It is an argument of each call, since activation checkpointing may recompute a layer after
+    another pass. A token has `count` experts; dense layers accept the argument too.
     """
     of_call: list[Routes | None] = [None]
 
-    def take(_layer: nn.Module, args: Any, options: dict[str, Any]) -> None:
+    def pop_routes(_layer: nn.Module, args: Any, options: dict[str, Any]) -> None:
         of_call[0] = routes = options.pop("routes", None)
         if router is None and routes is not None:
-            routes.pass_by(number, args[0], count)
+            routes.record_dense(number, args[0], count)
 
-    def go_by(router: nn.Module, _args: Any, told: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    def replay(router: nn.Module, _args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if of_call[0] is None:
-            return told
-        turn = slice(None, None, -1 if mixture.topk_before_softmax else 1)
-        return of_call[0].through(number, router, mixture, told[turn])[turn]
+            return output
+        order = slice(None, None, -1 if mixture.topk_before_softmax else 1)
+        return of_call[0].apply(number, router, mixture, output[order])[order]
 
-    layer.register_forward_pre_hook(take, with_kwargs=True)
+    layer.register_forward_pre_hook(pop_routes, with_kwargs=True)
     if router is not None:
-        router.register_forward_hook(go_by)
+        router.register_forward_hook(replay)

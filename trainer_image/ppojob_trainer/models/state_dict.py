@@ -9,9 +9,9 @@ from ppojob_trainer.models.adapter_names import is_adapter
 from ppojob_trainer.models.log_partition import is_log_partition
 from ppojob_trainer.models.lora import Adapter, adapters_of
 from ppojob_trainer.models.mtp_layers import is_of_mtp_layer
-from ppojob_trainer.models.nf4 import is_scales, matrices_of
+from ppojob_trainer.models.nf4 import is_scales, nf4_layers
 from ppojob_trainer.models.pipeline_stages import outline_of, stage_of
-from ppojob_trainer.parallel.boxes import Join, detached, local_part, whole
+from ppojob_trainer.parallel.boxes import Join, detached, full_tensor, local_part
 
 
 def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -19,19 +19,19 @@ def hf_named_tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
     For a pipeline stage its own. A tied weight comes under its first name only (the embedding's),
     as in safetensors folders. Non-persistent buffers (RoPE frequencies), adapters and the network
-    of log Z are left out. An NF4 matrix comes as a meta tensor, dequantized by `plain_weights` when
-    its turn comes.
+    of log Z are left out. An NF4 matrix is yielded as a meta tensor, which `plain_weights`
+    dequantizes.
     """
-    matrices = matrices_of(model)
+    quantised = nf4_layers(model)
     for name, parameter in model.named_parameters(remove_duplicate=True):
-        if name in matrices:
-            yield name, matrices[name].outline
+        if name in quantised:
+            yield name, quantised[name].outline
         elif not is_adapter(name) and not is_log_partition(name) and not is_scales(name):
             yield name, detached(parameter)
 
 
 def trained_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Yield the tensors of a checkpoint: every weight, or with LoRA the trained ones.
+    """Return the tensors of a checkpoint: every weight, or with LoRA the trained ones.
 
     Those are the adapters, and a critic's head. The network of log Z is included in both cases.
     Detached, under their own names; sharded where the model is.
@@ -55,10 +55,10 @@ def plain_weights(
 
     It dequantizes NF4 matrices, which is a collective if the model is sharded.
     """
-    matrices = matrices_of(model)
+    quantised = nf4_layers(model)
 
     def plain(name: str, tensor: Tensor) -> Tensor:
-        return matrices[name].whole(on_device) if name in matrices else on_device(tensor)
+        return quantised[name].full_matrix(on_device) if name in quantised else on_device(tensor)
 
     return plain
 
@@ -69,14 +69,14 @@ def every_adapter(model: nn.Module) -> dict[str, Adapter]:
 
 
 def broadcast_by_holders(model: nn.Module, join: Join) -> Join:
-    """Return a function by which the first stage with a tensor broadcasts its result to all.
+    """Return `join`, computed by the first stage that holds a tensor, and broadcast to all stages.
 
-    The same for experts under expert parallelism. A collective of all stages and expert-parallel
-    ranks, in the order of the calls.
+    The same for the ranks of expert parallelism. A collective of all of them, in the order of the
+    calls.
     """
     stage, device = stage_of(model), next(model.parameters()).device
 
-    def told(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    def broadcast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
         holder, expert_holder = stage.first_holder(name), stage.holder_of_expert(name)
         is_here = holder == stage.ranks.number
         if is_here and expert_holder in {None, stage.expert_ranks.number}:
@@ -84,10 +84,10 @@ def broadcast_by_holders(model: nn.Module, join: Join) -> Join:
         else:
             made = torch.empty(tensor.shape, dtype=dtype, device=device)
         if is_here and expert_holder is not None:
-            made = stage.expert_ranks.told(made, expert_holder)
-        return stage.ranks.told(made, holder)
+            made = stage.expert_ranks.broadcast(made, expert_holder)
+        return stage.ranks.broadcast(made, holder)
 
-    return join if stage.outline is None else told
+    return join if stage.outline is None else broadcast
 
 
 def named_full_tensors(
@@ -107,23 +107,23 @@ def named_full_tensors(
     plain = plain_weights(model, on_device)
 
     def joined(name: str, tensor: Tensor, _dtype: torch.dtype) -> Tensor:
-        there = plain(name, tensor)
-        return adapters[name].merged(there) if name in adapters else whole(there)
+        weight = plain(name, tensor)
+        return adapters[name].merged(weight) if name in adapters else full_tensor(weight)
 
-    told = broadcast_by_holders(model, joined)
+    join = broadcast_by_holders(model, joined)
     for name, tensor in every_tensor(model):
         if not is_of_mtp_layer(name, model):
-            yield name, told(name, tensor, torch.float32 if name in adapters else tensor.dtype)
+            yield name, join(name, tensor, torch.float32 if name in adapters else tensor.dtype)
 
 
 def named_full_adapters(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
     """Yield every adapter tensor once, all-gathered as in `named_full_tensors`, float32."""
-    told = broadcast_by_holders(model, lambda _name, matrix, _dtype: whole(matrix))
+    join = broadcast_by_holders(model, lambda _name, matrix, _dtype: full_tensor(matrix))
     adapters = every_adapter(model)
     for name, _ in every_tensor(model):
         if name in adapters:
             for own, values in adapters[name].named(name).items():
-                yield own, told(name, values, torch.float32)
+                yield own, join(name, values, torch.float32)
 
 
 def load_named_tensors(model: nn.Module, parts: Mapping[str, Tensor]) -> None:

@@ -1,7 +1,7 @@
 """Tensors read from a model's files, whole or sharded, and dequantized.
 
-An element is its quantized value times its scale in float32, rounded once by the caller. So a
-shard has the same bits as in the whole, wherever it begins.
+An element is its quantized value times its scale in float32, rounded once by the caller. So the
+bits of an element do not depend on the shard.
 """
 
 from pathlib import Path
@@ -37,9 +37,9 @@ def read_part(weights: Weights, name: str, box: Box) -> Tensor:
     if box.numel == 0:
         return torch.empty(box.local_shape)
     if (quantised := weights.quantised.get(name)) is not None:
-        return box.joined(lambda plain: _dequantised(quantised, plain))
+        return box.assemble(lambda plain: _dequantised(quantised, plain))
     file, stored = weights.files[name], weights.stored[name]
-    return box.joined(lambda plain: _read(file, stored, plain.slices))
+    return box.assemble(lambda plain: _read(file, stored, plain.slices))
 
 
 def _read(path: Path, name: str, slices: tuple[slice, ...] = ()) -> Tensor:

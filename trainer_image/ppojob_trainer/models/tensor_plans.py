@@ -18,10 +18,11 @@ from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.family import Family, Mixture
 from ppojob_trainer.models.log_partition import NAME as LOG_PARTITION
 from ppojob_trainer.models.mixtures import LATENT
-from ppojob_trainer.models.state_nets import layers_with_states
+from ppojob_trainer.models.transformers_modules import recurrent_layers
 from ppojob_trainer.parallel.tensor_styles import (
     BeforeColwise,
     Cut,
+    Heads,
     OfPartialSums,
     OverAllHeads,
     PartialSums,
@@ -108,12 +109,12 @@ def plan_of(family: Family) -> dict[str, Style]:
     mixture = family.mixture
     plan = _PLAN | _attention(family)
     plan |= _mixture(mixture) if mixture else {}
-    if not mixture or (family.feed_forward and family.feed_forward.is_beside):
+    if not mixture or (family.feed_forward and family.feed_forward.in_moe_layers):
         plan |= _feed_forward(family)
     if family.positions:
         plan[f"model.{family.positions[0]}"] = REPLICATED
     if mixture and (mixture.dense_first or family.has_one_block):  # all-reduced like MoE blocks
-        plan |= _feed_forward(family) | {f"model.layers.*.{family.plain_out}": ROWWISE_PARTIAL}
+        plan |= _feed_forward(family) | {f"model.layers.*.{family.dense_out}": ROWWISE_PARTIAL}
     if mixture and family.has_one_block:
         plan[f"model.layers.*.{family.attention}.{family.attention_out}"] = ROWWISE_PARTIAL
     plan |= {f"model.layers.*.{norm}": BEFORE_COLWISE for norm in family.norms}
@@ -121,9 +122,11 @@ def plan_of(family: Family) -> dict[str, Style]:
     plan |= _numbers(family)
     if family.has_per_layer_sizes:
         plan |= _PER_LAYER_SIZES
-    if family.has_sinks or family.counts:
+    if family.has_sinks or family.head_counts:
         own: dict[str, Cut] = {"sinks": "rows"} if family.has_sinks else {}
-        plan[f"model.layers.*.{family.attention}"] = Style(TensorLayer, own, counts=family.counts)
+        plan[f"model.layers.*.{family.attention}"] = Style(
+            TensorLayer, own, counts=family.head_counts
+        )
     if not family.norms:
         plan[f"model.layers.*.{family.attention}"] = STATES_TO_COLWISE
         plan["model.layers.*.mlp"] = STATES_TO_PARTIAL_SUMS if mixture else STATES_TO_COLWISE
@@ -233,10 +236,10 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
     """
     config: Any = model.config
     family = FAMILIES[config.model_type]
-    plan = plan_of(family)
-    if "qkv_proj" in family.fused and family.counts:  # other models' heads are contiguous
+    plan, shared = plan_of(family), _head_layers(family)
+    if "qkv_proj" in family.fused and family.head_counts:  # other models' heads are contiguous
         key = "num_key_value_heads"
-        heads, keys = config.num_attention_heads, getattr(config, family.keys.get(key, key))
+        heads, keys = config.num_attention_heads, getattr(config, family.key_aliases.get(key, key))
         at = f"model.layers.*.{family.attention}.{family.attention_in}"
         plan[at] = _of_several(plan[at], (heads, keys, keys))
     whole = {
@@ -253,7 +256,23 @@ def styles_of(model: nn.Module) -> dict[str, Style]:
         place = re.sub(r"\.\d+(?=\.|$)", ".*", name)
         if place in plan or any(True for _ in module.parameters(recurse=False)):
             found[name] = plan[place]
+        if place in shared:
+            attention: Any = model.get_submodule(name.rpartition(".")[0])
+            found[name] = replace(plan[place], layer=shared[place], head=attention.head_dim)
     return found
+
+
+def _head_layers(family: Family) -> dict[str, type[TensorLayer]]:
+    """Return the layers that make key and value heads, which ranks may share, with their classes.
+
+    Of a fused layer whose heads are contiguous each rank has whole ones.
+    """
+    found: dict[str, type[TensorLayer]] = {"k_proj": Heads, "v_proj": Heads}
+    if family.qk_norm == "all heads":
+        found = {family.qk_norm_names[1]: OverAllHeads, "v_proj": Heads}
+    if "qkv_proj" in family.fused:
+        found = {family.attention_in: Heads} if family.head_counts else {}
+    return {f"model.layers.*.{family.attention}.{name}": kind for name, kind in found.items()}
 
 
 def _computed_alike(model: nn.Module) -> set[nn.Module]:
@@ -262,7 +281,7 @@ def _computed_alike(model: nn.Module) -> set[nn.Module]:
     norm, *_ = (*FAMILIES[config.model_type].norms, "")
     return {
         one
-        for layer, net in layers_with_states(model)
+        for layer, net in recurrent_layers(model)
         for one in (*net.modules(), layer.get_submodule(norm))
         if any(True for _ in one.parameters(recurse=False))
     }

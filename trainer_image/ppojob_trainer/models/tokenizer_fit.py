@@ -22,22 +22,17 @@ def check_tokenizer_fit(
     where = str(folder / "tokenizer.json")
     yield from _check_vocabulary(where, chat.largest_token_id, vocabulary, "model")
     if not chat.eos_token_ids and not stop_token_ids:
-        yield Problem(
-            str(folder / "tokenizer_config.json"),
-            "no eos_token",
-            "every response would go on to maxResponseTokens",
-            "eos_token here, eos_token_id in generation_config.json, or spec.rollout.stopTokenIds",
-            ModelReason.NO_END_TOKEN,
-        )
+        where = str(folder / "tokenizer_config.json")
+        why = "every response would go on to maxResponseTokens"
+        ids = "eos_token_id in generation_config.json, or spec.rollout.stopTokenIds"
+        allowed = f"eos_token here, {ids}"
+        yield Problem(where, "no eos_token", why, allowed, ModelReason.NO_END_TOKEN)
     for position, token in enumerate(stop_token_ids):
         if vocabulary is not None and token >= vocabulary:
-            yield Problem(
-                f"spec.rollout.stopTokenIds[{position}]",
-                shown(token),
-                f"the model's embedding has {vocabulary} rows",
-                f"an integer below {vocabulary}",
-                ModelReason.VOCABULARY,
-            )
+            where = f"spec.rollout.stopTokenIds[{position}]"
+            why = f"the model's embedding has {vocabulary} rows"
+            allowed = f"an integer below {vocabulary}"
+            yield Problem(where, shown(token), why, allowed, ModelReason.VOCABULARY)
 
 
 def check_rows(
@@ -53,22 +48,15 @@ def check_rows(
         return
     got = f"an embedding of {rows} rows"
     if rows < policy_rows:
-        yield Problem(
-            where,
-            got,
-            f"the policy may draw any of {policy_rows} tokens",
-            _SAME,
-            ModelReason.VOCABULARY,
-        )
+        why = f"the policy may draw any of {policy_rows} tokens"
+        yield Problem(where, got, why, _SAME, ModelReason.VOCABULARY)
     elif rows > policy_rows and is_cut:
-        yield Problem(
-            where,
-            got,
+        why = (
             f"tensor ranks have other tokens of it than of the policy's {policy_rows} rows: not in "
-            "this version",
-            "a model of as many rows, or roles.actorRollout.parallelism without tensor",
-            ReasonCode.NOT_IN_THIS_VERSION,
+            "this version"
         )
+        allowed = "a model of as many rows, or roles.actorRollout.parallelism without tensor"
+        yield Problem(where, got, why, allowed, ReasonCode.NOT_IN_THIS_VERSION)
 
 
 def check_same_tokens(vocabulary: Mapping[str, int], folder: Path) -> Iterator[Problem]:
@@ -82,13 +70,10 @@ def check_same_tokens(vocabulary: Mapping[str, int], folder: Path) -> Iterator[P
     known = {token: text for text, token in theirs.items()}
     for text, token in sorted(vocabulary.items(), key=lambda one: one[1]):
         if known.get(token, text) != text:
-            yield Problem(
-                str(folder / "tokenizer.json"),
-                f"{shown(known[token])} as token {token}",
-                f"the policy has {shown(text)} there, and a reference reads the policy's tokens",
-                _SAME,
-                ModelReason.OTHER_TOKENS,
-            )
+            got = f"{shown(known[token])} as token {token}"
+            why = f"the policy has {shown(text)} there, and a reference reads the policy's tokens"
+            where = str(folder / "tokenizer.json")
+            yield Problem(where, got, why, _SAME, ModelReason.OTHER_TOKENS)
             return
 
 
@@ -105,13 +90,10 @@ def check_score_fit(
     `vocabulary` the rows of its embedding.
     """
     if max_tokens is not None and context_tokens is not None and max_tokens > context_tokens:
-        yield Problem(
-            "spec.rewardModel.maxTokens",
-            shown(max_tokens),
-            f"the reward model was made for {context_tokens}",
-            f"at most {context_tokens}, or remove it",
-            ReasonCode.OUT_OF_RANGE,
-        )
+        why = f"the reward model was made for {context_tokens}"
+        allowed = f"at most {context_tokens}, or remove it"
+        where = "spec.rewardModel.maxTokens"
+        yield Problem(where, shown(max_tokens), why, allowed, ReasonCode.OUT_OF_RANGE)
     where = "spec.rewardModel.tokenizerPath"
     yield from _check_vocabulary(where, largest_token_id, vocabulary, "reward model")
 
@@ -120,10 +102,7 @@ def _check_vocabulary(
     where: str, largest: int, vocabulary: int | None, name: str
 ) -> Iterator[Problem]:
     if vocabulary is not None and largest >= vocabulary:
-        yield Problem(
-            where,
-            f"token ids up to {largest}",
-            f"the {name}'s embedding has {vocabulary} rows",
-            "the tokenizer that the model was made with",
-            ModelReason.VOCABULARY,
-        )
+        got = f"token ids up to {largest}"
+        why = f"the {name}'s embedding has {vocabulary} rows"
+        allowed = "the tokenizer that the model was made with"
+        yield Problem(where, got, why, allowed, ModelReason.VOCABULARY)

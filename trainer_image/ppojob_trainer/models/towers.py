@@ -50,7 +50,7 @@ class _RepeatedPositions(Glm4vVisionEmbeddings):  # type: ignore[misc]
 
 
 class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
-    """The tower of GLM-4.1V and GLM-4.5V."""
+    """GLM-4.1V and GLM-4.5V."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config)
@@ -58,10 +58,7 @@ class _GlmTower(Glm4vVisionModel):  # type: ignore[misc]
 
 
 class _Projected:
-    """A tower with its projector to the language model's width.
-
-    transformers has both as parts of the whole model, whose configuration they use.
-    """
+    """A tower with its projector to the language model's width; `config` is the whole model's."""
 
     projector: ClassVar[Any]
 
@@ -113,6 +110,12 @@ class _Gemma3Tower(_OfSquares, gemma3.Gemma3PreTrainedModel):  # type: ignore[mi
     get_image_features = gemma3.Gemma3Model.get_image_features
 
 
+def _unpadded(pixel_values: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+    """Remove the processor's padding, which has negative positions."""
+    own = (position_ids[0] >= 0).all(dim=-1)
+    return pixel_values[:, own], position_ids[:, own]
+
+
 class _Gemma4Tower(gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
     """The tower of Gemma 4, without its audio encoder, which stays in the folder."""
 
@@ -125,8 +128,7 @@ class _Gemma4Tower(gemma4.Gemma4PreTrainedModel):  # type: ignore[misc]
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
         """Return (tokens, h) of an image with patches (1, n, 3 y x) at positions (1, n, 2)."""
-        own = (position_ids[0] >= 0).all(dim=-1)  # the others are the processor's padding
-        pixels, positions = pixel_values[:, own], position_ids[:, own]
+        pixels, positions = _unpadded(pixel_values, position_ids)
         output = self.vision_tower(pixel_values=pixels, pixel_position_ids=positions)
         output.pooler_output = self.embed_vision(inputs_embeds=output.last_hidden_state)
         return output
@@ -139,14 +141,13 @@ class _Gemma4UnifiedTower(gemma4_unified.Gemma4UnifiedPreTrainedModel):  # type:
         super().__init__(config)
         own, text = config.vision_config, config.text_config
         self.vision_embedder = gemma4_unified.Gemma4UnifiedVisionEmbedder(own, text)
-        self.vision_embedder.multimodal_embedder = nn.Identity()  # which files have beside it
+        self.vision_embedder.multimodal_embedder = nn.Identity()  # outside of it in files
         self.embed_vision = gemma4_unified.Gemma4UnifiedMultimodalEmbedder(own, text)
         self.post_init()
 
     def forward(self, pixel_values: Tensor, position_ids: Tensor, **_: Tensor) -> Any:
         """Return (tokens, h) of an image with pixels (1, n, 3 y x) at positions (1, n, 2)."""
-        own = (position_ids[0] >= 0).all(dim=-1)  # the others are the processor's padding
-        output = self.vision_embedder(pixel_values[:, own], position_ids[:, own])
+        output = self.vision_embedder(*_unpadded(pixel_values, position_ids))
         output.pooler_output = self.embed_vision(output.pooler_output[0])
         return output
 
@@ -204,15 +205,15 @@ class _Qwen2AudioTower(qwen2_audio.Qwen2AudioPreTrainedModel):  # type: ignore[m
 
         Attention is limited to those. The rest is silent padding up to the longest audio.
         """
-        heard, tokens = self.audio_tower._get_feat_extract_output_lengths(frames)
-        is_heard = torch.arange(pixel_values.shape[-1] // 2, device=frames.device) < heard[:, None]
-        output = self.audio_tower(pixel_values, attention_mask=is_heard[:, None, None])
-        said = self.multi_modal_projector(output.last_hidden_state[0])
-        output.pooler_output = said[: int(tokens)]
+        length, tokens = self.audio_tower._get_feat_extract_output_lengths(frames)
+        mask = torch.arange(pixel_values.shape[-1] // 2, device=frames.device) < length[:, None]
+        output = self.audio_tower(pixel_values, attention_mask=mask[:, None, None])
+        features = self.multi_modal_projector(output.last_hidden_state[0])
+        output.pooler_output = features[: int(tokens)]
         return output
 
 
-class _Hearing:
+class _WithAudio:
     """A vision tower with an audio encoder in it."""
 
     encoder: ClassVar[Any]
@@ -233,13 +234,13 @@ class _Hearing:
         return output
 
 
-class _OmniTower(_Hearing, qwen2_5_omni.Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
+class _OmniTower(_WithAudio, qwen2_5_omni.Qwen2_5OmniVisionEncoder):  # type: ignore[misc]
     """The tower of Qwen2.5-Omni."""
 
     encoder = qwen2_5_omni.Qwen2_5OmniAudioEncoder
 
 
-class _Omni3Tower(_Hearing, qwen3_omni_moe.Qwen3OmniMoeVisionEncoder):  # type: ignore[misc]
+class _Omni3Tower(_WithAudio, qwen3_omni_moe.Qwen3OmniMoeVisionEncoder):  # type: ignore[misc]
     """The tower of Qwen3-Omni, which has no deep features for audio."""
 
     encoder = qwen3_omni_moe.Qwen3OmniMoeAudioEncoder
@@ -247,11 +248,11 @@ class _Omni3Tower(_Hearing, qwen3_omni_moe.Qwen3OmniMoeVisionEncoder):  # type: 
     def forward(
         self, pixel_values: Tensor, grid_thw: Tensor | None = None, frames: Tensor | None = None
     ) -> Any:
-        """See `_Hearing.forward`."""
+        """See `_WithAudio.forward`."""
         output = super().forward(pixel_values, grid_thw, frames)
         if frames is not None:
-            nothing = torch.zeros_like(output.pooler_output)
-            output.deepstack_features = [nothing] * len(self.deepstack_visual_indexes)
+            zeros = torch.zeros_like(output.pooler_output)
+            output.deepstack_features = [zeros] * len(self.deepstack_visual_indexes)
         return output
 
 

@@ -1,4 +1,4 @@
-"""Vision tower (or audio encoder) of a model: part of the model if trained, else frozen beside it.
+"""Vision tower (or audio encoder) of a model: a module of the model if trained, else separate.
 
 A frozen one, or an engine's, is replicated on each rank and loaded with the first image.
 """
@@ -8,25 +8,14 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import AutoConfig, PreTrainedModel
-from transformers.models.gemma3.image_processing_pil_gemma3 import Gemma3ImageProcessorPil
-from transformers.models.gemma4.image_processing_pil_gemma4 import Gemma4ImageProcessorPil
-from transformers.models.glm4v.image_processing_pil_glm4v import Glm4vImageProcessorPil
-from transformers.models.glm46v.image_processing_pil_glm46v import Glm46VImageProcessorPil
-from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import GotOcr2ImageProcessorPil
-from transformers.models.idefics3.image_processing_pil_idefics3 import Idefics3ImageProcessorPil
-from transformers.models.pixtral.image_processing_pil_pixtral import PixtralImageProcessorPil
-from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
-from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
-from transformers.models.whisper.feature_extraction_whisper import WhisperFeatureExtractor
 
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
 from ppojob_trainer.data.media.picture_forms import read_form
-from ppojob_trainer.data.media.pictures import opened, unpacked
-from ppojob_trainer.data.media.sounds import sound_of
-from ppojob_trainer.data.media.videos import clip_of
+from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
 from ppojob_trainer.models.stored_tensors import read_tensor
@@ -34,25 +23,19 @@ from ppojob_trainer.models.towers import TOWERS, tower_config
 from ppojob_trainer.models.weight_files import read_weights
 from ppojob_trainer.parallel.boxes import local_part
 
-_EYES: Final = "vision_tower"
+_ATTRIBUTE: Final = "vision_tower"
 _PROCESSORS: Final = (
-    Qwen2VLImageProcessorPil,
-    Glm4vImageProcessorPil,
-    Glm46VImageProcessorPil,
-    GotOcr2ImageProcessorPil,
-    PixtralImageProcessorPil,
-    Gemma3ImageProcessorPil,
-    Gemma4ImageProcessorPil,
-    Idefics3ImageProcessorPil,
-    SmolVLMImageProcessorPil,
-    WhisperFeatureExtractor,
+    *("Qwen2VLImageProcessorPil", "Glm4vImageProcessorPil", "Glm46VImageProcessorPil"),
+    *("GotOcr2ImageProcessorPil", "PixtralImageProcessorPil", "Gemma3ImageProcessorPil"),
+    *("Gemma4ImageProcessorPil", "Idefics3ImageProcessorPil", "SmolVLMImageProcessorPil"),
+    "WhisperFeatureExtractor",
 )
 
 
 class VisionTower:
     """Replaces image tokens by features in a model's embeddings; may add deep features to layers.
 
-    An audio encoder is one too, and audio is treated as images are.
+    Audio encoders and audio are treated alike.
 
     A trained tower is a module of its model. A frozen one is not, so it is neither sharded,
     counted, trained nor saved.
@@ -69,11 +52,10 @@ class VisionTower:
         self.form = form
         self._folder, self._device, self._dtype = folder, device, dtype
         self._tower = trained
-        self.learns = trained is not None
-        """Whether it is a part of its model."""
+        self.is_trained = trained is not None
         self._processors: dict[str, Any] = {}
 
-    def shown(
+    def embed_images(
         self,
         embeddings: Tensor,
         places: Tensor,
@@ -92,84 +74,80 @@ class VisionTower:
             Arguments of transformers' decoder.
         """
         files = [file for prompt in pictures for file in unpacked(prompt)]
-        said = torch.cat(self.seen(files)).to(embeddings.dtype)
-        said = said if rows is None else said[rows]
-        first, *behind_layers = torch.split(said, embeddings.shape[-1], dim=-1)
+        features = torch.cat(self.encode(files)).to(embeddings.dtype)
+        features = features if rows is None else features[rows]
+        first, *deep = torch.split(features, embeddings.shape[-1], dim=-1)
         flat = embeddings.flatten(0, 1).index_copy(0, places, first)
-        given: dict[str, Tensor | list[Tensor]] = {"inputs_embeds": flat.view_as(embeddings)}
-        if behind_layers:
+        inputs: dict[str, Tensor | list[Tensor]] = {"inputs_embeds": flat.view_as(embeddings)}
+        if deep:
             mask = torch.zeros(len(flat), dtype=torch.bool, device=flat.device)
             mask[places] = True
-            given["visual_pos_masks"] = mask.view(embeddings.shape[:-1])
-            given["deepstack_visual_embeds"] = behind_layers
-        return given
+            inputs["visual_pos_masks"] = mask.view(embeddings.shape[:-1])
+            inputs["deepstack_visual_embeds"] = deep
+        return inputs
 
-    def seen(self, files: Sequence[bytes]) -> list[Tensor]:
+    def encode(self, files: Sequence[bytes]) -> list[Tensor]:
         """Encode images to features: (tokens, h) of each.
 
         With deep features for the first d layers, (tokens, (1 + d) * h). Each image is encoded
         alone and once: memory is that of one, and features do not depend on the batch.
         """
-        said = {file: self._said(file) for file in dict.fromkeys(files)}
-        return [said[file] for file in files]
+        features = {file: self._encode(file) for file in dict.fromkeys(files)}
+        return [features[file] for file in files]
 
-    def within(self, embeddings: Tensor) -> Tensor:
+    def add_zero_gradients(self, embeddings: Tensor) -> Tensor:
         """Return the embeddings (b, t, h) unchanged, with zero gradients for a trained tower.
 
         Ranks reduce the gradients of all its weights, also in a pass without images.
         """
-        if not (self.learns and torch.is_grad_enabled()):
+        if not (self.is_trained and torch.is_grad_enabled()):
             return embeddings
         weights = map(local_part, self._loaded().parameters())
         return embeddings + sum(one.flatten()[:1].sum() * 0.0 for one in weights)
 
-    def take(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Load the tower's weights out of those of a whole model.
-
-        Returns:
-            The other weights.
-        """
-        own: dict[str, Tensor] = {}
+    def load_weights(self, tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Load the tower's weights out of those of a whole model; yield the others."""
+        state: dict[str, Tensor] = {}
         for name, tensor in tensors:
             if not name.startswith(TOWER):
                 yield name, tensor
                 continue
-            own = own or self._loaded().state_dict()
-            own[name.removeprefix(TOWER)].copy_(tensor)
+            state = state or self._loaded().state_dict()
+            state[name.removeprefix(TOWER)].copy_(tensor)
 
-    def _said(self, file: bytes) -> Tensor:
+    def _encode(self, file: bytes) -> Tensor:
         tower = self._loaded()
-        made = self._made(file)
-        pixels = made.pop("pixel_values").to(self._device, self._dtype)
-        sizes = {name.removeprefix("image_"): one.to(self._device) for name, one in made.items()}
-        with torch.set_grad_enabled(self.learns and torch.is_grad_enabled()):
+        inputs = self._process(file)
+        pixels = inputs.pop("pixel_values").to(self._device, self._dtype)
+        sizes = {name.removeprefix("image_"): one.to(self._device) for name, one in inputs.items()}
+        with torch.set_grad_enabled(self.is_trained and torch.is_grad_enabled()):
             output = tower(pixels, **sizes)
         return torch.cat([output.pooler_output, *getattr(output, "deepstack_features", ())], -1)
 
     def _processor(self, form: MediaForm) -> Any:
         """Return transformers' processor of images or audio."""
         if form.processor not in self._processors:
-            kind = next(k for k in _PROCESSORS if k.__name__.startswith(form.processor))
-            self._processors[form.processor] = kind.from_pretrained(self._folder)
+            name = next(name for name in _PROCESSORS if name.startswith(form.processor))
+            processor = getattr(transformers, name).from_pretrained(self._folder)
+            self._processors[form.processor] = processor
         return self._processors[form.processor]
 
-    def _made(self, file: bytes) -> Any:
+    def _process(self, file: bytes) -> Any:
         """Return the tower's inputs for an image, a clip or audio."""
-        hears = sound_form_of(self.form)
-        if hears is not None and (samples := sound_of(file)) is not None:
-            told = {"sampling_rate": hears.rate, "return_attention_mask": True}
-            told["max_length"] = hears.read(len(samples))
-            made = self._processor(hears)(samples, return_tensors="pt", **told)
+        audio_form = sound_form_of(self.form)
+        if audio_form is not None and (samples := sound_of(file)) is not None:
+            options = {"sampling_rate": audio_form.rate, "return_attention_mask": True}
+            options["max_length"] = audio_form.read(len(samples))
+            made = self._processor(audio_form)(samples, return_tensors="pt", **options)
             frames = made["attention_mask"].sum(-1)
             return {"pixel_values": made["input_features"], "frames": frames}
         processor = self._processor(self.form)
         if (clip := clip_of(file)) is None:
-            return processor(
-                images=[opened(file)], return_tensors="pt", **self.form.processor_arguments
-            )
+            options = dict(self.form.processor_arguments)
+            return processor(images=[opened(file)], return_tensors="pt", **options)
         frames = [opened(one) for one in clip.frames]
         made = processor(images=frames, do_resize=False, return_tensors="pt")
-        # An image counts as several equal frames; each returns its own.
+        # The processor repeats an image to several equal frames: take one of each.
         count, (first, *_) = len(frames), made.pop("image_grid_thw")
         each = made.pop("pixel_values").unflatten(-1, (3, count, -1)).chunk(count)
         pixels = torch.stack([one[:, :, n] for n, one in enumerate(each)], dim=2).flatten(1)
@@ -195,10 +173,10 @@ class VisionTower:
         return self._tower
 
 
-def give_tower(model: nn.Module, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
-    """Give a language model the tower of its folder, if there is one, or use that within it."""
+def attach_tower(model: nn.Module, folder: Path, dtype: torch.dtype, device: torch.device) -> None:
+    """Attach a folder's tower, if it has one, to the language model, or wrap a trained one."""
     if (form := read_form(folder)) is not None:
-        setattr(model, _EYES, VisionTower(folder, form, device, dtype, trained_tower(model)))
+        setattr(model, _ATTRIBUTE, VisionTower(folder, form, device, dtype, trained_tower(model)))
 
 
 def trained_tower(model: nn.Module) -> PreTrainedModel | None:
@@ -209,5 +187,5 @@ def trained_tower(model: nn.Module) -> PreTrainedModel | None:
 
 def tower_of(model: nn.Module) -> VisionTower | None:
     """Return the tower of a language model; None if it takes no images."""
-    tower: VisionTower | None = getattr(model, _EYES, None)
+    tower: VisionTower | None = getattr(model, _ATTRIBUTE, None)
     return tower

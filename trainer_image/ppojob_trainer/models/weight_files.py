@@ -130,9 +130,8 @@ def _read_shards(weights: Weights, folder: Path, index: Path) -> None:
             continue
         got = "a link to nothing" if path.is_symlink() else "no such file"
         why = f"{index.name} expects {listed(shards[name])} in it"
-        weights.problems.append(
-            Problem(str(path), got, why, "all shards of the model", ModelReason.SHARD_MISSING)
-        )
+        allowed = "all shards of the model"
+        weights.problems.append(Problem(str(path), got, why, allowed, ModelReason.SHARD_MISSING))
     _warn_of_others(weights, folder, set(shards))
 
 
@@ -141,19 +140,14 @@ def _shards(index: Path, weight_map: Json) -> dict[str, list[str]] | Problem:
     where = f"{index}:weight_map"
     if not isinstance(weight_map, dict) or not weight_map:
         got = ABSENT if weight_map is None else shown(weight_map)
-        why = "it tells which shard holds a tensor"
+        why = "it says which shard holds a tensor"
         return Problem(where, got, why, "an object of tensor names", ModelReason.BAD_INDEX)
     shards: dict[str, list[str]] = {}
     for tensor, name in weight_map.items():
         # A name with folders in it could escape the model's.
         if not isinstance(name, str) or PurePath(name).name != name:
-            return Problem(
-                f"{where}.{tensor}",
-                shown(name),
-                "it is no name of a file",
-                "the name of a shard in the same folder",
-                ModelReason.BAD_INDEX,
-            )
+            why, allowed = "it is no name of a file", "the name of a shard in the same folder"
+            return Problem(f"{where}.{tensor}", shown(name), why, allowed, ModelReason.BAD_INDEX)
         shards.setdefault(name, []).append(tensor)
     return shards
 
@@ -164,15 +158,9 @@ def _warn_of_others(weights: Weights, folder: Path, read: set[str]) -> None:
     if os.path.exists(folder / INDEX_FILE) and SINGLE_FILE in read:
         others.append(INDEX_FILE)
     if others:
-        weights.warnings.append(
-            Problem(
-                str(folder),
-                listed(others),
-                f"not read beside {listed(sorted(read))}",
-                "fine where they are leftovers",
-                ModelReason.SHARD_UNLISTED,
-            )
-        )
+        got, why = listed(others), f"not read beside {listed(sorted(read))}"
+        allowed, reason = "fine where they are leftovers", ModelReason.SHARD_UNLISTED
+        weights.warnings.append(Problem(str(folder), got, why, allowed, reason))
 
 
 def _no_weights(folder: Path) -> Problem:
@@ -184,10 +172,6 @@ def _no_weights(folder: Path) -> Problem:
     if pickles:
         why = "pickle, which can run any code when it is read"
         return Problem(str(folder), listed(pickles), why, _CONVERT, ModelReason.PICKLE)
-    return Problem(
-        str(folder),
-        listed(names) or "an empty folder",
-        "there are no weights among these",
-        f"{SINGLE_FILE}, or {INDEX_FILE} with its shards",
-        ModelReason.WEIGHTS_MISSING,
-    )
+    got, why = listed(names) or "an empty folder", "there are no weights among these"
+    allowed = f"{SINGLE_FILE}, or {INDEX_FILE} with its shards"
+    return Problem(str(folder), got, why, allowed, ModelReason.WEIGHTS_MISSING)

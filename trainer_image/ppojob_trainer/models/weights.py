@@ -22,32 +22,21 @@ class StoredTensor:
 
 @dataclass(frozen=True, slots=True)
 class Quantised:
-    """Location of the parts of a quantized tensor.
+    """Location of the parts of a quantized tensor."""
 
-    Attributes:
-        form: its name in `quantised.FORMS`.
-        values: the file of the values, and their name there.
-        scales: the same of the scales.
-        block: rows and columns of the last two dimensions that share a scale; of mxfp4 unused.
-    """
-
-    form: str
-    values: tuple[Path, str]
-    scales: tuple[Path, str]
-    block: tuple[int, int]
+    form: str  # its name in `quantised.FORMS`
+    values: tuple[Path, str]  # the file of the values, and their name there
+    scales: tuple[Path, str]  # the same of the scales
+    block: tuple[int, int]  # rows and columns that share a scale; unused for mxfp4
 
 
 @dataclass(slots=True)
 class Weights:
-    """Tensors of the files by name, and problems with them.
+    """Tensors of the files by name, and problems with them."""
 
-    Multimodal models' files may have other names for them: `stored`. Quantized tensors have the
-    shape and name of the dequantized ones: `quantised`.
-    """
-
-    tensors: dict[str, StoredTensor] = field(default_factory=dict)
+    tensors: dict[str, StoredTensor] = field(default_factory=dict)  # as dequantized
     files: dict[str, Path] = field(default_factory=dict)
-    stored: dict[str, str] = field(default_factory=dict)
+    stored: dict[str, str] = field(default_factory=dict)  # their names in the files
     quantised: dict[str, Quantised] = field(default_factory=dict)
     problems: list[Problem] = field(default_factory=list)
     warnings: list[Problem] = field(default_factory=list)

@@ -2,16 +2,16 @@
 
 FSDP shards a weight along its first dimension; tensor parallelism may also shard the second. Of a
 fused weight (qkv, gate_up) a tensor-parallel rank has a part of each piece. Checkpoints, loading
-and the optimizer use boxes only, so any layout reads what another one wrote.
+and the optimizer use boxes only, so a checkpoint of one layout can be read in any other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any, TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar
 
 import msgspec
 import torch
@@ -23,8 +23,8 @@ from torch.distributed.tensor._utils import _compute_local_shape_and_global_offs
 Join = Callable[[str, Tensor, torch.dtype], Tensor]
 """Function that all-gathers a named tensor, in its stored dtype; a collective if sharded."""
 
-Made = TypeVar("Made", bound=Tensor)
-At: TypeAlias = tuple[int, ...]
+TensorType = TypeVar("TensorType", bound=Tensor)
+Index: TypeAlias = tuple[int, ...]
 """A number per dimension: coordinates of a rank in a mesh, or a shape."""
 
 
@@ -47,7 +47,8 @@ class Pieces:
             for size in self.sizes:
                 length = size // self.ranks
                 yield place, first + rank * length, length
-                place, first = place + length, first + size
+                place += length
+                first += size
 
 
 class Box(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -81,28 +82,28 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def plain(self) -> list[tuple[Box, tuple[slice, ...]]]:
         """Return the plain boxes that it consists of, each with its slices in this part."""
-        every = (slice(None),) * len(self.shape)
+        everything = (slice(None),) * len(self.shape)
         if self.pieces is None:
-            return [(self, every)]
-        found, at = [], self.pieces.dimension
+            return [(self, everything)]
+        found, dim = [], self.pieces.dimension
         for place, origin, length in self.pieces.runs():
-            first, last = max(self.start[at], place), min(self.stop[at], place + length)
+            first, last = max(self.start[dim], place), min(self.stop[dim], place + length)
             if first < last:
-                by = origin - place
-                start = (*self.start[:at], first + by, *self.start[at + 1 :])
-                stop = (*self.stop[:at], last + by, *self.stop[at + 1 :])
-                own = slice(first - self.start[at], last - self.start[at])
-                found.append((Box(self.shape, start, stop), (*every[:at], own)))
-        return found or [(Box(self.shape, self.start, self.stop), every)]  # empty
+                shift = origin - place
+                start = (*self.start[:dim], first + shift, *self.start[dim + 1 :])
+                stop = (*self.stop[:dim], last + shift, *self.stop[dim + 1 :])
+                own = slice(first - self.start[dim], last - self.start[dim])
+                found.append((Box(self.shape, start, stop), (*everything[:dim], own)))
+        return found or [(Box(self.shape, self.start, self.stop), everything)]  # empty
 
-    def joined(self, part: Callable[[Box], Tensor]) -> Tensor:
+    def assemble(self, part: Callable[[Box], Tensor]) -> Tensor:
         """Assemble this part from those of its plain boxes."""
         parts = [part(box) for box, _ in self.plain()]
         return torch.cat(parts, self.pieces.dimension) if self.pieces else parts[0]
 
     def of(self, values: Tensor) -> Tensor:
         """Cut this part out of a whole tensor."""
-        return self.joined(lambda box: values[box.slices])
+        return self.assemble(lambda box: values[box.slices])
 
     def intersect(self, other: Box) -> Box | None:
         """Return the intersection of two plain boxes; None if empty."""
@@ -111,7 +112,7 @@ class Box(msgspec.Struct, frozen=True, omit_defaults=True):
         is_empty = any(low >= high for low, high in zip(start, stop, strict=True))
         return None if is_empty else Box(self.shape, start, stop)
 
-    def seen_from(self, outer: Box) -> tuple[slice, ...]:
+    def slices_in(self, outer: Box) -> tuple[slice, ...]:
         """Return the slices of this part in a larger one."""
         return tuple(
             slice(start - origin, stop - origin)
@@ -123,21 +124,28 @@ def box_of(tensor: Tensor) -> Box:
     """Return this rank's box of a tensor of a model or its optimizer."""
     if not isinstance(tensor, DTensor):
         return Box.whole(tuple(tensor.shape))
+    return _box_at(tensor, _coordinate(tensor))
+
+
+def _coordinate(tensor: DTensor) -> Index:
+    """Return the coordinate of this rank in the mesh of a tensor."""
     coordinate = tensor.device_mesh.get_coordinate()
     assert coordinate is not None, "only ranks of its mesh have a part"
-    return _box_at(tensor, coordinate)
+    return tuple(coordinate)
 
 
-def _box_at(tensor: DTensor, coordinate: Sequence[int]) -> Box:
+def _box_at(tensor: DTensor, coordinate: Index) -> Box:
     """Return the box of the rank at a coordinate of the mesh."""
     shape, mesh = tuple(tensor.shape), tuple(tensor.device_mesh.shape)
-    box = _cut_box(shape, mesh, tensor.placements, tuple(coordinate))
+    box = _plain_box(shape, mesh, tensor.placements, coordinate)
     pieces = getattr(tensor, "pieces", None)
     return Box(box.shape, box.start, box.stop, pieces) if pieces else box
 
 
 @cache  # torch lists all indices of a large dimension
-def _cut_box(shape: At, mesh: At, placements: tuple[Placement, ...], coordinate: At) -> Box:
+def _plain_box(
+    shape: Index, mesh: Index, placements: tuple[Placement, ...], coordinate: Index
+) -> Box:
     local, start = _compute_local_shape_and_global_offset(shape, mesh, list(coordinate), placements)
     return Box(shape, start, tuple(at + size for at, size in zip(start, local, strict=True)))
 
@@ -162,21 +170,19 @@ def local_part(tensor: Tensor) -> Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """All-gather a tensor, without gradient; a collective if it is sharded.
 
-    One mesh dimension after the other, each with an all-gather. Not by `DTensor.redistribute`: its
+    One mesh dimension after the other, each with an all-gather. Not by `DTensor.full_tensor`: its
     functional all-gather crashes once in some hundred worlds over gloo (torch 2.13).
     """
     if not isinstance(tensor, DTensor):
         return tensor
-    coordinate = tensor.device_mesh.get_coordinate()
-    assert coordinate is not None, "only ranks of its mesh have a part"
     local = tensor.to_local().detach()
-    parts = {tuple(coordinate): local}
+    parts = {_coordinate(tensor): local}
     for dimension, placement in enumerate(tensor.placements):
         if not isinstance(placement, Replicate):
-            parts = _gathered(tensor, parts, dimension)
+            parts = _all_gather(tensor, parts, dimension)
     if len(parts) == 1:
         return local
     result = local.new_empty(tensor.shape)
@@ -186,7 +192,7 @@ def whole(tensor: Tensor) -> Tensor:
     return result
 
 
-def _gathered(tensor: DTensor, parts: dict[At, Tensor], dimension: int) -> dict[At, Tensor]:
+def _all_gather(tensor: DTensor, parts: dict[Index, Tensor], dimension: int) -> dict[Index, Tensor]:
     """All-gather along a mesh dimension; returns the parts by coordinates."""
     mesh = tensor.device_mesh
     ranks = [
@@ -197,11 +203,11 @@ def _gathered(tensor: DTensor, parts: dict[At, Tensor], dimension: int) -> dict[
     most = max(map(sum, sizes))
     mine = torch.cat([part.reshape(-1) for part in parts.values()])
     mine = torch.nn.functional.pad(mine, (0, most - mine.numel()))
-    told = mine.new_empty(len(ranks), most)
-    dist.all_gather(list(told.unbind()), mine, group=mesh.get_group(dimension))
+    received = mine.new_empty(len(ranks), most)
+    dist.all_gather(list(received.unbind()), mine, group=mesh.get_group(dimension))
     return {
         at: part.view(_box_at(tensor, at).local_shape)
-        for held, size, row in zip(ranks, sizes, told, strict=True)
+        for held, size, row in zip(ranks, sizes, received, strict=True)
         for at, part in zip(held, row[: sum(size)].split(size), strict=True)
     }
 
@@ -213,7 +219,7 @@ def shard_like(tensor: Tensor, part: Tensor) -> Tensor:
     """
     if not isinstance(tensor, DTensor):
         return part
-    cut = DTensor.from_local(
+    made = DTensor.from_local(
         part,
         tensor.device_mesh,
         tensor.placements,
@@ -221,17 +227,16 @@ def shard_like(tensor: Tensor, part: Tensor) -> Tensor:
         shape=tensor.shape,
         stride=tensor.stride(),
     )
-    return sharded_as(tensor, cut)
+    return copy_pieces(tensor, made)
 
 
-def sharded_as(tensor: Tensor, made: Made) -> Made:
-    """Give a tensor that torch made from another, sharded alike, the other's pieces."""
+def copy_pieces(tensor: Tensor, made: TensorType) -> TensorType:
+    """Copy the `pieces` of a tensor to one made from it by torch and sharded alike; return that."""
     if (pieces := getattr(tensor, "pieces", None)) is not None:
-        of_made: Any = made
-        of_made.pieces = pieces
+        made.pieces = pieces  # type: ignore[attr-defined]
     return made
 
 
 def detached(tensor: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Detach a tensor, and cast it if a dtype is given."""
-    return sharded_as(tensor, tensor.detach().to(dtype or tensor.dtype))
+    return copy_pieces(tensor, tensor.detach().to(dtype or tensor.dtype))

@@ -3,9 +3,9 @@
 Members are the ranks of the first role, then those of the second. A channel belongs to one attempt
 of each; when either ends it is closed, and the next attempts open the next channel. For lost peers
 see docs/adr/0001-worlds-channels-and-attempts.md: a killed one is noticed at once, a stopped one
-only by the supervisors, so the thread that is told of it cuts the channel under the waiting thread.
+only by the supervisors, so another thread cuts the channel of the waiting thread.
 
-Gloo does not expose its sockets, so they are found by address. Descriptors are never kept: gloo may
+Gloo does not expose its sockets, so they are found by address. Descriptors are not stored: gloo may
 close one, and its number be reused a moment later.
 """
 
@@ -93,7 +93,7 @@ def open_channel(
     device: torch.device,
     timeout_seconds: float,
 ) -> Channel:
-    """Open a channel with the other members of a key, who must come within the time limit.
+    """Open a channel with the other members of a key, who must open it within the time limit.
 
     nccl's watchdog ends the process when an operation exceeds the limit, unless the channel was cut
     before.
@@ -109,7 +109,7 @@ def open_channel(
         timeout_seconds: limit of opening and of each operation, for a node that fails silently.
 
     Raises:
-        ChannelLost: not all members came.
+        ChannelLost: not all members opened it in time.
     """
     under_key = PrefixStore(key, store)
     try:
@@ -131,21 +131,16 @@ def _open_gloo(
     store.set(f"listeners/{member}", json.dumps(listeners))
     backend = dist.ProcessGroupGloo(store, member, size, options)
     # All are connected now, so all have published their listening addresses.
-    everybody = frozenset(
+    all_listeners = frozenset(
         (host, port) for m in range(size) for host, port in json.loads(store.get(f"listeners/{m}"))
     )
     device = torch.device("cpu")
     group = _group_of(backend, dist.ProcessGroup.BackendType.GLOO, store, device)
-    return Channel(key, group, device, everybody)
+    return Channel(key, group, device, all_listeners)
 
 
 def _open_nccl(
-    store: Store,
-    key: str,
-    member: int,
-    size: int,
-    device: torch.device,
-    timeout_seconds: float,
+    store: Store, key: str, member: int, size: int, device: torch.device, timeout_seconds: float
 ) -> Channel:
     options = dist.ProcessGroupNCCL.Options()
     options._timeout = datetime.timedelta(seconds=timeout_seconds)

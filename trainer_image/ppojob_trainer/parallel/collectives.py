@@ -23,46 +23,39 @@ def sum_over_ranks(
 ) -> list[float]:
     """Sum each value over all ranks, or some, in float64 and in rank order.
 
-    So the sum has the same bits on all ranks and in every run. Each rank gives as many values.
+    So the sum has the same bits on all ranks and in every run. All ranks pass as many values.
     """
     if world.size == 1:
         return list(values)
-    of_ranks = _gather(world, torch.tensor(values, dtype=torch.float64))
-    columns = of_ranks[list(range(world.size) if ranks is None else ranks)].T.tolist()
+    gathered = _all_gather(world, torch.tensor(values, dtype=torch.float64))
+    columns = gathered[list(range(world.size) if ranks is None else ranks)].T.tolist()
     return [sum(column) for column in columns]
 
 
 def sum_over_data(world: World, values: Sequence[float]) -> list[float]:
-    """Sum over data-parallel coordinates, as `sum_over_ranks`.
-
-    Ranks of one coordinate have the same rows, so one of them counts: the first of those with the
-    model's outputs.
-    """
-    return sum_over_ranks(world, values, world.dims.speakers)
+    """Sum over data-parallel coordinates, of each the first rank with outputs; bits as above."""
+    return sum_over_ranks(world, values, world.dims.output_ranks)
 
 
-def joined_over_data(world: World, mine: Tensor) -> tuple[Tensor, slice]:
+def all_gather_over_data(world: World, mine: Tensor) -> tuple[Tensor, slice]:
     """Concatenate (n,) of each data-parallel coordinate, in host memory, and this one's slice."""
     if world.size == 1:
         return mine, slice(0, len(mine))
-    told = [mine] * world.size
-    dist.all_gather_object(told, mine, group=world.group)
-    parts, own = (
-        [told[rank] for rank in world.dims.speakers],
-        world.dims.data_coordinate(world.rank),
-    )
-    first = sum(map(len, parts[:own]))
+    gathered = [mine] * world.size
+    dist.all_gather_object(gathered, mine, group=world.group)
+    parts = [gathered[rank] for rank in world.dims.output_ranks]
+    first = sum(map(len, parts[: world.dims.data_coordinate(world.rank)]))
     return torch.cat(parts), slice(first, first + len(mine))
 
 
-def largest_over_ranks(world: World, value: int) -> int:
+def max_over_ranks(world: World, value: int) -> int:
     """Return the maximum over ranks."""
     if world.size == 1:
         return value
-    return int(_gather(world, torch.tensor([value])).max())
+    return int(_all_gather(world, torch.tensor([value])).max())
 
 
-def shared_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice]:
+def gather_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice]:
     """Gather the lists of this data-parallel coordinate, and the slice that is this rank's.
 
     Lists are concatenated in rank order.
@@ -70,47 +63,46 @@ def shared_within(world: World, mine: Sequence[Item]) -> tuple[list[Item], slice
     group = world.along(*WITHIN)
     if group is None:
         return list(mine), slice(0, len(mine))
-    told: list[list[Item]] = [[] for _ in range(group.size())]
-    dist.all_gather_object(told, list(mine), group=group)
-    first = sum(map(len, told[: group.rank()]))
-    return [item for items in told for item in items], slice(first, first + len(mine))
+    gathered: list[list[Item]] = [[] for _ in range(group.size())]
+    dist.all_gather_object(gathered, list(mine), group=group)
+    first = sum(map(len, gathered[: group.rank()]))
+    return [item for items in gathered for item in items], slice(first, first + len(mine))
 
 
-def broadcast_from_first(world: World, mine: Item | None) -> Item:
-    """Broadcast from the first rank of this one's engine; the others give None."""
-    told = [mine]
+def broadcast_in_engine(world: World, mine: Item | None) -> Item:
+    """Broadcast from the first rank of this one's engine; the others pass None."""
+    values = [mine]
     if world.engine is not None:
-        dist.broadcast_object_list(told, group=world.engine, group_src=0)
-    (first,) = told
-    assert first is not None, "the first one has something"
+        dist.broadcast_object_list(values, group=world.engine, group_src=0)
+    (first,) = values
+    assert first is not None, "the first rank passes a value"
     return first
 
 
 @contextmanager
-def refused_together(world: World) -> Iterator[None]:
-    """Make a refusal in the block on one rank a refusal on all of them at its end.
+def raise_together(world: World) -> Iterator[None]:
+    """Raise an error of one rank in the block on all of them, at its end.
 
     For work of a single rank before a collective, in which the others would otherwise hang.
 
     Raises:
-        JobFailed: another rank refused; with its message.
+        JobFailed: another rank failed; with its message.
     """
     mine: PPOJobError | None = None
     try:
         yield
     except PPOJobError as problem:
         mine = problem
-    told: list[str | None] = [None]
+    messages: list[str | None] = [None] * world.size
     if world.size > 1:
-        told *= world.size
-        dist.all_gather_object(told, mine and str(mine), group=world.group)
+        dist.all_gather_object(messages, mine and str(mine), group=world.group)
     if mine is not None:
         raise mine
-    for message in filter(None, told):
+    for message in filter(None, messages):
         raise JobFailed(message)
 
 
-def _gather(world: World, values: Tensor) -> Tensor:
+def _all_gather(world: World, values: Tensor) -> Tensor:
     """All-gather a tensor (...): (ranks, ...) in host memory."""
     mine = values.to(world.device)
     parts = [torch.empty_like(mine) for _ in range(world.size)]

@@ -44,8 +44,8 @@ class ParallelDims:
         """Return the layout of a role: ranks beyond one replica's become replicas."""
         within = layout.pipeline * layout.sequence * layout.tensor
         shard = layout.data_shard or max(1, ranks // within)
-        copies = ranks // (shard * within)
-        return cls(layout.pipeline, copies, shard, layout.sequence, layout.tensor, layout.expert)
+        replicas = ranks // (shard * within)
+        return cls(layout.pipeline, replicas, shard, layout.sequence, layout.tensor, layout.expert)
 
     @property
     def size(self) -> int:
@@ -56,8 +56,8 @@ class ParallelDims:
     def of_experts(self) -> ParallelDims:
         """Return the layout of the same ranks, in the same order, for experts.
 
-        Neighbours, along `sequence` here, share a layer's experts: each has some whole ones. Ranks
-        along `shard` have FSDP shards of the same ones. Experts are never tensor-parallel.
+        Ranks along `sequence` hold different experts of a layer, ranks along `shard` FSDP shards of
+        the same ones. Experts are never tensor-parallel.
         """
         groups = self.shard * self.sequence * self.tensor // self.expert
         return ParallelDims(self.pipeline, self.replicate, groups, self.expert)
@@ -73,7 +73,7 @@ class ParallelDims:
         return tuple(ranks[0] for ranks in self.groups(*WITHIN))
 
     @property
-    def speakers(self) -> tuple[int, ...]:
+    def output_ranks(self) -> tuple[int, ...]:
         """Return the first rank of each coordinate's last stage, which has the model's outputs."""
         stage = self.sequence * self.tensor
         return tuple(ranks[-stage] for ranks in self.groups(*WITHIN))

@@ -1,12 +1,11 @@
-"""Expert parallelism: each rank holds some experts of every layer; rows travel by all-to-all.
+"""Expert parallelism: each rank holds some experts of every layer; rows are sent by all-to-all.
 
 As in GShard (Lepikhin et al. 2020, arXiv:2006.16668), without a capacity: no row is dropped. A row
-is a token for one of its experts. Gradients travel back the same way and accumulate at the experts,
-so no factor appears.
+is a token for one of its experts. Gradients are sent back the same way and accumulate at the
+experts, so no factor appears.
 
 Tensor-parallel ranks have the same tokens, and each dispatches some of them: the output for its own
-tokens, zero for the others, is its partial sum of the layer's output. Expert parallelism so works
-with every other kind.
+tokens, zero for the others, is its partial sum of the layer's output.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ppojob_trainer.parallel.world import World
 
 @dataclass(frozen=True, slots=True)
 class ExpertRanks:
-    """The ranks that share the experts of each layer, in equal runs; alone a rank has all.
+    """The ranks that hold the experts of each layer, equally many; by default one with all.
 
     All of them call each method, in the same order.
     """
@@ -55,22 +54,22 @@ class ExpertRanks:
         count = experts // self.size
         return range(self.number * count, (self.number + 1) * count)
 
-    def journey(self, counts: Tensor) -> Journey:
-        """Plan the dispatch of rows, (experts,) int64 of which go to each expert."""
+    def plan_exchange(self, counts: Tensor) -> RowExchange:
+        """Plan the dispatch of rows, (experts,) int64 of which go to each expert; a collective."""
         if self.group is None:
-            return Journey(counts)
-        given = counts.view(self.size, -1)
-        taken = torch.empty_like(given)
-        dist.all_to_all_single(taken, given, group=self.group)
-        sent, arriving = torch.stack([given.sum(dim=1), taken.sum(dim=1)]).tolist()
-        experts = torch.arange(given.shape[1], device=counts.device).expand_as(taken).flatten()
-        of_rows = experts.repeat_interleave(taken.flatten(), output_size=sum(arriving))
+            return RowExchange(counts)
+        sent = counts.view(self.size, -1)
+        received = torch.empty_like(sent)
+        dist.all_to_all_single(received, sent, group=self.group)
+        send_counts, receive_counts = torch.stack([sent.sum(dim=1), received.sum(dim=1)]).tolist()
+        experts = torch.arange(sent.shape[1], device=counts.device).expand_as(received).flatten()
+        of_rows = experts.repeat_interleave(received.flatten(), output_size=sum(receive_counts))
         # Rows of an expert are ordered by rank, so that sums have one order.
         order = of_rows.argsort(stable=True)
-        return Journey(taken.sum(dim=0), order, sent, arriving, self.group)
+        return RowExchange(received.sum(dim=0), order, send_counts, receive_counts, self.group)
 
-    def told(self, tensor: Tensor, holder: int) -> Tensor:
-        """Broadcast a tensor from one rank; the others give one of its shape, dtype and device."""
+    def broadcast(self, tensor: Tensor, holder: int) -> Tensor:
+        """Broadcast a tensor from one rank; the others pass one of its shape, dtype and device."""
         if self.group is not None:
             dist.broadcast(tensor, group=self.group, group_src=holder)
         return tensor
@@ -81,53 +80,53 @@ ALONE: Final = ExpertRanks()
 
 
 @dataclass(frozen=True, slots=True)
-class Journey:
+class RowExchange:
     """Dispatch and combine of rows sorted by expert, in one call of a layer's experts."""
 
-    counts: Tensor  # (held experts,) int64, rows that each gets from all ranks
+    counts: Tensor  # (held experts,) int64, rows that each receives from all ranks
     _order: Tensor | None = None  # received rows, sorted by expert; None without communication
-    _given: list[int] | None = None  # rows for each rank
-    _taken: list[int] | None = None  # rows of each rank
+    _sent: list[int] | None = None  # rows for each rank
+    _received: list[int] | None = None  # rows of each rank
     _group: dist.ProcessGroup | None = None
 
-    def there(self, rows: Tensor) -> Tensor:
-        """Dispatch (s, h) of this rank, sorted by all experts, to (r, h), sorted by held ones."""
+    def dispatch(self, rows: Tensor) -> Tensor:
+        """Send (s, h) of this rank, sorted by all experts; return (r, h), sorted by held ones."""
         if self._order is None:
             return rows
-        return _exchange(rows, self._given, self._taken, self._group)[self._order]
+        return _exchange(rows, self._sent, self._received, self._group)[self._order]
 
-    def back(self, said: Tensor) -> Tensor:
+    def combine(self, outputs: Tensor) -> Tensor:
         """Return the outputs (r, h) of received rows to their senders: (s, h), in sent order."""
         if self._order is None:
-            return said
-        arrived = torch.empty_like(self._order)
-        arrived[self._order] = torch.arange(len(self._order), device=said.device)
-        return _exchange(said[arrived], self._taken, self._given, self._group)
+            return outputs
+        places = torch.empty_like(self._order)
+        places[self._order] = torch.arange(len(self._order), device=outputs.device)
+        return _exchange(outputs[places], self._received, self._sent, self._group)
 
 
 class _Exchange(torch.autograd.Function):
-    """All-to-all of (s, h) with the given numbers of rows; the backward pass returns gradients."""
+    """All-to-all of (s, h) with these numbers of rows; the backward pass returns gradients."""
 
     @staticmethod
     def forward(
-        ctx: Any, rows: Tensor, given: list[int], taken: list[int], group: dist.ProcessGroup
+        ctx: Any, rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
     ) -> Tensor:
-        ctx.way = taken, given, group
-        return _all_to_all(rows, given, taken, group)
+        ctx.reverse = received, sent, group
+        return _all_to_all(rows, sent, received, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return _all_to_all(grads[0], *ctx.way), None, None, None
+        return _all_to_all(grads[0], *ctx.reverse), None, None, None
 
 
-def _exchange(rows: Tensor, *way: Any) -> Tensor:
-    arrived: Tensor = _Exchange.apply(rows, *way)  # type: ignore[no-untyped-call]
-    return arrived
+def _exchange(rows: Tensor, *counts_and_group: Any) -> Tensor:
+    received: Tensor = _Exchange.apply(rows, *counts_and_group)  # type: ignore[no-untyped-call]
+    return received
 
 
 def _all_to_all(
-    rows: Tensor, given: list[int], taken: list[int], group: dist.ProcessGroup
+    rows: Tensor, sent: list[int], received: list[int], group: dist.ProcessGroup
 ) -> Tensor:
-    arrived = rows.new_empty(sum(taken), *rows.shape[1:])
-    dist.all_to_all_single(arrived, rows.contiguous(), taken, given, group=group)
-    return arrived
+    output = rows.new_empty(sum(received), *rows.shape[1:])
+    dist.all_to_all_single(output, rows.contiguous(), received, sent, group=group)
+    return output

@@ -3,11 +3,10 @@
 Every weight, or its tensor-parallel shard, is sharded along its first dimension over `HOLDERS`, and
 a layer's weights are all-gathered while it computes. With HSDP each replica is sharded so, and
 gradients are reduced within a replica, then over replicas. They are summed, never averaged: losses
-are already divided by the counts of all ranks. The model of a world of one stays a plain module,
-and everything here leaves it alone.
+are already divided by the counts of all ranks. The model of a world of one is not changed.
 
-With expert parallelism a layer's experts are FSDP modules of their own, all-gathered only by the
-ranks with shards of the same experts.
+With expert parallelism a layer's experts are separate FSDP modules, all-gathered only by the ranks
+with shards of the same experts.
 """
 
 from __future__ import annotations
@@ -61,13 +60,13 @@ def shard_model(
         *data, tensor = mesh.mesh_dim_names or ()
         pieces = cut_layers(model, styles, mesh[tensor])
         mesh = mesh[tuple(data)]
-    held = (layer for layer in decoder_layers(model) if any(True for _ in layer.parameters()))
-    meshes = dict.fromkeys((*held, model), mesh)
+    layers = (layer for layer in decoder_layers(model) if any(True for _ in layer.parameters()))
+    meshes = dict.fromkeys((*layers, model), mesh)
     if world.dims.expert > 1:
-        meshes = dict.fromkeys(experts, _deal_experts(world, experts)) | meshes
+        meshes = dict.fromkeys(experts, _shard_experts(world, experts)) | meshes
     for module, ranks in meshes.items():
         fully_shard(module, mesh=ranks)
-        # Else gloo is asked for a reduction with premultiplication, which it lacks.
+        # Gloo has no reduction with premultiplication.
         module.set_force_sum_reduction_for_comms(True)
         module.set_gradient_divide_factor(1.0)
     parameters: dict[str, Any] = dict(model.named_parameters())
@@ -84,11 +83,10 @@ def decoder_layers(model: nn.Module) -> Iterator[Any]:
 
 
 def as_forward(model: nn.Module, compute: Callable[[], Result]) -> Result:
-    """Run a computation as the model's forward pass.
+    """Run a computation as the model's forward pass; a collective if the model is sharded.
 
     Weights outside of the layers (embedding, final norm, head) are unsharded while it runs, and
-    those of a layer while that is called. A collective if the model is sharded: all ranks must
-    compute equally often.
+    those of a layer while that is called.
     """
     if not isinstance(model, FSDPModule):
         return compute()
@@ -103,7 +101,7 @@ def keep_unsharded(model: nn.Module) -> None:
 
 
 def release(model: nn.Module) -> None:
-    """Reshard weights that were kept for a backward pass that will not come."""
+    """Reshard weights that were kept unsharded for a backward pass that is skipped."""
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
@@ -115,7 +113,7 @@ def reduce_gradients(model: nn.Module, *, is_last: bool) -> None:
         model.set_requires_gradient_sync(is_last)
 
 
-def _deal_experts(world: World, experts: Sequence[nn.Module]) -> DeviceMesh:
+def _shard_experts(world: World, experts: Sequence[nn.Module]) -> DeviceMesh:
     """Shard expert stacks over the expert-parallel ranks, and set their FSDP groups."""
     groups = {"replicate": world.along("replicate"), "shard": world.expert_shards}
     mesh = _mesh(world, {**groups, "expert": world.experts})

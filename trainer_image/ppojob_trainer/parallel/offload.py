@@ -1,8 +1,7 @@
 """Offload: tensors whose bytes are in host memory while they are not computed with.
 
 A tensor stays the same object: its storage, which all views share (FSDP2 keeps some), is emptied
-and filled again. On a CPU bytes are copied and freed too, so everything but the device's name is
-the same there.
+and filled again. On a CPU bytes are copied and freed in the same way.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -22,48 +21,50 @@ class HostMemory:
     """
 
     def __init__(self) -> None:
-        # By identity; bytes, pinned beside a GPU. Storages are kept, so no identity is reused.
-        self._places: dict[int, tuple[UntypedStorage, Tensor]] = {}
+        # By identity; the host's bytes. Storages are kept, so no identity is reused.
+        self._buffers: dict[int, tuple[UntypedStorage, Tensor]] = {}
 
-    def take(self, tensors: Iterable[Tensor]) -> None:
+    def offload(self, tensors: Iterable[Tensor]) -> None:
         """Offload tensors; those already offloaded stay."""
         for storage in map(_storage, tensors):
             if size := storage.nbytes():
-                if id(storage) not in self._places:
-                    self._places[id(storage)] = storage, _host_bytes(size, storage.device)
-                _, place = self._places[id(storage)]
-                place.copy_(_bytes_of(storage))
+                if id(storage) not in self._buffers:
+                    is_pinned = storage.device.type == "cuda"
+                    buffer = torch.empty(size, dtype=torch.uint8, pin_memory=is_pinned)
+                    self._buffers[id(storage)] = storage, buffer
+                _, buffer = self._buffers[id(storage)]
+                buffer.copy_(_bytes_of(storage))
                 storage.resize_(0)
 
-    def give_back(self, tensors: Iterable[Tensor]) -> None:
+    def load(self, tensors: Iterable[Tensor]) -> None:
         """Load tensors back; those on the device stay."""
         for storage in map(_storage, tensors):
-            if (place := self._left(storage)) is not None:
-                storage.resize_(place.nbytes)
-                _bytes_of(storage).copy_(place)
+            if (buffer := self._offloaded(storage)) is not None:
+                storage.resize_(buffer.nbytes)
+                _bytes_of(storage).copy_(buffer)
 
-    def seen(self, tensor: Tensor) -> Tensor:
+    def view(self, tensor: Tensor) -> Tensor:
         """Return a tensor, or this rank's shard, where its bytes are: on host or device.
 
         Valid until it is offloaded or loaded.
         """
         part = local_part(tensor)
-        place = self._left(part.untyped_storage())
-        if place is None:
+        buffer = self._offloaded(part.untyped_storage())
+        if buffer is None:
             return part
-        return place.view(part.dtype).as_strided(part.shape, part.stride(), part.storage_offset())
+        return buffer.view(part.dtype).as_strided(part.shape, part.stride(), part.storage_offset())
 
     def on_device(self, tensor: Tensor) -> Tensor:
         """Return a tensor on its device: itself, or a copy if it is offloaded."""
-        if self._left(_storage(tensor)) is None:
+        if self._offloaded(_storage(tensor)) is None:
             return tensor
-        return shard_like(tensor, self.seen(tensor).to(tensor.device, copy=True))
+        return shard_like(tensor, self.view(tensor).to(tensor.device, copy=True))
 
-    def _left(self, storage: UntypedStorage) -> Tensor | None:
+    def _offloaded(self, storage: UntypedStorage) -> Tensor | None:
         """Return the bytes of an offloaded storage; None if it is on its device, or empty."""
-        if storage.nbytes() or id(storage) not in self._places:
+        if storage.nbytes() or id(storage) not in self._buffers:
             return None
-        return self._places[id(storage)][1]
+        return self._buffers[id(storage)][1]
 
 
 class Resident:
@@ -72,64 +73,64 @@ class Resident:
     Their gradients are freed with them: none is needed after an update.
     """
 
-    def __init__(self, weights: Iterable[nn.Parameter], *, leaves: bool) -> None:
-        """Make it with weights on the device; `leaves` says whether they are ever offloaded."""
+    def __init__(self, weights: Iterable[nn.Parameter], *, may_offload: bool) -> None:
+        """Take weights on the device; `may_offload`: whether they are ever offloaded."""
         self.host = HostMemory()
-        self._weights: Sequence[nn.Parameter] = list(weights) if leaves else []
+        self._weights: Sequence[nn.Parameter] = list(weights) if may_offload else []
 
-    def enter(self) -> None:
+    def load(self) -> None:
         """Load onto the device."""
-        self.host.give_back(weight.detach() for weight in self._weights)
+        self.host.load(weight.detach() for weight in self._weights)
 
-    def leave(self) -> None:
+    def offload(self) -> None:
         """Offload, if the weights ever are."""
         for weight in self._weights:
             weight.grad = None
-        self.host.take(weight.detach() for weight in self._weights)
+        self.host.offload(weight.detach() for weight in self._weights)
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Be on the device within the block."""
-        self.enter()
+    def on_device(self) -> Iterator[None]:
+        """Have the weights on the device within the block."""
+        self.load()
         try:
             yield
         finally:
-            self.leave()
+            self.offload()
 
 
-class OneOfSeveral(Resident):
+class SwappedModels(Resident):
     """Weights of several models, one of which is on the device; all, without offload."""
 
     def __init__(self, models: Sequence[Resident]) -> None:
-        super().__init__((), leaves=False)
+        super().__init__((), may_offload=False)
         self._models = models
         self.chosen = 0
 
     def choose(self, number: int) -> None:
         """Load one model, and offload the one before it."""
         if number != self.chosen:
-            self._models[self.chosen].leave()
+            self._models[self.chosen].offload()
         self.chosen = number
-        self._models[number].enter()
+        self._models[number].load()
 
-    def enter(self) -> None:
+    def load(self) -> None:
         """Do nothing: a model is loaded when it is chosen."""
 
-    def leave(self) -> None:
+    def offload(self) -> None:
         """Offload, if the weights ever are."""
-        self._models[self.chosen].leave()
+        self._models[self.chosen].offload()
 
 
 def saved_on_host() -> AbstractContextManager[object]:
     """Offload to host memory the activations that a forward pass in the block saves."""
 
     def pack(saved: Tensor) -> tuple[torch.device, Tensor]:
-        place = torch.empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
-        return saved.device, place.copy_(saved)
+        buffer = torch.empty_like(saved, device="cpu", pin_memory=saved.is_cuda)
+        return saved.device, buffer.copy_(saved)
 
     def unpack(packed: tuple[torch.device, Tensor]) -> Tensor:
-        device, place = packed
-        return place.to(device)
+        device, buffer = packed
+        return buffer.to(device)
 
     return saved_tensors_hooks(pack, unpack)
 
@@ -140,7 +141,3 @@ def _storage(tensor: Tensor) -> UntypedStorage:
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _host_bytes(size: int, device: torch.device) -> Tensor:
-    return torch.empty(size, dtype=torch.uint8, pin_memory=device.type == "cuda")

@@ -25,23 +25,23 @@ from torch import Tensor
 
 from ppojob_trainer.parallel.world import World
 
-Turn = Literal["forward", "backward"]
+Direction = Literal["forward", "backward"]
 
 
-def turns(passes: int, behind: int) -> Iterator[tuple[Turn, int]]:
-    """Return the 1F1B order of a stage's passes, with `behind` stages after it."""
-    for number in range(passes + behind):
+def schedule_1f1b(passes: int, stages_after: int) -> Iterator[tuple[Direction, int]]:
+    """Return the 1F1B order of a stage's passes."""
+    for number in range(passes + stages_after):
         if number < passes:
             yield "forward", number
-        if number >= behind:
-            yield "backward", number - behind
+        if number >= stages_after:
+            yield "backward", number - stages_after
 
 
 @contextmanager
 def _untraced() -> Iterator[None]:
-    """Hide a gloo operation from torch.profiler: if it ends after the trace, the process crashes.
+    """Hide a gloo operation from torch.profiler, which crashes if it ends after the trace.
 
-    A send may end after the trace in which it began (torch 2.13).
+    As a send may (torch 2.13).
     """
     torch._C._autograd._enable_record_function(False)
     try:
@@ -63,9 +63,9 @@ class _Lane:
     def send(self, tensor: Tensor, stage: int) -> None:
         if self._sent is not None:
             self._sent[0].wait()
-        kept = tensor.contiguous()
+        sent = tensor.contiguous()
         with _untraced():
-            self._sent = self.group.send([kept], stage, 0), kept
+            self._sent = self.group.send([sent], stage, 0), sent
 
     def receive(self, into: Tensor, stage: int) -> Tensor:
         with _untraced():
@@ -94,14 +94,14 @@ class PipelineRanks:
         return self.number == 0
 
     @property
-    def behind(self) -> int:
+    def stages_after(self) -> int:
         """Number of stages after this one."""
         return self.size - 1 - self.number
 
     @property
     def is_last(self) -> bool:
         """Whether this stage has the head."""
-        return self.behind == 0
+        return self.stages_after == 0
 
     def send(self, states: Tensor) -> None:
         """Send hidden states to the next stage, which calls `receive`."""
@@ -120,8 +120,8 @@ class PipelineRanks:
         into = torch.empty_like(states, memory_format=torch.contiguous_format)
         return self._lanes[1].receive(into, self.number + 1)
 
-    def told(self, tensor: Tensor, stage: int) -> Tensor:
-        """Broadcast a tensor from one stage; the others give one of its shape, dtype and device."""
+    def broadcast(self, tensor: Tensor, stage: int) -> Tensor:
+        """Broadcast a tensor from a stage; the others pass one of its shape, dtype and device."""
         if self.size > 1:
             dist.broadcast(tensor, group=self._lanes[0].group, group_src=stage)
         return tensor
@@ -131,16 +131,16 @@ class PipelineRanks:
     ) -> tuple[Tensor, ...]:
         """Broadcast the last stage's columns (length,), float32 in host memory.
 
-        The others have none, and do not know their number.
+        The other stages pass none; their number is broadcast too.
         """
         if self.size == 1:
             return tuple(columns)
         last = self.size - 1
-        count = int(self.told(torch.tensor(len(columns), device=device), last))
+        count = int(self.broadcast(torch.tensor(len(columns), device=device), last))
         table = torch.stack(list(columns)) if self.is_last else torch.empty(count, length)
-        return self.told(table.to(device), last).cpu().unbind()
+        return self.broadcast(table.to(device), last).cpu().unbind()
 
-    def add_ends(self, gradient: Tensor) -> None:
+    def all_reduce_ends(self, gradient: Tensor) -> None:
         """Sum the gradients that the first and the last stage have of a tied weight, in place.
 
         Both call it; a + b has the same bits as b + a. One sends before it receives, the other

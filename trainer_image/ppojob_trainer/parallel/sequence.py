@@ -48,18 +48,18 @@ class SequenceRanks:
         if self.size == 1:
             return query, key, value
         copies = lcm(key.shape[1], self.size) // key.shape[1]
-        whole = (query, *(x.repeat_interleave(copies, dim=1) for x in (key, value)))
-        dealt, size = self.dealt(*(x.flatten(1) for x in whole)), query.shape[-1]
-        return tuple(x.reshape(len(x), -1, size) for x in dealt)
+        heads = (query, *(x.repeat_interleave(copies, dim=1) for x in (key, value)))
+        own, size = self.to_columns(*(x.flatten(1) for x in heads)), query.shape[-1]
+        return tuple(x.reshape(len(x), -1, size) for x in own)
 
-    def dealt(self, *parts: Tensor) -> tuple[Tensor, ...]:
+    def to_columns(self, *parts: Tensor) -> tuple[Tensor, ...]:
         """All-to-all (t, n) each to (T, n / S), this rank's shard of each n; of one dtype."""
         if self.size == 1:
             return parts
-        shares = [part.reshape(len(part), self.size, -1) for part in parts]
-        sent = torch.cat(shares, dim=2).transpose(0, 1)
-        arrived = _exchange(sent, self.group).flatten(0, 1)
-        return torch.split(arrived, [share.shape[2] for share in shares], dim=1)
+        shards = [part.reshape(len(part), self.size, -1) for part in parts]
+        sent = torch.cat(shards, dim=2).transpose(0, 1)
+        received = _exchange(sent, self.group).flatten(0, 1)
+        return torch.split(received, [shard.shape[2] for shard in shards], dim=1)
 
     def own_heads(self, values: Tensor) -> Tensor:
         """Return the values of this rank's query heads: (H,) to (H / S,)."""
@@ -69,98 +69,96 @@ class SequenceRanks:
         """All-to-all (T, H / S, D) back to (t, H, D)."""
         if self.size == 1:
             return output
-        arrived = _exchange(output.reshape(self.size, -1, *output.shape[1:]), self.group)
-        return arrived.transpose(0, 1).flatten(1, 2)
+        received = _exchange(output.reshape(self.size, -1, *output.shape[1:]), self.group)
+        return received.transpose(0, 1).flatten(1, 2)
 
-    def every(self, values: Tensor) -> Tensor:
+    def all_gather(self, values: Tensor) -> Tensor:
         """All-gather (t, ...) of each rank to (T, ...); no gradient."""
         if self.size == 1:
             return values
         sent = values.contiguous().view(torch.uint8)
-        whole = sent.new_empty(self.size * len(sent), *sent.shape[1:])
-        dist.all_gather_single(whole, sent, group=self.group)
-        return whole.view(values.dtype)
+        received = sent.new_empty(self.size * len(sent), *sent.shape[1:])
+        dist.all_gather_single(received, sent, group=self.group)
+        return received.view(values.dtype)
 
-    def summed(self, values: Tensor) -> Tensor:
-        """All-reduce the values; no gradient."""
+    def all_reduce_(self, values: Tensor) -> Tensor:
+        """All-reduce the values in place; no gradient."""
         if self.size > 1:
             dist.all_reduce(values, group=self.group)
         return values
 
-    def total(self, values: Tensor) -> Tensor:
+    def sum_with_gradient(self, values: Tensor) -> Tensor:
         """All-reduce the values; the gradient is all-reduced too."""
         if self.size == 1:
             return values
-        whole: Tensor = _BothWays.apply(values, _summed, self.group)  # type: ignore[no-untyped-call]
-        return whole
+        total: Tensor = _Symmetric.apply(values, _all_reduce, self.group)  # type: ignore[no-untyped-call]
+        return total
 
-    def gathered(self, values: Tensor, places: Tensor, total: int) -> Tensor:
-        """Scatter the values (n, ...) of all ranks to their places: (total, ...).
+    def gather_at(self, values: Tensor, places: Tensor, total: int) -> Tensor:
+        """All-gather the values (n, ...) of all ranks to their places: (total, ...).
 
-        Each place belongs to one rank, which alone gets its gradient; so all ranks must compute the
-        same with the result.
+        Each place belongs to one rank, and only that gets its gradient; so all ranks must compute
+        the same with the result.
         """
         if self.size == 1:
             return values
-        whole: Tensor = _Gathered.apply(  # type: ignore[no-untyped-call]
-            values, places, total, self.group
-        )
-        return whole
+        gathered: Tensor = _GatherAt.apply(values, places, total, self.group)  # type: ignore[no-untyped-call]
+        return gathered
 
 
 ALONE: Final = SequenceRanks()
 """A rank that has all tokens."""
 
 
-class _BothWays(torch.autograd.Function):
+class _Symmetric(torch.autograd.Function):
     """A collective whose backward pass is the same collective."""
 
     @staticmethod
     def forward(
         ctx: Any,
         values: Tensor,
-        act: Callable[[Tensor, dist.ProcessGroup], Tensor],
+        collective: Callable[[Tensor, dist.ProcessGroup], Tensor],
         group: dist.ProcessGroup,
     ) -> Tensor:
-        ctx.act, ctx.group = act, group
-        return act(values, group)
+        ctx.collective, ctx.group = collective, group
+        return collective(values, group)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        return ctx.act(grads[0], ctx.group), None, None
+        return ctx.collective(grads[0], ctx.group), None, None
 
 
 def _exchange(parts: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """All-to-all (S, ...): part i goes to rank i."""
-    arrived: Tensor = _BothWays.apply(parts, _all_to_all, group)  # type: ignore[no-untyped-call]
-    return arrived
+    received: Tensor = _Symmetric.apply(parts, _all_to_all, group)  # type: ignore[no-untyped-call]
+    return received
 
 
 def _all_to_all(parts: Tensor, group: dist.ProcessGroup) -> Tensor:
     sent = parts.contiguous()
-    arrived = torch.empty_like(sent)
-    dist.all_to_all_single(arrived, sent, group=group)
-    return arrived
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=group)
+    return received
 
 
-def _summed(values: Tensor, group: dist.ProcessGroup) -> Tensor:
+def _all_reduce(values: Tensor, group: dist.ProcessGroup) -> Tensor:
     total = values.clone(memory_format=torch.contiguous_format)
     dist.all_reduce(total, group=group)
     return total
 
 
-class _Gathered(torch.autograd.Function):
-    """See `SequenceRanks.gathered`."""
+class _GatherAt(torch.autograd.Function):
+    """See `SequenceRanks.gather_at`."""
 
     @staticmethod
     def forward(
         ctx: Any, values: Tensor, places: Tensor, total: int, group: dist.ProcessGroup
     ) -> Tensor:
         ctx.save_for_backward(places)
-        whole = values.new_zeros(total, *values.shape[1:])
-        whole[places] = values
-        dist.all_reduce(whole, group=group)  # a value plus zeros: no rounding
-        return whole
+        gathered = values.new_zeros(total, *values.shape[1:])
+        gathered[places] = values
+        dist.all_reduce(gathered, group=group)  # a value plus zeros: no rounding
+        return gathered
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:

@@ -55,12 +55,14 @@ class Style:
         cuts: distribution of its parameters, by name.
         shares: relative lengths of the pieces of fused parameters along the sharded dimension.
         counts: attributes of the module, or of its `config.`, to divide by the ranks.
+        head: width of the heads that its outputs are, if a rank needs whole ones; else 0.
     """
 
     layer: type[TensorLayer]
     cuts: Mapping[str, Cut] = field(default_factory=dict)
     shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     counts: tuple[str, ...] = ()
+    head: int = 0
 
 
 class TensorLayer(nn.Module):
@@ -114,6 +116,24 @@ class StatesToColwise(TensorLayer):
         return self._compute(*inputs, **options)
 
 
+class Heads(TensorLayer):
+    """A column-parallel projection to keys or values, or to queries, keys and values in turn.
+
+    Of a head that ranks share each computes a part, and gathers the others' (as Megatron-Core).
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """Map (..., in) to whole heads, of each kind (..., heads x width)."""
+        output: Tensor = self._compute(input)
+        shares = self.style.shares.get("weight", (1,))
+        each = output.shape[-1] // sum(shares)
+        if each * min(shares) >= self.style.head:
+            return output
+        parts = torch.split(output, [each * share for share in shares], dim=-1)
+        heads = [_whole_heads(part, self.style.head, self.ranks) for part in parts]
+        return torch.cat(heads, dim=-1)
+
+
 class OverAllHeads(TensorLayer):
     """An RMSNorm over all heads (QK-norm), sharded over the ranks as its weight is."""
 
@@ -126,8 +146,7 @@ class OverAllHeads(TensorLayer):
         mean = _SumOfGradients.apply(total, self.ranks) / self.ranks.size()  # type: ignore[no-untyped-call]
         said: Tensor = self._compute(input)
         ratio = ((own + self.variance_epsilon) / (mean + self.variance_epsilon)).sqrt()
-        output: Tensor = (said * ratio).to(said.dtype)
-        return output
+        return _whole_heads((said * ratio).to(said.dtype), self.style.head, self.ranks)
 
 
 class Rowwise(TensorLayer):
@@ -248,13 +267,14 @@ class _ConfigView:
 
 
 def _share(module: Any, count: str, ranks: int) -> None:
-    """Divide a count of a module, or of its configuration, by the ranks."""
+    """Divide a count of a module, or of its configuration, by the ranks; at least 1."""
     holder, _, name = count.rpartition(".")
+    owner = getattr(module, holder) if holder else module
+    share = max(1, getattr(owner, name) // ranks)
     if holder:
-        config = getattr(module, holder)
-        setattr(module, holder, _ConfigView(config, name, getattr(config, name) // ranks))
+        setattr(module, holder, _ConfigView(owner, name, share))
     else:
-        setattr(module, name, getattr(module, name) // ranks)
+        setattr(module, name, share)
 
 
 class _Sum(torch.autograd.Function):
@@ -280,6 +300,41 @@ class _SumOfGradients(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         return summed(grads[0], ctx.ranks), None
+
+
+def _whole_heads(part: Tensor, width: int, ranks: DeviceMesh) -> Tensor:
+    """Gather a head (..., width) from n neighbours that each have (..., width / n) of it.
+
+    The gradient of a part is the sum of theirs, in the order of ranks. Whole heads stay as they
+    are.
+    """
+    sharing = width // part.shape[-1]
+    if sharing <= 1:
+        return part
+    parts: Tensor = _Exchange.apply(part.expand(sharing, *part.shape), ranks)  # type: ignore[no-untyped-call]
+    return parts.movedim(0, -2).flatten(-2)
+
+
+class _Exchange(torch.autograd.Function):
+    """All-to-all (n, ...) of n neighbours in both passes: part i goes to the i-th of them."""
+
+    @staticmethod
+    def forward(ctx: Any, parts: Tensor, ranks: DeviceMesh) -> Tensor:
+        ctx.ranks = ranks
+        return _exchanged(parts, ranks)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        return _exchanged(grads[0], ctx.ranks), None
+
+
+def _exchanged(parts: Tensor, ranks: DeviceMesh) -> Tensor:
+    sent = parts.contiguous()
+    arrived, sharing = torch.empty_like(sent), len(sent)
+    first = ranks.get_local_rank() // sharing * sharing
+    counts = [int(first <= rank < first + sharing) for rank in range(ranks.size())]
+    dist.all_to_all_single(arrived, sent, counts, counts, group=ranks.get_group())
+    return arrived
 
 
 def summed(partial: Tensor, ranks: DeviceMesh) -> Tensor:

@@ -1,4 +1,4 @@
-"""Vocabulary parallelism: this rank's run of an output layer's rows."""
+"""Vocabulary parallelism: this rank's shard of an output layer's rows."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from ppojob_trainer.parallel.tensor_styles import summed
 
 
 @dataclass(frozen=True, slots=True)
-class VocabularyRun:
+class VocabularyShard:
     """The tokens of this rank's shard of an output layer; all of them if it is not sharded."""
 
     size: int  # of the whole vocabulary
     first: int = 0  # first token
-    ranks: DeviceMesh | None = None  # the other shards' ranks too; None if not sharded
+    ranks: DeviceMesh | None = None  # of all shards; None if not sharded
 
     @classmethod
-    def of(cls, weight: Tensor) -> VocabularyRun:
-        """Return the run of a matrix (V, h), sharded by rows or not."""
+    def of(cls, weight: Tensor) -> VocabularyShard:
+        """Return the shard of a matrix (V, h), sharded by rows or not."""
         if not isinstance(weight, DTensor):
             return cls(weight.shape[0])
         return cls(weight.shape[0], box_of(weight).start[0], weight.device_mesh)
 
-    def gathered(self, values: Tensor) -> Tensor:
+    def all_gather(self, values: Tensor) -> Tensor:
         """All-gather (...) in rank order: (ranks, ...)."""
         if self.ranks is None:
             return values[None]
@@ -37,7 +37,7 @@ class VocabularyRun:
         dist.all_gather(parts, values, group=self.ranks.get_group())
         return torch.stack(parts)
 
-    def summed(self, values: Tensor) -> Tensor:
+    def all_reduce(self, values: Tensor) -> Tensor:
         """All-reduce (...)."""
         return values if self.ranks is None else summed(values, self.ranks)
 

@@ -1,8 +1,8 @@
 """The world of a role: the process groups of ranks 0..N-1 of one attempt.
 
-It must exist before the rollout engine is made: vLLM takes the default group as its own world, so
-no other role may be in it. Its store is served by rank 0 and ends with the attempt. Groups of some
-of its ranks, if the layout has any, are opened with it.
+It is opened before the rollout engine is created: vLLM takes the default group as its own world, so
+no other role may be in it. Rank 0 serves its store, which ends with the attempt. Groups of some of
+its ranks, if the layout has any, are opened with it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _ATTEMPT_SECONDS = 2.0
 _PAUSE_SECONDS = 0.1
 _BACKLOG = 1024
 OpenGroup = Callable[[tuple[int, ...]], dist.ProcessGroup]
-"""Function that opens a group; all ranks call it for all groups in one order, as torch requires."""
+"""Function that opens a group; all ranks call it for all groups in the same order."""
 
 _DIVISIONS: tuple[tuple[Dimension, ...], ...] = (
     HOLDERS,
@@ -59,7 +59,7 @@ def gloo_options(address: str, timeout_seconds: float) -> Any:
 
 
 def _open_gloo(place: Any, options: Any) -> dist.ProcessGroupGloo:
-    """Open a gloo group with these options; without (by other code) with torch's own."""
+    """Open a gloo group with these options; None, from code outside of this module: torch's."""
     of_group = (place.store, place.group_rank, place.group_size)
     if options is None:
         return dist.ProcessGroupGloo(*of_group, timeout=place.timeout)
@@ -76,19 +76,17 @@ class World:
     rank: int  # 0 to size - 1
     size: int  # ranks of the role
     device: torch.device  # where its tensors are
-    # of all ranks; None only for a single rank without a process group
-    group: dist.ProcessGroup | None
+    group: dist.ProcessGroup | None  # of all ranks; None for a single rank without one
     store: Store  # key-value store of the ranks, prefixed by the attempt
     dims: ParallelDims = field(default_factory=ParallelDims)  # the layout of the role
-    # the ranks along `pipeline` again, for backward transfers; None for one stage
+    # Of the ranks along `pipeline` again, for backward transfers; None for one stage.
     back: dist.ProcessGroup | None = None
     _groups: Mapping[tuple[Dimension, ...], dist.ProcessGroup] = field(default_factory=dict)
-    # of the ranks that share the experts of a layer, and of those with shards of the same ones;
-    # None without expert parallelism
+    # Of the ranks with different experts of a layer, and of those with shards of the same ones;
+    # None without expert parallelism.
     experts: dist.ProcessGroup | None = None
     expert_shards: dist.ProcessGroup | None = None
-    # of the ranks that share this one's rollout engine; None if it has its own
-    engine: dist.ProcessGroup | None = None
+    engine: dist.ProcessGroup | None = None  # of a rollout engine's ranks; None for one rank
 
     @property
     def leads_engine(self) -> bool:
@@ -110,15 +108,12 @@ class World:
 
 
 @dataclass(frozen=True, slots=True)
-class MeetingPoint:
-    """Address and key of an attempt's store, served by rank 0.
-
-    The key, `<job uid>/<role>/<attempt>`, is the prefix of all keys there.
-    """
+class Rendezvous:
+    """Address of an attempt's store, served by rank 0, and the prefix of its keys."""
 
     host: str
     port: int
-    key: str
+    key: str  # <job uid>/<role>/<attempt>
 
 
 @contextmanager
@@ -130,7 +125,7 @@ def open_world(
     dims: ParallelDims | None = None,
     engine_ranks: int = 1,
     address: str = "127.0.0.1",
-    meeting: MeetingPoint | None = None,
+    rendezvous: Rendezvous | None = None,
     open_seconds: float = 300.0,
     operation_seconds: float = 600.0,
 ) -> Iterator[World]:
@@ -144,21 +139,21 @@ def open_world(
         engine_ranks: number of neighbours that share a rollout engine.
         address: of this pod; gloo and the store bind only to it, since pods on one machine
             share the ports.
-        meeting: the store; None for one rank whose store nobody else needs.
+        rendezvous: the store; None for one rank, unless other roles connect to it.
         open_seconds: how long to wait for rank 0.
         operation_seconds: limit of one collective.
 
     Raises:
-        WorldNotOpen: rank 0 did not come, or its port is taken.
+        WorldNotOpen: rank 0 did not open the store in time, or its port is taken.
     """
-    assert size == 1 or meeting is not None, "several ranks have to meet"
+    assert size == 1 or rendezvous is not None, "several ranks need a store"
     dims = dims or ParallelDims(shard=size)
-    assert dims.size == size, "a layout has a place for each rank"
+    assert dims.size == size, "the layout is one of all ranks"
     store: Store = HashStore()
-    if meeting is not None and rank == 0:
-        store = PrefixStore(meeting.key, _host_store(meeting, address, open_seconds))
-    elif meeting is not None:
-        store = find_store(meeting, open_seconds)
+    if rendezvous is not None and rank == 0:
+        store = PrefixStore(rendezvous.key, _host_store(rendezvous, address, open_seconds))
+    elif rendezvous is not None:
+        store = find_store(rendezvous, open_seconds)
     limit = timedelta(seconds=operation_seconds)
     backend = POD_GLOO
     if device.type == "cuda":
@@ -177,12 +172,12 @@ def open_world(
         backend, store=store, rank=rank, world_size=size, timeout=limit, pg_options=options()
     )
     try:
-        yield _world_of(rank, size, device, store, dims, engine_ranks, open_group)
+        yield _open_groups(rank, size, device, store, dims, engine_ranks, open_group)
     finally:
         dist.destroy_process_group()
 
 
-def _world_of(
+def _open_groups(
     rank: int,
     size: int,
     device: torch.device,
@@ -191,57 +186,40 @@ def _world_of(
     engine_ranks: int,
     open_group: OpenGroup,
 ) -> World:
-    """Return the place of a rank in the open world, with all of its groups."""
-    groups, back = _open_groups(dims, rank, open_group)
-    experts = expert_shards = None
-    if dims.expert > 1:
-        experts = _open_division(dims.of_experts.groups("sequence"), rank, open_group)
-        expert_shards = _open_division(dims.of_experts.groups("shard"), rank, open_group)
-    engine = None
-    if engine_ranks > 1:
-        engines = ParallelDims(replicate=size // engine_ranks, tensor=engine_ranks)
-        engine = _open_division(engines.groups("tensor"), rank, open_group)
-    shared = {"experts": experts, "expert_shards": expert_shards, "engine": engine}
-    return World(rank, size, device, dist.group.WORLD, store, dims, back, groups, **shared)
+    """Open the groups of all ranks, in the same order on each, as torch requires."""
+    whole_group = dist.group.WORLD
+    assert whole_group is not None, "the world is initialized"
 
+    def open_all(division: Sequence[tuple[int, ...]]) -> dist.ProcessGroup:
+        groups = {ranks: open_group(ranks) for ranks in division}
+        return next(group for ranks, group in groups.items() if rank in ranks)
 
-def _open_groups(
-    dims: ParallelDims, rank: int, open_group: OpenGroup
-) -> tuple[dict[tuple[Dimension, ...], dist.ProcessGroup], dist.ProcessGroup | None]:
-    """Open the groups of this rank, and the one for backward transfers along a pipeline.
-
-    All ranks open all of them in one order, as torch requires.
-    """
-    found: dict[tuple[Dimension, ...], dist.ProcessGroup] = {}
-    everybody = dist.group.WORLD
-    assert everybody is not None, "the world comes before its parts"
+    groups: dict[tuple[Dimension, ...], dist.ProcessGroup] = {}
     for names in _DIVISIONS:
         division = dims.groups(*names)
         if len(division) == 1:
-            found[names] = everybody
+            groups[names] = whole_group
         elif len(division[0]) > 1 or names == HOLDERS:
-            found[names] = _open_division(division, rank, open_group)
-    back = None
-    if dims.pipeline > 1:
-        back = _open_division(dims.groups("pipeline"), rank, open_group)
-    return found, back
+            groups[names] = open_all(division)
+    back = open_all(dims.groups("pipeline")) if dims.pipeline > 1 else None
+    experts = expert_shards = engine = None
+    if dims.expert > 1:
+        experts = open_all(dims.of_experts.groups("sequence"))
+        expert_shards = open_all(dims.of_experts.groups("shard"))
+    if engine_ranks > 1:
+        engines = ParallelDims(replicate=size // engine_ranks, tensor=engine_ranks)
+        engine = open_all(engines.groups("tensor"))
+    more = {"experts": experts, "expert_shards": expert_shards, "engine": engine}
+    return World(rank, size, device, whole_group, store, dims, back, groups, **more)
 
 
-def _open_division(
-    division: Sequence[tuple[int, ...]], rank: int, open_group: OpenGroup
-) -> dist.ProcessGroup:
-    """Open all groups of a division of the ranks; return this rank's."""
-    groups = {ranks: open_group(ranks) for ranks in division}
-    return next(group for ranks, group in groups.items() if rank in ranks)
-
-
-def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCPStore:
+def _host_store(rendezvous: Rendezvous, address: str, open_seconds: float) -> TCPStore:
     """Serve the store on this pod's own address: by default torch binds to all."""
     try:
-        listener = socket.create_server((address, meeting.port), backlog=_BACKLOG)
+        listener = socket.create_server((address, rendezvous.port), backlog=_BACKLOG)
     except OSError as error:
         raise WorldNotOpen(
-            f"{meeting.key}: got {address}:{meeting.port} for its store: {error}; a free port"
+            f"{rendezvous.key}: got {address}:{rendezvous.port} for its store: {error}; a free port"
         ) from error
     port = listener.getsockname()[1]
     store = TCPStore(
@@ -252,11 +230,11 @@ def _host_store(meeting: MeetingPoint, address: str, open_seconds: float) -> TCP
         wait_for_workers=False,
         master_listen_fd=listener.detach(),
     )
-    store.set(_open_key(meeting), "")
+    store.set(f"{rendezvous.key}/open", "")
     return store
 
 
-def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
+def find_store(rendezvous: Rendezvous, open_seconds: float = 10.0) -> Store:
     """Connect to the store of an attempt's rank 0; rank 0 may start much later.
 
     The store of an attempt that is ending may answer, so the attempt's own key is checked.
@@ -265,24 +243,20 @@ def find_store(meeting: MeetingPoint, open_seconds: float = 10.0) -> Store:
         WorldNotOpen: rank 0 does not answer within the time.
     """
     end, attempt = time.monotonic() + open_seconds, timedelta(seconds=_ATTEMPT_SECONDS)
-    host, port = meeting.host, meeting.port
+    host, port = rendezvous.host, rendezvous.port
     while True:
         try:
-            # Torch logs a page for every refusal, so connect only once somebody listens.
+            # Torch logs a page for every refused connection, so try a plain one first.
             socket.create_connection((host, port), _ATTEMPT_SECONDS).close()
             store = TCPStore(host, port, is_master=False, timeout=attempt, wait_for_workers=False)
-            store.wait([_open_key(meeting)], attempt)
+            store.wait([f"{rendezvous.key}/open"], attempt)
         except (OSError, dist.DistError) as error:
             if time.monotonic() < end:
                 time.sleep(_PAUSE_SECONDS)
                 continue
             raise WorldNotOpen(
-                f"{meeting.key}: rank 0 did not open its store at {host}:{port} within "
+                f"{rendezvous.key}: rank 0 did not open its store at {host}:{port} within "
                 f"{open_seconds:g} s"
             ) from error
         store.set_timeout(timedelta(seconds=open_seconds))
-        return PrefixStore(meeting.key, store)
-
-
-def _open_key(meeting: MeetingPoint) -> str:
-    return f"{meeting.key}/open"
+        return PrefixStore(rendezvous.key, store)

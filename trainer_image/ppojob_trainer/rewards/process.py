@@ -2,7 +2,6 @@
 
 import itertools
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
@@ -24,7 +23,7 @@ from ppojob_trainer.children.pool import (
 )
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.errors import NonFiniteReward, RewardFailed
+from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rewards.records import DROPPED, FAILED, RewardItem, RewardResult
 from ppojob_trainer.rewards.routing import SCORERS, route
 from ppojob_trainer.rewards.wire import (
@@ -127,7 +126,6 @@ class ScoringPool(Closeable):
         Raises:
             RewardFailed: a function raised, hung, died or returned an invalid value, and has no
                 error score. The remaining responses are not scored.
-            NonFiniteReward: the same for NaN and infinity.
         """
         stop = threading.Event()
         runs = [(position, list(range(len(items)))) for position in sorted(self._batched)]
@@ -341,17 +339,7 @@ def _failure(function: _Function, items: Sequence[RewardItem], answer: Scored) -
     if len(items) > 1:
         return RewardFailed(f"{name}: rows {first.row} to {items[-1].row}", reason)
     where, response = f"{name}: row {first.row}", first.response[:TOLD_CHARACTERS]
-    if answer.reason_code == "NonFiniteReward":
-        value = _number(answer.got)
-        return NonFiniteReward(where, value, answer.why, row=first.row, response=response)
     return RewardFailed(where, reason, row=first.row, response=response)
-
-
-def _number(text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:  # an integer of more digits than are shown
-        return math.inf
 
 
 def _combined(answers: list[tuple[_Function, Scored]]) -> RewardResult:

@@ -17,24 +17,16 @@ from ppojob_trainer.models.kinds import POLICY
 
 
 def checkpoint_names(config: PretrainedConfig) -> frozenset[str]:
-    """Return the Hugging Face names that a whole set of weights for a model has.
+    """Return the Hugging Face names of a full set of weights; ConfigError if a size is missing.
 
-    Other tensors in files (old rotary tables, another library's value head) do not belong to the
-    model. A tied `lm_head.weight` is left out, since files may or may not contain it.
-
-    Raises:
-        ConfigError: If the config lacks a size.
+    A tied `lm_head.weight`, which files may or may not contain, is not included.
     """
     sizes = _sizes(config)
     return frozenset(dict((*backbone_tensors(sizes), *POLICY.head(sizes))))
 
 
 def adapter_names(config: PretrainedConfig, lora: LoraSpec) -> frozenset[str]:
-    """Return the names of the matrices of a model's adapters.
-
-    Raises:
-        ConfigError: If the config lacks a size.
-    """
+    """Return the names of a model's adapter matrices; ConfigError if a size is missing."""
     return frozenset(adapter_shapes(_sizes(config), lora))
 
 
@@ -47,14 +39,14 @@ def _sizes(config: PretrainedConfig) -> Sizes:
 
 def has_states(config: PretrainedConfig) -> bool:
     """Whether some layers of a model keep a recurrent state."""
-    return _sizes(config).states is not None
+    return _sizes(config).recurrence is not None
 
 
 def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
-    """Return the cache bytes of one token on a rank: keys and values of its heads, of all layers.
+    """Return the cache bytes of one token on a rank: keys and values of all attention layers.
 
-    Layers with recurrent states have none, nor have those that reuse an earlier layer's.
-    Tensor-parallel ranks of an engine share the heads, and each has at least one.
+    Layers that reuse an earlier layer's have none. Tensor-parallel ranks share the heads, at least
+    one each.
     """
     latent = getattr(config, "kv_lora_rank", None)
     if latent is not None:  # shared by all heads
@@ -68,14 +60,14 @@ def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, rank
 
 
 def state_bytes(config: PretrainedConfig, dtype: torch.dtype, ranks: int = 1) -> int:
-    """Return a row's cache bytes on a rank besides its tokens, if layers keep recurrent states.
+    """Return the cache bytes of a row on a rank for recurrent states.
 
     Attention layers count as well: their last block is as large as a state.
     """
     sizes = _sizes(config)
-    if (states := sizes.states) is None:
+    if (states := sizes.recurrence) is None:
         return 0
     inputs = states.channels * (states.taps - 1) * dtype.itemsize
     layer = inputs + states.inner * states.key * torch.float32.itemsize
-    kept = len(states.layers) + sum(map(sizes.has_attention, range(sizes.layers)))
-    return kept * layer // ranks
+    layers = len(states.layers) + sum(map(sizes.has_attention, range(sizes.layers)))
+    return layers * layer // ranks

@@ -35,7 +35,7 @@ _SET_BY: Final = {
     "hf_token": "HF_TOKEN in spec.pods[].env",
     "seed": "spec.seed",
 }
-"""Arguments that the product sets, by the field that they come from."""
+"""Arguments that are set from fields of the job."""
 _FIXED: Final = frozenset(
     {
         *("load_format", "skip_tokenizer_init", "enable_prefix_caching", "logprobs_mode"),
@@ -45,7 +45,7 @@ _FIXED: Final = frozenset(
         *("language_model_only", "mm_encoder_only", "mamba_ssm_cache_dtype"),
     }
 )
-"""Arguments that the product always sets."""
+"""Arguments that are always set."""
 _NOT_YET: Final = {
     **dict.fromkeys(
         ("quantization", "quantization_config"),
@@ -65,7 +65,7 @@ _NOT_YET: Final = {
 
 
 def check_arguments(arguments: Mapping[str, Json]) -> Iterator[Problem]:
-    """Return what is wrong with the names; existing names are known where vLLM is installed."""
+    """Yield problems with the names; unknown names are found where vLLM is installed."""
     known = names()
     for name, value in arguments.items():
         where, got = f"{_FIELD}.{name}", shown(value)
@@ -87,7 +87,7 @@ def check_arguments(arguments: Mapping[str, Json]) -> Iterator[Problem]:
 
 @cache
 def names() -> frozenset[str]:
-    """Return the fields of EngineArgs, from the installed vLLM's source; none without vLLM.
+    """Return the fields of EngineArgs from the installed vLLM's source; none without vLLM.
 
     Importing vLLM takes seconds, and must happen only in a rank of an engine.
     """

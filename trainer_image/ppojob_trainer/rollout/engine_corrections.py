@@ -1,6 +1,6 @@
-"""Corrections for vLLM: settings without which it computes a model otherwise than transformers.
+"""Corrections for vLLM: settings without which it computes a model differently from transformers.
 
-They apply to the job's engines and to a judge's servers. Loads no vLLM, since all processes of a
+They apply to the job's engines and to judge servers. Imports no vLLM, since all processes of a
 server import it.
 """
 
@@ -13,13 +13,12 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.config_files import TEXT_SECTION
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.mixtures import chosen_count
+from ppojob_trainer.models.mixtures import top_k_of
 
 _OPERATIONS: Final = ("all", "-rms_norm", "-rotary_embedding")
-"""Kernels that models of latent attention and of short convolutions use on the CPU.
+"""For models with latent attention or short convolutions on the CPU.
 
-Two kernels read columns of a wider matrix as if these were contiguous; plain PyTorch ops replace
-them.
+The excluded kernels read columns of a wider matrix as if contiguous.
 """
 _CLASS: Final = "architectures"
 _GLM: Final = ["Glm4MoeForCausalLM"]
@@ -35,23 +34,23 @@ def operations(config: PreTrainedConfig) -> list[str] | None:
 
 
 def attention_backend(config: PreTrainedConfig) -> str | None:
-    """Return vLLM's attention backend for a model on the CPU; None for its own choice.
+    """Return vLLM's attention backend for a model on the CPU; None for its default.
 
-    On processors with AMX vLLM chooses a backend for latent attention that has bfloat16 and the
-    sizes of DeepSeek-V3 only, and whose sums depend on the longest row of a batch.
+    With AMX the default for latent attention has bfloat16 and the sizes of DeepSeek-V3 only, and
+    its sums depend on the longest row of a batch.
     """
     family = FAMILIES.get(config.model_type)
     return "CPU_MLA" if family is not None and family.has_mla else None
 
 
 def settings(config: PreTrainedConfig) -> Mapping[str, Json]:
-    """Return config.json settings that vLLM reads and transformers takes for granted."""
+    """Return settings of config.json that vLLM reads and transformers implies."""
     family = FAMILIES.get(config.model_type)
-    return {} if family is None else family.told_vllm
+    return {} if family is None else family.vllm_overrides
 
 
 def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return a language model's configuration with which vLLM computes as transformers does."""
+    """Correct a language model's configuration so that vLLM computes as transformers does."""
     ropes = getattr(config, "rope_parameters", None) or {}
     if beta := ropes.get("llama_4_scaling_beta"):  # which vLLM reads under another key
         positions = ropes["original_max_position_embeddings"]
@@ -70,7 +69,7 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
     if config.model_type == "gpt_neox":  # of which transformers reads no such key
         config.num_key_value_heads = config.num_attention_heads
     if config.model_type == "hunyuan_v1_moe":  # whose folders list both for each layer
-        config.moe_topk = chosen_count(config.to_dict())
+        config.moe_topk = top_k_of(config.to_dict())
         config.moe_intermediate_size = config.intermediate_size
     if config.model_type == "lfm2":  # whose widths it has under keys of the hub alone
         config.block_dim = config.conv_dim = config.hidden_size
@@ -78,7 +77,7 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
 
 
 def _base(config: PreTrainedConfig) -> dict[str, float]:
-    """Return the RoPE base of unscaled dynamic RoPE, if it differs: Hunyuan's."""
+    """Return the RoPE base of unscaled dynamic RoPE, if it differs (Hunyuan)."""
     if not (alpha := config.rope_parameters.get("alpha")):
         return {}
     width = config.head_dim
@@ -86,7 +85,7 @@ def _base(config: PreTrainedConfig) -> dict[str, float]:
 
 
 def served(config: PreTrainedConfig) -> PreTrainedConfig:
-    """Return the same for a server, which loads weights from the folder by vLLM's own classes."""
-    told = {name: value for name, value in settings(config).items() if name != _CLASS}
+    """Return the same for a server, which loads the folder's weights by vLLM's classes."""
+    changes = {name: value for name, value in settings(config).items() if name != _CLASS}
     corrected(getattr(config, TEXT_SECTION, config))
-    return change(config, told)
+    return change(config, changes)

@@ -1,10 +1,9 @@
-"""Hugging Face engine: rollouts with transformers, the fallback and the engine of tiny test models.
+"""Hugging Face engine: rollouts with transformers, mainly for models that vLLM does not support.
 
-Requests that are admitted together form a batch: their distinct prompts are prefilled once, with
-left padding, and the rows then advance by one token per step until they end. Later requests form a
-batch of their own, so caches are never merged. The same requests in the same order give the same
-bits. Each row has its own random stream, so another batch composition changes its tokens only where
-the last bits of a logit decide.
+Requests that are admitted together form a batch: distinct prompts are prefilled once, with left
+padding, and rows advance by one token per step. Later requests form a batch of their own, so caches
+are never merged. The same requests in the same order give the same bits. Each row has its own
+random stream.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,22 +20,23 @@ from transformers.models.gemma4.modeling_gemma4 import (
 )
 
 from ppojob_trainer.models.adapter_names import is_adapter
-from ppojob_trainer.models.gemma import per_layer_inputs
 from ppojob_trainer.models.routes import Routes, as_bytes
+from ppojob_trainer.models.transformers_modules import per_layer_inputs
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import (
     Finished,
     FinishReason,
     Request,
+    RolloutEngine,
     RolloutError,
     check_idle,
     check_request,
-    not_a_number,
+    nan_error,
 )
 from ppojob_trainer.rollout.sampling import draw, masked, penalised, processed_logprobs
 from ppojob_trainer.rollout.structured_output import GrammarMatcher
 
-# The 600 patterns of names that transformers writes anew: made before ranks are forked.
+# Compiles 600 patterns of names before ranks are forked.
 get_checkpoint_conversion_mapping("")
 
 
@@ -66,7 +66,7 @@ class _Batch:
     ahead: Tensor  # (B, 1) int64, how far positions exceed token indices; 0 for text
 
 
-class HuggingFaceEngine:
+class HuggingFaceEngine(RolloutEngine):
     """A `RolloutEngine` over a causal language model of transformers."""
 
     def __init__(
@@ -75,22 +75,20 @@ class HuggingFaceEngine:
         *,
         max_model_tokens: int,
         max_sequences: int,
-        tells_experts: bool = False,
+        records_experts: bool = False,
     ) -> None:
         """Take over a model, on its device and in the dtype to generate in.
 
-        Prompt and response together have `max_model_tokens` at most. At most `max_sequences` rows
-        run at once, further ones wait. With `tells_experts` a mixture reports the experts that
-        tokens were routed to.
+        Prompt and response have at most `max_model_tokens` together; at most `max_sequences` rows
+        run at once. With `records_experts` a mixture reports the experts of its tokens.
         """
-        self._tells_experts = tells_experts
+        self._tells_experts = records_experts
         self._model = model.eval().requires_grad_(False)
         if getattr(model.config, "attn_logit_softcapping", None) is not None:
             model.set_attn_implementation("eager")  # the fused kernel has no soft cap
         self._home = model.device
         self._max_model_tokens = max_model_tokens
         self._max_sequences = max_sequences
-        self._policy_version = 0
         self._submitted = 0
         self._waiting: dict[str, _Row] = {}
         self._running: dict[str, _Row] = {}
@@ -99,13 +97,7 @@ class HuggingFaceEngine:
         self._unusable: Literal["asleep", "closed"] | None = None
         self._has_weights = False  # whether weights were loaded
 
-    @property
-    def policy_version(self) -> int:
-        """See `RolloutEngine`."""
-        return self._policy_version
-
     def submit(self, request: Request) -> None:
-        """See `RolloutEngine`."""
         if self._unusable is not None:
             raise RolloutError(f"submit {request.request_id!r}: the engine is {self._unusable}")
         if request.request_id in self._waiting or request.request_id in self._running:
@@ -121,10 +113,9 @@ class HuggingFaceEngine:
 
     @torch.inference_mode()
     def step(self) -> list[Finished]:
-        """See `RolloutEngine`."""
         ended = self._aborted
         self._aborted = []
-        self._forget_ended()
+        self._remove_ended()
         for batch in self._batches:
             self._decode(batch)
         admitted = list(self._waiting.values())[: self._max_sequences - len(self._running)]
@@ -132,7 +123,7 @@ class HuggingFaceEngine:
             self._batches.append(self._prefill(admitted))
         for batch in self._batches:
             ended = ended + self._draw(batch)
-        self._forget_ended()
+        self._remove_ended()
         ended.sort(key=lambda row: row.number)
         finished = []
         for row in ended:
@@ -143,18 +134,16 @@ class HuggingFaceEngine:
                     tuple(row.tokens),
                     tuple(row.logprobs),
                     row.finish_reason,
-                    self._policy_version,
+                    self.policy_version,
                     as_bytes(row.experts, self._model.config),
                 )
             )
         return finished
 
     def has_work(self) -> bool:
-        """See `RolloutEngine`."""
         return bool(self._waiting or self._running or self._aborted)
 
     def abort(self, request_id: str) -> None:
-        """See `RolloutEngine`."""
         row = self._waiting.pop(request_id, None) or self._running.pop(request_id, None)
         if row is not None:
             row.finish_reason = "abort"
@@ -162,13 +151,12 @@ class HuggingFaceEngine:
 
     @torch.no_grad()
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """See `RolloutEngine`."""
         check_idle(self, "load_weights")
         self._model.to(self._home)
         own = self._model.state_dict(keep_vars=True)
         loaded: set[int] = set()
         tower = tower_of(self._model)
-        for name, tensor in tensors if tower is None else tower.take(tensors):
+        for name, tensor in tensors if tower is None else tower.load_weights(tensors):
             if name not in own:
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             if own[name].shape != tensor.shape:
@@ -185,16 +173,12 @@ class HuggingFaceEngine:
         if missing:
             raise RolloutError(f"load_weights: {len(missing)} tensors missing, first {missing[0]}")
         self._has_weights = True
-        self._policy_version = version
+        self.policy_version = version
         self._unusable = None
 
     def reset_cache(self) -> None:
         """See `RolloutEngine`; prefixes live no longer than their batch here."""
         check_idle(self, "reset_cache")
-
-    def counts(self) -> dict[str, int]:
-        """See `RolloutEngine`."""
-        return {}
 
     def sleep(self) -> None:
         """Move the weights to the host; without an accelerator there is nothing to free."""
@@ -203,7 +187,6 @@ class HuggingFaceEngine:
         self._unusable = "asleep"
 
     def close(self) -> None:
-        """See `RolloutEngine`."""
         self._waiting.clear()
         self._running.clear()
         self._aborted.clear()
@@ -211,7 +194,7 @@ class HuggingFaceEngine:
         self._unusable = "closed"
 
     def _prefill(self, rows: list[_Row]) -> _Batch:
-        """Prefill the distinct prompts of `rows` once, left-padded, and copy caches to the rows."""
+        """Prefill the distinct prompts of `rows`, left-padded, and copy caches to the rows."""
         for row in rows:
             self._running[row.request.request_id] = self._waiting.pop(row.request.request_id)
         keys = [(row.request.prompt, row.request.pictures, row.request.later) for row in rows]
@@ -228,7 +211,7 @@ class HuggingFaceEngine:
         given["attention_mask"] = attention_mask
         ahead = torch.zeros(len(place), 1)
         if any(pictures for _, pictures, _ in place):
-            ahead = self._show(given, list(place))
+            ahead = self._add_images(given, list(place))
         output, experts = self._pass(**given, use_cache=True, logits_to_keep=1)
         for row, key in zip(rows, keys, strict=True) if experts else ():
             row.experts.append(experts[place[key]][longest - len(key[0]) :])
@@ -242,15 +225,15 @@ class HuggingFaceEngine:
             ahead.to(self._home, torch.int64)[spread],
         )
 
-    def _show(
+    def _add_images(
         self,
         given: dict[str, Any],
         prompts: list[tuple[tuple[int, ...], bytes, tuple[int, ...]]],
     ) -> Tensor:
-        """Add their pictures to a prefill; returns `_Batch.ahead`."""
+        """Replace token ids by embeddings with images; returns `_Batch.ahead`."""
         input_ids, positions = given.pop("input_ids"), given["position_ids"]
         tower = tower_of(self._model)
-        assert tower is not None, "pictures for a model that sees none"
+        assert tower is not None, "the model takes no images"
         rows = [torch.tensor(tower.form.positions(*prompt)) for prompt in prompts]
         positions, ahead = positions.cpu().expand(len(rows[0]), -1, -1).clone(), []
         seen = torch.full(input_ids.shape, -1)  # index of the picture at a token; -1 for none
@@ -261,7 +244,7 @@ class HuggingFaceEngine:
                 seen[n, len(seen[n]) - own.shape[1] + torch.tensor(one)] = number
         embeddings = self._model.get_input_embeddings()(input_ids)
         places = (seen.flatten() >= 0).nonzero()[:, 0].to(self._home)
-        given |= tower.shown(embeddings, places, [held for _, held, _ in prompts])
+        given |= tower.embed_images(embeddings, places, [held for _, held, _ in prompts])
         given |= per_layer_inputs(self._model, input_ids, places)
         given["position_ids"] = positions.squeeze(0).to(self._home)
         if tower.form.sees_ahead:
@@ -278,7 +261,6 @@ class HuggingFaceEngine:
         return torch.tensor(ahead)[:, None]
 
     def _decode(self, batch: _Batch) -> None:
-        """Run a decoding step on each row's last token."""
         last = torch.tensor([[row.tokens[-1]] for row in batch.rows], device=self._home)
         seen = batch.attention_mask.new_ones(len(batch.rows), 1)
         batch.attention_mask = torch.cat([batch.attention_mask, seen], dim=1)
@@ -294,7 +276,7 @@ class HuggingFaceEngine:
             row.experts.append(own)
 
     def _pass(self, position_ids: Tensor, **options: Any) -> tuple[Any, Sequence[Tensor]]:
-        """Return logits of rows, (B, t), and the experts of each row, if they are recorded."""
+        """Return the model's output, and the experts of each row, if they are recorded."""
         options["position_ids"] = position_ids
         if not self._tells_experts:
             return self._model(**options), ()
@@ -315,7 +297,7 @@ class HuggingFaceEngine:
         logprobs = processed_logprobs(logits, sampling)
         for row, is_broken in zip(batch.rows, logprobs.isnan().any(dim=-1).tolist(), strict=True):
             if is_broken:
-                raise not_a_number(row.request.request_id, self._policy_version)
+                raise nan_error(row.request.request_id, self.policy_version)
         uniforms = torch.stack([row.uniforms[len(row.tokens)] for row in batch.rows])
         drawn = draw(logprobs, uniforms.to(logprobs.device), sampling)
         taken = logprobs.gather(-1, drawn[:, None])[:, 0]
@@ -324,7 +306,7 @@ class HuggingFaceEngine:
             row.tokens.append(token)
             row.logprobs.append(logprob)
             if row.matcher is not None:
-                row.matcher.take([token])
+                row.matcher.advance([token])
             params = row.request.sampling
             if token in params.stop_token_ids or params.ends_with(row.tokens):
                 row.finish_reason = "stop"
@@ -335,8 +317,7 @@ class HuggingFaceEngine:
                 ended.append(row)
         return ended
 
-    def _forget_ended(self) -> None:
-        """Remove ended rows from their batches' caches, and batches without rows."""
+    def _remove_ended(self) -> None:
         for batch in self._batches:
             live = [n for n, row in enumerate(batch.rows) if row.finish_reason is None]
             if 0 < len(live) < len(batch.rows):

@@ -1,4 +1,4 @@
-"""Process state that an engine in the trainer's process must restore."""
+"""Process state that an engine in the trainer's process must not change."""
 
 import gc
 import os
@@ -13,20 +13,16 @@ _OWN = "VLLM_"
 
 
 @contextmanager
-def random_state_kept() -> Iterator[None]:
-    """Restore torch's global CPU and CUDA generators.
-
-    An engine draws from them even for rows with a generator of their own; the trainer's random
-    sequence must not depend on the number of steps of a generation phase.
-    """
+def preserve_random_state() -> Iterator[None]:
+    """Restore torch's global generators, which an engine uses in each step, after the block."""
     devices = [torch.cuda.current_device()] if torch.cuda.is_available() else []
     with torch.random.fork_rng(devices=devices):
         yield
 
 
 @contextmanager
-def garbage_kept() -> Iterator[None]:
-    """Disable garbage collection: in thousands of modules it finds nothing and takes seconds."""
+def gc_disabled() -> Iterator[None]:
+    """Disable garbage collection: with thousands of modules it takes seconds."""
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -37,13 +33,12 @@ def garbage_kept() -> Iterator[None]:
 
 
 @contextmanager
-def process_state_kept() -> Iterator[None]:
+def preserve_process_state() -> Iterator[None]:
     """Restore the process state that starting an engine changes.
 
-    Kept: torch's thread count and its very setter (engines replace it by one that does nothing),
-    default type, default device and gradient mode, the generators of torch, NumPy and Python, and
-    the environment, which child processes inherit (such as a preloaded library). The engine may set
-    variables of its own.
+    That is torch's thread count and setter (engines replace it), default dtype and device, gradient
+    mode, the generators of torch, NumPy and Python, and the environment except for `VLLM_`
+    variables.
     """
     set_num_threads = torch.set_num_threads
     num_threads = torch.get_num_threads()
@@ -51,7 +46,7 @@ def process_state_kept() -> Iterator[None]:
     python_state, numpy_state = random.getstate(), np.random.get_state()
     environment = dict(os.environ)
     try:
-        with random_state_kept(), torch.set_grad_enabled(torch.is_grad_enabled()):
+        with preserve_random_state(), torch.set_grad_enabled(torch.is_grad_enabled()):
             yield
     finally:
         torch.set_num_threads = set_num_threads

@@ -1,14 +1,14 @@
-"""The protocol of rollout engines.
+"""The interface of rollout engines.
 
-An engine is a queue with a clock: `submit` queues requests, and every `step` advances the running
-ones by about one token and returns those that ended. `agents.driver` drives it.
+`submit` queues requests, and every `step` advances the running ones by about one token and returns
+those that ended. `agents.driver` drives it.
 """
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -30,11 +30,10 @@ class RolloutError(PPOJobError):
 
 @dataclass(frozen=True, slots=True)
 class StopTexts:
-    """Stop strings, for ends that are no single token (``</search>``).
+    """Stop strings that may have several tokens (``</search>``).
 
-    The token that completes one is the last, and stays whole. There is at least one text, none
-    empty; `decode` gives the text of token ids. `before` are tokens of the same turn that an
-    earlier request generated.
+    A response ends with the token that completes one, which stays whole. `decode` gives the text of
+    token ids. `before` are tokens of the same turn that an earlier request generated.
     """
 
     texts: tuple[str, ...]
@@ -44,8 +43,7 @@ class StopTexts:
     def ends(self, tokens: Sequence[int]) -> bool:
         """Whether the last of `tokens` completes one of the texts.
 
-        Only as many tokens are decoded as may hold one: a token has a byte at least, and one more
-        is looked at for a character that begins before the text.
+        Only as many tokens are decoded as may contain one: a token has at least a byte.
         """
         window = max(len(text.encode()) for text in self.texts) + 4
         held = tokens if len(tokens) >= window else (*self.before, *tokens)
@@ -57,25 +55,18 @@ class StopTexts:
 class SamplingParams:
     """Sampling parameters of one response.
 
-    The order is fixed, vLLM's: mask of the grammar, repetition penalty, division by the
-    temperature, then min-p, top-k and top-p; the rest is renormalised, and its log-probabilities
-    are the ones reported.
+    The order is vLLM's: grammar mask, repetition penalty, temperature, then min-p, top-k and top-p.
+    The rest is renormalized, and its log-probabilities are reported.
     """
 
     temperature: float  # 0 takes the most likely token (reported as at temperature 1)
-    top_p: float  # Keep the smallest set of tokens whose probability reaches this; 1 keeps all
-    top_k: int  # Keep this many of the most likely tokens; -1 keeps all
-    max_tokens: int  # The response ends after this many tokens ("length")
-    # The response ends with the first of these ("stop"); a model's own end-of-sequence ids
-    # count only if they are listed here
-    stop_token_ids: tuple[int, ...] = ()
-    # The response ends with the first of these texts ("stop"); None for no text
+    top_p: float  # 1 for no limit
+    top_k: int  # -1 for no limit
+    max_tokens: int
+    stop_token_ids: tuple[int, ...] = ()  # including the model's own end-of-sequence ids
     stop_texts: StopTexts | None = None
-    # Keep tokens of this share of the most likely one's probability; 0 keeps all
-    min_p: float = 0.0
-    # Logits of tokens in prompt and response are divided by this where positive, else multiplied
-    repetition_penalty: float = 1.0
-    # Keep the tokens with which the response has this form; None keeps all
+    min_p: float = 0.0  # 0 for no limit
+    repetition_penalty: float = 1.0  # 1 for none
     grammar: Grammar | None = None
 
     def ends_with(self, tokens: Sequence[int]) -> bool:
@@ -85,10 +76,9 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sample of one prompt, which has a token at least.
+    """One sample of one prompt, which has at least one token.
 
-    The id is unique among the requests that an engine holds; the seed is that of the sample's own
-    random stream (`sampling.sample_seed`).
+    The id is unique in the engine; the seed is that of the sample (`sampling.sample_seed`).
     """
 
     request_id: str
@@ -101,23 +91,19 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A finished response.
-
-    Log-probabilities are those of the distribution that each token was sampled from, see
-    `SamplingParams`.
-    """
+    """A finished response."""
 
     request_id: str
     tokens: tuple[int, ...]  # including the token that ended it
-    logprobs: tuple[float, ...]
-    finish_reason: FinishReason  # "abort" keeps what was generated until then, possibly nothing
-    policy_version: int  # of the weights that generated it
-    # (prompt and all tokens but the last, layers, k) numbers of the experts that each was routed
-    # to, one byte each if the model has at most 256, else two; empty if not recorded
+    logprobs: tuple[float, ...]  # of the sampled distribution, see `SamplingParams`
+    finish_reason: FinishReason
+    policy_version: int
+    # (prompt and all tokens but the last, layers, k) expert numbers, of one byte if the model has
+    # at most 256 experts, else two; empty if not recorded
     experts: bytes = b""
 
 
-def not_a_number(request_id: str, policy_version: int) -> RolloutError:
+def nan_error(request_id: str, policy_version: int) -> RolloutError:
     """Return the error of a model that gives NaN for a request's probabilities."""
     return RolloutError(
         f"request {request_id!r}: got NaN for the probability of a token: the weights of version "
@@ -126,108 +112,78 @@ def not_a_number(request_id: str, policy_version: int) -> RolloutError:
 
 
 def lost_requests(request_ids: Sequence[str]) -> RolloutError:
-    """Return the error of an engine that has no more work while requests have no response."""
+    """Return the error of an engine without work while requests have no response."""
     return RolloutError(
         f"generate: the engine lost {len(request_ids)} requests, first {request_ids[0]!r}"
     )
 
 
-class RolloutEngine(Protocol):
-    """A rollout engine. Methods are called from one thread."""
+class RolloutEngine:
+    """A rollout engine; this base class generates nothing, as in ranks without an engine.
 
-    @property
-    def policy_version(self) -> int:
-        """Return the version given to the last `load_weights`; 0 before."""
-        ...
+    Methods are called from one thread.
+    """
+
+    policy_version = 0
+    """Version of the last `load_weights`."""
 
     def submit(self, request: Request) -> None:
-        """Queue a request.
-
-        Raises:
-            ValueError: If the id is taken, the prompt is empty, or prompt and response do not fit
-                the engine's length.
-        """
-        ...
+        """Queue a request; ValueError if its id is in use, or the engine cannot serve it."""
+        raise RolloutError(f"request {request.request_id!r}: this job generates nothing")
 
     def step(self) -> list[Finished]:
         """Advance running requests by about one token; return finished ones as submitted.
 
-        Raises:
-            RolloutError: If the model gives NaN for a request's probabilities.
+        Raises RolloutError if the model gives NaN for a request's probabilities.
         """
-        ...
+        return []
 
     def has_work(self) -> bool:
-        """Whether a further `step` has something to do or to return."""
-        ...
+        """Whether the next `step` has something to do or to return."""
+        return False
 
     def abort(self, request_id: str) -> None:
         """End a request; the next `step` returns it as "abort". Unknown ids are ignored."""
-        ...
 
     def load_weights(self, version: int, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Load weights by Hugging Face name, tied ones once; wakes the engine.
 
-        An engine with unmerged adapters takes these last, by the names of `adapter_names`; without
-        base weights before them it keeps those that it has. Tensors may be of another floating type
-        than the engine's. Prefix caches are dropped.
-
-        Raises:
-            RolloutError: If requests are in flight, or names are missing or unknown. After the
-                latter the weights are undefined, and the engine can only be closed.
+        Unmerged adapters come last, under the names of `adapter_names`; without base weights before
+        them the engine keeps its own. Tensors may have another floating dtype than the engine.
+        Prefix caches are dropped. Without an engine `tensors` are not gathered. Raises RolloutError
+        if requests are in flight, or names are missing or unknown; after the latter the engine can
+        only be closed.
         """
-        ...
+        self.policy_version = version
 
     def reset_cache(self) -> None:
-        """Drop cached prefixes: a warm cache changes the last bits of what follows.
-
-        Raises:
-            RolloutError: If requests are in flight.
-        """
-        ...
+        """Drop cached prefixes, which change the last bits of later responses; only if idle."""
 
     def counts(self) -> dict[str, int]:
         """Return the engine's counters since the last call; empty if it counts nothing.
 
-        `rows` submitted, and how often one was `preempted`: it lost its place in the cache, and was
-        recomputed. Over all `steps` the sums of rows `running` and `waiting`, and of the cache's
-        `blocks` and those `used`. Tokens `looked_up` among cached prefixes, and those `found`. With
-        speculative decoding: `passes` of rows through the model that generated tokens, the
-        `guesses` (draft tokens) in them, and the accepted ones, `kept`.
+        `rows` submitted, and how often one was `preempted`. Summed over all `steps`: rows `running`
+        and `waiting`, the cache's `blocks` and those `used`. Tokens `looked_up` among cached
+        prefixes, and those `found`. With speculative decoding: `passes` of rows that
+        generated tokens, the `guesses` (draft tokens) in them, and the accepted ones, `kept`.
         """
-        ...
+        return {}
 
     def sleep(self) -> None:
-        """Release accelerator memory to the trainer; idempotent.
-
-        The weights are dropped: until `load_weights` nothing may be submitted.
-
-        Raises:
-            RolloutError: If requests are in flight.
-        """
-        ...
+        """Drop weights and cache from the accelerator; idempotent; only if idle."""
 
     def close(self) -> None:
         """Release all resources; idempotent."""
-        ...
 
 
 def check_idle(engine: RolloutEngine, what: str) -> None:
-    """Refuse an action that would change responses in flight.
-
-    Raises:
-        RolloutError: If requests are in flight.
-    """
+    """Raise RolloutError if requests are in flight."""
     if engine.has_work():
         raise RolloutError(f"{what}: requests are in flight; finish or abort them first")
 
 
 def check_request(request: Request, *, max_model_tokens: int, vocab_size: int) -> None:
-    """Refuse a request that the engine cannot serve in full.
-
-    Raises:
-        ValueError: The prompt is empty, has a token outside the vocabulary, or is too long.
-    """
+    """Raise ValueError for a prompt that is empty, too long, or not in the vocabulary."""
     where = f"request {request.request_id!r}"
     if not request.prompt:
         raise ValueError(f"{where}: got an empty prompt: a response needs a token to follow")
@@ -249,27 +205,24 @@ def check_request(request: Request, *, max_model_tokens: int, vocab_size: int) -
 
 @contextmanager
 def generation_phase(engine: RolloutEngine) -> Iterator[Callable[[Request], None]]:
-    """Open a generation phase; yields a function that submits a request.
+    """Open a generation phase on an idle engine; yields a function that submits a request.
 
-    It starts on an idle engine with an empty prefix cache, so that its result is a function of
-    weights and requests alone. After an error its requests are aborted and the engine is idle.
-
-    Raises:
-        RolloutError: If the engine is busy.
+    The prefix cache is empty, so the result is a function of weights and requests. After an error
+    its requests are aborted.
     """
     if engine.has_work():
         raise RolloutError("generate: the engine still holds requests; it needs an idle one")
     engine.reset_cache()
-    asked: list[str] = []
+    submitted: list[str] = []
 
     def submit(request: Request) -> None:
         engine.submit(request)
-        asked.append(request.request_id)
+        submitted.append(request.request_id)
 
     try:
         yield submit
     except BaseException:
-        _drain(engine, asked)
+        _drain(engine, submitted)
         raise
 
 

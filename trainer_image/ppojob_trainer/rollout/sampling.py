@@ -1,7 +1,7 @@
 """Sampling: processed distributions, draws by inverse CDF, and the seed of every sample.
 
-Each token is drawn with one uniform number by inverting the cumulative distribution. So a row
-depends on its own logits and its own random stream only, never on the rest of its batch.
+Each token is drawn with one uniform number, so a row depends on its own logits and random stream
+only, never on its batch.
 """
 
 import hashlib
@@ -17,12 +17,11 @@ from ppojob_trainer.rollout.structured_output import GrammarMatcher
 
 Purpose = Literal["train", "validation"]
 
-# One below the 63 bits that a signed 64-bit seed has room for: adding a sample's index never
-# overflows.
+# Of the 63 bits of a signed 64-bit seed, so that adding a sample's index never overflows.
 _SEED_BITS = 62
 
 _SUM_BLOCK = 512
-"""Of a vocabulary of 150,000 there are about as many blocks."""
+"""About the square root of a vocabulary."""
 
 
 def sample_seed(
@@ -35,20 +34,10 @@ def sample_seed(
 ) -> int:
     """Return the seed of a segment: ``H(job seed, purpose, step, prompt id, segment) + sample``.
 
-    It is in ``[0, 2**63)``, and depends only on what is sampled, on no clock, order of arrival or
-    rank, so that a resumed, a re-sharded and an undisturbed run sample the same tokens.
-
-    The index is added after the hash, not hashed: torch's CPU generator keeps the low 32 bits of a
-    seed only, and consecutive numbers stay distinct there, so the samples of one prompt never share
-    a stream.
-
-    Args:
-        job_seed: ``spec.seed``.
-        step: The training step, from 0; for validation, the step after which it happens.
-        prompt_id: The prompt's number within its data set.
-        sample_index: The sample's number within its prompt, from 0.
-        purpose: Keeps training and validation apart where their step and prompt ids coincide.
-        segment: Number of earlier segments of the row by the policy; the first is not hashed.
+    It is in ``[0, 2**63)``, and the same in a resumed or resharded run. The sample's index is added
+    after the hash: torch's CPU generator uses the low 32 bits only, so samples of a prompt never
+    share a stream. Steps count from 0; a validation has the step after which it runs. `segment` is
+    the number of earlier segments of the row by the policy; the first is not hashed.
     """
     text = f"ppojob/{job_seed}/{purpose}/{step}/{prompt_id}" + (f"/{segment}" if segment else "")
     digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
@@ -56,7 +45,7 @@ def sample_seed(
 
 
 def masked(logits: Tensor, matchers: Sequence[GrammarMatcher | None]) -> Tensor:
-    """Return logits `(rows, vocab)` with -inf at tokens that a row's grammar, if any, forbids."""
+    """Set logits `(rows, vocab)` to -inf at tokens that a row's grammar forbids."""
     logits, vocab = logits.clone(), logits.shape[-1]
     for row, matcher in enumerate(matchers):
         if matcher is not None:
@@ -68,7 +57,7 @@ def masked(logits: Tensor, matchers: Sequence[GrammarMatcher | None]) -> Tensor:
 def penalised(
     logits: Tensor, sampling: Sequence[SamplingParams], texts: Sequence[Sequence[int]]
 ) -> Tensor:
-    """Return logits `(rows, vocab)` in float32 after the repetition penalty.
+    """Apply the repetition penalty: logits `(rows, vocab)` in float32.
 
     Keskar et al. 2019, arXiv:1909.05858, section 4.1, in the form of transformers and vLLM, which
     lowers a negative logit too. `texts` are the tokens of each row's prompt and response so far.
@@ -84,11 +73,9 @@ def penalised(
 
 
 def processed_logprobs(logits: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
-    """Return log-probabilities after temperature, min-p, top-k and top-p, renormalised.
+    """Return log-probabilities after temperature, min-p, top-k and top-p, renormalized.
 
-    Logits are `(rows, vocab)`, of any floating type, `penalised` where that changes something;
-    temperature 0 leaves its row as at temperature 1, untruncated. The result is `(rows, vocab)`
-    float32, -inf for truncated tokens.
+    `(rows, vocab)` float32, -inf for removed tokens; temperature 0 is as 1, without removal.
     """
     temperatures = [params.temperature or 1.0 for params in sampling]
     scaled = logits.float() / torch.tensor(temperatures, device=logits.device)[:, None]
@@ -106,13 +93,12 @@ def processed_logprobs(logits: Tensor, sampling: Sequence[SamplingParams]) -> Te
 def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams]) -> Tensor:
     """Draw one token per row from `processed_logprobs`: `(rows,)` int64, none of probability 0.
 
-    Uniforms are `(rows,)` float64 in [0, 1), each from its row's own stream; temperature 0 takes
-    the most likely token and ignores its uniform.
+    Uniforms are `(rows,)` float64 in [0, 1); temperature 0 takes the most likely token.
     """
-    # float64: a float32 cumulative sum over a large vocabulary would lose the tail's tokens.
+    # In float32 the sum would lose the tail of a large vocabulary.
     cumulative = cumulative_sum(logprobs.double().exp())
     total = cumulative[:, -1]
-    # Rounding may lift u * total up to total itself, past every token.
+    # Rounding may give u * total = total, beyond every token.
     target = torch.minimum(uniforms * total, torch.nextafter(total, torch.zeros_like(total)))
     drawn = torch.searchsorted(cumulative, target[:, None], right=True)[:, 0]
     greedy = torch.tensor([params.temperature == 0.0 for params in sampling], device=drawn.device)
@@ -120,9 +106,9 @@ def draw(logprobs: Tensor, uniforms: Tensor, sampling: Sequence[SamplingParams])
 
 
 def cumulative_sum(values: Tensor) -> Tensor:
-    """Return cumulative sums of `(rows, n)` values, added in a fixed order.
+    """Return cumulative sums of `(rows, n)` values, in a fixed order.
 
-    On GPUs the order of `cumsum` is not fixed, and torch refuses it in deterministic mode.
+    Torch's `cumsum` is nondeterministic on GPUs.
     """
     return _sum_in_blocks(values) if values.is_cuda else values.cumsum(dim=-1)
 

@@ -1,7 +1,7 @@
 """Structured output: which tokens may come next in a response of a given form (ADR 121).
 
-llguidance compiles the form, for both engines and for `ppojob validate`. It computes masks from
-bounds on work, never on time, so a mask is a function of the form and the response so far.
+llguidance compiles the form, for both engines and for `ppojob validate`. Its limits are on work,
+never on time, so a mask is a function of the form and the response so far.
 """
 
 import json
@@ -30,10 +30,10 @@ class GrammarError(PPOJobError):
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The form of responses, over the tokens of a tokenizer.
+    """The form of responses, in llguidance's notation, over the tokens of a tokenizer.
 
-    `text` is in llguidance's notation. The tokenizer's end tokens may follow wherever the form is
-    complete. `before` are tokens of the same response that an earlier request generated.
+    End tokens may follow wherever the form is complete. `before` are tokens of the same response
+    that an earlier request generated.
     """
 
     text: str
@@ -46,22 +46,20 @@ class Grammar:
 
 
 class GrammarMatcher:
-    """Follows one response, token by token."""
+    """Matcher of one response, token by token."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._end_tokens = frozenset(grammar.tokenizer.eos_tokens)
         self._matcher = LLMatcher(grammar.tokenizer, grammar.text, log_level=_QUIET)
         self.has_ended = False
         """Whether an end token was the last."""
-        self.take(grammar.before)
+        self.advance(grammar.before)
 
     def allowed(self, size: int) -> NDArray[np.uint8]:
-        """Return a bit for each token id, 1 where it may come next: `(size,)` bytes, lowest first.
-
-        Ids beyond the tokenizer's are not allowed.
+        """Return a bit per token id, 1 if it may come next: `(size,)` bytes, lowest first.
 
         Raises:
-            GrammarError: no token may, or the form is more complex than llguidance takes.
+            GrammarError: no token may, or the form is too complex for llguidance.
         """
         bits = np.frombuffer(self._matcher.compute_bitmask(), dtype=np.uint8)
         if wrong := self._matcher.get_error():
@@ -73,14 +71,14 @@ class GrammarMatcher:
         mask[: len(bits)] = bits[:size]
         return mask
 
-    def take(self, tokens: Sequence[int]) -> None:
-        """Go on by tokens that `allowed` has allowed one after the other."""
+    def advance(self, tokens: Sequence[int]) -> None:
+        """Consume tokens that `allowed` permits one after the other."""
         for token in tokens:
             self.has_ended = token in self._end_tokens
             if not self.has_ended:
                 self._matcher.consume_token(token)
 
-    def undo(self, count: int) -> None:
+    def rollback(self, count: int) -> None:
         """Go back by so many tokens."""
         self._matcher.rollback(count - self.has_ended)
         self.has_ended = False
@@ -91,14 +89,14 @@ class GrammarMatcher:
 
 
 def grammar_of(spec: StructuredOutputSpec, chat: ChatTokenizer) -> Grammar:
-    """Return the grammar of a form that `check_structured_output` has found to be good."""
+    """Return the grammar of a form that `check_structured_output` has accepted."""
     return Grammar(_text(spec), _tokenizer(chat))
 
 
 def check_structured_output(
     spec: StructuredOutputSpec | None, chat: ChatTokenizer, folder: Path
 ) -> Iterator[Problem]:
-    """Compile a form over the tokens of a tokenizer, whose folder it is; none is a good one."""
+    """Compile a form over the tokens of a tokenizer, in `folder`; yields problems."""
     if spec is None or not chat.eos_token_ids:
         return
     ((name, value),) = spec.model_dump(exclude_none=True).items()
@@ -134,15 +132,14 @@ def check_structured_output(
 
 
 def _tokenizer(chat: ChatTokenizer) -> LLTokenizer:
-    """Return a tokenizer in llguidance's form; a ValueError if the bytes of tokens are unknown."""
+    """Return llguidance's tokenizer; a ValueError if the bytes of tokens are unknown."""
     return LLTokenizer(chat.source, eos_token=list(chat.eos_token_ids))
 
 
 def _text(spec: StructuredOutputSpec) -> str:
-    """Return a form in llguidance's notation, which may still be wrong.
+    """Return a form in llguidance's notation, not validated.
 
-    Raises:
-        ValueError: a JSON schema is no JSON, or a grammar neither Lark nor GBNF.
+    ValueError if a JSON schema is no JSON, or a grammar neither Lark nor GBNF.
     """
     if spec.regex is not None:
         return LLMatcher.grammar_from_regex(spec.regex)
@@ -155,7 +152,7 @@ def _text(spec: StructuredOutputSpec) -> str:
 
 
 def _first_line(message: str) -> str:
-    """Return what a message of llguidance says; drawings and states follow in further lines."""
+    """Return the error of a message of llguidance, without drawings and states."""
     lines = [line.strip() for line in message.splitlines()]
     errors = (line.removeprefix("error: ") for line in lines if line.startswith("error: "))
     return next(errors, lines[0])

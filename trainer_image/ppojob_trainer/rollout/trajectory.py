@@ -1,11 +1,8 @@
 """Trajectories: the segments of a row.
 
-The policy writes a segment, another source may add the next (a tool, a user simulator, the template
-between turns), and the policy continues. Segments of the policy are trained on; others are only
-read.
+The policy generates a segment, another source may add the next (a tool, a user simulator, the
+template between turns), and the policy continues. Only the policy's segments are trained on.
 """
-
-from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,39 +17,35 @@ class Segment:
     """Consecutive tokens from one source, at least one."""
 
     tokens: tuple[int, ...]
-    logprobs: tuple[float, ...] = ()  # empty for tokens that were given
-    # of the weights that generated them, or `OF_DATA`; None if they are only read
-    policy_version: int | None = None
+    logprobs: tuple[float, ...] = ()  # empty for given tokens
+    policy_version: int | None = None  # or `OF_DATA`; None if not trained on
     reward: float = 0.0  # of the turn that ends with this segment
-    # given tokens that begin a new context: no token before them is read any more
-    begins_context: bool = False
+    begins_context: bool = False  # later tokens read none before this segment
 
     @property
     def is_trained(self) -> bool:
-        """Whether it is trained on: the policy wrote it, or learns it as if it had."""
+        """Whether it is trained on."""
         return self.policy_version is not None
 
     @property
     def is_of_data(self) -> bool:
-        """Whether it is trained on, though the policy did not write it."""
+        """Whether it is trained on, but comes from the data."""
         return self.policy_version == OF_DATA
 
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One row. Its `tool_seconds` differ between runs, so comparisons exclude them."""
+    """One row."""
 
     segments: tuple[Segment, ...]  # in order; empty if the policy wrote nothing
     finish_reason: FinishReason
     figures: bytes = b""  # JSON of per-row figures; empty for a single-turn row
     tool_seconds: float = field(default=0.0, compare=False)
-    # of prompt and response, as far as the engine read them; see `Finished`
-    experts: bytes = b""
-    pictures: tuple[LaterPicture, ...] = ()  # shown to it after its prompt
+    experts: bytes = b""  # see `Finished`
+    pictures: tuple[LaterPicture, ...] = ()  # after the prompt
 
     @property
     def tokens(self) -> list[int]:
-        """Return token ids, (tokens,)."""
         return [token for segment in self.segments for token in segment.tokens]
 
     @property
@@ -87,8 +80,8 @@ class Trajectory:
 def turn_rewards(trajectories: Sequence[Trajectory]) -> list[float]:
     """Return turn rewards, (tokens of all rows,), each at the policy's last token in its turn.
 
-    That of a turn in which it wrote nothing goes to its last token before; without one, the reward
-    is lost, as the row has no gradient.
+    If the policy generated nothing in the turn, it is its last token before; without one, the
+    reward is dropped.
     """
     rewards: list[float] = []
     for trajectory in trajectories:

@@ -1,14 +1,12 @@
-"""Arguments for vLLM: translates a job's spec, model and sampling parameters.
-
-Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
-"""
+"""Arguments for vLLM: translates a job's spec, model and sampling parameters."""
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any, Literal
 
 import torch.distributed as dist
 import vllm
-from transformers import PreTrainedConfig
+from transformers import MODEL_MAPPING, PreTrainedConfig, PreTrainedModel
 from vllm.distributed.device_communicators.shm_broadcast import MessageQueue
 from vllm.model_executor.layers import utils
 from vllm.model_executor.models.transformers import base
@@ -22,12 +20,12 @@ from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.config_changes import change
 from ppojob_trainer.models.families import FAMILIES
-from ppojob_trainer.models.vision_language import language_part, text_config, unquantised
+from ppojob_trainer.models.model_classes import language_part, text_config, unquantised
 from ppojob_trainer.rollout import (
     engine_corrections,
     vllm_bidirectional,
     vllm_drafts,
-    vllm_pictures,
+    vllm_models,
 )
 from ppojob_trainer.rollout.checkpoint_names import (
     has_states,
@@ -36,34 +34,29 @@ from ppojob_trainer.rollout.checkpoint_names import (
 )
 from ppojob_trainer.rollout.engine_arguments import check_arguments
 from ppojob_trainer.rollout.protocol import DTYPES, SamplingParams
-from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next
-from ppojob_trainer.rollout.vllm_transformers import OwnClasses
+from ppojob_trainer.rollout.vllm_models import UnfusedQwen3Next
 
-# The smallest block of vLLM's fast CPU attention: a prompt is shared by whole blocks only.
+# The smallest block of vLLM's fast CPU attention; prompts share whole blocks.
 _CPU_BLOCK_TOKENS = 32
-# Tokens of a step without `max_batched_tokens`: enough that a whole phase starts together.
+# Tokens of a step without `max_batched_tokens`.
 _PREFILL_TOKENS = 8192
-# Weights come from the trainer alone: nothing is read twice, and no file that vLLM would refuse.
+# All weights come from the trainer.
 _LOAD_FORMAT = "dummy"
 # Without `kv_cache_gib`, a cache that holds every sequence at full length, up to this.
 _CPU_KV_CACHE_BYTES = 4 << 30
-# Without `gpu_memory_share`: vLLM's share of memory beside a trainer, and without one.
+# Without `gpu_memory_share`: vLLM's share of memory with a trainer on the device, and without.
 _GPU_MEMORY_SHARE = {True: 0.5, False: 0.9}
-# What types of models that vLLM is given as Qwen3-Next begin with.
+# Prefix of model types that vLLM computes by its Qwen3-Next classes.
 _HYBRIDS = "qwen3_5"
 
 
 def check_device(device: Literal["cpu", "cuda"]) -> None:
-    """Refuse another device than that of the installed vLLM.
-
-    Raises:
-        ConfigError: it is built for another device.
-    """
+    """Raise ConfigError if the installed vLLM is built for another device."""
     found = current_platform.device_type
     if found != device:
         raise ConfigError(
             f"spec.roles: got ranks that generate on {device}: the installed vLLM "
-            f"{vllm.__version__} computes on {found or 'no device that it knows here'}; the "
+            f"{vllm.__version__} computes on {found or 'no known device'}; the "
             f"packages of requirements/{device}.txt"
         )
 
@@ -73,13 +66,9 @@ def engine_args(
     config: PreTrainedConfig,
     device: str,
     shares_device: bool = True,
-    tells_experts: bool = False,
+    records_experts: bool = False,
 ) -> vllm.EngineArgs:
-    """Translate the spec; the only place where devices are distinguished.
-
-    Raises:
-        ConfigError: An argument of the job's own is not supported.
-    """
+    """Translate the spec; ConfigError for unsupported engine arguments of the job."""
     if problems := [str(one) for one in check_arguments(rollout.engine_arguments)]:
         raise ConfigError(problems)
     length = rollout.max_model_tokens or 0  # set in a resolved run
@@ -91,15 +80,14 @@ def engine_args(
     if device == "cuda":
         return vllm.EngineArgs(
             **common,
-            # vLLM reads it only while these are built.
-            enable_return_routed_experts=tells_experts,
+            enable_return_routed_experts=records_experts,
             enable_sleep_mode=True,
             max_num_batched_tokens=step_tokens,
             kv_cache_memory_bytes=kv_cache_bytes,
             gpu_memory_utilization=rollout.gpu_memory_share or _GPU_MEMORY_SHARE[shares_device],
             enforce_eager=rollout.enforce_eager,
         )
-    if tells_experts:
+    if records_experts:
         # A step is recorded before the next one (`vllm_experts`).
         common["async_scheduling"] = False
     if (operations := engine_corrections.operations(config)) is not None:
@@ -108,12 +96,12 @@ def engine_args(
     if (backend := engine_corrections.attention_backend(config)) is not None:
         common.setdefault("attention_backend", backend)
     if rollout.drafts is not None:
-        common["speculative_config"] = vllm_drafts.asked_of_vllm(rollout.drafts)
+        common["speculative_config"] = vllm_drafts.speculative_config(rollout.drafts)
     return vllm.EngineArgs(
         **common,
         # Compiling takes longer than a small model's whole run.
         enforce_eager=True,
-        # Where there are states, as many tokens as take their place.
+        # With recurrent states, vLLM chooses the block that fits a state.
         block_size=None if keeps_states else _CPU_BLOCK_TOKENS,
         enable_chunked_prefill=False,
         max_num_batched_tokens=max(length, step_tokens),
@@ -139,20 +127,19 @@ def _on_any_device(rollout: RolloutSpec, config: PreTrainedConfig) -> dict[str, 
         "use_tqdm_on_load": False,
         "tensor_parallel_size": tensor,
         "enable_expert_parallel": rollout.parallelism.expert > 1,
-        # This process is one of the engine's ranks, and vLLM starts no others.
-        "distributed_executor_backend": "uni" if tensor == 1 else _OneOfSeveral,
+        # This process is one of the engine's ranks.
+        "distributed_executor_backend": "uni" if tensor == 1 else _ExternalRank,
         "seed": 0,
-        # It would cache files that are not requested again, and has no picture for a dry run.
+        # Files are requested once, and there is no image for a dry run.
         "mm_processor_cache_gb": 0,
         "skip_mm_profiling": True,
         **rollout.engine_arguments,
     }
     if _keeps_states(config):
-        # Prefixes are kept only of prompts that are cut into chunks. States are the trainer's.
+        # vLLM caches prefixes of hybrid models only with chunked prefill.
         common |= {"enable_prefix_caching": False, "mamba_ssm_cache_dtype": "float32"}
     if tensor > 1:
-        # Ranks that have a batch in flight each might not have the same one. A rank sees its own
-        # GPU alone, so they cannot reach into each other's memory.
+        # All ranks must have the same batch in flight, and each sees its own GPU only.
         common |= {"async_scheduling": False, "disable_custom_all_reduce": True}
     return common
 
@@ -196,24 +183,42 @@ def sampling_params(sampling: SamplingParams, seed: int) -> vllm.SamplingParams:
     )
 
 
-# Message queue by which one rank of an engine would direct the others: unused here, and between
-# pods it would listen at an address that vLLM guesses.
+class SubclassingAutoModel:
+    """Replaces transformers' `AutoModel` in vLLM's Transformers backend.
+
+    vLLM patches the decoder's class to compile it, which would change the trainer's models of that
+    class. So vLLM gets a subclass.
+    """
+
+    @staticmethod
+    def from_config(config: PreTrainedConfig, dtype: Any, **_: Any) -> PreTrainedModel:
+        model: PreTrainedModel = _subclass(MODEL_MAPPING[type(config)])._from_config(
+            config, dtype=dtype
+        )
+        return model
+
+
+@cache
+def _subclass(kind: type[PreTrainedModel]) -> type[PreTrainedModel]:
+    """Return a subclass of the same name, by which transformers finds a model's settings."""
+    return type(kind.__name__, (kind,), {"__module__": kind.__module__})
+
+
+# Unused here, and between pods it would listen at an address that vLLM guesses.
 MessageQueue.create_from_process_group = lambda *group_and_sizes: None
-# Or it would change the trainer's classes.
-base.AutoModel = OwnClasses
-# With AMX vLLM has another kernel for small weights in bfloat16. Its sums depend on the number of
-# tokens of a step: a row's samples would depend on the other rows.
+base.AutoModel = SubclassingAutoModel
+# With AMX vLLM has a kernel for small bfloat16 weights whose sums depend on the other rows.
 utils.check_cpu_sgl_kernel = lambda n, k, dtype: False
 
 
-class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
-    """One rank of an engine whose other ranks are started elsewhere."""
+class _ExternalRank(ExecutorWithExternalLauncher):  # type: ignore[misc]
+    """One rank of an engine whose other ranks run in other processes."""
 
     def _distributed_args(self) -> tuple[str, int, int]:
         """Return rendezvous, rank and device; the world exists, and each rank sees one device.
 
-        On the CPU, ranks that name the same rendezvous would spin on shared memory, for ever if one
-        is gone, and leave it behind when they are killed. So each names another one.
+        On the CPU, ranks with the same rendezvous would spin on shared memory, for ever if one is
+        killed; so each names another one.
         """
         rank = dist.get_rank()
         return f"env://{rank}", rank, 0
@@ -222,39 +227,45 @@ class _OneOfSeveral(ExecutorWithExternalLauncher):  # type: ignore[misc]
 def model_config(
     config: PreTrainedConfig, changes: Mapping[str, Json], form: MediaForm | None
 ) -> PreTrainedConfig:
-    """Return the configuration from which vLLM builds its model, in place of the folder's.
+    """Return the configuration from which vLLM builds its model.
 
-    `form` is the format of its pictures; None if it sees none.
+    `form` is the format of its images; None for text models.
     """
-    sees, config = form is not None, unquantised(config)
-    part = language_part(config) if sees else text_config(config)
-    told = {} if sees else engine_corrections.settings(part)
-    changed = engine_corrections.corrected(change(part, {**told, **changes}))
-    kind = None if form is None else _seeing(changed, form)
+    has_images, config = form is not None, unquantised(config)
+    part = language_part(config) if has_images else text_config(config)
+    settings = {} if has_images else engine_corrections.settings(part)
+    changed = engine_corrections.corrected(change(part, {**settings, **changes}))
+    model_class = None if form is None else _image_model(changed, form)
     if changed.model_type.startswith(_HYBRIDS):
         is_mixture = FAMILIES[changed.model_type].mixture is not None
         changed.mlp_only_layers = [] if is_mixture else list(range(changed.num_hidden_layers))
         changed.decoder_sparse_step = 1
-        kind = kind or UnjoinedQwen3Next
-    if kind is not None:  # vLLM first asks with a type that is none
-        changed.architectures = [kind.__name__]
+        model_class = model_class or UnfusedQwen3Next
+    if model_class is not None:  # vLLM first calls this with a dummy type
+        changed.architectures = [model_class.__name__]
     for name in changed.architectures or ():
-        if known := vllm.ModelRegistry.models.get(name):
-            # Of one that is not loaded vLLM asks a process, which first loads PyTorch and vLLM.
-            vllm.ModelRegistry.register_model(name, known.load_model_cls())
+        if registered := vllm.ModelRegistry.models.get(name):
+            # Otherwise vLLM starts a process to inspect the class.
+            vllm.ModelRegistry.register_model(name, registered.load_model_cls())
     return changed
 
 
-def _seeing(part: PreTrainedConfig, form: MediaForm) -> type | None:
-    """Return the class for a language model with pictures; None for an unknown model."""
-    if (kind := vllm_pictures.SEEING.get(part.model_type)) is not None:
-        return kind
+def _image_model(part: PreTrainedConfig, form: MediaForm) -> type | None:
+    """Return the class for a language model with images; None for an unknown model."""
+    if (model_class := vllm_models.MROPE_MODELS.get(part.model_type)) is not None:
+        return model_class
     names: Any = (
         engine_corrections.settings(part).get("architectures") or part.architectures or [""]
     )
-    known = vllm.ModelRegistry.models.get(names[0])
-    given = vllm_bidirectional.BidirectionalPictures if form.sees_ahead else vllm_pictures.Seeing
-    if known is None:
+    registered = vllm.ModelRegistry.models.get(names[0])
+    mixin = (
+        vllm_bidirectional.BidirectionalPictures
+        if form.sees_ahead
+        else vllm_models.VisionLanguageModel
+    )
+    if registered is None:
         return None
-    told = getattr(part, "hidden_size_per_layer_input", 0)
-    return vllm_pictures.seeing(vllm_pictures.ToldGemma4 if told else known.load_model_cls(), given)
+    has_per_layer = getattr(part, "hidden_size_per_layer_input", 0)
+    return vllm_models.with_vision_tower(
+        vllm_models.PerLayerGemma4 if has_per_layer else registered.load_model_cls(), mixin
+    )

@@ -1,9 +1,8 @@
-"""Bidirectional attention within pictures, for vLLM on CPUs, whose rows are causal.
+"""Bidirectional attention within images, for vLLM on CPUs.
 
-vLLM's kernel drops the causal mask only for whole requests. So attention of picture tokens is
-computed again, with each picture as a request of its own that ends with it. A step of vLLM has a
-picture whole, or the rest of one whose beginning is cached, so keys and values of all of it are
-there. Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
+vLLM's kernel drops the causal mask only for whole requests. So attention of image tokens is
+computed again, with each image as a request that ends with it. A step has an image whole, or the
+rest of one whose beginning is cached, so all of its keys and values are there.
 """
 
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ from vllm.model_executor.layers.attention import Attention
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackendImpl, CPUAttentionMetadata
 
 from ppojob_trainer.models.vision_tower import tower_of
-from ppojob_trainer.rollout.vllm_pictures import Seeing
+from ppojob_trainer.rollout.vllm_models import VisionLanguageModel
 
 
 class _Runs(NamedTuple):
@@ -30,7 +29,7 @@ class _Runs(NamedTuple):
     blocks: Tensor  # (runs, b) int32, cache blocks of its row
 
 
-class BidirectionalPictures(Seeing):
+class BidirectionalPictures(VisionLanguageModel):
     """A language model whose tokens of one picture attend to each other."""
 
     marked: Tensor | None = None
@@ -43,15 +42,15 @@ class BidirectionalPictures(Seeing):
         *,
         is_multimodal: Tensor | None = None,
     ) -> Tensor:
-        """Return embeddings (t, h) of the next pass, and mark its picture tokens for attention."""
+        """Return embeddings (t, h) of the next pass, and store which tokens are images."""
         self.marked = is_multimodal if multimodal_embeddings else None
-        embedded: Tensor = Seeing.embed_input_ids(
+        embedded: Tensor = VisionLanguageModel.embed_input_ids(
             self, input_ids, multimodal_embeddings, is_multimodal=is_multimodal
         )
         return embedded
 
 
-class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
+class _BidirectionalAttention(CPUAttentionBackendImpl):  # type: ignore[misc]
     """Attention of one layer of such a model."""
 
     model: BidirectionalPictures
@@ -68,14 +67,14 @@ class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
         *others: Any,
         **named: Any,
     ) -> Tensor:
-        """Compute vLLM's attention, then that of picture tokens again."""
-        given = key, value, kv_cache, attn_metadata, output
-        said: Tensor = super().forward(layer, query, *given, *others, **named)
+        """Compute vLLM's attention, then that of image tokens again."""
+        rest = key, value, kv_cache, attn_metadata, output
+        result: Tensor = super().forward(layer, query, *rest, *others, **named)
         if attn_metadata is None or self.model.marked is None:
-            return said
+            return result
         runs = _runs_of(self.model.marked, attn_metadata)
-        seeing = query.index_select(0, runs.tokens)
-        seen = torch.empty_like(seeing)
+        queries = query.index_select(0, runs.tokens)
+        attended = torch.empty_like(queries)
         keys, values = kv_cache.view(*kv_cache.shape[:2], 2 * kv_cache.shape[2], -1).chunk(2, dim=2)
         plan = ops.cpu_attn_get_scheduler_metadata(
             num_reqs=len(runs.lengths),
@@ -91,10 +90,10 @@ class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
             enable_kv_split=envs.VLLM_CPU_ATTN_SPLIT_KV,
         )
         ops.cpu_attention_with_kv_cache(
-            query=seeing,
+            query=queries,
             key_cache=keys,
             value_cache=values,
-            output=seen,
+            output=attended,
             query_start_loc=runs.starts,
             seq_lens=runs.lengths,
             scale=self.scale,
@@ -106,22 +105,22 @@ class _Ahead(CPUAttentionBackendImpl):  # type: ignore[misc]
             scheduler_metadata=plan,
             s_aux=None,
         )
-        said.index_copy_(0, runs.tokens, seen.view(len(seen), *said.shape[1:]))
-        return said
+        result.index_copy_(0, runs.tokens, attended.view(len(attended), *result.shape[1:]))
+        return result
 
 
 def make_bidirectional(model: nn.Module) -> None:
-    """Enable bidirectional attention within pictures in the layers of a model."""
+    """Enable bidirectional attention within images in the layers of a model."""
     tower = tower_of(model)
     in_windows = tower is not None and tower.form.ahead_in_windows
     for layer in model.modules():
         if isinstance(layer, Attention) and (layer.sliding_window or not in_windows):
-            layer.impl.__class__ = _Ahead
+            layer.impl.__class__ = _BidirectionalAttention
             layer.impl.model = model
 
 
 def _runs_of(marked: Tensor, step: CPUAttentionMetadata) -> _Runs:
-    """Return the pictures of a step. Two pictures of a row are separated by other tokens."""
+    """Return the images of a step; images of a row are separated by other tokens."""
     places, starts, lengths, rows = [], [0], [], []
     ends = step.query_start_loc.tolist()
     for row, (begin, end) in enumerate(pairwise(ends)):

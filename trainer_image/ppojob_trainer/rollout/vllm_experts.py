@@ -1,10 +1,8 @@
 """Expert routing in vLLM on CPUs: records the experts of tokens, and fixes expert parallelism.
 
-vLLM records routing only with its second model runner, which only GPUs have, and on the first rank
-of an engine, usually the only one with a scheduler. Here each rank has a scheduler, and the first
-model runner gets the second one's attributes. With expert parallelism, vLLM's CPU kernels take
-global expert numbers for local ones. Imported by vllm_engine alone, which first sets what vLLM
-reads while it is imported.
+vLLM records routing only with its second model runner, for GPUs, and on the first rank of an
+engine. Here each rank has a scheduler, and the first model runner gets the attributes of the
+second. With expert parallelism, vLLM's CPU kernels take global expert numbers for local ones.
 """
 
 from types import SimpleNamespace
@@ -20,7 +18,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 
 class _EachRank:
-    """Replaces the ranks of an engine in the question which of them keeps the record."""
+    """Replaces the tensor-parallel group, so that every rank records."""
 
     is_first_rank = True
 
@@ -37,7 +35,7 @@ def _compute_own(
     expert_map: Tensor | None,
     **others: Any,
 ) -> None:
-    """Compute only the experts of this rank, whatever number the kernel would give the others.
+    """Compute only the experts of this rank.
 
     `expert_map`, (E,), has the number of each expert on this rank, or -1; None if all are here.
     """
@@ -53,13 +51,12 @@ CPUUnquantizedExperts.apply = _compute_own
 
 
 class ExpertRecorder:
-    """Records experts around the steps of vLLM's first model runner, and adds them to its answers.
+    """Records experts around the steps of vLLM's first model runner, and adds them to its outputs.
 
-    Steps are not scheduled asynchronously there, so there is one at a time.
+    Steps are not scheduled asynchronously, so there is one at a time.
     """
 
     def __init__(self, engine: LLMEngine) -> None:
-        """Begin to record what an engine on the CPU computes from now on."""
         core = engine.engine_core.engine_core
         core.scheduler.aux_output_connector = AuxOutputSchedulerConnector()
         self._runner: Any = core.model_executor.driver_worker.worker.model_runner
@@ -69,7 +66,7 @@ class ExpertRecorder:
             kv_cache_config=self._runner.kv_cache_config,
         )
         self._step: PendingAuxOutput | None = None
-        self._guesses = np.zeros(0, dtype=np.int64)  # of each row of the step
+        self._drafts = np.zeros(0, dtype=np.int64)  # of each row of the step
         self._execute, self._sample = self._runner.execute_model, self._runner.sample_tokens
         self._runner.execute_model = self._execute_model
         self._runner.sample_tokens = self._sample_tokens
@@ -79,14 +76,14 @@ class ExpertRecorder:
         self._record.close()
 
     def _execute_model(self, scheduled: Any, *arguments: Any) -> Any:
-        """Compute logits; tokens are ordered by request, as in the runner."""
+        """Compute logits; tokens are ordered by request."""
         self._record.begin_step(scheduled.aux_output_connector_metadata)
         output = self._execute(scheduled, *arguments)
         if output is None:  # there are some
             batch = self._runner.input_batch
             sizes = [scheduled.num_scheduled_tokens[one] for one in batch.req_ids]
-            guesses = scheduled.scheduled_spec_decode_tokens
-            self._guesses = np.array([len(guesses.get(one, ())) for one in batch.req_ids])
+            drafts = scheduled.scheduled_spec_decode_tokens
+            self._drafts = np.array([len(drafts.get(one, ())) for one in batch.req_ids])
             self._step = self._record.prepare_output(
                 SimpleNamespace(
                     req_ids=batch.req_ids,
@@ -97,12 +94,12 @@ class ExpertRecorder:
         return output
 
     def _sample_tokens(self, *arguments: Any) -> Any:
-        """Sample tokens, and return the experts of those that were read."""
+        """Sample tokens, and add the experts of those that were read."""
         output = self._sample(*arguments)
         step, self._step = self._step, None
         if step is not None:
             drawn = np.array([len(tokens) for tokens in output.sampled_token_ids])
             # A row keeps its drafts up to the last token that it samples.
-            step.enqueue_cpu_copy(drawn, self._guesses + 1 - drawn)
+            step.enqueue_cpu_copy(drawn, self._drafts + 1 - drawn)
             output.aux_output_connector_output = step.process_output()
         return output

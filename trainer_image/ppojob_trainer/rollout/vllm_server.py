@@ -1,7 +1,7 @@
-"""vLLM's OpenAI-compatible server for the job's own judge: `python -m` with its options.
+"""vLLM's OpenAI-compatible server for the job's judge: `python -m` with its options.
 
-It applies the same corrections as the job's engines (`engine_corrections`). The exit status tells a
-refusal before loading, which would be repeated, from other failures.
+It applies the corrections of `engine_corrections`. The exit status distinguishes a refused
+configuration, which is not retried, from other failures.
 """
 
 import gc
@@ -13,7 +13,7 @@ from ppojob_api import contract
 
 def main() -> None:
     """Serve until it is ended."""
-    gc.disable()  # among what is loaded there is no garbage worth seconds of looking for it
+    gc.disable()  # imports make little garbage, and looking for it takes seconds
     import uvloop
     from vllm.entrypoints.launchers.api_server.entry import run_server
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
@@ -21,7 +21,7 @@ def main() -> None:
     from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-    from ppojob_trainer.models.vision_language import language_config
+    from ppojob_trainer.models.model_classes import language_config
     from ppojob_trainer.rollout import engine_corrections
 
     gc.freeze()
@@ -35,14 +35,13 @@ def main() -> None:
         if (operations := engine_corrections.operations(config)) is not None:
             args.compilation_config.custom_ops = operations
         args.attention_backend = engine_corrections.attention_backend(config)
-        # The engine computes in its own process. vLLM would start one more for that, to bind its
-        # threads to cores, which a judge's are not.
+        # No further process, which vLLM would start to bind threads to cores.
         args.distributed_executor_backend = "uni"
         os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     try:
         uvloop.run(run_server(args))
     except ValueError as problem:
-        sys.stderr.write(f"vLLM refuses what it was asked for: {problem}\n")
+        sys.stderr.write(f"vLLM refuses the configuration: {problem}\n")
         sys.exit(contract.EXIT_INVALID)
 
 

@@ -1,8 +1,7 @@
-"""Weight sync into a vLLM engine: by vLLM's reload, and around it where that fails.
+"""Weight sync into a vLLM engine: vLLM's reload, and corrections where it fails.
 
-Imported by vllm_engine alone, which first sets what vLLM reads while it is imported. vLLM's reload
-replaces what comes through the loaders of its layers. Some models write past them, into tensors
-that are thrown away, and on the CPU some layers keep their earlier packed copy.
+vLLM's reload replaces what is loaded through its layers' loaders. Some models write past them, and
+on the CPU some layers keep an earlier packed copy.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -32,7 +31,7 @@ from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
 from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
 from ppojob_trainer.rollout.protocol import RolloutError
 
-# The only set of adapters, in memory before the first request names it.
+# The only set of adapters.
 ADAPTERS = LoRARequest("adapters", 1, lora_path="(in memory)")
 _SINKS = ".sinks"
 # Its files have gate and up in one matrix with one adapter; vLLM expects two.
@@ -40,7 +39,7 @@ Glm4ForCausalLM.packed_modules_mapping = {
     **Glm4ForCausalLM.packed_modules_mapping,
     "gate_up_proj": ["gate_up_proj"],
 }
-# vLLM would keep the parameters of its activation in bfloat16, whatever the weights' dtype.
+# vLLM keeps the parameters of this activation in bfloat16 by default.
 _ACTIVATION = apertus.XIELU
 apertus.XIELU = lambda: _ACTIVATION(dtype=torch.get_default_dtype())
 
@@ -51,24 +50,18 @@ class EngineWeights:
     def __init__(
         self, config: PreTrainedConfig, lora: LoraSpec | None, dtype: torch.dtype, *, on_cpu: bool
     ) -> None:
-        """`config` is a language model's configuration; an engine has no weights at first."""
         self._names = checkpoint_names(config)
         self._lora = lora
         self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
         self._is_tied = bool(getattr(config, "tie_word_embeddings", False))
         self._mixture, self._model_type = mixture_in(config.to_dict()), config.model_type
         self._dtype, self._on_cpu = dtype, on_cpu
-        self.are_there = False
-        """Whether the engine has received weights, and still has them."""
+        self.is_loaded = False
 
-    def take(self, engine: LLMEngine, tensors: Iterator[tuple[str, Tensor]]) -> None:
-        """Load weights, if any come, and the adapters after them.
-
-        Raises:
-            RolloutError: Names are unknown or missing.
-        """
+    def load(self, engine: LLMEngine, tensors: Iterator[tuple[str, Tensor]]) -> None:
+        """Load weights, if any come, and the adapters after them."""
         first = next(tensors, ("no tensor", torch.empty(0)))
-        has_adapters_alone = self.are_there and is_adapter(first[0])
+        has_adapters_alone = self.is_loaded and is_adapter(first[0])
         names = self.adapter_names | (frozenset() if has_adapters_alone else self._names)
         given = self._checked(chain([first], tensors), names)
         adapters: dict[str, Tensor] = {}
@@ -78,37 +71,39 @@ class EngineWeights:
         else:
             engine.apply_model(_name_loaders)
             if self._on_cpu:
-                engine.apply_model(_forget_packed_experts)
-                engine.apply_model(_choose_by_bias)
+                engine.apply_model(_reset_packed_experts)
+                engine.apply_model(_apply_selection_bias)
             weights = _by_expert(_weights_of(given, adapters, sinks), self._mixture)
-            if self._is_tied and any(engine.apply_model(_has_own_head)):
+            if self._is_tied and any(
+                engine.apply_model(lambda model: HEAD in dict(model.named_parameters()))
+            ):
                 weights = _with_head(weights)
             weights = ((file_name(name, self._model_type), one) for name, one in weights)
             engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
             engine.apply_model(_repack_tied_heads)
-            engine.apply_model(_renew_filters)
+            engine.apply_model(_refresh_conv_filters)
             ranks = parallel_state.get_tp_group()
-            told = {"sinks": sinks, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
-            engine.apply_model(partial(_set_sinks, **told))
-            self.are_there = True
+            arguments = {"sinks": sinks, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
+            engine.apply_model(partial(_set_sinks, **arguments))
+            self.is_loaded = True
         if self._lora is not None:
             layers = file_name(f"{LAYERS}.", self._model_type).rstrip(".")
-            told = {"lora": self._lora, "layers": layers, "tensors": adapters}
-            engine.apply_model(partial(_set_adapters, **told))
+            arguments = {"lora": self._lora, "layers": layers, "tensors": adapters}
+            engine.apply_model(partial(_set_adapters, **arguments))
 
     def _checked(
         self, tensors: Iterable[tuple[str, Tensor]], names: frozenset[str]
     ) -> Iterator[tuple[str, Tensor]]:
-        """Cast while streaming, and check names; vLLM itself would only warn of missing names."""
+        """Cast tensors while streaming, and check names; vLLM only warns of missing ones."""
         missing = set(names)
         for name, tensor in tensors:
             if name not in names and name != "lm_head.weight":
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
-            # vLLM scales adapters in place; attention sinks go in last.
+            # Copied: vLLM scales adapters in place, and sinks are set last.
             kind = torch.float32 if is_sent_float32(name) else self._dtype
-            is_kept = is_adapter(name) or name.endswith(_SINKS)
-            yield name, tensor.detach().to(kind, copy=is_kept)
+            is_stored = is_adapter(name) or name.endswith(_SINKS)
+            yield name, tensor.detach().to(kind, copy=is_stored)
         if missing:
             raise RolloutError(
                 f"load_weights: {len(missing)} tensors missing, first {min(missing)}"
@@ -118,7 +113,7 @@ class EngineWeights:
 def _weights_of(
     tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], sinks: dict[str, Tensor]
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights among tensors; adapters and sinks are put aside."""
+    """Yield the weights among tensors; adapters and sinks are stored in the dictionaries."""
     for name, tensor in tensors:
         if is_adapter(name):
             adapters[name] = tensor
@@ -131,7 +126,7 @@ def _weights_of(
 def _by_expert(
     tensors: Iterable[tuple[str, Tensor]], mixture: Mixture | None
 ) -> Iterator[tuple[str, Tensor]]:
-    """Split stacked experts into single ones, except for stacks that vLLM reads as such.
+    """Split stacked experts into single ones, unless vLLM's model reads stacks.
 
     Granite's model reads single ones only if all ranks of an engine have a part of each.
     """
@@ -152,13 +147,8 @@ def _by_expert(
                 yield f"{at}.{number}.{part}.weight", matrix
 
 
-def _has_own_head(model: nn.Module) -> bool:
-    """Whether a model has a separate output head; a tied weight has the first layer's name."""
-    return any(name == HEAD for name, _ in model.named_parameters())
-
-
 def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield the embedding as the head too: vLLM's models of some mixtures do not tie it."""
+    """Yield the embedding as the head too, for models that vLLM does not tie."""
     for name, tensor in tensors:
         yield name, tensor
         if name == EMBEDDING:
@@ -166,10 +156,7 @@ def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Ten
 
 
 def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: int) -> None:
-    """Set the attention sinks of an engine rank's layers, (H,) each by its name in files.
-
-    Kernels may have a copy in another dtype.
-    """
+    """Set the attention sinks of this rank's layers, (H,) by name; kernels may have a copy."""
     for name, whole in sinks.items():
         place = name.removesuffix(_SINKS).replace(".self_attn", ".attn")
         attention: Any = model.get_submodule(place)
@@ -178,7 +165,7 @@ def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: 
 
 
 def _set_adapters(model: Any, lora: LoraSpec, layers: str, tensors: Mapping[str, Tensor]) -> None:
-    """Replace the adapters in memory; vLLM itself would read them from a folder."""
+    """Replace the adapters in memory; vLLM itself reads them from a folder."""
     mapper = getattr(model, "hf_to_vllm_mapper", None)
     made = LoRAModel.from_lora_tensors(
         ADAPTERS.lora_int_id,
@@ -192,10 +179,10 @@ def _set_adapters(model: Any, lora: LoraSpec, layers: str, tensors: Mapping[str,
     model.lora_manager.activate_adapter(made.id)
 
 
-def _forget_packed_experts(model: nn.Module) -> None:
-    """Make a reload pack experts, as vLLM does for those without a kernel yet.
+def _reset_packed_experts(model: nn.Module) -> None:
+    """Make a reload pack experts, as at the first load.
 
-    It would write plain weights into the memory of packed ones (CPU only), which are then misread.
+    Otherwise it writes plain weights into packed memory (CPU only).
     """
     for module in model.modules():
         method: Any = getattr(module, "quant_method", None)
@@ -211,8 +198,8 @@ def _name_loaders(model: nn.Module) -> None:
             loader.__name__ = loader.func.__name__  # type: ignore[attr-defined]
 
 
-def _choose_by_bias(model: nn.Module) -> None:
-    """Apply the routing bias on the CPU, where vLLM applies it only to grouped routing."""
+def _apply_selection_bias(model: nn.Module) -> None:
+    """Apply the routing bias on the CPU, where vLLM applies it to grouped routing only."""
     for module in model.modules():
         router: Any = getattr(module, "router", None)
         if isinstance(router, CPURouter) and router.e_score_correction_bias is not None:
@@ -221,11 +208,8 @@ def _choose_by_bias(model: nn.Module) -> None:
             router.topk_group = router.topk_group or 1
 
 
-def _renew_filters(model: nn.Module) -> None:
-    """Give Mamba-2 layers the convolution filters that a reload has packed.
-
-    Packed ones (bfloat16 on the CPU) are at another address than these layers read.
-    """
+def _refresh_conv_filters(model: nn.Module) -> None:
+    """Copy repacked convolution filters (bfloat16, CPU) to where Mamba-2 layers read them."""
     for module in model.modules():
         unpacked = getattr(getattr(module, "conv1d", None), "_cpu_unpacked_conv_weight", None)
         read = getattr(module, "conv_weights", None)
@@ -236,8 +220,8 @@ def _renew_filters(model: nn.Module) -> None:
 def _repack_tied_heads(model: nn.Module) -> None:
     """Repack an output head that shares the embedding's weight.
 
-    A reload rebuilds the layers that it is given tensors for. A tied head has none of its own: its
-    weight is the embedding's and thus new, its packed copy (CPU only) is of the old one.
+    A reload rebuilds only layers with tensors of their own, so a tied head's packed copy (CPU) is
+    old.
     """
     layers = [module for module in model.modules() if isinstance(module, VocabParallelEmbedding)]
     for layer in layers:

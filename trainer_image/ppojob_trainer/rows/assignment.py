@@ -33,13 +33,8 @@ def assign(costs: Sequence[int], parts: int) -> tuple[int, ...]:
     it is tried too, so its bound (Graham, SIAM J. Appl. Math. 17, 1969: at most 4/3 of the optimum)
     holds. Ties are broken by the order of the items.
 
-    Args:
-        costs: of each item, not negative; integers, so that sums are exact in any order.
-        parts: how many, at least 1.
-
-    Returns:
-        The part of each item. Where there are at least as many items as parts, no part is empty.
-        Parts are numbered by their first item.
+    Costs are integers, so that sums are exact in any order. Returns the part of each item; parts
+    are numbered by their first item, and none is empty if there are as many items.
     """
     if not costs:
         return ()

@@ -75,12 +75,8 @@ class _Route:
 
     @classmethod
     def of(cls, plan: TransferPlan, member: int) -> _Route:
-        return cls(
-            plan.held_by(member),
-            plan.needed_by(member),
-            plan.outgoing(member),
-            plan.incoming(member),
-        )
+        incoming, outgoing = plan.incoming(member), plan.outgoing(member)
+        return cls(plan.held_by(member), plan.needed_by(member), outgoing, incoming)
 
 
 def move_rows(
@@ -100,11 +96,7 @@ def move_rows(
         columns: optional columns to include, such as `old_logprobs`.
 
     Returns:
-        The groups that this member needs, in batch order, as an experience of its own.
-
-    Raises:
-        ValueError: when the rows are not what the index says, or a column is absent or of a wrong
-            dtype.
+        The groups that this member needs, in batch order.
     """
     return _moved(link, index, _Route.of(plan, link.member), experience, columns)
 
@@ -185,18 +177,10 @@ def return_columns(
     staged: Experience | None,
     owned: Experience | None,
 ) -> None:
-    """Return columns that a stage has filled in to the owners of the rows.
+    """Return columns that a stage has filled in, such as `values`, to the owners of the rows.
 
-    Args:
-        link: between all members that the plan names.
-        index: of the whole batch.
-        plan: the plan by which `move_rows` moved the rows to the stage; it is reversed.
-        columns: such as `ref_logprobs` or `values`.
-        staged: the rows of the stage at this member; None for none.
-        owned: the rows that this member owns, whose columns are set; None for none.
-
-    Raises:
-        ValueError: as `move_rows`.
+    `plan` is that by which `move_rows` moved the rows to the stage. `staged` are the rows of the
+    stage at this member, `owned` those that it owns, whose columns are set; None for none.
     """
     route = _Route.of(plan.reversed, link.member)
     _check_rows(index, route.held, staged)

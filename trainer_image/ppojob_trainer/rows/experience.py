@@ -8,13 +8,18 @@ is in host memory; a forward pass moves what it needs.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
+
+from ppojob_trainer.data.media.pictures import LaterPicture, unpacked_later
 
 
 @dataclass(slots=True)
@@ -241,26 +246,57 @@ def joined(parts: Sequence[Experience]) -> Experience:
             [part.row_groups + first for part, first in zip(parts, groups, strict=False)]
         ),
         lengths=torch.cat([part.lengths for part in parts]),
-        pictures=[one for part in parts for one in part.pictures or [b""] * part.num_groups]
-        if any(part.pictures for part in parts)
-        else [],
-        later_pictures=[
-            one for part in parts for one in part.later_pictures or [b""] * part.num_rows
-        ]
-        if any(part.later_pictures for part in parts)
-        else [],
+        pictures=_joined_files([(part.pictures, part.num_groups) for part in parts]),
+        later_pictures=_joined_files([(part.later_pictures, part.num_rows) for part in parts]),
         teachers=[one for part in parts for one in part.teachers],
         teacher_prompts=[one for part in parts for one in part.teacher_prompts],
         **columns,
     )
 
 
-_OTHERS = frozenset(
-    (
-        *("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "later_pictures"),
-        *("teachers", "teacher_prompts"),
-    )
-)
+def _joined_files(parts: Sequence[tuple[list[bytes], int]]) -> list[bytes]:
+    """Concatenate pictures of parts, and their number; empty if no part has any."""
+    if not any(files for files, _ in parts):
+        return []
+    return [file for files, count in parts for file in files or [b""] * count]
+
+
+def turn_anchors(rows: Experience) -> Tensor:
+    """Return (tokens,) int64 hashes of the input before each turn, to compare turns of equal state.
+
+    A turn is a run of trained tokens. At its first token is a hash of the tokens and pictures since
+    the turn before, 0 elsewhere. For the first turn of a row, it is the hash of nothing.
+    """
+    anchors = np.zeros(rows.response_tokens.numel(), np.int64)
+    tokens, mask, begin = rows.response_tokens.numpy(), rows.mask.numpy(), 0
+    later = rows.later_pictures or [b""] * rows.num_rows
+    for pictures, length in zip(later, rows.lengths.tolist(), strict=True):
+        row = slice(begin, begin + length)
+        _set_anchors(anchors[row], tokens[row], mask[row], unpacked_later(pictures))
+        begin += length
+    return torch.from_numpy(anchors)
+
+
+def _set_anchors(
+    anchors: npt.NDArray[np.int64],
+    tokens: npt.NDArray[np.int64],
+    mask: npt.NDArray[np.bool_],
+    pictures: Sequence[LaterPicture],
+) -> None:
+    """Write the anchors of a row."""
+    edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
+    before = 0
+    for begin, end in edges.reshape(-1, 2).tolist():
+        state = hashlib.blake2b(tokens[before:begin].tobytes(), digest_size=8)
+        for picture in pictures:
+            if before <= picture.start < begin:
+                state.update(picture.file)
+        anchors[begin] = int.from_bytes(state.digest(), "little", signed=True)
+        before = end
+
+
+_OTHERS = ("prompts", "row_groups", "lengths", "prompt_experts", "pictures", "later_pictures",
+           "teachers", "teacher_prompts")  # fmt: skip
 TOKEN_COLUMNS = tuple(one.name for one in fields(Experience) if one.name not in _OTHERS)
 """Names of the columns with one entry per response token."""
 
@@ -269,13 +305,8 @@ ROUTER_COLUMNS = ("prompt_experts", "experts")
 
 COLUMN_DTYPES = {
     **dict.fromkeys(TOKEN_COLUMNS, torch.float32),
-    "response_tokens": torch.int64,
-    "mask": torch.bool,
-    "context_starts": torch.bool,
-    "update_mask": torch.bool,
-    "positives": torch.bool,
-    "given": torch.bool,
-    "copies": torch.int64,
+    **dict.fromkeys(("response_tokens", "copies"), torch.int64),
+    **dict.fromkeys(("mask", "context_starts", "update_mask", "positives", "given"), torch.bool),
     **dict.fromkeys(ROUTER_COLUMNS, torch.int16),
 }
 """The dtype of each column of tokens."""

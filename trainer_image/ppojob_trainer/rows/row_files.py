@@ -1,9 +1,11 @@
 """Row files: a parquet folder per step, for analysis and for replay.
 
 A folder holds everything that was generated and scored (token ids, log-probabilities, their origin
-and scores), so a replay needs neither rollout engine nor reward functions.
+and scores), so a replay needs neither rollout engine nor reward functions. Readers raise `OSError`
+or `pyarrow.ArrowException`, writers `StorageError`.
 """
 
+import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,11 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ppojob_trainer import durable
+from ppojob_trainer.data.columns import AGENT_COLUMN, EXTRA_COLUMN, REWARD_COLUMN
 from ppojob_trainer.data.media.pictures import LaterPicture
+from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import Json, plain_text
 from ppojob_trainer.rewards.records import ValueKind
 
 ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
+RESPONSES_POINT = durable.point("responses", *durable.FILE_ACTS)
 
 _SEGMENT: Final = pa.struct(
     [
@@ -118,11 +123,7 @@ class RowMetadata:
 
 
 def write_part(folder: Path, part: int, table: pa.Table) -> Path:
-    """Write a part; a part that is written again replaces the old one.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Write a part; a part that is written again replaces the old one."""
     folder.mkdir(parents=True, exist_ok=True)
     sink = pa.BufferOutputStream()
     shows = "pictures" in table.column_names and table["pictures"].null_count < table.num_rows
@@ -160,11 +161,7 @@ def _value_column(name: str) -> str:
 
 
 def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rewards and advantages of a step's rows; not synced, since no resume reads it.
-
-    Raises:
-        StorageError: the disk refused.
-    """
+    """Write rewards and advantages of a step's rows; not synced, since no resume reads it."""
     temporary = path.with_suffix(".part")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -175,11 +172,7 @@ def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_row_metadata(parts: Iterable[Path]) -> RowMetadata:
-    """Read all rows of a step without their tokens.
-
-    Raises:
-        OSError, pyarrow.ArrowException: a part cannot be read.
-    """
+    """Read all rows of a step without their tokens."""
     columns = _read(parts, _VERDICT).to_pydict()
     scores = columns["score"]
     return RowMetadata(
@@ -199,11 +192,7 @@ def later_pictures(cell: list[dict[str, Any]] | None) -> tuple[LaterPicture, ...
 
 
 def has_given(part: Path) -> bool:
-    """Whether a part has given responses (`OF_DATA`), by the statistics in its footer.
-
-    Raises:
-        OSError, pyarrow.ArrowException: it cannot be read.
-    """
+    """Whether a part has given responses (`OF_DATA`), by the statistics in its footer."""
     footer = pq.read_metadata(part)
     groups = map(footer.row_group, range(footer.num_row_groups))
     columns = [group.column(number) for group in groups for number in range(group.num_columns)]
@@ -220,11 +209,7 @@ def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
 
 
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
-    """Read the token columns of rows `[first, last)` in order.
-
-    Raises:
-        OSError, pyarrow.ArrowException: a part cannot be read.
-    """
+    """Read the token columns of rows `[first, last)` in order."""
     columns: dict[str, list[Any]] = _read(parts, _TOKENS, first, last).to_pydict()
     return columns
 
@@ -240,3 +225,51 @@ def _read(
         own = [name for name in columns if name in present]
         tables.append(pq.read_table(part, columns=own, filters=filters, use_threads=False))
     return pa.concat_tables(tables).sort_by("row")
+
+
+def read_responses(parts: Iterable[Path]) -> list[str]:
+    """Read (rows,) the responses of a batch, in the order of its rows."""
+    tables = [pq.read_table(part, columns=["row", "response"]) for part in parts]
+    responses: list[str] = pa.concat_tables(tables).sort_by("row")["response"].to_pylist()
+    return responses
+
+
+def write_responses(path: Path, prompts: Sequence[PromptRow], responses: Sequence[str]) -> None:
+    """Write one row per prompt in the columns of verl's main_generation: with all its responses.
+
+    Cells of a column that have no common parquet type, such as numbers and texts, become JSON.
+    """
+    samples = len(responses) // len(prompts)
+    truths = [prompt.ground_truth for prompt in prompts]
+    columns: dict[str, pa.Array] = {
+        "data_source": pa.array([prompt.data_source for prompt in prompts]),
+        "prompt": _column([prompt.prompt for prompt in prompts]),
+    }
+    if any(truth is not None for truth in truths):
+        truth = _column(truths)
+        style = pa.array(["rule"] * len(truths))
+        columns[REWARD_COLUMN] = pa.StructArray.from_arrays(
+            [style, truth], ["style", "ground_truth"]
+        )
+    if any(prompt.extra_info for prompt in prompts):
+        columns[EXTRA_COLUMN] = _column([dict(prompt.extra_info) or None for prompt in prompts])
+    if any(prompt.agent for prompt in prompts):
+        columns[AGENT_COLUMN] = pa.array([prompt.agent or None for prompt in prompts])
+    columns["responses"] = pa.array(
+        [list(responses[first : first + samples]) for first in range(0, len(responses), samples)]
+    )
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table(columns), sink)
+    durable.write_file(path, sink.getvalue().to_pybytes(), RESPONSES_POINT)
+
+
+def _column(cells: list[Any]) -> pa.Array:
+    try:
+        column = pa.array(cells)
+    except pa.ArrowException:
+        column = None
+    # Parquet has no object without fields.
+    if column is None or "struct<>" in str(column.type):
+        cells = [cell if isinstance(cell, str | None) else json.dumps(cell) for cell in cells]
+        column = pa.array(cells, pa.string())
+    return column

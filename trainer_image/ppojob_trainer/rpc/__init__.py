@@ -1,5 +1,5 @@
-"""Control RPC: ZeroMQ with CURVE, msgpack by schema, request ids that make retries safe.
+"""Control RPC: ZeroMQ with CURVE, msgpack with schemas, idempotent by request ids.
 
-No tensor is sent here. Layers, low to high: `wire` (frames), `keys` (key pairs), `methods` (every
-call with its types, limits and callers), `server` (which does work once), `client`.
+It carries no tensors. Layers, low to high: `wire` (frames), `keys`, `methods` (the table of calls),
+`server`, `client`.
 """

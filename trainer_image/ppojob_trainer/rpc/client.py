@@ -1,15 +1,14 @@
-"""RPC client: calls to many peers at once, retried until answered or given up.
+"""RPC client: concurrent calls to many peers, retried until answered or cancelled.
 
-A call is sent again every few seconds under the same request id, so that a lost message or a broken
-connection does no harm; the server recognises it. During a wait the caller's `watch` runs: it
-notices that a role is lost, and raises. A started call may be waited for later, with other calls in
-between.
+A call is sent again every few seconds with the same request id, which the server recognises, so
+lost messages and broken connections are harmless. `watch` runs during a wait, and raises when a
+role is lost. A started call may be waited for later, with other calls in between.
 """
 
 import contextlib
 import itertools
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -34,7 +33,7 @@ _REPEAT_SECONDS = 5.0
 _WATCH_SECONDS = 0.5
 _WAIT_MILLISECONDS = int(_WATCH_SECONDS * 500)
 _AWAKE_SECONDS = 200e-6
-"""Time of busy waiting: a short call is answered before a sleeping thread would wake."""
+"""Busy waiting: shorter than the wake-up of a sleeping thread."""
 _CONNECT_MILLISECONDS = 2_000
 _HEARTBEAT_MILLISECONDS = 5_000
 _SILENT_MILLISECONDS = 20_000
@@ -42,7 +41,7 @@ _SILENT_MILLISECONDS = 20_000
 Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
-class CallRefused(Exception):  # noqa: N818 - it is what happened, not a fault of this program
+class CallRefused(Exception):  # noqa: N818
     """A peer answered with an error."""
 
     def __init__(self, peer: "Peer", method: str, failure: Failure) -> None:
@@ -66,7 +65,7 @@ class CallTimeout(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Peer:
-    """A peer: a name for messages, an address, and the role whose key it must have."""
+    """A peer: its name in messages, its address, and the role whose key it must have."""
 
     name: str
     host: str
@@ -98,11 +97,7 @@ class _Underway:
 
 @dataclass(slots=True, eq=False)
 class Pending(Generic[Answer]):
-    """Calls that were started; `Caller.wait` has their answers.
-
-    Attributes:
-        refusal: of the first peer that answered with an error.
-    """
+    """Started calls; `refusal` is the first error answer."""
 
     calls: Sequence[Call[Answer]]
     refusal: CallRefused | None = None
@@ -111,16 +106,12 @@ class Pending(Generic[Answer]):
 
     @property
     def is_done(self) -> bool:
-        """Whether all have answered, or one has refused."""
+        """Whether all have answered, or one with an error."""
         return self.refusal is not None or len(self._answers) == len(self._numbers)
 
     @property
     def answers(self) -> list[Answer]:
-        """In the order of the calls, once all have answered.
-
-        Raises:
-            CallRefused: a peer answered with an error; the first one is told.
-        """
+        """Return the answers in the order of the calls; CallRefused if one is an error."""
         if self.refusal is not None:
             raise self.refusal
         return [self._answers[number] for number in self._numbers]
@@ -128,20 +119,14 @@ class Pending(Generic[Answer]):
 
 @dataclass(slots=True)
 class Traffic:
-    """Bytes of work requests to peers and of their answers: bodies and headers.
-
-    Questions are left out: how often others are polled depends on time, not on work.
-    """
+    """Bytes of work requests and their answers; queries, sent by the clock, are left out."""
 
     sent: int = 0
     received: int = 0
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics, which depend on retries, and so on time."""
-        return {
-            "rpc/sent_bytes": float(self.sent),
-            "rpc/received_bytes": float(self.received),
-        }
+        """Return the metrics; they include retries, so they depend on the clock."""
+        return {"rpc/sent_bytes": float(self.sent), "rpc/received_bytes": float(self.received)}
 
 
 @dataclass
@@ -150,7 +135,7 @@ class Caller:
 
     Attributes:
         attempt: the controller's attempt, 0 for other roles.
-        default_deadline_seconds: for methods without one of their own.
+        default_deadline_seconds: for methods without a deadline.
     """
 
     keys: KeyRing
@@ -165,35 +150,32 @@ class Caller:
         self._underway: dict[int, _Underway] = {}
 
     def close(self) -> None:
-        """Drop all connections."""
+        """Close all connections."""
         for socket in self._sockets.values():
             socket.close(linger=0)
         self._sockets.clear()
         self._context.term()
 
-    def forget(self, peer: Peer) -> None:
-        """Drop the connection to a peer that is gone."""
+    def disconnect(self, peer: Peer) -> None:
+        """Close the connection to a peer."""
         socket = self._sockets.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)
 
     def call(self, call: Call[Answer], watch: Callable[[], None] | None = None) -> Answer:
-        """Make one call; see `call_all`."""
+        """Make one call and wait; see `call_all`."""
         return self.call_all([call], watch)[0]
 
     def call_all(
         self, calls: Sequence[Call[Answer]], watch: Callable[[], None] | None = None
     ) -> list[Answer]:
-        """Make the calls at once and wait for all; `start` and `wait`."""
+        """Make concurrent calls and wait for all; raises as `start` and `wait`."""
         return self.wait(self.start(calls), watch)
 
     def start(self, calls: Sequence[Call[Answer]]) -> Pending[Answer]:
-        """Make the calls at once, and wait for none.
+        """Send calls without waiting, at most one in flight per peer and method.
 
-        At most one call may be in flight for each peer and method.
-
-        Raises:
-            CallRefused: a request is larger than its method takes.
+        CallRefused if a request exceeds the limit of its method.
         """
         pending = Pending(calls)
         for call in calls:
@@ -205,43 +187,48 @@ class Caller:
     def wait(
         self, pending: Pending[Answer], watch: Callable[[], None] | None = None
     ) -> list[Answer]:
-        """Wait for started calls; returns answers in the order of the calls.
+        """Wait for started calls; return the answers in the order of the calls.
 
-        Earlier calls that are still in flight are kept alive as well.
-
-        They are given up when this raises. `watch` runs about twice a second; what it raises ends
-        the wait.
+        All calls in flight are retried meanwhile. If this raises, these calls are cancelled.
+        `watch` is called twice a second; its exceptions end the wait.
 
         Raises:
-            CallRefused: a peer answered with an error; the first one is told.
-            CallTimeout: a peer is silent beyond the deadline.
+            CallRefused: a peer answered with an error.
+            CallTimeout: a peer has not answered within the deadline.
         """
-        # A single socket waits in its own receive call, which is quicker than a poller.
+        # A single socket waits in its own receive call, which is faster than a poller.
         sockets = {self._socket(item.call.peer) for item in self._underway.values()}
-        poller = _poller_of(sockets) if len(sockets) > 1 else None
-        if len(sockets) == 1:
-            _wait_awake(*sockets)
+        poller = zmq.Poller() if len(sockets) > 1 else None
+        for socket in sockets:
+            if poller is None:
+                _busy_wait(socket)
+            else:
+                poller.register(socket, zmq.POLLIN)
         watch_at = time.monotonic() + _WATCH_SECONDS
         try:
             while not pending.is_done:
-                for socket in _ready(poller) if poller else sockets:
+                ready = sockets
+                if poller is not None:
+                    ready = {socket for socket, _ in poller.poll(_WAIT_MILLISECONDS)}
+                for socket in ready:
                     self._receive(socket)
                 now = time.monotonic()
                 if watch is not None and now >= watch_at:
                     watch()
                     watch_at = time.monotonic() + _WATCH_SECONDS
                 for item in self._underway.values():
-                    if item.pending is pending:
-                        self._check_deadline(item, now)
+                    if item.pending is pending and now >= item.deadline:
+                        self.disconnect(item.call.peer)  # its successor must not get its requests
+                        raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
                     if now >= item.repeat_at:
                         item.repeat_at = now + _REPEAT_SECONDS
                         self._send(item)
             return pending.answers
         finally:
-            self.give_up(pending)
+            self.cancel(pending)
 
-    def give_up(self, pending: Pending[Any]) -> None:
-        """Stop waiting for calls; what they have begun continues at the peers."""
+    def cancel(self, pending: Pending[Any]) -> None:
+        """Stop waiting for calls; the peers finish their work."""
         for number in pending._numbers:
             self._underway.pop(number, None)
 
@@ -250,7 +237,10 @@ class Caller:
         header = encode(RequestHeader(number, call.method.name, self.attempt, call.request_id))
         limit = call.method.deadline_seconds or self.default_deadline_seconds
         body = encode(call.request)
-        _check_size(call, len(body))
+        if (size := len(body)) > (most := call.method.limit_bytes):  # the server would disconnect
+            message = f"got a request of {size} bytes: it would not be read; at most {most}"
+            failure = Failure(ErrorKind.BAD_REQUEST, message)
+            raise CallRefused(call.peer, call.method.name, failure)
         now = time.monotonic()
         item = _Underway(
             call,
@@ -273,13 +263,8 @@ class Caller:
         if item.call.method.once:
             self.traffic.sent += len(item.header) + len(item.body)
 
-    def _check_deadline(self, item: _Underway, now: float) -> None:
-        if now >= item.deadline:
-            self.forget(item.call.peer)  # its successor must not get its requests
-            raise CallTimeout(item.call.peer, item.call.method.name, item.limit_seconds)
-
     def _receive(self, socket: "zmq.Socket[bytes]") -> None:
-        """Receive one answer, waiting a moment for it; an answer that is not awaited is dropped."""
+        """Wait briefly for one answer; drop it if its call was cancelled."""
         try:
             header_frame = socket.recv()
         except zmq.Again:
@@ -308,9 +293,8 @@ class Caller:
             socket.rcvtimeo = _WAIT_MILLISECONDS
             socket.reconnect_ivl = 50
             socket.reconnect_ivl_max = 1000
-            # A pod that is made again has another address. The name is looked up with each attempt
-            # to connect, so none may wait long for an address that no longer exists; and a
-            # connection whose other end went without a word must be noticed.
+            # A recreated pod has another address. Names are resolved at each attempt to connect, so
+            # an attempt must time out soon, and heartbeats must detect dead connections.
             socket.connect_timeout = _CONNECT_MILLISECONDS
             socket.heartbeat_ivl = _HEARTBEAT_MILLISECONDS
             socket.heartbeat_timeout = _SILENT_MILLISECONDS
@@ -319,27 +303,7 @@ class Caller:
         return self._sockets[peer]
 
 
-def _wait_awake(socket: "zmq.Socket[bytes]") -> None:
-    """Poll for an answer for a moment, without sleep."""
+def _busy_wait(socket: "zmq.Socket[bytes]") -> None:
     until = time.monotonic() + _AWAKE_SECONDS
     while time.monotonic() < until and not int(socket.getsockopt(zmq.EVENTS)) & _READABLE:
         pass
-
-
-def _poller_of(sockets: Iterable["zmq.Socket[bytes]"]) -> zmq.Poller:
-    poller = zmq.Poller()
-    for socket in sockets:
-        poller.register(socket, zmq.POLLIN)
-    return poller
-
-
-def _ready(poller: zmq.Poller) -> "list[zmq.Socket[bytes]]":
-    return [socket for socket, _ in poller.poll(_WAIT_MILLISECONDS)]
-
-
-def _check_size(call: Call[Any], size: int) -> None:
-    """Refuse a request that a server would drop together with the connection, unanswered."""
-    limit = call.method.limit_bytes
-    if size > limit:
-        message = f"got a request of {size} bytes: it would not be read; at most {limit}"
-        raise CallRefused(call.peer, call.method.name, Failure(ErrorKind.BAD_REQUEST, message))

@@ -1,4 +1,4 @@
-"""Pod identity: checks that all pods of a job run the same code, config and models."""
+"""Pod identity: all pods of a job must have the same code, configuration and models."""
 
 import hashlib
 from collections.abc import Sequence
@@ -17,14 +17,13 @@ _PACKAGES: Final = ("ppojob_api/", "ppojob_trainer/")
 
 
 class PodIdentity(msgspec.Struct, frozen=True):
-    """What all pods of a job must have in common.
+    """Properties that must be equal in all pods of a job.
 
     Attributes:
-        config: digest of the run, and of what decides its weights.
-        models: digests of the folders that the pod reads, by their paths, without unreadable ones;
-            None until it has read them all, so that it is asked again.
-        native_bfloat16: whether its processor multiplies bfloat16 natively, which decides data
-            types that the job leaves open.
+        config: `config_digest`.
+        models: path -> digest of the readable model folders; None until all are read.
+        native_bfloat16: whether the processor supports bfloat16, which determines the data types
+            that are `auto`.
     """
 
     code: str
@@ -34,19 +33,17 @@ class PodIdentity(msgspec.Struct, frozen=True):
 
 
 def code_digest() -> str:
-    """Return the digest of the program that is installed here."""
+    """Return the digest of the installed program."""
     record = distribution("ppojob").read_text("RECORD") or ""
     return program_digest(ppojob_trainer.version(), record)
 
 
 def program_digest(version: str, record: str) -> str:
-    """Return the SHA-256, in hex, of the sources of a program, as its wheel lists them.
+    """Return the SHA-256, in hex, of version and sources.
 
-    A working tree has no such list: only its version counts, since it changes under its developer.
-
-    `record` is the text of its RECORD: a file a line, with its digest. The order is the
-    installer's, who adds lines of its own (https://packaging.python.org/en/latest/specifications/
-    recording-installed-packages/).
+    `record` is the RECORD of the wheel, with the digest of each file (https://packaging.python.org/
+    en/latest/specifications/recording-installed-packages/). An editable installation lists no
+    sources, so only its version counts.
     """
     sources = sorted(
         line
@@ -57,20 +54,16 @@ def program_digest(version: str, record: str) -> str:
 
 
 def config_digest(config: RunConfig) -> str:
-    """Return the SHA-256, in hex, of settings that must not differ between the pods of a run.
+    """Return the SHA-256, in hex, of uid and settings that determine the weights.
 
-    Loggers, limits and the length of the run may differ: they can be changed during the run, and a
-    recreated pod then reads the new ones.
+    Other settings, such as loggers and time limits, may change during the run.
     """
     return hashlib.sha256(config.uid.encode() + config.trajectory_json()).hexdigest()
 
 
 @dataclass
 class Agreement:
-    """Stores the identities of pods, and admits those that agree.
-
-    The digests, and whether the processor multiplies bfloat16 natively, are the controller's.
-    """
+    """Compares the identities of pods with that of the controller, and their models."""
 
     code: str
     config: str
@@ -78,12 +71,9 @@ class Agreement:
     _models: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def admit(self, pods: Sequence[str], identities: Sequence[PodIdentity]) -> list[str]:
-        """Admit pods, which may have been recreated since they were last seen.
+        """Admit pods, possibly again; return those that have not read their models yet.
 
-        Returns those that have not read their models yet, which are to be asked again.
-
-        Raises:
-            ConfigError: one runs something else; all that differ are named.
+        ConfigError, with all differences, if pods differ.
         """
         problems = []
         for pod, identity in zip(pods, identities, strict=True):

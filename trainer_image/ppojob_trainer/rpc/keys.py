@@ -1,4 +1,4 @@
-"""CURVE key pairs, one per role, for authentication and authorisation."""
+"""CURVE key pairs of ZeroMQ, one per role, for authentication and authorization."""
 
 import json
 import os
@@ -32,11 +32,7 @@ class KeyRing:
 
 
 def write_key_folders(root: Path, roles: tuple[str, ...]) -> None:
-    """Generate a key pair per role and write `root/<role>/` for each.
-
-    Raises:
-        FileExistsError: a folder is there already; keys are never overwritten.
-    """
+    """Generate a key pair per role in `root/<role>/`; FileExistsError if a folder exists."""
     pairs = {role: zmq.curve_keypair() for role in roles}
     public = json.dumps({role: pair[0].decode() for role, pair in pairs.items()}, sort_keys=True)
     root.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -50,11 +46,7 @@ def write_key_folders(root: Path, roles: tuple[str, ...]) -> None:
 
 
 def read_key_ring(folder: Path, role: str) -> KeyRing:
-    """Read the keys that a pod of `role` mounts.
-
-    Raises:
-        ConfigError: a file is missing or is not a key.
-    """
+    """Read the keys that a pod of `role` mounts; ConfigError if they are missing or invalid."""
     try:
         secret = (folder / SECRET_FILE).read_bytes().strip()
         public = {

@@ -1,7 +1,7 @@
-"""Method table of the control RPC: types, limits and allowed callers.
+"""Methods of the control RPC: types, limits and allowed callers.
 
-A method with `once=True` is work: its request id makes retries safe, since the answer is kept for
-this step and the last, until the job rewinds. The others are questions that change nothing.
+Methods with `once=True` are work: a request id makes retries safe, since the server caches the
+answers of this step and the last. The others are queries without side effects.
 """
 
 from dataclasses import dataclass
@@ -33,14 +33,14 @@ MEBI = 1 << 20
 
 @dataclass(frozen=True)
 class Method(Generic[Request, Answer]):
-    """One method: its name, its schemas, and its bounds.
+    """A method.
 
     Attributes:
-        callers: roles whose key may call it.
-        limit_bytes: largest request body that is read.
-        deadline_seconds: how long a caller waits; None means that the job's stage limit holds.
+        callers: roles that may call it.
+        limit_bytes: maximum size of the request body.
+        deadline_seconds: timeout of the caller; None for the job's stage timeout.
         once: whether it is work with a request id.
-        has_attempt: whether that id names the attempt of the role; else whichever serves takes it.
+        has_attempt: whether the request id contains the attempt of the role.
     """
 
     name: str
@@ -54,9 +54,9 @@ class Method(Generic[Request, Answer]):
 
 
 PICTURES_BYTES = 2_048 * MEBI
-"""Limit of the prompts in a request: those of a whole validation, with their pictures."""
+"""Limit of the prompts of a whole validation with pictures."""
 GENERATING_ROLES = frozenset({"actorRollout", "rollout"})
-"""Roles whose ranks generate, and run tool calls for that."""
+"""Roles whose ranks generate and call tools."""
 
 STATUS = Method("status", Nothing, pods.PodStatus, once=False, deadline_seconds=10)
 IDENTITY = Method("identity", Nothing, PodIdentity, once=False)
@@ -84,13 +84,13 @@ PUT_TEXTS = Method(
     limit_bytes=256 * MEBI,
     once=False,
 )
-"""No work, though it changes state: handled beside work, and a retry is safe by its name."""
+"""Not work, although it changes state: it is idempotent and handled during work."""
 SCORE = Method("score", scoring.Score, scoring.Scored, limit_bytes=256 * MEBI)
 SCORE_BY_MODEL = Method(
     "score_by_model", scoring.ScoreByModel, scoring.ModelScored, limit_bytes=256 * MEBI
 )
 ACT = Method("act", agents.Act, agents.Acted, callers=GENERATING_ROLES, has_attempt=False)
-"""Its callers do not notice a restart of the role; each attempt of it can answer."""
+"""Its callers do not know the attempt of the role; any attempt can answer."""
 PLACE_ROWS = Method("place_rows", rows.PlaceRows, Nothing)
 REPROMPT = Method("reprompt", rows.Reprompt, rows.Reprompted)
 OPEN_CHANNEL = Method("open_channel", rows.OpenChannel, Nothing)
@@ -99,7 +99,7 @@ MOVE_COLUMNS = Method("move_columns", rows.MoveColumns, Nothing)
 CUT_CHANNEL = Method("cut_channel", rows.CutChannel, Nothing, once=False, deadline_seconds=5)
 FORWARD = Method("forward", training.Forward, PassStatistics)
 BARRIER = Method("barrier", Nothing, Nothing)
-"""No work of its own: done when all earlier requests are."""
+"""Answered after all earlier requests."""
 ADVANTAGES = Method("advantages", training.Advantages, training.Advantaged)
 UPDATE = Method("update", training.Update, PassStatistics)
 WRITE_ROWS = Method("write_rows", rows.WriteRows, saving.Saved, limit_bytes=256 * MEBI)
@@ -115,4 +115,4 @@ ANSWER_POINTS = {
     for work in list(vars().values())
     if isinstance(work, Method) and work.once
 }
-"""The failpoints before and after sending the answer of one method's work."""
+"""Failpoints before and after sending the answer of a work method."""

@@ -1,10 +1,8 @@
-"""RPC server: one thread handles the network, the process's main thread does the work.
+"""RPC server: one thread handles the network, the main thread does the work.
 
-So a rank answers questions while its engine generates. The main thread sends its answers itself,
-since a hand-over between threads costs as much as everything else in this file; the two share the
-socket under a lock. Every message is checked in this order: known key (by CURVE, before our code
-reads a byte), method, caller's role, size, schema, fencing by the controller's attempt, the role's
-own attempt; only then does a handler see it.
+So a rank answers queries while its engine generates. The main thread sends its answers itself,
+which saves a thread switch; both threads share the socket under a lock. A message is checked in
+this order: key (by CURVE), method, caller's role, size, attempts of controller and role, schema.
 """
 
 import hashlib
@@ -26,7 +24,7 @@ import zmq
 from zmq.auth.thread import ThreadAuthenticator
 
 from ppojob_trainer import failpoints
-from ppojob_trainer.errors import ChannelLost, CustomCodeFailed, GenerationLeft, StorageError
+from ppojob_trainer.errors import ChannelLost, CustomCodeFailed, GenerationAborted, StorageError
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.methods import ANSWER_POINTS, CONTROLLER, Method
 from ppojob_trainer.rpc.wire import (
@@ -40,11 +38,11 @@ from ppojob_trainer.rpc.wire import (
 
 _log = logging.getLogger(__name__)
 _KINDS = {ChannelLost: ErrorKind.CHANNEL_LOST, StorageError: ErrorKind.STORAGE}
-"""Failures that the caller distinguishes."""
-_EXPECTED = {CustomCodeFailed: ErrorKind.CUSTOM_CODE, GenerationLeft: ErrorKind.LEFT}
-"""Failures that are not logged here."""
+"""Exceptions that the caller distinguishes."""
+_EXPECTED = {CustomCodeFailed: ErrorKind.CUSTOM_CODE, GenerationAborted: ErrorKind.ABORTED}
+"""Exceptions that are not logged here."""
 _MALFORMED = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
-"""Decoder errors for bytes that no client of ours has sent."""
+"""Exceptions of the decoder for malformed bytes."""
 _HEADER = msgspec.msgpack.Decoder(RequestHeader)
 _HEADER_LIMIT = 4096
 _READABLE = int(zmq.POLLIN)
@@ -54,10 +52,9 @@ Handler = Callable[[Any], Outcome]
 
 @dataclass(frozen=True)
 class Route:
-    """A method and its handler; the handler of a question must not block.
+    """A method and its handler; the handler of a query must not block.
 
-    A handler of work may return a future: the main thread takes other work meanwhile, and the
-    caller is answered when it is done.
+    A handler of work may return a future, so that the main thread can do other work.
     """
 
     method: Method[Any, Any]
@@ -66,29 +63,25 @@ class Route:
 
 @dataclass(frozen=True, slots=True)
 class _Work:
-    """Checked work on its way from the wire to the main thread."""
-
     route: Route
     request_id: RequestId
-    act: Callable[[], Outcome]
+    run: Callable[[], Outcome]
 
 
-class _Refusal(Exception):  # noqa: N818 - a message that is refused is no fault of ours
-    """A message that no handler will see."""
-
-    def __init__(self, kind: ErrorKind, message: str) -> None:
+class _Refusal(Exception):  # noqa: N818
+    def __init__(self, message: str, kind: ErrorKind = ErrorKind.BAD_REQUEST) -> None:
         super().__init__(message)
         self.failure = Failure(kind, message)
 
 
 @dataclass(slots=True)
 class _Entry:
-    """One request for work: its waiting callers and, once done, its answer.
+    """One request for work.
 
     Attributes:
-        digest: of the request's method and body.
+        digest: digest of method and body.
         waiting: (connection, call number) of each caller.
-        answer: encoded body, or None while the work is in progress.
+        answer: encoded answer; None while the work is in progress.
     """
 
     method: str
@@ -98,60 +91,57 @@ class _Entry:
 
 
 class _AnswerStore:
-    """The answers of this step and the last, by request id (idempotency).
+    """Cache of the answers of this step and the last by request id (idempotency).
 
     A restarted controller, or one that lost a connection, retries with the same id. Finished work
-    is answered from here; work in progress is joined; nothing is done twice. Work from before a
-    rewind is never asked for again.
+    is answered from the cache; a retry of work in progress waits for it.
     """
 
     def __init__(self) -> None:
         self._entries: dict[RequestId, _Entry] = {}
-        self._kept_from = (0, 0)  # rewinds and step
+        self._oldest = (0, 0)  # rewinds and step
 
-    def ask(
+    def register(
         self, request: RequestId, method: str, body: memoryview, waiter: tuple[bytes, int]
     ) -> tuple[_Entry, bool]:
-        """Register a request; returns the entry and whether the work is new.
+        """Register a request; return its entry, and whether the work is new.
 
-        Raises:
-            _Refusal: the id is known with another method or body: the step has changed.
+        _Refusal if the id is known with another method or body.
         """
         hashed = hashlib.blake2b(method.encode() + b"\0", digest_size=16)
         hashed.update(body)
         digest = hashed.digest()
         entry = self._entries.get(request)
         if entry is None:
-            self._forget_before(request.rewinds, request.step - 1)
+            self._evict_before(request.rewinds, request.step - 1)
             entry = self._entries[request] = _Entry(method, digest, [waiter])
             return entry, True
         if entry.digest != digest:
             raise _Refusal(
+                f"{request.stage} of step {request.step} was repeated with another content, as if "
+                "a reward function had returned something else",
                 ErrorKind.CHANGED,
-                f"{request.stage} of step {request.step} came again with another content, as where "
-                "a reward function does not say the same twice",
             )
         if entry.answer is None and waiter not in entry.waiting:
             entry.waiting.append(waiter)
         return entry, False
 
-    def keep(self, request: RequestId, answer: bytes, *, is_error: bool) -> _Entry:
-        """Store the answer of finished work; errors are sent but not stored."""
+    def finish(self, request: RequestId, answer: bytes, *, is_error: bool) -> _Entry:
+        """Store the answer of finished work; errors are not cached."""
         entry = self._entries[request]
         entry.answer = answer
         if is_error:
             del self._entries[request]
         return entry
 
-    def _forget_before(self, rewinds: int, step: int) -> None:
-        """Drop answers from before a rewind or a step; work in progress stays."""
-        if (rewinds, step) <= self._kept_from:
+    def _evict_before(self, rewinds: int, step: int) -> None:
+        if (rewinds, step) <= self._oldest:
             return
-        self._kept_from = (rewinds, step)
+        self._oldest = (rewinds, step)
         self._entries = {
             id_: entry
             for id_, entry in self._entries.items()
-            if (id_.rewinds, id_.step) >= self._kept_from or not entry.answer
+            if (id_.rewinds, id_.step) >= self._oldest or not entry.answer
         }
 
 
@@ -159,9 +149,8 @@ class RpcServer:
     """Serves the methods of one process.
 
     Args:
-        keys: the role's key ring; all roles in it may connect, each method says who may call it.
-        attempt: attempt of the role; requests with another one in their id are refused, but for
-            methods whose ids have none. None where the process outlives attempts (supervisors).
+        keys: key ring; all its roles may connect, and each method has its allowed callers.
+        attempt: attempt of the role, for fencing; None for supervisors, which outlive attempts.
 
     Raises:
         zmq.ZMQError: the address cannot be bound.
@@ -191,39 +180,38 @@ class RpcServer:
         )
         self._socket.linger = 200
         self._socket.bind(f"tcp://{address}:{port}")
-        # Only the holder of this lock may use the socket; any thread may wait for its descriptor.
+        # Protects the socket; its descriptor may be polled without the lock.
         self._socket_lock = threading.Lock()
         self._stop_out, self._stop_in = os.pipe()
         self._thread = threading.Thread(target=self._listen, name="rpc", daemon=True)
 
     def callback(self, _domain: str, key: bytes) -> bool:
-        """Whether a public key may connect (asked by the authenticator)."""
+        """Whether a public key may connect; called by the authenticator."""
         return self._keys.role_of(key) is not None
 
     def start(self) -> None:
-        """Begin to answer."""
+        """Start the network thread."""
         self._thread.start()
 
     def work(
         self, watch: Callable[[RequestId], AbstractContextManager[None]] = lambda _: nullcontext()
     ) -> None:
-        """Do the work that arrives, on the calling thread and within `watch`, until `close`."""
+        """Do work on the calling thread until `close`; `watch` wraps each piece of work."""
         while (item := self._work.get()) is not None:
             with watch(item.request_id):
-                outcome = self._outcome(item.route, item.act)
-            if isinstance(outcome, Future):
-                outcome.add_done_callback(partial(self._put_late, item))
+                outcome = self._outcome(item.route, item.run)
+            if isinstance(outcome, Future):  # queue the work again when it is done
+                outcome.add_done_callback(partial(self._requeue, item))
                 continue
             answer, is_error = outcome
             with self._socket_lock:
                 if self._socket.closed:
                     return
                 self._deliver(item.request_id, answer, is_error=is_error)
-                accepted = self._receive_all()
-            self._hand_over(accepted)
+                self._receive_all()
 
     def close(self) -> None:
-        """Stop `work` and the wire; safe to call from any thread, once."""
+        """Stop `work` and the network thread; call it once, from any thread."""
         self._work.put(None)
         os.write(self._stop_in, b"\0")
         if self._thread.is_alive():
@@ -235,18 +223,17 @@ class RpcServer:
         os.close(self._stop_in)
         os.close(self._stop_out)
 
-    def _put_late(self, item: _Work, outcome: Future[Any]) -> None:
-        """Queue the answer of work whose future is done, for the main thread."""
-        self._work.put(replace(item, act=outcome.result))
+    def _requeue(self, item: _Work, outcome: Future[Any]) -> None:
+        self._work.put(replace(item, run=outcome.result))
 
     def _outcome(
-        self, route: Route, act: Callable[[], Outcome]
+        self, route: Route, run: Callable[[], Outcome]
     ) -> tuple[bytes, bool] | Future[Any]:
-        """Return an answer and whether it is an error, or the future of one."""
+        """Return an encoded answer and whether it is an error, or the future of an answer."""
         try:
-            outcome = act()
+            outcome = run()
             return outcome if isinstance(outcome, Future) else (encode(outcome), False)
-        except (CustomCodeFailed, GenerationLeft) as problem:
+        except (CustomCodeFailed, GenerationAborted) as problem:
             return encode(Failure(_EXPECTED[type(problem)], str(problem))), True
         except Exception as problem:
             _log.exception("%s failed", route.method.name)
@@ -260,30 +247,22 @@ class RpcServer:
         poller.register(self._stop_out, select.POLLIN)
         while True:
             with self._socket_lock:
-                accepted = self._receive_all()
-            self._hand_over(accepted)
+                self._receive_all()
             if any(ready == self._stop_out for ready, _ in poller.poll()):
                 return
 
-    def _hand_over(self, accepted: list[_Work]) -> None:
-        """Pass work to the main thread, as the last action: it must not wait for this thread."""
-        for item in accepted:
-            self._work.put(item)
+    def _receive_all(self) -> None:
+        """Receive the available messages: answer the queries, and queue the work.
 
-    def _receive_all(self) -> list[_Work]:
-        """Receive the available messages and answer the questions; returns new work.
-
-        The descriptor signals a message only once, and any use of the socket may consume the
-        signal; so both threads check again before they release the lock.
+        The descriptor is edge-triggered, and any use of the socket may consume the signal, so both
+        threads call this before they release the lock.
         """
-        accepted = []
         while int(self._socket.getsockopt(zmq.EVENTS)) & _READABLE:
             if (item := self._receive()) is not None:
-                accepted.append(item)
-        return accepted
+                self._work.put(item)
 
     def _deliver(self, request_id: RequestId, answer: bytes, *, is_error: bool) -> None:
-        entry = self._answers.keep(request_id, answer, is_error=is_error)
+        entry = self._answers.finish(request_id, answer, is_error=is_error)
         points = ANSWER_POINTS.get(entry.method)
         if points is not None:
             failpoints.hit(points[0])
@@ -305,11 +284,11 @@ class RpcServer:
         call = 0
         try:
             if len(frames) != 2 or len(frames[0].buffer) > _HEADER_LIMIT:
-                raise _Refusal(ErrorKind.BAD_REQUEST, "a message is a header and a body")
+                raise _Refusal("a message is a header and a body")
             try:
                 header = _HEADER.decode(frames[0].buffer)
             except _MALFORMED as problem:
-                raise _Refusal(ErrorKind.BAD_REQUEST, f"header: {problem}") from None
+                raise _Refusal(f"header: {problem}") from None
             call = header.call
             caller = self._keys.role_of(str(frames[0].get("User-Id")).encode())
             return self._dispatch(connection, caller, header, frames[1].buffer)
@@ -322,24 +301,28 @@ class RpcServer:
     ) -> _Work | None:
         route = self._routes.get(header.method)
         if route is None:
-            raise _Refusal(ErrorKind.BAD_REQUEST, f"no method {header.method!r} here")
+            raise _Refusal(f"no method {header.method!r} here")
         method = route.method
         if caller not in method.callers:
-            raise _Refusal(ErrorKind.FORBIDDEN, f"role {caller} may not call {method.name}")
+            raise _Refusal(f"role {caller} may not call {method.name}", ErrorKind.FORBIDDEN)
         if len(body) > method.limit_bytes:
-            raise _Refusal(
-                ErrorKind.BAD_REQUEST,
-                f"{method.name}: {len(body)} bytes, at most {method.limit_bytes}",
-            )
+            most = method.limit_bytes
+            raise _Refusal(f"{method.name}: {len(body)} bytes, at most {most}")
         self._fence(caller, header, method)
         try:
             request = self._decoders[method.name].decode(body)
         except _MALFORMED as problem:
-            raise _Refusal(ErrorKind.BAD_REQUEST, f"{method.name}: {problem}") from None
+            raise _Refusal(f"{method.name}: {problem}") from None
         if method.once:
-            return self._accept_work(connection, header, route, request, body)
+            if (id_ := header.request_id) is None:
+                raise _Refusal(f"{method.name} needs a request id")
+            waiter = connection, header.call
+            entry, is_new = self._answers.register(id_, method.name, body, waiter)
+            if entry.answer is not None:
+                self._send(connection, header.call, entry.answer, is_error=False)
+            return _Work(route, id_, lambda: route.handler(request)) if is_new else None
         outcome = self._outcome(route, lambda: route.handler(request))
-        assert not isinstance(outcome, Future), "a question is answered at once"
+        assert not isinstance(outcome, Future), "a query is answered at once"
         answer, is_error = outcome
         self._send(connection, header.call, answer, is_error=is_error)
         return None
@@ -348,34 +331,12 @@ class RpcServer:
         if caller == CONTROLLER:
             if header.caller_attempt < self._seen_controller_attempt:
                 raise _Refusal(
-                    ErrorKind.FENCED,
                     f"attempt {header.caller_attempt} of the controller has ended; "
                     f"attempt {self._seen_controller_attempt} has taken its place",
+                    ErrorKind.FENCED,
                 )
             self._seen_controller_attempt = header.caller_attempt
-        request = header.request_id
-        if request is None or self._attempt is None or not method.has_attempt:
-            return
-        if request.attempt != self._attempt:
-            raise _Refusal(
-                ErrorKind.STALE_ATTEMPT,
-                f"request to attempt {request.attempt} of the role; "
-                f"this is attempt {self._attempt}",
-            )
-
-    def _accept_work(
-        self,
-        connection: bytes,
-        header: RequestHeader,
-        route: Route,
-        request: msgspec.Struct,
-        body: memoryview,
-    ) -> _Work | None:
-        request_id = header.request_id
-        if request_id is None:
-            raise _Refusal(ErrorKind.BAD_REQUEST, f"{header.method} needs a request id")
-        waiter = (connection, header.call)
-        entry, is_new = self._answers.ask(request_id, header.method, body, waiter)
-        if entry.answer is not None:
-            self._send(connection, header.call, entry.answer, is_error=False)
-        return _Work(route, request_id, lambda: route.handler(request)) if is_new else None
+        request, own = header.request_id, self._attempt
+        if request and own is not None and method.has_attempt and request.attempt != own:
+            message = f"request to attempt {request.attempt} of the role; this is attempt {own}"
+            raise _Refusal(message, ErrorKind.STALE_ATTEMPT)

@@ -1,4 +1,4 @@
-"""Wire format: two frames, a small header and a body, both msgpack by schema."""
+"""Wire format: a header frame and a body frame, both msgpack with a schema."""
 
 import itertools
 from collections.abc import Sequence
@@ -8,19 +8,18 @@ from typing import Final
 import msgspec
 
 CHUNK_BYTES: Final = 64 << 20
-"""Chunk size: far below each method's limit, so that an entry may be several times as large."""
+"""Chunk size, far below each method's limit, since one entry may be larger than a chunk."""
 
 
 class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Identifies a piece of work; never random, so a retry is recognised.
+    """Deterministic id of a piece of work, so that retries are recognised.
 
     Attributes:
-        attempt: attempt of the called role; a role that lost a rank gets the next one. 0 if the
-            method accepts requests of any attempt.
-        step: step of the loop, from 1; 0 for what happens before the first step.
-        stage: name of the stage, such as `update` or `validation/generate`.
+        attempt: attempt of the called role; 0 if the method accepts any.
+        step: step of the loop, from 1; 0 before the first step.
+        stage: such as `update` or `validation/generate`.
         index: mini-batch or chunk within the stage.
-        rewinds: number of rewinds to a checkpoint; a repeated step is new work.
+        rewinds: number of rewinds; a repeated step is new work.
     """
 
     attempt: int
@@ -35,8 +34,8 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         call: number of the call on this connection, repeated in the answer.
-        caller_attempt: attempt of the calling controller; a lower one than seen is fenced off.
-        request_id: present for work that must be done once, absent for questions.
+        caller_attempt: attempt of the calling controller, for fencing.
+        request_id: id of work; None for queries.
     """
 
     call: int
@@ -46,11 +45,10 @@ class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ErrorKind(StrEnum):
-    """Why a call was not answered.
+    """Class of an error answer.
 
-    `CHANGED`: the id is known with another content, since its source (a reward function) did not
-    say the same again; so the step cannot be ended as it was begun. `LEFT`: the caller gave the
-    work up.
+    `CHANGED`: the request id is known with another request, for instance because a reward function
+    returned other scores; the step must be repeated. `ABORTED`: the caller aborted the work.
     """
 
     BAD_REQUEST = "bad_request"
@@ -62,7 +60,7 @@ class ErrorKind(StrEnum):
     CHANNEL_LOST = "channel_lost"
     STORAGE = "storage"
     CUSTOM_CODE = "custom_code"
-    LEFT = "left"
+    ABORTED = "aborted"
 
 
 class AnswerHeader(msgspec.Struct, frozen=True, array_like=True):
@@ -93,14 +91,9 @@ def encode(value: msgspec.Struct) -> bytes:
 
 
 def chunks(sizes: Sequence[int], chunk_bytes: int = CHUNK_BYTES) -> list[tuple[int, int]]:
-    """Split a list that may be too large for one request into ranges `[first, last)` of entries.
+    """Split entries of these sizes into ranges `[first, last)` of at most `chunk_bytes`.
 
-    Args:
-        sizes: bytes of each encoded entry.
-        chunk_bytes: limit of a range; a larger entry is a range of its own.
-
-    Returns:
-        The ranges; none for an empty list.
+    A larger entry gets its own range; an empty list has no range.
     """
     edges = [0]
     filled = 0

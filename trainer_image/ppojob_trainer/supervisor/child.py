@@ -1,4 +1,4 @@
-"""Child process of a pod: start, heartbeat watch, end."""
+"""Child process of a supervisor: start, heartbeats, end."""
 
 import contextlib
 import logging
@@ -12,19 +12,19 @@ from collections.abc import Mapping
 from ppojob_api import contract
 from ppojob_trainer.heartbeat_pipe import HeartbeatReader
 from ppojob_trainer.rpc.messages.pods import RankState
-from ppojob_trainer.supervisor.forked_process import ForkServer, Process
+from ppojob_trainer.supervisor.forked_process import ForkClient, Process
 
 _log = logging.getLogger(__name__)
 _STACK_DUMP_SECONDS = 0.5
 
 
 class Child:
-    """A process that the supervisor has started.
+    """A process started by the supervisor.
 
     Args:
-        silent_seconds: without a heartbeat for this long it counts as silent.
-        startup_seconds: the same for the first one: it loads its program before it.
-        forks: forks it; without one, or if that fails, it is started as a new process.
+        silent_seconds: heartbeat timeout.
+        startup_seconds: timeout of the first heartbeat, which comes after the imports.
+        forks: fork server; without one, or if it fails, a new process is started.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class Child:
         rank: int,
         silent_seconds: float,
         startup_seconds: float,
-        forks: ForkServer | None = None,
+        forks: ForkClient | None = None,
     ) -> None:
         self._name = "controller" if command == "controller" else f"rank {rank}"
         self._rank = rank
@@ -56,7 +56,7 @@ class Child:
 
     @property
     def exit_code(self) -> int | None:
-        """As of `subprocess`: negative is a signal; None while it runs."""
+        """Exit status as of `subprocess`: negative for a signal; None while it runs."""
         return self._process.returncode
 
     @property
@@ -69,18 +69,18 @@ class Child:
         """Whether it runs without heartbeats."""
         return self._silent and self.exit_code is None
 
-    def watch(self) -> None:
-        """Read its heartbeats, and whether it has ended."""
+    def poll(self) -> None:
+        """Read its heartbeats and its exit status."""
         now = time.monotonic()
         self._heartbeat.read(now)
         self._process.poll()
         if not self.pid:
-            self._heartbeat.last_beat = now  # who is not there yet is not silent
-        self._silent = now - self._heartbeat.last_beat > self._patience[1]
+            self._heartbeat.last_beat = now  # not forked yet
+        self._silent = now - self._heartbeat.last_beat > self._timeout[1]
 
     @property
-    def _patience(self) -> tuple[str, float]:
-        """Return its heartbeat timeout, and the field that sets it."""
+    def _timeout(self) -> tuple[str, float]:
+        """Return the field that sets its heartbeat timeout, and the timeout."""
         if self._heartbeat.has_begun:
             return "livenessSeconds", self._silent_seconds
         return "startupSeconds", self._startup_seconds
@@ -102,24 +102,24 @@ class Child:
                 self._process.send_signal(number)
 
     def dump_stacks(self) -> None:
-        """Make it write the stacks of all its threads to the log, if it still can."""
+        """Ask it to write the stacks of its threads to the log."""
         self.signal(signal.SIGUSR1)
         time.sleep(_STACK_DUMP_SECONDS)
 
-    def end(self) -> None:
-        """Kill it and wait until it is gone."""
+    def kill(self) -> None:
+        """Kill it and wait until it has ended."""
         self.signal(signal.SIGKILL)
         self._process.wait()
         self._heartbeat.read(time.monotonic())
         self._heartbeat.close()
 
     def describe_loss(self) -> str:
-        """Return why it counts as lost, in one line."""
+        """Return one line that says why it is lost."""
         state = self.state()
         who = f"{self._name} (pid {self.pid})"
         if self.is_silent:
-            field, seconds = self._patience
-            return f"{who} gave no sign of life for {seconds:g} s (spec.timeouts.{field})"
+            field, seconds = self._timeout
+            return f"{who} sent no heartbeat for {seconds:g} s (spec.timeouts.{field})"
         code = state.exit_code or 0
         how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit status {code}"
         why = f": {state.error}" if state.error else ""
@@ -127,12 +127,12 @@ class Child:
 
 
 def _forked(
-    forks: ForkServer, command: str, environment: Mapping[str, str], heartbeat: int
+    forks: ForkClient, command: str, environment: Mapping[str, str], heartbeat: int
 ) -> Process | None:
     try:
         return forks.fork(command, environment, heartbeat)
     except OSError as problem:
-        _log.warning("no use of the fork server: %s; the %s is started by itself", problem, command)
+        _log.warning("fork server: %s; the %s is started as a new process", problem, command)
         return None
 
 

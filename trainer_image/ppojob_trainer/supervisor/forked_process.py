@@ -1,4 +1,4 @@
-"""Client of the fork server (`ppojob_trainer.fork_server`): forked processes for a supervisor."""
+"""Client of the fork server (`ppojob_trainer.fork_server`)."""
 
 import contextlib
 import hashlib
@@ -20,20 +20,20 @@ _BACKLOG = 1024
 _ANSWER_BYTES = 64
 _SLOW_MS = 2_000
 _ALLOCATOR: Final = {
-    # A step frees and takes the same gigabytes again and again: keep them, and in large pages.
+    # A step frees and allocates the same gigabytes repeatedly: keep them, in large pages.
     "MALLOC_MMAP_THRESHOLD_": str(4 << 30),
     "MALLOC_TRIM_THRESHOLD_": str(16 << 30),
     "GLIBC_TUNABLES": "glibc.malloc.hugetlb=1",
 }
-"""For ranks that hold models; measured on an update: system time 0.6 s -> 0.02 s of 6.5 s."""
+"""Measured on an update of 6.5 s: system time 0.6 s -> 0.02 s."""
 
-_READ_LATER: Final = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "TMPDIR"})
-"""A rank sets its threads once it has loaded, and a fork finds out anew where its scratch is."""
+_SET_IN_FORK: Final = frozenset({"OMP_NUM_THREADS", "MKL_NUM_THREADS", "TMPDIR"})
+"""Variables that a fork applies itself, so that they may differ from the server's."""
 
 
 @dataclass(frozen=True)
-class Order:
-    """What a process is started with, besides its descriptors."""
+class ForkRequest:
+    """Request for a process; its descriptors are sent with it."""
 
     command: str
     environment: dict[str, str]
@@ -42,14 +42,14 @@ class Order:
 
 
 def rank_variables(threads: int) -> dict[str, str]:
-    """Return the environment that every rank on this machine gets, besides the inherited one."""
+    """Return the environment variables that are set for every rank."""
     return {
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
-        # Parked threads must not spin: another process may need the core.
+        # Idle threads must not spin: another process may need the core.
         "OMP_WAIT_POLICY": "PASSIVE",
         **_ALLOCATOR,
-        # The allocator that pyarrow brings would start a thread, and nobody here uses it.
+        # The jemalloc of pyarrow would start a thread.
         "JE_ARROW_MALLOC_CONF": "background_thread:false",
         "TOKENIZERS_PARALLELISM": "false",
         "TQDM_DISABLE": "1",
@@ -57,10 +57,7 @@ def rank_variables(threads: int) -> dict[str, str]:
 
 
 def listen(folder: Path, environment: Mapping[str, str]) -> socket.socket:
-    """The socket of a server, which may be asked from now on and answers once it has loaded.
-
-    `folder` is made for it; `environment` is that of the server.
-    """
+    """Create the folder and the socket of a server with this environment; it may load later."""
     folder.mkdir(mode=0o700)
     (folder / _FACTS).write_text(json.dumps(_facts(environment)))
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -70,26 +67,21 @@ def listen(folder: Path, environment: Mapping[str, str]) -> socket.socket:
     return listener
 
 
-def suits(folder: Path, environment: Mapping[str, str]) -> bool:
-    """Whether the server of a folder may fork processes with this environment for this process.
-
-    Raises:
-        OSError: there is none.
-    """
+def is_compatible(folder: Path, environment: Mapping[str, str]) -> bool:
+    """Whether a server can fork processes with this environment; OSError if there is no server."""
     return bool(json.loads((folder / _FACTS).read_text()) == _facts(environment))
 
 
 def _facts(environment: Mapping[str, str]) -> dict[str, object]:
-    """Return what a server and its client must have in common.
+    """Return the properties that must be equal for a server and its client.
 
-    A process group cannot be entered from another session, and Python reads relative paths of
-    modules (an empty one is the working directory) once, where it starts.
+    These are the variables that libraries may read at import, the session (a process cannot join a
+    group of another one) and the interpreter. Relative paths of PYTHONPATH are resolved at start.
     """
-    # Nobody has a list of what libraries read, so it is all but our own variables and a few others.
     read = {
         name: value
         for name, value in environment.items()
-        if not name.startswith("PPOJOB_") and name not in _READ_LATER
+        if not name.startswith("PPOJOB_") and name not in _SET_IN_FORK
     }
     if path := read.get("PYTHONPATH"):
         read["PYTHONPATH"] = ":".join(map(os.path.abspath, path.split(":")))
@@ -99,7 +91,7 @@ def _facts(environment: Mapping[str, str]) -> dict[str, object]:
 
 @contextmanager
 def _socket_in(folder: Path) -> Iterator[str]:
-    """The path of a server's socket: the kernel takes 107 bytes, and a folder's may be longer."""
+    """Yield a short path of a server's socket: the kernel allows 107 bytes."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{descriptor}/socket"
@@ -107,15 +99,15 @@ def _socket_in(folder: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-class ForkServer:
-    """A server as its clients know it."""
+class ForkClient:
+    """Requests processes from one fork server; disabled for good after a failure."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._failure: str | None = None
 
-    def give_up(self, why: str) -> None:
-        """Never ask it again."""
+    def disable(self, why: str) -> None:
+        """Refuse all further requests."""
         self._failure = self._failure or why
 
     def fork(
@@ -126,30 +118,30 @@ class ForkServer:
         outputs: tuple[int, int] = (1, 2),
         group: int | None = None,
     ) -> "ForkedProcess":
-        """Order a process; it is there some time later.
+        """Request a process; the server forks it later.
 
         Args:
             command: a subcommand of `ppojob_trainer`.
-            environment: all that it finds.
-            heartbeat: the writing end of its pipe; None for a supervisor.
-            outputs: its standard output, and where its errors go.
-            group: its process group, 0 is one of its own; None: that of this process.
+            environment: the whole environment of the process.
+            heartbeat: writing end of its heartbeat pipe; None for a supervisor.
+            outputs: its standard output and standard error.
+            group: its process group; 0 for a new one, None for that of this process.
 
         Raises:
-            OSError: the server is not there, or the process is none that it could fork.
+            OSError: the server is gone or disabled, or cannot fork with this environment.
         """
         if self._failure is not None:
             raise OSError(self._failure)
-        if not suits(self._folder, environment):
+        if not is_compatible(self._folder, environment):
             raise OSError("its libraries were loaded in another environment or session")
         group = os.getpgrp() if group is None else group
-        order = Order(command, dict(environment), os.getcwd(), group)
+        request = ForkRequest(command, dict(environment), os.getcwd(), group)
         descriptors = [*outputs, *([] if heartbeat is None else [heartbeat])]
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         try:
             with _socket_in(self._folder) as path:
                 connection.connect(path)
-            socket.send_fds(connection, [json.dumps(asdict(order)).encode()], descriptors)
+            socket.send_fds(connection, [json.dumps(asdict(request)).encode()], descriptors)
         except BaseException:
             connection.close()
             raise
@@ -157,86 +149,83 @@ class ForkServer:
 
 
 class ForkedProcess:
-    """One process; what it answers is what `subprocess.Popen` would.
+    """A process of the fork server, with the interface of `subprocess.Popen`.
 
     Attributes:
-        pid: process id; 0 until the server has forked it.
-        returncode: negative is a signal; None while it runs, or is yet to be forked.
+        pid: process id; 0 before the fork.
+        returncode: negative for a signal; None before the fork and while it runs.
     """
 
-    def __init__(self, server: ForkServer, connection: socket.socket) -> None:
-        self._server = server
+    def __init__(self, client: ForkClient, connection: socket.socket) -> None:
+        self._client = client
         self._connection = connection
-        self._process: int | None = None  # a descriptor: ids are used again, these are not
-        self._early: list[int] = []  # signals from before it was forked
+        self._pidfd: int | None = None  # unlike a pid, never reused
+        self._pending_signals: list[int] = []  # sent before the fork
         self.pid = 0
         self.returncode: int | None = None
 
     def is_forked_within(self, seconds: float) -> bool:
-        """Wait until the server has forked it; False where it ended, or takes longer."""
+        """Wait for the fork; return False on a timeout, or if the server has ended."""
         if not self.pid and _is_readable(self._connection.fileno(), int(seconds * 1000)):
-            self._take_answer()
+            self._receive()
         return self.pid > 0
 
     def poll(self) -> int | None:
-        """Take in what the server has said; answers `returncode`."""
+        """Read the messages of the server; return `returncode`."""
         while self.returncode is None and _is_readable(self._connection.fileno(), 0):
-            self._take_answer()
+            self._receive()
         return self.returncode
 
     def send_signal(self, number: int) -> None:
-        """Signal the process, once it is forked; it never will be, if this is to kill it."""
-        if self._process is not None:
+        """Send a signal, after the fork if necessary; SIGKILL before it cancels the request."""
+        if self._pidfd is not None:
             with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._process, number)
+                signal.pidfd_send_signal(self._pidfd, number)
         elif number == signal.SIGKILL:
-            self._server.give_up("it was too slow to fork a process that was to end")
-            self._end(-signal.SIGKILL)
+            self._client.disable("it was too slow to fork a process that was to end")
+            self._finish(-signal.SIGKILL)
         else:
-            self._early.append(number)
+            self._pending_signals.append(number)
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until the process is gone; answers how it ended.
-
-        Raises:
-            subprocess.TimeoutExpired: it is forked, and runs after `timeout` seconds.
-        """
+        """Wait for the end of the process; return `returncode`, or raise TimeoutExpired."""
         while self.returncode is None:
-            if self._process is not None:
+            if self._pidfd is not None:
                 milliseconds = None if timeout is None else int(timeout * 1000)
-                if not _is_readable(self._process, milliseconds):
+                if not _is_readable(self._pidfd, milliseconds):
                     raise subprocess.TimeoutExpired("forked", timeout or 0.0)
-            if self._process is None or _is_readable(self._connection.fileno(), _SLOW_MS):
-                self._take_answer()
+            if self._pidfd is None or _is_readable(self._connection.fileno(), _SLOW_MS):
+                self._receive()
             else:
-                self._server.give_up("it does not answer")
-                self._end(-signal.SIGKILL)
+                self._client.disable("it does not answer")
+                self._finish(-signal.SIGKILL)
         return self.returncode
 
-    def _take_answer(self) -> None:
+    def _receive(self) -> None:
+        """Read one message: pid and pidfd after the fork, then the exit code; empty at the end."""
         answer = b""
         descriptors: list[int] = []
         with contextlib.suppress(ConnectionError):
             answer, descriptors, _, _ = socket.recv_fds(self._connection, _ANSWER_BYTES, 1)
         if descriptors:
-            (self._process,) = descriptors
+            (self._pidfd,) = descriptors
             self.pid = int(answer)
-            for number in self._early:
+            for number in self._pending_signals:
                 self.send_signal(number)
         elif answer:
-            self._end(int(answer))
+            self._finish(int(answer))
         else:
-            self._server.give_up("it has ended")
-            if self._process is not None:
-                _is_readable(self._process, None)  # the kernel kills its forks
-            self._end(-signal.SIGKILL)
+            self._client.disable("it has ended")
+            if self._pidfd is not None:
+                _is_readable(self._pidfd, None)  # the kernel kills the forks of an ended server
+            self._finish(-signal.SIGKILL)
 
-    def _end(self, code: int) -> None:
+    def _finish(self, code: int) -> None:
         self.returncode = code
         self._connection.close()
-        if self._process is not None:
-            os.close(self._process)
-            self._process = None
+        if self._pidfd is not None:
+            os.close(self._pidfd)
+            self._pidfd = None
 
 
 Process: TypeAlias = subprocess.Popen[bytes] | ForkedProcess

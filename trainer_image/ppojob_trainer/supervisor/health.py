@@ -1,4 +1,4 @@
-"""Health endpoint of a pod over HTTP: probes, Prometheus metrics, and its end status."""
+"""HTTP endpoint of a pod: health probe, status and Prometheus metrics."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -30,9 +30,9 @@ _TICKS_PER_SECOND: Final = os.sysconf("SC_CLK_TCK")
 
 
 def health_server(address: str, port: int, job: str, status: Callable[[], PodStatus]) -> PageServer:
-    """A server of `/healthz` (the supervisor lives), `/status` (a `PodStatus` as JSON), `/metrics`.
+    """Return a server of `/healthz` (liveness), `/status` (`PodStatus` as JSON) and `/metrics`.
 
-    Port 0 takes a free one.
+    Port 0 selects a free port.
     """
 
     class Handler(PageHandler):
@@ -50,10 +50,9 @@ def health_server(address: str, port: int, job: str, status: Callable[[], PodSta
 
 
 def read_process_use(pid: int) -> tuple[int, float] | None:
-    """Resident bytes, and seconds of user and system time, of a process; None when it is gone.
+    """Return resident bytes and CPU seconds of a process, or None if it has ended.
 
-    Source: proc(5), `/proc/<pid>/stat` fields 14, 15 and 24, counted behind the name in brackets,
-    which may hold anything.
+    Source: proc(5), `/proc/<pid>/stat` fields 14, 15 and 24, counted after the name in brackets.
     """
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
@@ -64,8 +63,6 @@ def read_process_use(pid: int) -> tuple[int, float] | None:
 
 @dataclass(frozen=True)
 class _PodSeries(Collector):
-    """The series of one pod."""
-
     job: str
     status: PodStatus
 

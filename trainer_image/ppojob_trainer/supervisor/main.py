@@ -1,4 +1,4 @@
-"""`ppojob_trainer supervise`: the main process of a pod's container."""
+"""`ppojob_trainer supervise`: main process of a pod's container."""
 
 import logging
 import os
@@ -37,7 +37,7 @@ _TICK_SECONDS = 0.05
 
 
 def plan_of(environment: PodEnvironment) -> PodPlan:
-    """Return what this pod runs, from the run configuration; pure except for the environment."""
+    """Return the processes of this pod."""
     timeouts = environment.config.spec.timeouts
     if environment.role == "controller":
         ranks, first_rank, threads, gpus = 1, 0, 1, 0
@@ -53,34 +53,30 @@ def plan_of(environment: PodEnvironment) -> PodPlan:
         silent_seconds=float(timeouts.liveness_seconds),
         startup_seconds=float(timeouts.startup_seconds),
         restarts_without_progress=environment.config.spec.recovery.restarts_without_progress,
-        environment={
-            **os.environ,
-            **rank_variables(threads),
-            "TMPDIR": str(environment.scratch),
-        },
+        environment={**os.environ, **rank_variables(threads), "TMPDIR": str(environment.scratch)},
         has_gpus=0 < gpus == ranks,
         fork_server=os.environ.get(contract.ENV_FORK_SERVER),
     )
 
 
 def supervise() -> int:
-    """Run the pod until it is told to end; return the exit status of the container."""
+    """Run the pod until it is asked to stop; return the exit status of the container."""
     environment = read_pod_environment()
     pod = Pod(plan_of(environment))
     ends_by_sigterm = pod.is_controller or environment.parent_pid is None
     stop = StopRequest(signal.SIGTERM if ends_by_sigterm else stop_signal.END_OF_ROLE)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    own = OwnIdentity(environment)
-    # Nobody waits for it: a pod that is asked to end does not outlive storage that hangs.
-    threading.Thread(target=own.read_models, name="identity", daemon=True).start()
+    identity = IdentityReader(environment)
+    # A daemon thread: storage that hangs must not delay the end of the pod.
+    threading.Thread(target=identity.read_models, name="identity", daemon=True).start()
     server = RpcServer(
         environment.address,
         contract.PORT_SUPERVISOR,
         read_key_ring(environment.keys, environment.role),
         [
             Route(STATUS, lambda _: pod.status()),
-            Route(IDENTITY, lambda _: own.tell()),
-            Route(START, lambda request: pod.want_attempt(request.attempt)),
+            Route(IDENTITY, lambda _: identity.current),
+            Route(START, lambda request: pod.request_attempt(request.attempt)),
         ],
         attempt=None,
     )
@@ -88,7 +84,7 @@ def supervise() -> int:
     health = health_server(environment.address, contract.PORT_HEALTH, name, pod.status)
     server.start()
     health.start()
-    files = fetch(environment)
+    files = start_fetch(environment)
     try:
         while not stop():
             if files.done():
@@ -96,94 +92,92 @@ def supervise() -> int:
                 pod.tick()
             time.sleep(_TICK_SECONDS)
         if not files.done():
-            raise Interrupted("asked to end while files were fetched; the next start goes on")
+            raise Interrupted("stopped while files were fetched; the next start continues")
         if pod.is_controller:
             _wait_for_controller(pod)
     finally:
-        pod.end()
+        pod.kill()
         health.close()
         server.close()
     return exit_status(pod.status())
 
 
-def fetch(environment: PodEnvironment) -> Future[RunConfig]:
-    """Fetch the files behind the job's URLs into the volume of the run, for all of its pods.
+def start_fetch(environment: PodEnvironment) -> Future[RunConfig]:
+    """Start to fetch the files behind the job's URLs into the run's volume, for all pods.
 
-    A run that is gone from there is brought back first from its copies, and one that branches from
-    another gets its checkpoint.
-
-    The controller's pod of a cluster does it, before its controller starts and asks for ranks: so
-    one pod needs credentials, and all read the same. `ppojob run` has done it for its own pods.
+    Before that, a missing run folder is restored from its copies, and a branched run gets its first
+    checkpoint. On a cluster only the controller's pod does this, so only it needs credentials;
+    `ppojob run` does it itself.
     """
     files: Future[RunConfig] = Future()
     if environment.role != "controller" or environment.parent_pid is not None:
         files.set_result(environment.config)
         return files
 
-    def act() -> None:
+    def run() -> None:
         try:
             restore(environment.config, environment.run_folder)
             branches.begin(environment.config, environment.run_folder)
-            files.set_result(remote_files.locate(environment.config, environment.run_folder))
+            files.set_result(remote_files.fetch(environment.config, environment.run_folder))
         except BaseException as problem:
             files.set_exception(problem)
 
-    # Nobody waits for it: a pod that is asked to end does not outlive a store that hangs.
-    threading.Thread(target=act, name="files", daemon=True).start()
+    # A daemon thread: a store that hangs must not delay the end of the pod.
+    threading.Thread(target=run, name="files", daemon=True).start()
     return files
 
 
 def exit_status(status: PodStatus) -> int:
-    """Return the container's exit status: its controller's; a killed one has failed."""
+    """Return the container's exit status: that of the controller, or failure if it was killed."""
     if status.exit_code is not None:
         return status.exit_code
     return contract.EXIT_FAILED if status.role == "controller" else contract.EXIT_DONE
 
 
 def _wait_for_controller(pod: Pod) -> None:
-    """Ask the controller to finish its step, write a checkpoint and leave, and wait for that."""
-    _log.info("asked to end; the controller finishes its step")
-    pod.ask_to_end()
+    """Ask the controller to finish its step, save a checkpoint and exit; wait for its end."""
+    _log.info("stop requested; the controller finishes its step")
+    pod.request_stop()
     while pod.status().phase in {"starting", "ready"}:
         pod.tick()
         time.sleep(_TICK_SECONDS)
 
 
-class OwnIdentity:
-    """The pod's identity, read from memory, since a slow disk must not block the reader.
+class IdentityReader:
+    """Computes the pod's identity; model folders are read in a thread.
 
-    `read` returns the digest of a folder.
+    Attributes:
+        current: the identity as far as known.
+
+    Args:
+        read: returns the digest of a folder.
     """
 
     def __init__(
         self, environment: PodEnvironment, read: Callable[[Path], str] = fingerprint
     ) -> None:
-        self._folders = sorted(_folders(environment))
+        self._folders = sorted(_model_folders(environment))
         self._read = read
-        self._known = PodIdentity(
+        self.current = PodIdentity(
             code_digest(),
             config_digest(environment.config),
             models=None,
             native_bfloat16=has_native_bfloat16(),
         )
 
-    def tell(self) -> PodIdentity:
-        """Return what is known so far; never waits, and may be called from any thread."""
-        return self._known
-
     def read_models(self) -> None:
-        """Read the files of this pod, once; for a thread of its own."""
+        """Add the digests of the model folders."""
         models = {}
         for path in self._folders:
             try:
                 models[path] = self._read(Path(path))
-            except (OSError, BadHeader) as problem:  # loading it tells more
+            except (OSError, BadHeader) as problem:  # reported when it is loaded
                 _log.warning("%s: not compared with that of other pods: %s", path, problem)
-        self._known = msgspec.structs.replace(self._known, models=models)
+        self.current = msgspec.structs.replace(self.current, models=models)
 
 
-def _folders(environment: PodEnvironment) -> set[str]:
-    """Return the folders of models and tokenizers that the ranks of this pod read."""
+def _model_folders(environment: PodEnvironment) -> set[str]:
+    """Return the local folders of models and tokenizers that the ranks of this pod read."""
     spec = environment.config.spec
     here = environment.config.topology.living_in(environment.role)
     found: set[str | None] = set()
@@ -199,5 +193,5 @@ def _folders(environment: PodEnvironment) -> set[str]:
         found |= {spec.reward_model.path, spec.reward_model.tokenizer_path}
     if "judge" in here and spec.judge is not None:
         found |= {spec.judge.path}
-    # What was fetched is the same for all pods, on the volume of the run.
+    # Fetched files are on the run's volume, so all pods read the same.
     return {path for path in found if path is not None and not is_url(path)}

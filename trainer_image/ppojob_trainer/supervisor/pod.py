@@ -1,8 +1,8 @@
-"""Pod state machine: which processes run, and whether the role's attempt is lost.
+"""State machine of a pod: starts its processes and detects that an attempt is lost.
 
-A role pod runs the ranks of one attempt and nothing in between: the first rank that ends or stops
-its heartbeat ends all of them, and the pod waits for the controller to start the next attempt. The
-controller's pod runs the controller, and restarts a killed one by itself, since nobody else could.
+A pod of ranks runs one attempt at a time. When one rank ends or stops its heartbeat, all of them
+are killed, and the pod waits for the controller to start the next attempt. The controller's pod
+restarts a killed controller by itself.
 """
 
 import contextlib
@@ -16,22 +16,22 @@ from ppojob_api import contract
 from ppojob_trainer import stop_signal
 from ppojob_trainer.rpc.messages.pods import PodStatus
 from ppojob_trainer.supervisor.child import Child
-from ppojob_trainer.supervisor.forked_process import ForkServer
+from ppojob_trainer.supervisor.forked_process import ForkClient
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class PodPlan:
-    """What a pod is to run.
+    """Processes of a pod.
 
     Attributes:
-        first_rank: rank of the first of them in the role's world.
-        silent_seconds: heartbeat timeout, after which a process counts as lost.
-        startup_seconds: the same for its first one.
-        restarts_without_progress: restarts of a controller without progress.
-        has_gpus: whether each rank has a GPU, the one of its number among those of the pod.
-        fork_server: folder of the server that forks its processes; None: they are not forked.
+        first_rank: its first rank within the role.
+        silent_seconds: heartbeat timeout.
+        startup_seconds: timeout of the first heartbeat.
+        restarts_without_progress: allowed restarts of the controller without progress.
+        has_gpus: whether each rank has the GPU of its number in the pod.
+        fork_server: folder of the fork server; None without one.
     """
 
     role: str
@@ -46,11 +46,8 @@ class PodPlan:
     fork_server: str | None = None
 
     def rank_environment(self, attempt: int, local_rank: int) -> dict[str, str]:
-        """Return the environment of one rank of the pod.
-
-        It sees only its own GPU: libraries use the first one that they see.
-        """
-        told = {
+        """Return the environment of one rank, in which only its own GPU is visible."""
+        own = {
             contract.ENV_RANK: str(self.first_rank + local_rank),
             contract.ENV_LOCAL_RANK: str(local_rank),
             contract.ENV_ATTEMPT: str(attempt),
@@ -58,16 +55,16 @@ class PodPlan:
         if self.has_gpus:
             given = self.environment.get(contract.ENV_VISIBLE_GPUS)
             seen = [str(local_rank)] if given is None else given.split(",")[local_rank:][:1]
-            told[contract.ENV_VISIBLE_GPUS] = "".join(seen)
-        return {**self.environment, **told}
+            own[contract.ENV_VISIBLE_GPUS] = "".join(seen)
+        return {**self.environment, **own}
 
 
 class Pod:
-    """The processes of one pod. `tick` runs on one thread; the rest may be called from any."""
+    """The processes of one pod; `request_attempt` and `status` are thread-safe."""
 
     def __init__(self, plan: PodPlan) -> None:
         self._plan = plan
-        self._forks = ForkServer(Path(plan.fork_server)) if plan.fork_server else None
+        self._forks = ForkClient(Path(plan.fork_server)) if plan.fork_server else None
         self._lock = threading.Lock()
         self._children: list[Child] = []
         self._wanted_attempt = 1 if self.is_controller else 0
@@ -77,21 +74,21 @@ class Pod:
         self._restarts = 0
         self._restarts_without_progress = 0
         self._exit_code: int | None = None
-        self._is_ending = False
+        self._is_stopping = False
 
     @property
     def is_controller(self) -> bool:
         """Whether this is the controller's pod."""
         return self._plan.role == "controller"
 
-    def want_attempt(self, attempt: int) -> PodStatus:
-        """Request the ranks of an attempt; an earlier or present attempt changes nothing."""
+    def request_attempt(self, attempt: int) -> PodStatus:
+        """Request an attempt; an earlier or the current attempt changes nothing."""
         with self._lock:
             self._wanted_attempt = max(self._wanted_attempt, attempt)
         return self.status()
 
     def status(self) -> PodStatus:
-        """Return the pod's present status; a requested attempt is `starting`."""
+        """Return the status; a requested attempt is `starting`."""
         with self._lock:
             is_wanted = self._wanted_attempt > self._attempt
             return PodStatus(
@@ -106,29 +103,29 @@ class Pod:
             )
 
     def tick(self) -> None:
-        """Check the processes once and act."""
+        """Poll the processes once, start a requested attempt and handle a loss."""
         if self._wanted_attempt > self._attempt:
             self._start_attempt(self._wanted_attempt)
         for child in self._children:
-            child.watch()
+            child.poll()
         if self._phase in {"starting", "ready"}:
-            self._judge()
+            self._update_phase()
 
-    def ask_to_end(self) -> None:
-        """Ask the controller, also one yet to start, to finish its step, save and leave."""
-        self._is_ending = True
+    def request_stop(self) -> None:
+        """Ask the current or next controller to finish its step, save and exit."""
+        self._is_stopping = True
         for child in self._children:
             child.signal(signal.SIGTERM)
 
-    def end(self) -> None:
-        """End all processes and wait until they are gone."""
+    def kill(self) -> None:
+        """Kill all processes and wait until they have ended."""
         for child in self._children:
-            child.end()
+            child.kill()
         self._children = []
 
     def _start_attempt(self, attempt: int) -> None:
-        self.end()
-        children = self._started(attempt)
+        self.kill()
+        children = self._start_children(attempt)
         pids = [child.pid or "by the fork server" for child in children]
         _log.info("%s: attempt %d: started %s", self._plan.role, attempt, pids)
         with self._lock:
@@ -137,13 +134,13 @@ class Pod:
             self._attempt = attempt
             self._phase = "starting"
             self._reason = ""
-        if self._is_ending:
-            self.ask_to_end()  # the one before was killed, or there was none
+        if self._is_stopping:
+            self.request_stop()
 
-    def _started(self, attempt: int) -> list[Child]:
+    def _start_children(self, attempt: int) -> list[Child]:
         command = "controller" if self.is_controller else "rank"
-        # A rank does not listen: it is never asked to end.
-        with stop_signal.held_back() if self.is_controller else contextlib.nullcontext():
+        # Ranks have no handler of SIGTERM.
+        with stop_signal.sigterm_blocked() if self.is_controller else contextlib.nullcontext():
             return [
                 Child(
                     command,
@@ -156,34 +153,31 @@ class Pod:
                 for local_rank in range(self._plan.ranks)
             ]
 
-    def _judge(self) -> None:
+    def _update_phase(self) -> None:
         lost = [child for child in self._children if child.exit_code is not None or child.is_silent]
         if lost:
-            self._lose(lost[0])
+            self._end_attempt(lost[0])
         elif self._phase == "starting" and all(c.state().state == "ready" for c in self._children):
             with self._lock:
                 self._phase = "ready"
 
-    def _lose(self, lost: Child) -> None:
+    def _end_attempt(self, lost: Child) -> None:
         if lost.is_silent:
             lost.dump_stacks()
         reason = lost.describe_loss()
-        again = self.is_controller and self._may_restart(lost)
+        restarts = self.is_controller and self._may_restart(lost)
         exit_code = lost.exit_code
-        for child in self._children:
-            child.end()
+        self.kill()
         level = logging.INFO if exit_code == contract.EXIT_DONE else logging.WARNING
         _log.log(level, "%s: attempt %d ended: %s", self._plan.role, self._attempt, reason)
         with self._lock:
-            self._children = []
             self._reason = reason
-            self._phase = "done" if self.is_controller and not again else "lost"
+            self._phase = "done" if self.is_controller and not restarts else "lost"
             self._exit_code = exit_code
-            if again:
+            if restarts:
                 self._wanted_attempt = self._attempt + 1
 
     def _may_restart(self, controller: Child) -> bool:
-        """Whether a controller that ended was killed, and not too often without progress."""
         if controller.has_progressed:
             self._restarts_without_progress = 0
         self._restarts_without_progress += 1

@@ -1,4 +1,7 @@
-"""Return values of tools and user simulators, and their texts for the model."""
+"""Return values of tools and user simulators, and their texts for the model.
+
+Readers raise `BadResult` for an invalid value.
+"""
 
 import base64
 import json
@@ -35,13 +38,9 @@ _ROLES: Final = ("system", "user", "assistant")
 
 
 class Reply(NamedTuple):
-    """A user simulator's answer.
+    """A user simulator's answer: its message, or messages of a new context.
 
-    Attributes:
-        ends: whether the conversation ends.
-        text: its message.
-        score: score of the model's turn.
-        context: messages of a new context, instead of a text; empty for none.
+    `ends` is whether the conversation ends, `score` that of the model's turn.
     """
 
     ends: bool
@@ -56,10 +55,6 @@ def read_answer(value: object) -> tuple[str, list[bytes], float]:
     The value is a response, or a tuple (response, reward, metrics), of which the last two may be
     omitted. A response is text, a PIL picture or a list of them, verl's `ToolResponse`, a dict,
     which becomes JSON, or any other object, which is converted by `str`.
-
-    Raises:
-        BadResult: the reward is not a finite number, the tuple has another length, or a picture is
-            invalid.
     """
     if not isinstance(value, tuple):
         return *_response(value), 0.0
@@ -71,11 +66,7 @@ def read_answer(value: object) -> tuple[str, list[bytes], float]:
 
 
 def response(text: str, images: Sequence[Json]) -> object:
-    """Build the input of `read_answer` from a service's text and pictures in base64.
-
-    Raises:
-        BadResult: a picture is not base64.
-    """
+    """Build the input of `read_answer` from a service's text and pictures in base64."""
     files = []
     for image in images:
         text_of_file = str(image).rpartition(";base64,")[2]  # also a data URL
@@ -92,9 +83,6 @@ def read_reply(value: object) -> Reply:
     As for verl's `generate_response`, it is a tuple (whether the conversation ends, text, score,
     metrics), of which the last two may be omitted; or only the text. Instead of the text it may be
     a list of messages, a new context. Without a score it is 0.
-
-    Raises:
-        BadResult: it is anything else, or the score is not a finite number.
     """
     if isinstance(value, str | list):
         value = (False, value)
@@ -116,11 +104,7 @@ def _no_reply(value: object) -> BadResult:
 
 
 def read_context(messages: object) -> list[dict[str, str]]:
-    """Read the messages of a new context, with text content.
-
-    Raises:
-        BadResult: they are invalid, end with an assistant message, or are too long.
-    """
+    """Read the messages of a new context, with text content."""
     found = []
     if not isinstance(messages, list):
         raise BadResult("BadAnswer", shown(messages), "a new context is a list of messages")

@@ -26,13 +26,10 @@ class WrongArguments(Exception):  # noqa: N818  the arguments are wrong
 
 
 def read_arguments(text: str, schema: Mapping[str, Json]) -> bytes:
-    """Validate arguments, and return them as JSON.
+    """Validate arguments, and return them as JSON; raises WrongArguments.
 
     Of the schema, `type`, `nullable`, `properties`, `items` and `required` are checked, at any
     depth.
-
-    Raises:
-        WrongArguments: they do not match.
     """
     try:
         value = msgspec.json.decode(text)

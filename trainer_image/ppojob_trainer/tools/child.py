@@ -13,7 +13,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from socket import socket
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import msgspec
 
@@ -29,18 +29,11 @@ from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
 from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
-from ppojob_trainer.tools.custom import (
-    Tool,
-    User,
-    http_tool,
-    load_program,
-    load_tool,
-    load_user,
-)
+from ppojob_trainer.tools.custom import Tool, User, http_tool, load_program, load_tool, load_user
 from ppojob_trainer.tools.describe import describe_tools
 from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
-from ppojob_trainer.tools.program import Program, ProgramRaised, open_listener
+from ppojob_trainer.tools.program import Program, ProgramRaised, awaited, open_listener
 from ppojob_trainer.tools.schemas import tool_schema
 from ppojob_trainer.tools.wire import (
     AgentCode,
@@ -59,9 +52,6 @@ from ppojob_trainer.tools.wire import (
     ToolsLoaded,
     UserCode,
 )
-
-if TYPE_CHECKING:
-    import asyncio
 
 # Bound before users' code is imported, which may replace them.
 _decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
@@ -141,7 +131,7 @@ class Tools:
             given = () if tool.is_user else (request.pictures or [],)
             value = tool.call(decode(request.arguments), created, request.instance, *given)
             if inspect.isawaitable(value):
-                value = self._run(_result(value))
+                value = self._run(awaited(value))
             if isinstance(value, ModelRequest):
                 return ToolCalled(number, asked=_encode_json(value))
             if tool.is_user:  # without the length limit of tools
@@ -150,9 +140,7 @@ class Tools:
                 return ToolCalled(number, text, score, ends=ends, context=encoded)
             text, pictures, reward = read_answer(value)
             if pictures and request.pictures is None:
-                why = (
-                    "the model, its chat template, its critic or its reference takes none of tools"
-                )
+                why = "the model, its chat template, critic or reference takes none of tools"
                 raise BadResult("BadAnswer", "a picture", why)
             if (size := sum(map(len, pictures))) > MOST_BYTES:
                 why = f"all pictures of a row together have at most {MOST_BYTES}"
@@ -170,14 +158,11 @@ class Tools:
             return ToolCalled(number, raised=text, where=where)
 
     @cached_property
-    def _loop(self) -> "asyncio.Runner":
-        """Return the event loop of all calls, so that coroutines can keep connections open."""
+    def _run(self) -> Callable[[Coroutine[Any, Any, object]], object]:
+        """Run a coroutine in the event loop of all calls, so that they can keep connections."""
         import asyncio  # late: it imports slowly, and few tools are coroutines
 
-        return asyncio.Runner()
-
-    def _run(self, work: Coroutine[Any, Any, object]) -> object:
-        return self._loop.run(work)
+        return asyncio.Runner().run
 
     def _open_servers(self) -> list[str]:
         """Read the tools' schemas from the MCP servers, if needed; return the problems."""
@@ -256,11 +241,6 @@ def _unreachable(where: str, server: ServerCode, failed: McpFailed) -> str:
     got = shown(server.url or " ".join(server.command))
     why = f"the server does not list its tools: {failed}"
     return f"{where}: got {got}: {why}; a running MCP server"
-
-
-async def _result(value: object) -> object:
-    assert inspect.isawaitable(value)
-    return await value
 
 
 def serve(requests: int, answers: int) -> None:

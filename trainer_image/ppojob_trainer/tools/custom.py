@@ -2,8 +2,10 @@
 
 Any free process runs a turn of a user simulator, so no state is kept between turns: a function gets
 the whole conversation, and an object, which may have state, first repeats its earlier turns.
+Loaders raise `ConfigError`, with a place relative to the tool (``source.path``).
 """
 
+import contextlib
 import copy
 import importlib
 import inspect
@@ -26,7 +28,7 @@ from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.loop import Loop, without_name
-from ppojob_trainer.tools.wire import Conversation, Message, ToolCode, UserCode
+from ppojob_trainer.tools.wire import Conversation, ToolCode, UserCode
 
 Tool = Callable[[dict[str, Json], dict[str, Json], str, Sequence[SeenPicture]], object]
 """(arguments, the row's constructor arguments, name of the call, pictures of the row) -> a value
@@ -48,18 +50,10 @@ _WITH_REWARD: Final = frozenset({"text", "reward", "images"})
 def load_tool(
     path: str, name: str, tool: ToolCode, schema: dict[str, Json], modules: dict[str, ModuleType]
 ) -> Tool:
-    """Load a tool from a function or class in a file.
+    """Load a tool from a function or class of this name in a file.
 
-    Args:
-        path: the file.
-        name: name of the function or class.
-        tool: tool of the job.
-        schema: schema for the model.
-        modules: imported files; each file is imported once.
-
-    Raises:
-        ConfigError: the file cannot be imported, or the function or class is invalid; the place is
-            relative to the tool (``source.path``).
+    `schema` is that for the model; `modules` are the imported files, each of which is imported
+    once.
     """
     verl_imports.provide()
     found = _named_in(path, name, tool.config, modules, _TOOLS)
@@ -69,11 +63,7 @@ def load_tool(
 
 
 def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleType]) -> User:
-    """Load a user simulator from a function or class in a file; see `load_tool`.
-
-    Raises:
-        ConfigError: the file cannot be imported, or the function or class is invalid.
-    """
+    """Load a user simulator from a function or class in a file; see `load_tool`."""
     verl_imports.provide()
     found = _named_in(path, name, user.config, modules, _USERS)
     if isinstance(found, type):
@@ -93,11 +83,7 @@ def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleTyp
 def load_program(
     path: str, name: str, user: UserCode, modules: dict[str, ModuleType]
 ) -> Callable[..., object]:
-    """Load an agent program, a function that calls the model; see `load_tool`.
-
-    Raises:
-        ConfigError: the file cannot be imported, or has no such function.
-    """
+    """Load an agent program, a function that calls the model; see `load_tool`."""
     found = _named_in(path, name, user.config, modules, _PROGRAMS)
     if isinstance(found, type) or inspect.isgeneratorfunction(inspect.unwrap(found)):
         got = f"{name}, " + ("a class" if isinstance(found, type) else "which yields")
@@ -111,9 +97,6 @@ def http_tool(url: str, key_variable: str, seconds: float) -> Tool:
     A call is a POST of its arguments, a JSON object. The answer for the model is the body: text, or
     JSON by its `Content-Type`. A JSON text is that text, and an object with only `text`, `reward`
     and `images` is an answer with these.
-
-    Raises:
-        ConfigError: the URL or the key is invalid.
     """
     wrong = endpoint_problem(url, key_variable, role="tools")
     if wrong is not None:
@@ -261,7 +244,9 @@ def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
         await user.start_interaction(row, **arguments)
         try:
             for turn in conversation.user_turns:
-                await _repeat(user, row, conversation.contexts(turn.start)[-1], arguments)
+                messages = copy.deepcopy(conversation.contexts(turn.start)[-1])
+                with contextlib.suppress(Exception):  # reported when the turn was first answered
+                    await user.generate_response(row, messages, **arguments)
             return await user.generate_response(row, conversation.contexts()[-1], **arguments)
         finally:
             # In verl's base class this method has no argument, in its examples the row.
@@ -269,11 +254,3 @@ def _user_of_class(name: str, kind: type, config: dict[str, Json]) -> User:
             await (finalize(row) if inspect.signature(finalize).parameters else finalize())
 
     return answer
-
-
-async def _repeat(user: Any, row: str, messages: list[Message], arguments: dict[str, Json]) -> None:
-    """Repeat an earlier turn; an exception was reported when it was first called."""
-    try:
-        await user.generate_response(row, copy.deepcopy(messages), **arguments)
-    except Exception:
-        return

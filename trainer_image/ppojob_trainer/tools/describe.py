@@ -1,7 +1,7 @@
 """Tool schemas from a Python file (signatures and docstrings) or from an MCP server.
 
 A child process reads them, since the file is the user's (``ppojob tools``). The result is data in
-the manifest of a job.
+the manifest of a job. Both readers raise `ConfigError` for what cannot be described.
 """
 
 import functools
@@ -28,33 +28,23 @@ _FORM = "a docstring with a summary and `Args:`, and a type for each argument"
 
 
 def read_tools(path: str) -> list[Described]:
-    """Read the tools of a file, in a child process.
-
-    Raises:
-        ConfigError: it cannot be imported, or functions have no complete description.
-    """
+    """Read the tools of a file, in a child process."""
     allowed = "a file that can be imported"
-    return _asked(DescribeTools(path), f"{path}: got a file whose import", allowed)
+    return _described_by_child(DescribeTools(path), f"{path}: got a file whose import", allowed)
 
 
 def read_server(server: ServerCode) -> list[Described]:
-    """Read the tools of an MCP server, in a child process.
-
-    Raises:
-        ConfigError: it does not list them.
-    """
+    """Read the tools of an MCP server, in a child process."""
     got = f"{server.name}: got a server of which the client"
     variables = (server.key_variable,) if server.key_variable else ()
-    return _asked(DescribeTools("", server), got, "a server that answers", variables)
+    return _described_by_child(DescribeTools("", server), got, "a server that answers", variables)
 
 
-def _asked(
+def _described_by_child(
     request: DescribeTools, got: str, allowed: str, variables: tuple[str, ...] = ()
 ) -> list[Described]:
-    log = logging.getLogger(__name__)
-    child = BoundedProcess(
-        "ppojob_trainer.tools.child", memory_bytes=None, log=log, variables=variables
-    )
+    module, log = "ppojob_trainer.tools.child", logging.getLogger(__name__)
+    child = BoundedProcess(module, memory_bytes=None, log=log, variables=variables)
     try:
         body = child.call(msgspec.msgpack.encode(request), _SECONDS)
     except (ChildTimeout, ChildDied) as error:

@@ -34,11 +34,7 @@ class Loop:
     def __call__(
         self, conversation: Conversation, arguments: dict[str, Json], _row: str
     ) -> tuple[bool, str | list[dict[str, str]], object]:
-        """Return its answer to the last turn of the model.
-
-        Raises:
-            BadResult: it yields an invalid value, or other messages than before.
-        """
+        """Return its answer to the last turn of the model."""
         prompt = deepcopy(conversation.messages[: conversation.prompt])
         loop = self.function(prompt, **without_name(arguments))
         try:

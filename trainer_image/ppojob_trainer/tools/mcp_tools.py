@@ -29,7 +29,7 @@ _WAITS: Final = (0.5, 1.0, 2.0)
 _WHY_CHARACTERS: Final = 200
 
 
-class McpFailed(Exception):  # noqa: N818  it says what happened
+class McpFailed(Exception):  # noqa: N818  the name in messages
     """A server gave no answer, or reported that the call failed."""
 
 
@@ -49,11 +49,7 @@ class McpServer:
         return endpoint_problem(self._code.url, self._code.key_variable or "", role="tools")
 
     def tools(self) -> dict[str, Described]:
-        """Return its tools by name; an unreachable server is retried for some seconds.
-
-        Raises:
-            McpFailed: it does not list them.
-        """
+        """Return its tools by name, or raise McpFailed; it is retried for some seconds."""
         for wait in (*_WAITS, None):
             try:
                 found: dict[str, Described] = self._run(self._listed())
@@ -68,12 +64,7 @@ class McpServer:
         raise AssertionError("the last attempt raises")
 
     async def call(self, name: str, arguments: Mapping[str, Json]) -> object:
-        """Call a tool.
-
-        Raises:
-            McpFailed: there is no answer, or the call failed.
-            BadResult: the answer has other content than text and pictures.
-        """
+        """Call a tool; raises McpFailed if there is no answer, or the call failed."""
         try:
             async with self._connected() as client:
                 result = await client.call_tool(name, dict(arguments))
@@ -138,14 +129,8 @@ def mcp_tool(
 ) -> Tool:
     """Make a tool that calls a server's tool of this name.
 
-    Args:
-        name: name of the tool at the server.
-        parameters: schema for the model.
-        server: the server.
-        offered: the server's tools, whose schemas are compared; None to skip the comparison.
-
-    Raises:
-        ConfigError: the server has no such tool, or one with another schema.
+    Raises ConfigError if it is not among the `offered` ones, or `parameters`, the schema for the
+    model, differ from theirs; None skips the comparison.
     """
     if offered is not None:
         if name not in offered:
@@ -155,9 +140,9 @@ def mcp_tool(
             )
         theirs = json.loads(offered[name].parameters)
         if (found := _difference(without_nulls(parameters), theirs, "parameters")) is not None:
-            place, mine, theirs = found
+            place, mine, other = found
             raise ConfigError(
-                f"{place}: got {mine}: {server.name} now has {theirs} for {name}; the output of "
+                f"{place}: got {mine}: {server.name} now has {other} for {name}; the output of "
                 "`ppojob tools --mcp`"
             )
 

@@ -11,39 +11,18 @@ import msgspec
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
-from ppojob_trainer.children.pool import (
-    DEFAULT_MEMORY_BYTES,
-    ChildPool,
-    NotStarted,
-    import_files,
-)
+from ppojob_trainer.children.pool import DEFAULT_MEMORY_BYTES, ChildPool, NotStarted, import_files
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
 from ppojob_trainer.data.media.pictures import MOST_BYTES, packed
 from ppojob_trainer.errors import JobFailed
-from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
 from ppojob_trainer.sandbox.executor import Settings
-from ppojob_trainer.tools.answers import (
-    MARK_CHARACTERS,
-    REPLY_CHARACTERS,
-    cut,
-    failure_text,
-    for_the_model,
-    read_context,
-)
+from ppojob_trainer.tools.answers import failure_text, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
-from ppojob_trainer.tools.requests import read_message
 from ppojob_trainer.tools.schemas import parameters_of
-from ppojob_trainer.tools.wire import (
-    AgentCode,
-    CallTool,
-    LoadTools,
-    ModelRequest,
-    ToolCalled,
-    ToolsLoaded,
-)
+from ppojob_trainer.tools.wire import AgentCode, CallTool, LoadTools, ToolCalled, ToolsLoaded
 
 
 class ToolPool(Closeable):
@@ -109,13 +88,11 @@ class ToolPool(Closeable):
         tools: Sequence[str] = (),
         pictures: list[SeenPicture] | None = None,
     ) -> Future[list[ToolAnswer]]:
-        """Run calls in sequence, concurrently with those of other turns.
+        """Run calls of the model or a user's turn in sequence, concurrently with other turns.
 
-        Args:
-            calls: calls of the model, or a turn for a user simulator.
-            instances: (calls,) names of the calls, the same in every repetition.
-            tools: names of tools that may be called; empty for all.
-            pictures: pictures of the row so far; None if tools cannot return pictures.
+        `instances` are the names of the calls, the same in every repetition, `tools` those that may
+        be called, empty for all, and `pictures` those of the row so far; None if tools cannot
+        return any.
         """
         known = tools or self._tools
 
@@ -184,40 +161,26 @@ class ToolPool(Closeable):
         if answer.raised:
             self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)
             return self._failed("raised", call, answer.raised)
-        if not call.to_user:
-            answer = msgspec.structs.replace(answer, ends=False, context=b"", asked=b"")
         try:
-            shown_pictures = packed(read_pictures(answer.pictures))
-            if answer.context:
-                read_context(msgspec.json.decode(answer.context))
-            if answer.asked:
-                for message in msgspec.json.decode(answer.asked, type=ModelRequest).messages:
-                    read_message(message)
-        except (BadResult, msgspec.DecodeError) as bad_context:
-            return self._failed("raised", call, f"a new context: {bad_context}")
+            pictures_shown = packed(read_pictures(answer.pictures))
         except BadPicture as bad:
             self._log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, str(bad))
-        # The child has truncated it, unless the tool wrote to the pipe itself.
-        limit_of_tools = self._agent.max_tool_response_characters
-        most = (REPLY_CHARACTERS if call.to_user else limit_of_tools) + 2 * MARK_CHARACTERS
-        text = cut(answer.text, most, self._agent.tool_response_truncate_side)
         return ToolAnswer(
-            text,
+            answer.text,
             answer.reward,
             ends=answer.ends,
-            pictures=shown_pictures,
+            pictures=pictures_shown,
             context=answer.context,
             asked=answer.asked,
         )
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
-        began = time.monotonic()
+        until = time.monotonic() + limit
         try:
             return self._children.call(request, limit, ToolCalled)
         except ChildDied:
-            left = limit - (time.monotonic() - began)
-            if left <= 0:
+            if (left := until - time.monotonic()) <= 0:
                 raise
             return self._children.call(request, left, ToolCalled)
 
@@ -232,19 +195,11 @@ class ToolPool(Closeable):
         return ToolAnswer(text, failure=failure, ends=ends)
 
     def _load(self, child: BoundedProcess) -> None:
-        request = LoadTools(
-            msgspec.convert(self._agent, AgentCode, from_attributes=True),
-            self._elsewhere,
-            not self._is_compared,
-            self._sandbox,
-        )
+        agent = msgspec.convert(self._agent, AgentCode, from_attributes=True)
+        request = LoadTools(agent, self._elsewhere, not self._is_compared, self._sandbox)
+        files = (one.source.file or "" for one in self._answering if one.source)
         loaded = import_files(
-            child,
-            request,
-            ToolsLoaded,
-            files=(one.source.file or "" for one in self._answering if one.source),
-            where="spec.agent.tools",
-            what="tools",
+            child, request, ToolsLoaded, files=files, where="spec.agent.tools", what="tools"
         )
         self._loops = frozenset(loaded.loops)
         # Only the first child compares schemas with those of the servers.

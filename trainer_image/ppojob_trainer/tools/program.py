@@ -13,7 +13,7 @@ import os
 import select
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
@@ -37,7 +37,7 @@ _TOGETHER_SECONDS: Final = 0.05
 """Time limit for a second concurrent request, if the program never waits."""
 
 
-class ProgramRaised(Exception):  # noqa: N818  it says what happened
+class ProgramRaised(Exception):  # noqa: N818  the name in messages
     """A program raised; its text and place, as of `user_code.raised`."""
 
 
@@ -67,11 +67,10 @@ class Program:
     ) -> ModelRequest | tuple[bool, str, float | None]:
         """Return its next request after its answered ones, or its end.
 
-        Raises:
-            BadResult: it sends another request than before, or two at once.
-            ProgramRaised: it raised.
+        Raises ProgramRaised, or BadResult if it sends another request than before, or two at once.
         """
-        self._drop_connections()
+        while select.select([self.listener], [], [], 0)[0]:  # connections of an earlier run
+            self.listener.accept()[0].close()
         prompt = conversation.messages[: conversation.prompt]
 
         def run_once(ended: int) -> None:
@@ -83,17 +82,12 @@ class Program:
         with guardian.guarded(run_once) as (process, ended):
             run = _Run(conversation, self.listener, process)
             while True:
-                if self.listener.fileno() in _ready(self.listener.fileno(), ended):
-                    run.answer()
-                    if run.request is not None:
-                        return run.request
-                    continue
-                return run.end(read_frame(ended))
-
-    def _drop_connections(self) -> None:
-        """Close connections of an earlier run."""
-        while select.select([self.listener], [], [], 0)[0]:
-            self.listener.accept()[0].close()
+                ready, _, _ = select.select([self.listener.fileno(), ended], [], [])
+                if self.listener.fileno() not in ready:
+                    return run.end(read_frame(ended))
+                run.answer()
+                if run.request is not None:
+                    return run.request
 
 
 def open_listener() -> socket.socket:
@@ -155,9 +149,7 @@ class _Run:
     def end(self, frame: bytes | None) -> tuple[bool, str, float | None]:
         """Return the end of the run, from the report of its process.
 
-        Raises:
-            BadResult: it ended too early, or returned an invalid value.
-            ProgramRaised: it raised.
+        Raises ProgramRaised, or BadResult if it ended too early, or returned an invalid value.
         """
         if frame is None:  # its process died: so must this one, as for a tool
             os._exit(1)
@@ -228,18 +220,13 @@ def _wait_until_idle(process: int) -> None:
         time.sleep(0.001)
 
 
-def _ready(*files: int) -> list[int]:
-    """Wait until one of the files can be read; return those that can."""
-    return select.select(files, [], [])[0]
-
-
 def _outcome(call: Callable[[], object]) -> _Ended:
     try:
         value = call()
         if inspect.isawaitable(value):
             import asyncio  # late: it imports slowly, and few programs are coroutines
 
-            value = asyncio.run(_awaited(value))
+            value = asyncio.run(awaited(value))
         return _Ended(None if value is None else read_number(value, "a score is a number"))
     except BadResult as bad:
         return _Ended(bad=[bad.got, bad.why])
@@ -247,8 +234,8 @@ def _outcome(call: Callable[[], object]) -> _Ended:
         return _Ended(raised=list(raised(error, __file__)))
 
 
-async def _awaited(value: object) -> object:
-    assert inspect.isawaitable(value)
+async def awaited(value: Awaitable[object]) -> object:
+    """Await any awaitable, for runners that take only coroutines."""
     return await value
 
 

@@ -35,13 +35,9 @@ _ONLY: Final[dict[str, Json]] = {
 
 
 class ChatRequest(NamedTuple):
-    """A request.
+    """A request, with normalised messages (`read_message`); a limit of 0 tokens is none.
 
-    Attributes:
-        messages: normalised messages (`read_message`).
-        tools: tool schemas.
-        max_tokens: limit of the answer; 0 for none.
-        model: model name, which the answer repeats.
+    The answer repeats the model name.
     """
 
     messages: list[Message]
@@ -51,11 +47,7 @@ class ChatRequest(NamedTuple):
 
 
 def read_request(body: bytes, sampling: Mapping[str, float]) -> ChatRequest:
-    """Read a request; `sampling` are settings of the job that it may repeat.
-
-    Raises:
-        BadResult: it is not supported.
-    """
+    """Read a request; `sampling` are settings of the job that it may repeat."""
     try:
         request = msgspec.json.decode(body, type=dict[str, Any])
     except msgspec.MsgspecError as error:
@@ -87,9 +79,6 @@ def read_message(message: object) -> Message:
     """Normalise a message, for storage and comparison.
 
     Clients return messages with additional keys, texts as parts, and other spaces in arguments.
-
-    Raises:
-        BadResult: it is not a message, or has unsupported content.
     """
     one = message if isinstance(message, dict) else {}
     role = _ROLES.get(str(one.get("role")))
@@ -118,12 +107,7 @@ def completion(number: int, model: Json, message: Message, turn: ModelTurn) -> M
         "created": 0,
         "model": model,
         "choices": [
-            {
-                "index": 0,
-                "message": message,
-                "logprobs": None,
-                "finish_reason": turn.finish_reason,
-            }
+            {"index": 0, "message": message, "logprobs": None, "finish_reason": turn.finish_reason}
         ],
         "usage": {
             "prompt_tokens": turn.prompt_tokens,

@@ -9,10 +9,7 @@ from types import ModuleType
 
 
 class _Verl(MetaPathFinder, Loader):
-    """Finds modules that no other finder has; of an installed verl those that it lacks.
-
-    Since April 2026 that is `verl.interactions`.
-    """
+    """Finds modules that no other finder has; of an installed verl `verl.interactions`."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

@@ -32,12 +32,9 @@ class UserTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
-    """Metadata of a turn of the model, for a program.
+    """Metadata of a turn of the model, for a program, by OpenAI's names.
 
-    Attributes:
-        finish_reason: by OpenAI's names.
-        prompt_tokens: tokens of its context before it.
-        completion_tokens: tokens of the turn.
+    `prompt_tokens` are those of its context before it.
     """
 
     finish_reason: str
@@ -87,15 +84,8 @@ class Conversation(msgspec.Struct):
 
     def add_request(self, request: ModelRequest) -> None:
         """Append a program's request."""
-        self.user_turns.append(
-            UserTurn(
-                len(self.messages),
-                len(request.messages),
-                request.begins_context,
-                request.tools,
-                request.max_tokens,
-            )
-        )
+        size, more = len(request.messages), (request.tools, request.max_tokens)
+        self.user_turns.append(UserTurn(len(self.messages), size, request.begins_context, *more))
         self.messages += request.messages
 
     @property
@@ -112,12 +102,9 @@ class Conversation(msgspec.Struct):
 
 
 class ServerCode(msgspec.Struct, frozen=True):
-    """An MCP server.
+    """An MCP server: a URL of Streamable HTTP, or a command.
 
-    Attributes:
-        url: URL of Streamable HTTP; None if the server is a command.
-        command: program and arguments; empty if the server has a URL.
-        key_variable: environment variable with the API key; None for none.
+    `key_variable` is the environment variable with the API key; None for none.
     """
 
     name: str
@@ -182,11 +169,7 @@ class LoadTools(msgspec.Struct, frozen=True, tag=True):
 
 
 class ToolsLoaded(Loaded, frozen=True):
-    """Answer to ``LoadTools``.
-
-    Attributes:
-        loops: names of user simulators that cannot continue after a failure.
-    """
+    """Answer to ``LoadTools``: user simulators that cannot continue after a failure."""
 
     loops: list[str]
 

@@ -1,4 +1,4 @@
-"""Manual upload of a stopped run's missing metrics to a tracker.
+"""Uploads the metrics that a tracker lacks of a stopped run.
 
 python -m ppojob_trainer.trackers wandb runs/addition-grpo
 """
@@ -6,17 +6,17 @@ python -m ppojob_trainer.trackers wandb runs/addition-grpo
 import sys
 from pathlib import Path
 
-from ppojob_trainer.trackers.child import Follower
-from ppojob_trainer.trackers.messages import kept_run
+from ppojob_trainer.trackers.child import Uploader
+from ppojob_trainer.trackers.messages import load_run
 
 
 def main(tracker: str, folder: str) -> None:
-    """Send all steps of a run folder, and say where people find them."""
-    follower = Follower(kept_run(tracker, Path(folder)))
-    while follower.send():
+    """Upload all steps of a run folder, and print the location of the run."""
+    uploader = Uploader(load_run(tracker, Path(folder)))
+    while uploader.upload():
         pass
-    follower.finish()
-    sys.stdout.write(f"{follower.told}\n")
+    uploader.finish()
+    sys.stdout.write(f"{uploader.location}\n")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,8 @@
 """Tracker process, the only one that imports the tracker's library.
 
-It gives the tracker every step of metrics.jsonl once, whatever became of the last process. The
-tracker itself says what it holds when its run is opened: no mark is kept here. So a process that
-was killed is only started again, steps that a rewind repeats are not above what the tracker has
-and are not sent, and a tracker that was away for a day is only behind.
+It uploads every step of metrics.jsonl once. The tracker itself reports its last step when the run
+is opened, so nothing is stored here: a killed process is only started again, and steps that a
+rewind repeats are not uploaded twice.
 """
 
 import os
@@ -19,7 +18,7 @@ from ppojob_api.problem import printable
 from ppojob_api.run_layout import METRICS_FILE, SUMMARY_FILE
 from ppojob_trainer.children import guardian
 from ppojob_trainer.metrics.line_follower import LineFollower
-from ppojob_trainer.trackers.messages import Answer, Finish, Open, Phase, Request, TrackedRun, keep
+from ppojob_trainer.trackers.messages import Phase, TrackedRun, Upload, Uploaded, save_run
 
 if TYPE_CHECKING:
     from ppojob_trainer.trackers.mlflow_run import MlflowRun
@@ -27,44 +26,49 @@ if TYPE_CHECKING:
     from ppojob_trainer.trackers.trackio_run import TrackioRun
     from ppojob_trainer.trackers.wandb_run import WandbRun
 
-_STEPS_AT_A_TIME: Final = 50
+_STEPS_PER_UPLOAD: Final = 50
 _NICENESS: Final = 10
 _LINE_CHARACTERS: Final = 400
 _SECRET_NAMES: Final = re.compile(r"KEY|TOKEN|PASSWORD|SECRET")
 _USER_IN_URL: Final = re.compile(r"(?<=://)[^\s/@]+@")
 
 
-class Follower:
-    """One run, open in its tracker: the last step that it was given, -1 for none, and its place."""
+class Uploader:
+    """Uploads the metrics of one run.
+
+    Attributes:
+        last_step: the last step that the tracker has; -1 for none.
+        location: where users find the run.
+    """
 
     def __init__(self, run: TrackedRun) -> None:
-        self._open_run = open_run(run)
-        self.last_step = self._open_run.last_step
-        self.told = self._open_run.told
+        self._run = open_run(run)
+        self.last_step = self._run.last_step
+        self.location = self._run.location
         self._folder = Path(run.folder)
         self._lines = LineFollower(self._folder / METRICS_FILE)
-        self._waiting = deque[bytes]()
+        self._pending = deque[bytes]()
         self._decoder = msgspec.json.Decoder(dict[str, float | None])
 
-    def send(self) -> bool:
-        """Give the tracker some steps; answers whether there are more."""
-        self._waiting += self._lines.read()
-        for _ in range(min(_STEPS_AT_A_TIME, len(self._waiting))):
-            values = self._decoder.decode(self._waiting.popleft())
+    def upload(self) -> bool:
+        """Upload some steps; return whether there are more."""
+        self._pending += self._lines.read()
+        for _ in range(min(_STEPS_PER_UPLOAD, len(self._pending))):
+            values = self._decoder.decode(self._pending.popleft())
             metrics = {name: value for name, value in values.items() if value is not None}
             step, unix_seconds = int(metrics.pop("step")), metrics.pop("time")
             if step > self.last_step:
-                self._open_run.write(step, unix_seconds, metrics)
+                self._run.write(step, unix_seconds, metrics)
                 self.last_step = step
-        return bool(self._waiting)
+        return bool(self._pending)
 
     def finish(self) -> None:
-        """End the run as the job ended: a summary says how, and one that failed has none."""
+        """End the run with the phase of the job's summary; a job without one has failed."""
         try:
             summary = msgspec.json.decode((self._folder / SUMMARY_FILE).read_bytes(), type=_Summary)
         except FileNotFoundError:
             summary = _Summary("Failed")
-        self._open_run.close(summary.phase)
+        self._run.close(summary.phase)
 
 
 class _Summary(msgspec.Struct):
@@ -72,10 +76,9 @@ class _Summary(msgspec.Struct):
 
 
 def open_run(run: TrackedRun) -> "WandbRun | MlflowRun | SwanlabRun | TrackioRun":
-    """Import the tracker's library, and begin the run in it or go on with it.
+    """Import the tracker's library, and start or resume the run.
 
-    A run has `last_step`, that the tracker holds (-1 for none), `told`, where people find it,
-    `write` for a step above the last one, and `close`, which ends it once the tracker has all.
+    A run has `last_step` and `location` (see `Uploader`), `write` logs a step, `close` ends it.
     """
     if run.tracker == "wandb":
         from ppojob_trainer.trackers.wandb_run import WandbRun
@@ -94,36 +97,8 @@ def open_run(run: TrackedRun) -> "WandbRun | MlflowRun | SwanlabRun | TrackioRun
     return MlflowRun(run)
 
 
-class _Session:
-    """Answers requests: the first opens a run, the others are about it."""
-
-    def __init__(self) -> None:
-        self._decoder = msgspec.msgpack.Decoder(Request)
-
-    def answer(self, body: bytes) -> bytes:
-        """Do what is asked; what the library raises is told in a line."""
-        try:
-            done = self._done(self._decoder.decode(body))
-        except (Exception, SystemExit) as error:
-            text = _without_secrets(f"{type(error).__name__}: {error}")
-            done = Answer(failure=printable(" ".join(text.split()), _LINE_CHARACTERS))
-        return msgspec.msgpack.encode(done)
-
-    def _done(self, request: Request) -> Answer:
-        is_behind = False
-        if isinstance(request, Open):
-            keep(request.run)
-            self._follower = Follower(request.run)
-        elif isinstance(request, Finish):
-            self._follower.finish()
-        else:
-            is_behind = self._follower.send()
-        told = _without_secrets(self._follower.told)
-        return Answer(self._follower.last_step, is_behind=is_behind, told=told)
-
-
 def _without_secrets(text: str) -> str:
-    """A text without keys, tokens and passwords of the environment, and without those in URLs."""
+    """Mask keys, tokens and passwords of the environment, and those in URLs."""
     for name, value in os.environ.items():
         if value and _SECRET_NAMES.search(name):
             text = text.replace(value, "***")
@@ -133,11 +108,33 @@ def _without_secrets(text: str) -> str:
 def serve(requests: int, answers: int) -> None:
     """Answer requests until the parent closes its end."""
     os.nice(_NICENESS)  # it shares the cores with the training
-    # Libraries chat, and may show a key. What went wrong is in the answers.
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, sys.stdout.fileno())
-    os.dup2(nowhere, sys.stderr.fileno())
-    guardian.answer_requests(requests, answers, _Session().answer)
+    # Libraries print much, and may print a key. Failures are in the answers.
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.dup2(null, sys.stderr.fileno())
+    decoder = msgspec.msgpack.Decoder(Upload)
+    uploader: Uploader | None = None
+
+    def uploaded(request: Upload) -> Uploaded:
+        nonlocal uploader
+        if uploader is None:
+            save_run(request.run)
+            uploader = Uploader(request.run)
+        has_more = uploader.upload()
+        if request.is_last and not has_more:
+            uploader.finish()
+        location = _without_secrets(uploader.location)
+        return Uploaded(uploader.last_step, has_more=has_more, location=location)
+
+    def answer(body: bytes) -> bytes:
+        try:
+            done = uploaded(decoder.decode(body))
+        except (Exception, SystemExit) as error:
+            text = _without_secrets(f"{type(error).__name__}: {error}")
+            done = Uploaded(failure=printable(" ".join(text.split()), _LINE_CHARACTERS))
+        return msgspec.msgpack.encode(done)
+
+    guardian.answer_requests(requests, answers, answer)
 
 
 if __name__ == "__main__":

@@ -13,9 +13,12 @@ Phase = Literal["Succeeded", "Interrupted", "Failed"]
 
 
 class TrackedRun(msgspec.Struct, frozen=True):
-    """A job as a tracker knows it, which is a word of `spec.loggers`; the run folder is absolute.
+    """A job in a tracker.
 
-    The id is the same at every start of this run, and of no other.
+    Attributes:
+        tracker: name, as in `spec.loggers`.
+        id: the same at every start of this run, and unique.
+        folder: absolute path of the run folder.
     """
 
     tracker: str
@@ -26,53 +29,46 @@ class TrackedRun(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, tracker: str, config: RunConfig, run_folder: Path, began: float) -> "TrackedRun":
-        """The run of a job in a folder, which began when its journal says.
+        """Build it from a job and the start time in its journal.
 
         Jobs of one name on one machine share a uid, so the time is part of the id.
         """
         text = f"{config.uid} {began!r}"
-        told = config.model_dump(mode="json", include={"name", "namespace", "uid", "facts"})
+        job = config.model_dump(mode="json", include={"name", "namespace", "uid", "facts"})
         return cls(
             tracker=tracker,
             id=hashlib.sha256(text.encode()).hexdigest()[:16],
             name=config.name,
             folder=str(run_folder.absolute()),
-            config={**told, **config.spec.model_dump(mode="json", exclude={"pods"})},
+            config={**job, **config.spec.model_dump(mode="json", exclude={"pods"})},
         )
 
 
-class Open(msgspec.Struct, frozen=True, tag=True):
-    """Begin the run in the tracker, or go on with it."""
+class Upload(msgspec.Struct, frozen=True):
+    """Open the run if needed, and upload some steps; with `is_last`, finish it after all."""
 
     run: TrackedRun
+    is_last: bool
 
 
-class Send(msgspec.Struct, frozen=True, tag=True):
-    """Give the tracker some of the steps that it has not."""
+class Uploaded(msgspec.Struct, frozen=True, omit_defaults=True):
+    """Answer to `Upload`.
 
-
-class Finish(msgspec.Struct, frozen=True, tag=True):
-    """End the run in the tracker, once it has all that it was given."""
-
-
-Request = Open | Send | Finish
-
-
-class Answer(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The result of a request: the last step that the tracker has, -1 for none, and more.
-
-    `is_behind` says that metrics.jsonl has more steps, `told` where people find the run, `failure`
-    what went wrong, in a line.
+    Attributes:
+        last_step: the last step that the tracker has; -1 for none.
+        has_more: whether metrics.jsonl has more steps.
+        location: where users find the run.
+        failure: error of the tracker's library in one line; empty without one.
     """
 
     last_step: int = -1
-    is_behind: bool = False
-    told: str = ""
+    has_more: bool = False
+    location: str = ""
     failure: str = ""
 
 
 def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    """A configuration as parameters: `algorithm.type` -> `grpo`; lists as JSON, null left out."""
+    """Flatten a configuration: `algorithm.type` -> `grpo`; lists as JSON, without null."""
     found: dict[str, str] = {}
     for name, value in config.items():
         if isinstance(value, dict):
@@ -82,13 +78,13 @@ def flat(config: dict[str, Any], prefix: str = "") -> dict[str, str]:
     return found
 
 
-def keep(run: TrackedRun) -> None:
-    """Save the run in its folder, for whoever sends it to the tracker by hand."""
+def save_run(run: TrackedRun) -> None:
+    """Save the run in its folder, for a manual upload."""
     _file(run.tracker, Path(run.folder)).write_bytes(msgspec.json.encode(run))
 
 
-def kept_run(tracker: str, run_folder: Path) -> TrackedRun:
-    """What `keep` wrote, wherever the run folder is now."""
+def load_run(tracker: str, run_folder: Path) -> TrackedRun:
+    """Load a saved run, whose folder may have been moved."""
     run = msgspec.json.decode(_file(tracker, run_folder).read_bytes(), type=TrackedRun)
     return msgspec.structs.replace(run, folder=str(run_folder.absolute()))
 

@@ -1,8 +1,7 @@
-"""A tracker as a sink: a thread has its process follow metrics.jsonl, and nobody waits for it.
+"""Metric sink that uploads metrics.jsonl to a tracker, by a thread and a process.
 
-Whatever a tracker does, it cannot slow, stop or fail the job: a step is told by setting an event,
-and at the end of the job the tracker has some seconds to finish. What goes wrong is a line in the
-log, and the process is started again.
+A tracker cannot slow, stop or fail the job: a step only sets an event, and at the end of the job
+the tracker has some seconds to finish. Errors are logged, and the process is started again.
 """
 
 import logging
@@ -17,26 +16,29 @@ from ppojob_api.run_layout import METRICS_FILE
 from ppojob_trainer import durable
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.trackers import libraries
-from ppojob_trainer.trackers.messages import Answer, Finish, Open, Request, Send, TrackedRun
+from ppojob_trainer.trackers.messages import TrackedRun, Upload, Uploaded
 
 _log = logging.getLogger(__name__)
 _MODULE: Final = "ppojob_trainer.trackers.child"
 
 
-class _Failed(Exception):  # noqa: N818  it says what happened
-    """The library raised; the text goes on from the tracker's name."""
+class _UploadFailed(Exception):  # noqa: N818  the name in messages
+    """The tracker's library raised; the text continues the tracker's name."""
 
 
 class TrackerSink:
-    """Has a tracker follow a run; itself a sink, whose steps are read from metrics.jsonl.
+    """Uploads the steps of a run.
 
     The process is started at once, since libraries take seconds to import.
 
     Args:
         run: the job.
-        answer_seconds: for opening a run, or for some steps, before its process is replaced.
+        answer_seconds: timeout of an upload, after which its process is replaced.
         pause_seconds: from the end of a process to the start of the next one.
-        end_seconds: for all that it has not sent yet, once the job has ended.
+        end_seconds: for the remaining steps, once the job has ended.
+
+    Attributes:
+        last_step: the last step that the tracker has; -1 for none.
     """
 
     def __init__(
@@ -54,31 +56,31 @@ class TrackerSink:
         self._changed = threading.Event()
         self._closing = threading.Event()
         self._child: BoundedProcess | None = None
-        self.last_step = -1  # that the tracker was given
+        self.last_step = -1
         self._is_finished = False
-        self._is_over = False
+        self._is_aborted = False
         self._problem = ""
-        self._thread = threading.Thread(target=self._follow, name=run.tracker, daemon=True)
+        self._thread = threading.Thread(target=self._run_processes, name=run.tracker, daemon=True)
         self._thread.start()
 
     @property
     def pid(self) -> int | None:
-        """Process id of the tracker's process, or of the last one; None before the first."""
+        """Process id of the tracker's last process; None before the first."""
         return None if self._child is None else self._child.pid
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Tell the tracker's process that there is a step; it reads it from metrics.jsonl."""
+        """Wake the thread; the tracker's process reads the step from metrics.jsonl."""
         self._changed.set()
 
     def cut_after(self, step: int) -> None:
-        """Does nothing: no tracker takes a step back, and a repeated step is the same step."""
+        """Do nothing: no tracker removes steps, and a repeated step is equal."""
 
     def close(self) -> None:
-        """Give the tracker some seconds to finish, then end its process."""
+        """Wait some seconds for the remaining steps, then end the process."""
         self._closing.set()
         self._changed.set()
         self._thread.join(self._end_seconds)
-        self._is_over = True
+        self._is_aborted = True
         while self._thread.is_alive():
             if self._child is not None:
                 self._child.abort()
@@ -86,54 +88,53 @@ class TrackerSink:
         if not self._is_finished:
             _log.warning("%s: %s", self._run.tracker, self._unfinished())
 
-    def _follow(self) -> None:
-        """Serve the run by one process after another, until it is finished or given up."""
+    def _run_processes(self) -> None:
+        """Run one process after another, until the run is finished or the sink closed."""
         is_last = False
-        while not (self._is_finished or is_last or self._is_over):
+        while not (self._is_finished or is_last or self._is_aborted):
             is_last = self._closing.is_set()
+            variables = libraries.variables(self._run.tracker)
             try:
-                self._serve()
-            except (_Failed, ChildDied, ChildTimeout, OSError) as problem:
-                self._tell(problem)
+                self._child = BoundedProcess(
+                    _MODULE, memory_bytes=None, log=_log, variables=variables
+                )
+                try:
+                    self._upload(self._child)
+                finally:
+                    self._child.kill()
+            except (_UploadFailed, ChildDied, ChildTimeout, OSError) as problem:
+                self._report(problem)
                 self._closing.wait(self._pause_seconds)
 
-    def _serve(self) -> None:
-        tracker = self._run.tracker
-        variables = libraries.variables(tracker)
-        self._child = BoundedProcess(_MODULE, memory_bytes=None, log=_log, variables=variables)
-        try:
-            _log.info("%s: %s", tracker, self._ask(Open(self._run)).told)
+    def _upload(self, child: BoundedProcess) -> None:
+        """Upload steps until the run is finished."""
+        location = ""
+        while not self._is_finished:
+            self._changed.clear()
+            request = msgspec.msgpack.encode(Upload(self._run, is_last := self._closing.is_set()))
+            has_more = True
+            while has_more:
+                body = child.call(request, self._answer_seconds)
+                answer = msgspec.msgpack.decode(body, type=Uploaded)
+                if answer.failure:
+                    raise _UploadFailed(answer.failure)
+                self.last_step, has_more = answer.last_step, answer.has_more
+                if location != answer.location:
+                    location = answer.location
+                    _log.info("%s: %s", self._run.tracker, location)
             self._problem = ""
-            while not self._is_finished:
-                self._changed.clear()
-                is_closing = self._closing.is_set()
-                while self._ask(Send()).is_behind:
-                    pass
-                if is_closing:
-                    self._ask(Finish())
-                    self._is_finished = True
-                else:
-                    self._changed.wait()
-        finally:
-            self._child.kill()
+            self._is_finished = is_last
+            if not is_last:
+                self._changed.wait()
 
-    def _ask(self, request: Request) -> Answer:
-        assert self._child is not None
-        body = self._child.call(msgspec.msgpack.encode(request), self._answer_seconds)
-        answer = msgspec.msgpack.decode(body, type=Answer)
-        if answer.failure:
-            raise _Failed(answer.failure)
-        self.last_step = answer.last_step
-        return answer
-
-    def _tell(self, problem: Exception) -> None:
-        """Log what went wrong, once: a server that is away is tried again and again."""
-        if self._is_over:
-            return  # `close` ended it, and logs how far it got
+    def _report(self, problem: Exception) -> None:
+        """Log an error, once while it repeats."""
+        if self._is_aborted:
+            return  # `close` ended it, and logs its progress
         text = str(problem) or f"no answer within {self._answer_seconds:g} s"
         if text != self._problem:
             _log.warning(
-                "%s: %s; the job goes on without it, and metrics.jsonl has every step; "
+                "%s: %s; the job continues without it, and metrics.jsonl has every step; "
                 "tried again every %g s",
                 self._run.tracker,
                 text,
@@ -146,7 +147,7 @@ class TrackerSink:
         steps = [msgspec.json.decode(line)["step"] for line in lines]
         unsent = sum(step > self.last_step for step in steps)
         return (
-            f"not finished: it took {len(steps) - unsent} of {len(steps)} steps; all are in "
-            "metrics.jsonl, and the others are sent when the job goes on, or by "
+            f"not finished: it has {len(steps) - unsent} of {len(steps)} steps; all are in "
+            "metrics.jsonl, and the others are uploaded when the job is resumed, or by "
             f"python -m ppojob_trainer.trackers {self._run.tracker} {self._run.folder}"
         )

@@ -13,12 +13,11 @@ _STATE: Final = {"Succeeded": "success", "Interrupted": "aborted", "Failed": "cr
 
 
 class SwanlabRun:
-    """One run with an id of its own, gone on with at every start.
+    """One run, resumed at every start by its id.
 
-    Every setting is a variable of SwanLab's own, so that what a user sets stands
-    (`SWANLAB_PROJ_NAME`, `SWANLAB_WORKSPACE`, `SWANLAB_MODE` and so on). The server says how far it
-    is. Without a server nobody does: the folder of an offline run is made anew with all steps at
-    every start, so that there is one, with the whole curve in it.
+    Settings are SwanLab's environment variables (`SWANLAB_PROJ_NAME`, `SWANLAB_WORKSPACE`,
+    `SWANLAB_MODE` and so on), so those of the user win. The server reports the last step. The
+    folder of an offline run is written again with all steps at every start.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -31,8 +30,7 @@ class SwanlabRun:
             "SWANLAB_INTERACTIVE": "false",
             "SWANLAB_TERMINAL_PROXY_TYPE": "none",
             "SWANLAB_PROBE_GIT": "false",
-            # Of a pod without a model.
-            "SWANLAB_PROBE_MONITOR": "false",
+            "SWANLAB_PROBE_MONITOR": "false",  # it would monitor a pod without a model
         }
         for name, value in settings.items():
             os.environ.setdefault(name, value)
@@ -43,20 +41,20 @@ class SwanlabRun:
         if "mode" not in chosen.model_fields_set and chosen.api_key is None:
             mode = "offline"
         if mode == "offline":
-            # No folder of another name: it is removed.
+            # A fixed name: an earlier folder is removed.
             name = os.environ["SWANLAB_RUN_DIR"] = f"offline-{chosen.run.id}"
             shutil.rmtree(chosen.log_dir / name, ignore_errors=True)
         self._run: Any = swanlab.init(mode=mode, config=run.config)
         self.last_step = int(self._run._ctx._global_step)
-        self.told: str = self._run.url if mode == "online" else mode
+        self.location: str = self._run.url if mode == "online" else mode
         if mode == "offline":
             folder = shlex.quote(str(self._run.dir))
-            self.told += f"; once the job has ended: swanlab sync {folder}"
+            self.location += f"; once the job has ended: swanlab sync {folder}"
 
     def write(self, step: int, unix_seconds: float, metrics: dict[str, float]) -> None:
         """Log a step."""
         self._run.log(metrics, step=step)
 
     def close(self, phase: Phase) -> None:
-        """Say how the run ended, and wait until the server has all."""
+        """End the run with the phase of the job, and wait until the server has all steps."""
         self._run.finish(_STATE[phase], error="the job failed" if phase == "Failed" else None)

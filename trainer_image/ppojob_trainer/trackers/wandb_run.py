@@ -11,12 +11,11 @@ from ppojob_trainer.trackers.messages import Phase, TrackedRun
 
 
 class WandbRun:
-    """One run with an id of its own, gone on with at every start.
+    """One run, resumed at every start by its id.
 
-    Every setting is a variable of wandb's own, so that what a user sets stands (`WANDB_PROJECT`,
-    `WANDB_ENTITY`, `WANDB_RUN_GROUP`, `WANDB_MODE` and so on). The server says how far it is.
-    Without a server nobody does: the folder of an offline run is made anew with all steps at every
-    start, so that there is one, with the whole curve in it.
+    Settings are wandb's environment variables (`WANDB_PROJECT`, `WANDB_ENTITY`, `WANDB_RUN_GROUP`,
+    `WANDB_MODE` and so on), so those of the user win. The server reports the last step. The folder
+    of an offline run is written again with all steps at every start.
     """
 
     def __init__(self, run: TrackedRun) -> None:
@@ -40,32 +39,27 @@ class WandbRun:
             mode = "online" if wandb.login(prompt=False, verify=False) else "offline"
         is_online = mode == "online"
         if mode == "offline":
-            _forget_offline_runs()
+            root = Path(os.environ["WANDB_DIR"]) / WANDB_FOLDER
+            for old in root.glob(f"offline-run-*-{os.environ['WANDB_RUN_ID']}"):
+                shutil.rmtree(old)
         self._run: Any = wandb.init(
             mode=mode,
             config=run.config,
             resume="allow" if is_online else None,
             allow_val_change=True,
-            # Of a pod without a model.
-            settings=wandb.Settings(x_disable_stats=True),
+            settings=wandb.Settings(x_disable_stats=True),  # those of a pod without a model
         )
         self.last_step = self._run.starting_step - 1
         folder = shlex.quote(str(Path(self._run.dir).parent))
         offline = f"offline; once the job has ended: wandb sync {folder}"
-        self.told: str = {"online": self._run.url, "offline": offline}.get(mode, mode)
+        self.location: str = {"online": self._run.url, "offline": offline}.get(mode, mode)
 
     def write(self, step: int, unix_seconds: float, metrics: dict[str, float]) -> None:
         """Log a step."""
         self._run.log({**metrics, "_timestamp": unix_seconds}, step=step, commit=True)
 
     def close(self, phase: Phase) -> None:
-        """Wait until the server, or the file of an offline run, has all."""
+        """Wait until the server, or the file of an offline run, has all steps."""
         self._run.finish(exit_code=int(phase == "Failed"))
         # wandb's process writes the last lines of the file after that: wait until it has ended.
         self._wandb.teardown()
-
-
-def _forget_offline_runs() -> None:
-    root = Path(os.environ["WANDB_DIR"]) / WANDB_FOLDER
-    for folder in root.glob(f"offline-run-*-{os.environ['WANDB_RUN_ID']}"):
-        shutil.rmtree(folder)

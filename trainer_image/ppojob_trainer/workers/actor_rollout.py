@@ -1,9 +1,9 @@
 """Actor-rollout worker: generates rows, owns them, and trains the policy on them.
 
-The rank holds the policy's weights twice: for the trainer and for the rollout engine. The two
-alternate on the device: the engine sleeps, without weights, from the first forward pass of a step
-until the stage `sync_weights` gives it the trainer's weights. Where the role `rollout` has pods,
-the engines are there: weights are sent to them, and their rows are received here.
+The rank has the policy's weights twice: for the trainer and for the rollout engine, which alternate
+on the device. The engine sleeps, without weights, from the first forward pass of a step until
+`sync_weights`. If the role `rollout` has pods, the engines are there: they receive weights, and
+this rank receives their rows.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ppojob_api.run_config import RunConfig
 from ppojob_trainer.checkpoint.export import export_model
-from ppojob_trainer.checkpoint.files import entry_of
+from ppojob_trainer.checkpoint.manifest import entry_of
 from ppojob_trainer.data.tokenizer_files import template_text
 from ppojob_trainer.engine import custom_functions
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
@@ -35,11 +35,10 @@ from ppojob_trainer.models.state_dict import (
 )
 from ppojob_trainer.models.weight_stream import stored_weights
 from ppojob_trainer.parallel.boxes import Join
-from ppojob_trainer.parallel.tensor_stream import send_tensors
+from ppojob_trainer.parallel.link import send_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES, RolloutError
-from ppojob_trainer.rollout.trajectory import Trajectory
 from ppojob_trainer.rows.row_files import read_tokens, write_part
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.client import Call, Peer
@@ -67,7 +66,7 @@ from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing, RequestId, chunks
-from ppojob_trainer.workers.answer_probability import answered
+from ppojob_trainer.workers.answer_probability import replace_answers
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.estimation import add_advantages
@@ -75,56 +74,55 @@ from ppojob_trainer.workers.generation import (
     TRAIN,
     Generation,
     batches_of,
-    generated,
+    generation_result,
     open_generation,
 )
 from ppojob_trainer.workers.model_stages import ModelStages, open_stages
 from ppojob_trainer.workers.rank_start import OWNER, open_role_world
 from ppojob_trainer.workers.reprompting import reprompt
 from ppojob_trainer.workers.reward_model import RewardModelStages, open_reward_model
+from ppojob_trainer.workers.row_channels import GeneratedRows, receive_rows
 from ppojob_trainer.workers.row_store import (
     OwnedRows,
-    chosen_rows,
-    demonstrated_rows,
-    own_rows,
+    build_rows,
+    demonstration_rows,
+    read_trajectories,
     rows_table,
-    trajectories,
+    select_rows,
 )
-from ppojob_trainer.workers.row_transfer import GeneratedRows, receive_rows
-from ppojob_trainer.workers.rows_in_flight import RowsInFlight
+from ppojob_trainer.workers.rows_in_flight import RowsInFlight, generate
 from ppojob_trainer.workers.trained_models import Policy, open_policy
 
 
 @dataclass
 class ActorRolloutWorker:
-    """Answers the stages of the actor-rollout role."""
+    """Handles the requests to the role `actorRollout`."""
 
     rank: int  # this rank in the role's world
     run_folder: Path  # base folder of relative paths in requests
     generation: Generation  # the rollout engine and its generation code
     policy: Policy | None  # in training; None in a job that trains nothing
-    weights: Callable[[], Iterator[tuple[str, Tensor]]]  # the weights that engines get
+    weights: Callable[[], Iterator[tuple[str, Tensor]]]  # the weights for engines
     stages: ModelStages  # of the policy, and of other models in this rank
     reward_model: RewardModelStages | None  # the reward model's, if it is in this rank
     _rows: dict[tuple[str, int], OwnedRows] = field(default_factory=dict)
     """By purpose and generation round."""
-    _told: dict[BatchName, Generated] = field(default_factory=dict)
-    """Metadata sent to the controller about rows that another role generated."""
+    _metadata: dict[BatchName, Generated] = field(default_factory=dict)
+    """Of the rows that another role generated, for the controller."""
 
     def routes(self) -> list[Route]:
-        """The methods of this role."""
         return [
             *self.stages.routes(),
             *(self.reward_model.routes() if self.reward_model else ()),
             Route(methods.SYNC_WEIGHTS, self._sync_weights),
             Route(methods.GENERATE, self._generate),
-            Route(methods.ROWS_DRAWN, self.generation.progress.tell),
+            Route(methods.ROWS_DRAWN, self.generation.progress.report),
             Route(methods.LOAD_ROWS, self._load_rows),
-            Route(methods.DEMONSTRATE, self._demonstrate),
+            Route(methods.DEMONSTRATE, self._load_demonstrations),
             Route(methods.MEASURE_LOSS, self._measure_loss),
-            Route(methods.SUPERVISE, self._supervise),
-            Route(methods.BRING_WEIGHTS, self._bring_weights),
-            Route(methods.HAND_OVER, self._hand_over),
+            Route(methods.SUPERVISE, self._set_demonstrations),
+            Route(methods.BRING_WEIGHTS, self._send_weights),
+            Route(methods.HAND_OVER, self._receive_rows),
             Route(methods.RECALL, self._recall),
             Route(methods.SEND_TEXTS, self._send_texts),
             Route(methods.PLACE_ROWS, self._place_rows),
@@ -135,56 +133,47 @@ class ActorRolloutWorker:
         ]
 
     def _sync_weights(self, request: SyncWeights) -> Nothing:
-        self.stages.turns.of_engine()
+        self.stages.device.use_engine()
         if request.refresh_reference:
-            assert self.stages.following is not None, "a job that asks for it has one"
-            self.stages.following.refresh()
+            assert self.stages.synced_reference is not None, "of kl.referenceRefresh"
+            self.stages.synced_reference.sync()
         self.generation.engine.load_weights(request.version, self.weights())
         return Nothing()
 
     def _generate(self, request: Generate) -> Generated:
-        batches, under_way = batches_of(request), self.stages.under_way
-        if under_way is not None and request.purpose == TRAIN:
-            made = under_way.draw(request)
-        else:
-            made = self.generation.run(batches)
-        for batch, rows in zip(batches, made, strict=True):
-            own = self._own(batch.purpose, rows, rows.trajectories)
-            self._keep(batch.purpose, batch.round, own)
-        return generated(made, self.generation.engine.counts())
+        made = generate(self.generation, self.stages.in_flight, request)
+        for batch, rows in zip(batches_of(request), made, strict=True):
+            self._store_generated(batch.purpose, batch.round, rows)
+        return generation_result(made, self.generation.engine.counts())
 
-    def _bring_weights(self, request: BringWeights) -> Nothing:
-        """Send the weights to engines in other pods; the ranks here serve them in turn."""
+    def _send_weights(self, request: BringWeights) -> Nothing:
+        """Send the weights to engines in other pods; each rank here serves some of them."""
         version = self.generation.engine.policy_version
         if version != request.version:
             raise RolloutError(
-                f"weights of version {request.version}: got those of {version}: no row may be "
-                "drawn by others"
+                f"weights of version {request.version}: got version {version}: rows must be "
+                "generated by the requested weights"
             )
         channels, dtype = self.stages.channels, DTYPES[self.generation.spec.rollout.dtype]
         link, owners = channels.link(request.role), channels.owners(request.role)
-        # In the engines' precision, so that the transfer takes no more bytes than needed.
-        rounded = (
+        cast = (  # to the engines' dtype, for a smaller transfer
             (name, tensor if is_sent_float32(name) or is_magnitude(name) else tensor.to(dtype))
             for name, tensor in self.weights()
         )
-        send_tensors(link, range(owners + self.rank, link.size, owners), rounded)
+        send_tensors(link, range(owners + self.rank, link.size, owners), cast)
         return Nothing()
 
-    def _hand_over(self, request: HandOver) -> Nothing:
-        """Receive rows that another role generated."""
+    def _receive_rows(self, request: HandOver) -> Nothing:
         channels = self.stages.channels
         link, owners = channels.link(request.role), channels.owners(request.role)
-        arrived = receive_rows(link, request, self.rank, makers_from=owners)
-        for batch, rows in zip(request.batches, arrived, strict=True):
-            own = self._own(batch.purpose, rows, rows.trajectories)
-            self._keep(batch.purpose, batch.round, own)
-            self._told[batch] = generated([rows])
+        received = receive_rows(link, request, self.rank, first_sender=owners)
+        for batch, rows in zip(request.batches, received, strict=True):
+            self._store_generated(batch.purpose, batch.round, rows)
+            self._metadata[batch] = generation_result([rows])
         return Nothing()
 
     def _recall(self, request: Recall) -> Recalled:
-        told = [self._told.get(batch) for batch in request.batches]
-        first, *greedy = told
+        first, *greedy = [self._metadata.get(batch) for batch in request.batches]
         if first is None or None in greedy:
             return Recalled(None)
         return Recalled(msgspec.structs.replace(first, greedy=greedy[0] if greedy else None))
@@ -192,55 +181,56 @@ class ActorRolloutWorker:
     def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))
         parts = [self.run_folder / request.folder / part for part in request.parts]
-        rows = trajectories(read_tokens(parts, first, last))
-        self._keep(request.purpose, request.round, self._own(request.purpose, request, rows))
+        rows = read_trajectories(read_tokens(parts, first, last))
+        generated = GeneratedRows(request.first, request.prompts, request.samples, rows)
+        self._store_generated(request.purpose, request.round, generated)
         return Nothing()
 
-    def _demonstrate(self, request: Demonstrate) -> Nothing:
-        self._keep(TRAIN, 0, self._demonstrated(request))
+    def _load_demonstrations(self, request: Demonstrate) -> Nothing:
+        self._store(TRAIN, 0, self._build_demonstrations(request))
         return Nothing()
 
     def _measure_loss(self, request: GivenRows) -> PassStatistics:
-        assert self.policy is not None, "a job of given answers trains"
-        self.stages.turns.of_models(*self.policy.at_loss)
-        return self.policy.loss(self._given(request))
+        assert self.policy is not None, "a job of demonstrations trains"
+        self.stages.device.use_models(*self.policy.models_of_loss)
+        return self.policy.loss(self._demonstration_rows(request))
 
-    def _supervise(self, request: GivenRows) -> Nothing:
-        assert self.policy is not None, "a job that learns from given answers trains"
-        self.policy.demonstrations = self._given(request)
+    def _set_demonstrations(self, request: GivenRows) -> Nothing:
+        assert self.policy is not None, "a job with demonstrations trains"
+        self.policy.demonstrations = self._demonstration_rows(request)
         return Nothing()
 
-    def _given(self, request: GivenRows) -> BatchRows:
-        mine = self._demonstrated(request.given).experience
+    def _demonstration_rows(self, request: GivenRows) -> BatchRows:
+        mine = self._build_demonstrations(request.given).experience
         return self.stages.batch_rows(request.index, mine)
 
-    def _demonstrated(self, request: Demonstrate) -> OwnedRows:
+    def _build_demonstrations(self, request: Demonstrate) -> OwnedRows:
         spec = self.generation.spec
         has_rewards = spec.algorithm.type == "kto" or spec.data.margin_key is not None
-        return demonstrated_rows(request.first, request.rows, has_rewards=has_rewards)
+        return demonstration_rows(request.first, request.rows, has_rewards=has_rewards)
 
-    def _own(
-        self, purpose: str, request: LoadRows | GeneratedRows, rows: list[Trajectory]
-    ) -> OwnedRows:
+    def _store_generated(self, purpose: str, round_: int, rows: GeneratedRows) -> None:
         spec, mixture = self.generation.spec, None
-        has_turns = spec.agent is not None and spec.agent.tool_rewards == "add"
         if spec.algorithm.router_replay == "rollout" and purpose == TRAIN and self.policy:
             mixture = self.policy.learner.model.config
-        return own_rows(
-            request.first,
-            request.prompts,
-            request.samples,
-            rows,
-            has_turns=has_turns,
+        owned = build_rows(
+            rows.first,
+            rows.prompts,
+            rows.samples,
+            rows.trajectories,
+            has_turns=spec.agent is not None and spec.agent.tool_rewards == "add",
             has_given=purpose == TRAIN and spec.algorithm.guidance is not None,
             mixture=mixture,
         )
+        self._store(purpose, round_, owned)
 
-    def _keep(self, purpose: str, round_: int, rows: OwnedRows) -> None:
-        """Store the rows of a round; the first one replaces those of the step before."""
+    def _store(self, purpose: str, round_: int, rows: OwnedRows) -> None:
+        """Store the rows of a round; the first round replaces the rows of the previous step."""
         if round_ == 0:
-            self._rows = {key: kept for key, kept in self._rows.items() if key[0] != purpose}
-            self._told = {of: told for of, told in self._told.items() if of.purpose != purpose}
+            self._rows = {key: own for key, own in self._rows.items() if key[0] != purpose}
+            self._metadata = {
+                batch: own for batch, own in self._metadata.items() if batch.purpose != purpose
+            }
         self._rows[purpose, round_] = rows
 
     def _send_texts(self, request: SendTexts) -> Nothing:
@@ -265,11 +255,11 @@ class ActorRolloutWorker:
         else:
             own = [request.origins[position] for position in index.owned_by(self.rank)]
             rounds = {key[1]: rows for key, rows in self._rows.items() if key[0] == TRAIN}
-            mine = chosen_rows(rounds, own)
+            mine = select_rows(rounds, own)
         self.stages.place(index, mine)
         if request.answers and self.policy is not None:
             answers = [request.answers[position] for position in index.owned_by(self.rank)]
-            self.policy.answered = answered(
+            self.policy.answer_rows = replace_answers(
                 self.generation.spec, self.generation.chat, mine, answers
             )
         return Nothing()
@@ -290,13 +280,13 @@ class ActorRolloutWorker:
         model = self.generation.spec.model
         template = template_text(model.chat_template) if model.chat_template else None
         dtype = DTYPES[model.dtype]
-        assert self.policy is not None, "a job that trains nothing exports nothing"
+        assert self.policy is not None, "only trained models are exported"
         trained, on_device = self.policy.learner.model, self.policy.learner.on_device
         average = self.policy.learner.engine.average
-        others = {} if average is None else average.tensors
+        averages = {} if average is None else average.tensors
 
-        def told(join: Join) -> Join:
-            """Weights that may have left the device."""
+        def on_any_device(join: Join) -> Join:
+            """Read weights that may be offloaded."""
             plain = plain_weights(trained, on_device)
             return broadcast_by_holders(
                 trained, lambda name, tensor, dtype: join(name, plain(name, tensor), dtype)
@@ -304,15 +294,15 @@ class ActorRolloutWorker:
 
         export_model(
             self.run_folder / request.folder if self.rank == 0 else None,
-            ((name, others.get(name, tensor)) for name, tensor in every_tensor(trained)),
+            ((name, averages.get(name, tensor)) for name, tensor in every_tensor(trained)),
             model_folder=Path(model.path),
             dtype=dtype,
             tokenizer_folder=Path(model.tokenizer_path or model.path),
             chat_template=template,
-            adapters=replaced(every_adapter(trained), others, on_device),
+            adapters=replaced(every_adapter(trained), averages, on_device),
             kind=SCORER if self.generation.spec.algorithm.type == "reward_model" else POLICY,
             overrides=config_changes(model.path, model),
-            told=told,
+            wrap_join=on_any_device,
         )
         return Nothing()
 
@@ -321,7 +311,7 @@ class ActorRolloutWorker:
 def open_actor_rollout_worker(
     environment: PodEnvironment, rank: RankEnvironment, keys: KeyRing
 ) -> Iterator[ActorRolloutWorker]:
-    """Open the worker of one rank, whose models live as long as the block."""
+    """Open the worker of one rank; its models are freed with the block."""
     config = environment.config
     if config.spec.steps.trains:
         custom_functions.check(config.spec.algorithm)
@@ -329,19 +319,19 @@ def open_actor_rollout_worker(
         world = stack.enter_context(open_role_world(environment, rank))
         generation = stack.enter_context(open_generation(environment, world, keys))
         policy, weights = _open_weights(config, world)
-        turns, reward_model = DeviceSharing(generation.engine.sleep), None
+        device, reward_model = DeviceSharing(generation.engine.sleep), None
         if "rewardModel" in config.topology.living_in(environment.role):
-            reward_model = stack.enter_context(open_reward_model(config.spec, world, turns))
+            reward_model = stack.enter_context(open_reward_model(config.spec, world, device))
         generates = config.topology.generating.role == OWNER
-        has_several = generates and config.spec.phases_of_rows > 1
-        under_way = RowsInFlight(generation) if has_several else None
+        has_lookahead = generates and config.spec.phases_of_rows > 1
+        in_flight = RowsInFlight(generation) if has_lookahead else None
         yield ActorRolloutWorker(
             rank=rank.rank,
             run_folder=environment.run_folder,
             generation=generation,
             policy=policy,
             weights=weights,
-            stages=open_stages(environment, world, policy, turns, under_way),
+            stages=open_stages(environment, world, policy, device, in_flight),
             reward_model=reward_model,
         )
 
@@ -349,10 +339,10 @@ def open_actor_rollout_worker(
 def _open_weights(
     config: RunConfig, world: World
 ) -> tuple[Policy | None, Callable[[], Iterator[tuple[str, Tensor]]]]:
-    """Return the policy, if it is trained, and the weights that engines get.
+    """Return the policy, if it is trained, and the weights for engines.
 
-    With adapters, an engine in this rank, which gives its memory to the trainer, gets all weights
-    anew; one in pods of its own keeps the weights of its folder, and gets the adapters alone.
+    With adapters, an engine in this rank gets all weights each time, as it drops them when it
+    sleeps; one in pods of its own has the base weights, and gets only the adapters.
     """
     spec = config.spec
     if not spec.steps.trains:
@@ -362,15 +352,15 @@ def _open_weights(
             spec.model.path, dtype, world.device, overrides, spec.model.lora
         )
     policy = open_policy(spec, world)
-    learner = policy.learner  # its model may be loaded again
-    has_beside = spec.adapters_of_engines is not None
-    keeps_weights = has_beside and config.topology.generating.role != OWNER
+    learner = policy.learner  # read late: its model may be reloaded
+    has_unmerged = spec.adapters_of_engines is not None
+    has_base = has_unmerged and config.topology.generating.role != OWNER
 
     def weights() -> Iterator[tuple[str, Tensor]]:
         model, on_device = learner.model, learner.resident.host.on_device
-        if not keeps_weights:
-            yield from named_full_tensors(model, on_device, merges=not has_beside)
-        if has_beside:
+        if not has_base:
+            yield from named_full_tensors(model, on_device, merges=not has_unmerged)
+        if has_unmerged:
             yield from named_full_adapters(model)
 
     return policy, weights

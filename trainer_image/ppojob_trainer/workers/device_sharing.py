@@ -9,38 +9,38 @@ from ppojob_trainer.parallel.offload import Resident
 
 
 class DeviceSharing:
-    """Moves a rank's engine and models off the device in turn, as far as they are to be offloaded.
+    """Offloads a rank's engine and models while others compute, as far as the job asks for it.
 
-    A model that keeps working stays on the device: the updates of a step load it once.
+    A model that is used again stays on the device, as in the updates of a step.
     """
 
     def __init__(self, sleep: Callable[[], None] = lambda: None) -> None:
-        """`sleep` makes the engine release its memory; it may be called repeatedly."""
+        """`sleep` makes the engine release its memory; it is idempotent."""
         self._sleep = sleep
-        self._working: tuple[Resident, ...] = ()
+        self._loaded: tuple[Resident, ...] = ()
 
-    def of_models(self, *models: Resident) -> None:
-        """Put the engine to sleep and offload all other models; these may compute."""
+    def use_models(self, *models: Resident) -> None:
+        """Put the engine to sleep, offload all other models, and load these."""
         self._sleep()
-        self._others_leave(models)
+        self._offload_except(models)
         for model in models:
-            model.enter()
-        self._working = models
+            model.load()
+        self._loaded = models
 
-    def of_engine(self) -> None:
-        """Offload all models, so that the engine may wake."""
-        self._others_leave(())
-        torch.cuda.empty_cache()  # an engine's own allocator cannot use torch's cache
+    def use_engine(self) -> None:
+        """Offload all models, so that the engine can wake up."""
+        self._offload_except(())
+        torch.cuda.empty_cache()  # the engine's allocator cannot use torch's cache
 
     @contextmanager
-    def of_guest(self, model: Resident) -> Iterator[None]:
-        """Offload other models while one computes, beside an engine that may be awake."""
-        self._others_leave(())
-        with model.at_work():
+    def lend_to(self, model: Resident) -> Iterator[None]:
+        """Load one model within the block, also while the engine is awake."""
+        self._offload_except(())
+        with model.on_device():
             yield
 
-    def _others_leave(self, models: Collection[Resident]) -> None:
-        for other in self._working:
+    def _offload_except(self, models: Collection[Resident]) -> None:
+        for other in self._loaded:
             if other not in models:
-                other.leave()
-        self._working = ()
+                other.offload()
+        self._loaded = ()

@@ -1,7 +1,7 @@
-"""Reward and advantage estimation of a step, from the columns of the whole batch.
+"""Rewards and advantages of a step, from the columns of the whole batch.
 
-Every owner of rows does this for the whole batch and keeps what belongs to its rows. So estimators
-with batch statistics stay pure functions, and any layout gives the same bits.
+Every owner of rows computes them for the whole batch and stores those of its rows. So estimators
+with batch statistics are pure functions, and any layout gives the same bits.
 """
 
 from collections.abc import Sequence
@@ -32,13 +32,13 @@ from ppojob_trainer.algorithms.value_loss import explained_variance
 from ppojob_trainer.data.order import uniform_draws
 from ppojob_trainer.engine.custom_functions import estimator_of
 from ppojob_trainer.metrics.step_metrics import Spread
-from ppojob_trainer.rows.anchors import turn_anchors
+from ppojob_trainer.rows.experience import turn_anchors
 from ppojob_trainer.rpc.messages.training import Advantaged
 from ppojob_trainer.rpc.messages.training import Advantages as Given
 from ppojob_trainer.workers.batch_rows import BatchRows
 
 RESAMPLING = 2409
-"""Follows seed and step in the random key, so that no other draw of a job has the same key."""
+"""Last part of the random key, after seed and step."""
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,26 @@ class _Batch:
 
     @cached_property
     def turns(self) -> Turns:
-        """Return the turns of the rows."""
         return Turns.of(self["mask"], self.lengths, self.groups, self["anchors"])
 
 
 def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantaged:
-    """Place scores on the last trained tokens, subtract the KL penalty, estimate advantages.
+    """Compute rewards and advantages, and store them in the rows; returns metrics.
 
-    The rows get `token_rewards`, `advantages` and `returns`, and further columns that the job uses.
+    Scores are placed on the last trained tokens, and the KL penalty is subtracted. The rows get
+    `token_rewards`, `advantages`, `returns`, and further columns that the job uses.
     """
     batch = _gather(spec, rows)
     if spec.leaves_responses_out:
-        _leave_out(rows, batch, given.dropped)
+        _exclude(rows, batch, given.dropped)
     mask, lengths = batch["mask"], batch.lengths
-    certain, sureness = _certainty(spec, batch)
-    shaped = [score + own for score, own in zip(given.scores, certain, strict=True)]
+    certainty_rewards, certainty_metrics = _certainty(spec, batch)
+    shaped = [score + own for score, own in zip(given.scores, certainty_rewards, strict=True)]
     rewards = _place_rewards(shaped, mask, lengths, batch.columns.get("turn_rewards"))
     scores = row_sum(rewards, mask, lengths)
     rewards, kl = _charge_kl(spec, batch, rewards, given)
-    corrected, told = _correct(spec, batch)
-    told |= sureness
+    corrected, metrics = _correct(spec, batch)
+    metrics |= certainty_metrics
     kept = mask if corrected is None else corrected.mask
     masks = spec.algorithm.mask_truncated or given.masked
     trained = _without(kept, given.masked, lengths) if masks else kept
@@ -83,20 +83,20 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     estimated = _estimate(spec, batch, rewards, given, kept, weights)
     if spec.algorithm.estimator.has_pairs:
         trained = trained & (estimated.advantages != 0)
-    rows.keep("token_rewards", rewards)
-    rows.keep("advantages", estimated.advantages)
-    rows.keep("returns", estimated.returns)
-    _keep_positives(spec, rows, given, lengths)
+    rows.set_column("token_rewards", rewards)
+    rows.set_column("advantages", estimated.advantages)
+    rows.set_column("returns", estimated.returns)
+    _mark_positives(spec, rows, given, lengths)
     if spec.algorithm.estimator.has_teacher:
-        told[DISTILLATION_LOSS] = -float(estimated.advantages[kept].mean())
+        metrics[DISTILLATION_LOSS] = -float(estimated.advantages[kept].mean())
     if (prime := spec.algorithm.prime) is not None:
         outcomes = torch.tensor(given.outcomes, dtype=torch.float64)
         columns = (batch["process_rewards"], outcomes, mask, lengths, batch.groups)
-        told |= implicit_reward_metrics(*columns, beta=prime.beta, normalize=prime.normalize)
+        metrics |= implicit_reward_metrics(*columns, beta=prime.beta, normalize=prime.normalize)
     if spec.algorithm.estimator.compares_turns:
-        told["critic/turns_compared"] = batch.turns.shared
-    told |= _choose_tokens(spec, rows, batch, trained, weights)
-    told |= _choose_rows(spec, rows, trained, lengths, scores, given.step)
+        metrics["critic/turns_compared"] = batch.turns.shared
+    metrics |= _choose_tokens(spec, rows, batch, trained, weights)
+    metrics |= _choose_rows(spec, rows, trained, lengths, scores, given.step)
     answer = Advantaged(
         row_rewards=row_sum(rewards, mask, lengths).tolist(),
         advantages=_spread(estimated.advantages, kept),
@@ -104,7 +104,7 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         zero_signal_groups=_share_without_signal(batch, estimated.advantages),
         tokens_owned=rows.tokens_owned(),
         tokens_computed=rows.tokens_computed(),
-        told=told,
+        told=metrics,
         kl=kl,
         row_advantages=row_mean(estimated.advantages, kept, lengths).tolist(),
         without_tokens=(row_count(mask, lengths) == 0).nonzero().flatten().tolist(),
@@ -118,22 +118,21 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     )
 
 
-def _leave_out(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
-    """Mask all tokens of excluded rows; a row without trained tokens leaves its group."""
+def _exclude(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
+    """Mask all tokens of excluded rows, so that they leave their groups."""
     batch.columns["mask"] = _without(batch["mask"], dropped, batch.lengths)
-    rows.keep("update_mask", batch["mask"])
+    rows.set_column("update_mask", batch["mask"])
 
 
-def _keep_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Tensor) -> None:
-    """Mark the rows that scored well, if a loss reads that."""
+def _mark_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Tensor) -> None:
     if spec.algorithm.positive_examples is not None:
         is_positive = torch.zeros(len(lengths), dtype=torch.bool)
         is_positive[given.positives] = True
-        rows.keep("positives", is_positive.repeat_interleave(lengths))
+        rows.set_column("positives", is_positive.repeat_interleave(lengths))
 
 
 def _without(mask: Tensor, rows: Sequence[int], lengths: Tensor) -> Tensor:
-    """Return (tokens,) bool: the mask, False at all tokens of some rows."""
+    """Return (tokens,) bool, the mask without some rows."""
     is_kept = torch.ones(len(lengths), dtype=torch.bool)
     is_kept[list(rows)] = False
     return mask & is_kept.repeat_interleave(lengths)
@@ -152,18 +151,17 @@ def _certainty(spec: PPOJobSpec, batch: _Batch) -> tuple[list[float], dict[str, 
         is_entropy = settings.type == "negative_entropy"
         tokens = -batch["entropies"] if is_entropy else batch["certainties"]
         means = row_mean(tokens, mask, lengths)
-    told = Spread.of(means[has_some].tolist()).named("certainty_reward")
-    return (settings.coefficient * means).tolist(), told
+    metrics = Spread.of(means[has_some].tolist()).named("certainty_reward")
+    return (settings.coefficient * means).tolist(), metrics
 
 
 def _place_rewards(
     scores: Sequence[float], mask: Tensor, lengths: Tensor, turn_rewards: Tensor | None
 ) -> Tensor:
-    """Return (tokens,) float32 rewards: each row's score at its last trained token, and its turns'.
+    """Return (tokens,) float32: each row's score at its last trained token, plus turn rewards.
 
-    verl places the score on the last token: a row that ends in tokens which the policy did not
-    write, such as the answer of a tool, would lose it, for masked tokens give no reward. A row
-    without trained tokens has none, as it has no gradient.
+    verl places the score on the last token, where a row that ends in a tool's answer would lose it.
+    A row without trained tokens has no reward.
     """
     has_some = row_count(mask, lengths) > 0
     rewards = torch.zeros(mask.shape) if turn_rewards is None else turn_rewards.clone()
@@ -174,11 +172,11 @@ def _place_rewards(
 def _charge_kl(
     spec: PPOJobSpec, batch: _Batch, rewards: Tensor, given: Given
 ) -> tuple[Tensor, float | None]:
-    """Subtract the KL penalty from the rewards; return the rows' mean KL too, None without it."""
+    """Subtract the KL penalty from the rewards; also return the mean KL of the rows, if any."""
     if spec.algorithm.kl.in_ != "reward":
         return rewards, None
     mask, estimator = batch["mask"], spec.algorithm.kl.estimator
-    assert estimator is not None, "a resolved configuration says which estimator"
+    assert estimator is not None, "set in a resolved configuration"
     estimates = kl_estimate(batch["old_logprobs"], batch["ref_logprobs"], estimator, mask=mask)
     is_counted = torch.ones(len(batch.lengths), dtype=torch.bool)
     is_counted[given.dropped] = False
@@ -207,9 +205,9 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
         "given": corrected and algorithm.guidance is not None,
     }
     names = [name for name, is_read in wanted.items() if is_read]
-    index, columns = rows.index, dict(zip(names, rows.whole(names), strict=True))
+    index, columns = rows.index, dict(zip(names, rows.gather(names), strict=True))
     if algorithm.estimator.compares_turns:
-        (columns["anchors"],) = rows.gathered([turn_anchors(rows.mine)])
+        (columns["anchors"],) = rows.gather_tensors([turn_anchors(rows.mine)])
     return _Batch(
         lengths=torch.tensor(index.lengths, dtype=torch.int64),
         groups=torch.arange(index.num_groups).repeat_interleave(index.samples),
@@ -218,39 +216,37 @@ def _gather(spec: PPOJobSpec, rows: BatchRows) -> _Batch:
 
 
 def _correct(spec: PPOJobSpec, batch: _Batch) -> tuple[Corrected | None, dict[str, float]]:
-    """Compute the correction between the policy before the step and the engine, and its metrics."""
     algorithm = spec.algorithm
     if not algorithm.is_corrected_before:
         return None, {}
-    assert algorithm.rollout_correction is not None, "it is corrected by something"
+    assert algorithm.rollout_correction is not None, "is_corrected_before"
     correction = Correction.of(**algorithm.rollout_correction.model_dump(by_alias=False))
     mask, given = batch["mask"], batch.columns.get("given")
-    drawn = mask if given is None else mask & ~given
-    columns = (batch["old_logprobs"], batch["rollout_logprobs"], drawn, batch.lengths)
+    generated = mask if given is None else mask & ~given
+    columns = (batch["old_logprobs"], batch["rollout_logprobs"], generated, batch.lengths)
     corrected = correct(correction, *columns)
-    told = diagnostics(correction, corrected, *columns)
-    return corrected if given is None else corrected.beside(mask & given), told
+    metrics = diagnostics(correction, corrected, *columns)
+    return corrected if given is None else corrected.beside(mask & given), metrics
 
 
 def _choose_tokens(
     spec: PPOJobSpec, rows: BatchRows, batch: _Batch, mask: Tensor, weights: Tensor | None
 ) -> dict[str, float]:
-    """Mask tokens out of the updates, and weight them also by entropy; returns metrics of it.
+    """Set the mask and the token weights of the updates; returns metrics.
 
-    The updates train on `mask` (tokens,), with the `weights` (tokens,) of the correction, None for
-    1. It becomes the `update_mask`. The rows' own mask stays, because a reference that is lost
-    during the updates reads the rows once more.
+    The updates train on `mask` (tokens,), with `weights` (tokens,) of the correction, None for 1,
+    and weights by entropy. The rows' own mask stays: a restarted reference reads the rows again.
     """
-    algorithm, told = spec.algorithm, dict[str, float]()
+    algorithm, metrics = spec.algorithm, dict[str, float]()
     if algorithm.high_entropy_share < 1.0:
         chosen, threshold = high_entropy(batch["entropies"], mask, algorithm.high_entropy_share)
-        told["actor/entropy_threshold"] = threshold
+        metrics["actor/entropy_threshold"] = threshold
         weights = chosen.float() if weights is None else weights * chosen
     if mask is not batch["mask"]:
-        rows.keep("update_mask", mask)
+        rows.set_column("update_mask", mask)
     if weights is not None:
-        rows.keep("loss_weights", weights)
-    return told
+        rows.set_column("loss_weights", weights)
+    return metrics
 
 
 def _choose_rows(
@@ -261,10 +257,10 @@ def _choose_rows(
     scores: Tensor,
     step: int,
 ) -> dict[str, float]:
-    """Resample the rows that the updates train on, if the job asks for it; returns metrics of it.
+    """Resample the rows of the updates, if the job asks for it; returns metrics.
 
-    Tokens outside of `mask` (tokens,) are already excluded; `scores` (rows,) are without the KL.
-    The draws follow from the job's seed and the step.
+    Tokens outside of `mask` (tokens,) are excluded before; `scores` (rows,) are without the KL.
+    Draws depend on the job's seed and the step.
     """
     resampling = spec.algorithm.resampling
     if resampling is None:
@@ -275,7 +271,7 @@ def _choose_rows(
     )
     draws = torch.from_numpy(uniform_draws(len(lengths), spec.seed, step, RESAMPLING))
     copies = drawn(weights, draws)
-    rows.keep("copies", copies.repeat_interleave(lengths))
+    rows.set_column("copies", copies.repeat_interleave(lengths))
     share = float((copies > 0).sum()) / max(1, int(is_trained.sum()))
     return {"training/resampling/distinct_share": share}
 
@@ -288,16 +284,16 @@ def _estimate(
     kept: Tensor,
     weights: Tensor | None,
 ) -> Advantages:
-    """Call the job's estimator with its own options, and the columns that it reads.
+    """Call the job's estimator with its options and columns.
 
-    Of the mask, `kept` (tokens,) is what no correction rejects; `weights` (tokens,) are those of
-    the correction, None for 1.
+    `kept` (tokens,) is the mask without the tokens that a correction rejects; `weights` (tokens,)
+    are those of the correction, None for 1.
     """
     algorithm = spec.algorithm
     if algorithm.estimator.has_teacher:
         limit = algorithm.distillation.max_token_loss if algorithm.distillation else None
         return teacher_advantages(batch["old_logprobs"], batch["ref_logprobs"], kept, limit)
-    if algorithm.estimator.has_pairs:  # whose options are those of the loss
+    if algorithm.estimator.has_pairs:  # without options of its own
         return ADVANTAGES[algorithm.type](rewards, kept, batch.lengths, batch.groups)
     if algorithm.custom is not None:
         columns = (rewards, batch["mask"], batch.lengths, batch.groups)
@@ -313,42 +309,42 @@ def _estimate_by_options(
     kept: Tensor,
     weights: Tensor | None,
 ) -> Advantages:
-    """Call an estimator whose keyword arguments are its options; otherwise as `_estimate`."""
+    """Call an estimator whose keyword arguments are its options; as `_estimate`."""
     algorithm = spec.algorithm
-    own = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
+    options = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
     if algorithm.estimator.has_greedy:
-        own["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]
+        options["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]
     if algorithm.estimator.tracks_values:
-        own = {"baselines": torch.tensor(given.baselines, dtype=torch.float64)[batch.groups]}
+        options = {"baselines": torch.tensor(given.baselines, dtype=torch.float64)[batch.groups]}
     if algorithm.estimator.has_reward_keys:
-        keys = own.pop("reward_keys")
-        own["weights"] = torch.tensor(own.pop("reward_weights") or [1.0] * len(keys))
-        own["rewards"] = torch.tensor(given.rewards)
+        keys = options.pop("reward_keys")
+        options["weights"] = torch.tensor(options.pop("reward_weights") or [1.0] * len(keys))
+        options["rewards"] = torch.tensor(given.rewards)
     mask, lengths = batch["mask"], batch.lengths
     if algorithm.prime is not None:
         weighed = {"process_weight", "outcome_weight", "normalize"}
-        own = algorithm.prime.model_dump(by_alias=False, include=weighed)
+        options = algorithm.prime.model_dump(by_alias=False, include=weighed)
         return PROCESS_ADVANTAGES[algorithm.type](
-            rewards, batch["process_rewards"], mask, lengths, batch.groups, **own, kept=kept
+            rewards, batch["process_rewards"], mask, lengths, batch.groups, **options, kept=kept
         )
     if algorithm.estimator.critic == "value":
-        return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], kept, lengths, **own)
+        return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], kept, lengths, **options)
     if algorithm.estimator.has_sum_pi_squared:
         probabilities = {name: batch[name] for name in ("old_logprobs", "sum_pi_squared")}
         columns = (rewards, kept, lengths, batch.groups)
         return TOKEN_BASELINES[algorithm.type](*columns, **probabilities, rollout_weights=weights)
     if algorithm.estimator.compares_turns:
         columns = (rewards, mask, lengths, batch.groups)
-        return TURN_ADVANTAGES[algorithm.type](*columns, turns=batch.turns, **own, kept=kept)
+        return TURN_ADVANTAGES[algorithm.type](*columns, turns=batch.turns, **options, kept=kept)
     if algorithm.type in OF_SCORES:
-        own["kept"] = kept
+        options["kept"] = kept
     else:
         mask = kept
-    return ADVANTAGES[algorithm.type](rewards, mask, lengths, batch.groups, **own)
+    return ADVANTAGES[algorithm.type](rewards, mask, lengths, batch.groups, **options)
 
 
 def _share_without_signal(batch: _Batch, advantages: Tensor) -> float:
-    """Return the share of prompts without any trained token of nonzero advantage."""
+    """Return the share of prompts without a trained token of nonzero advantage."""
     is_silent = torch.ones(int(batch.groups[-1]) + 1, dtype=torch.bool)
     token_groups = batch.groups.repeat_interleave(batch.lengths)
     is_silent[token_groups[batch["mask"] & (advantages != 0)]] = False

@@ -23,15 +23,15 @@ from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.agents.turn_form import ChatForm
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media.picture_form import PictureForm
-from ppojob_trainer.data.media.picture_readers import all_take_pictures
+from ppojob_trainer.data.media.picture_forms import all_take_pictures
 from ppojob_trainer.data.media.pictures import packed_later
 from ppojob_trainer.data.turn_check import shows_pictures
 from ppojob_trainer.data.turns import TurnTemplate
-from ppojob_trainer.errors import GenerationLeft
+from ppojob_trainer.errors import GenerationAborted
 from ppojob_trainer.models.config_changes import config_changes
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment
-from ppojob_trainer.rollout.factory import NoEngine, build_engine
+from ppojob_trainer.rollout.factory import build_engine
 from ppojob_trainer.rollout.protocol import RolloutEngine, SamplingParams, StopTexts
 from ppojob_trainer.rollout.sampling import Purpose, sample_seed
 from ppojob_trainer.rollout.structured_output import Grammar, grammar_of
@@ -49,7 +49,7 @@ from ppojob_trainer.rpc.messages.rollout import (
 )
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.tools.schemas import tool_schemas
-from ppojob_trainer.workers.row_transfer import GeneratedRows
+from ppojob_trainer.workers.row_channels import GeneratedRows
 
 TRAIN = "train"
 VALIDATION = "validation"
@@ -60,13 +60,13 @@ _SINGLE_TURN: Final = AgentSpec()
 
 @dataclass(frozen=True)
 class Agent:
-    """Settings of the rows of one agent."""
+    """Settings of the rows of an agent."""
 
     spec: AgentSpec  # its own `spec.agent`
     form: ChatForm  # parses turns, and formats the tokens between them
     tools: tuple[str, ...]  # names of allowed tools; empty for all
-    stop_token_ids: tuple[int, ...]  # end a turn, besides the model's own end tokens
-    stop_texts: tuple[str, ...]  # end a turn, too
+    stop_token_ids: tuple[int, ...]  # of a turn, besides the model's own end tokens
+    stop_texts: tuple[str, ...]  # of a turn
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,7 @@ class Row:
     seed_of: Callable[[int], int]  # the seed of an engine request, by the number of earlier ones
     given: Sequence[int] = ()  # the response, if the data has it; empty if it is generated
 
-    def begun(self) -> RowState:
+    def initial_state(self) -> RowState:
         """Return the initial state; a row with a given response has ended."""
         if not self.given:
             return RowState()
@@ -100,14 +100,13 @@ class Row:
 
     @property
     def name(self) -> str:
-        """Name the row within its step."""
         prefix = f"{GREEDY}/" if self.batch.purpose == GREEDY else ""
         position, sample = divmod(self.number, self.batch.samples)
         return f"{prefix}{position}/{sample}"
 
     @property
     def place(self) -> str:
-        """Name the row for people, by the numbers of the row files, or the number of its round."""
+        """Return the name of the row in messages, with the numbers of row files."""
         unit = "round" if self.batch.number else "step"
         batch = f"{self.batch.purpose} {unit} {self.batch.number or self.batch.step}"
         return f"{batch}, prompt {self.prompt.prompt}, sample {self.number % self.batch.samples}"
@@ -115,25 +114,23 @@ class Row:
 
 @dataclass
 class GenerationProgress:
-    """Counts the finished rows of a generation phase; the controller polls it meanwhile."""
+    """Numbers of requested and finished rows of a generation phase, polled by the controller."""
 
-    asked: int = 0
+    requested: int = 0
     ended: int = 0
-    is_left: bool = False  # whether the controller gave the phase up
+    is_aborted: bool = False  # whether the controller aborted the phase
 
     @contextmanager
     def of(self, rows: int) -> Iterator[None]:
-        """Count a phase of `rows` rows."""
-        self.asked, self.is_left = rows, False
+        self.requested, self.is_aborted = rows, False
         try:
             yield
         finally:
-            self.asked = self.ended = 0
+            self.requested = self.ended = 0
 
-    def tell(self, request: AskRowsDrawn) -> RowsDrawn:
-        """Answer the controller's poll."""
-        self.is_left |= request.leaves
-        return RowsDrawn(self.ended, self.asked)
+    def report(self, request: AskRowsDrawn) -> RowsDrawn:
+        self.is_aborted |= request.aborts
+        return RowsDrawn(self.ended, self.requested)
 
 
 @dataclass(frozen=True)
@@ -141,47 +138,48 @@ class Generation:
     """Generates rows."""
 
     spec: PPOJobSpec  # the job's spec
-    engine: RolloutEngine  # generates; a `NoEngine` if engines have pods of their own
+    engine: RolloutEngine  # generates; a plain `RolloutEngine` if engines have pods of their own
     chat: ChatTokenizer  # the policy's tokenizer
     caller: Caller  # calls the ranks of other roles
-    world: World  # the role's world; it knows which ranks share an engine
-    # for conversations; None if each row is one response
-    turns: Turns | None = None
-    # the form of responses; None if they are free
-    grammar: Grammar | None = None
+    world: World  # the role's world
+    turns: Turns | None = None  # None if each row is one response
+    grammar: Grammar | None = None  # of structured output
     progress: GenerationProgress = field(default_factory=GenerationProgress)
 
     def run(self, batches: list[Generate]) -> list[GeneratedRows]:
         """Run one generation phase; return the rows of each batch that this rank keeps.
 
         Raises:
-            GenerationLeft: it is a validation, which the controller gave up.
+            GenerationAborted: the controller aborted it; validations only.
         """
         is_validation = batches[0].purpose == VALIDATION
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
-        asked = [number for number, one in enumerate(episodes) if not one.state.is_over]
+        unfinished = [number for number, one in enumerate(episodes) if not one.state.is_over]
 
         def count(_: int, ended: int) -> bool:
             self.progress.ended = ended
-            return is_validation and self.progress.is_left
+            return is_validation and self.progress.is_aborted
 
-        with self.progress.of(len(asked)):
-            own_rows, own = [rows[one] for one in asked], [episodes[one] for one in asked]
-            self.drive(batches[0].step, own_rows, own, count)
-        if not all(episode.state.is_over for episode in own):
-            raise GenerationLeft("the controller gave the validation up")
-        drawn = iter(episodes)
+        with self.progress.of(len(unfinished)):
+            own_rows, own_episodes = (
+                [rows[one] for one in unfinished],
+                [episodes[one] for one in unfinished],
+            )
+            self.drive(batches[0].step, own_rows, own_episodes, count)
+        if not all(episode.state.is_over for episode in own_episodes):
+            raise GenerationAborted("the validation was aborted")
+        generated = iter(episodes)
         made = []
         for batch in batches:
-            of_batch = itertools.islice(drawn, len(batch.prompts) * batch.samples)
+            of_batch = itertools.islice(generated, len(batch.prompts) * batch.samples)
             whole = [episode.trajectory for episode in of_batch]
             of_engine = GeneratedRows(batch.first, batch.prompts, batch.samples, whole)
             made.append(of_engine.within(batch.kept))
         return made
 
     def episode(self, row: Row, name: str, state: RowState | None = None) -> Episode:
-        """Return the episode of a row, named uniquely in the phase, from its start or a state."""
+        """Return the episode of a row from its start or a state; names are unique in the phase."""
         turns, prompt = self.turns, row.prompt
         agent = turns.agents[prompt.agent] if turns else None
         return Episode(
@@ -196,7 +194,7 @@ class Generation:
             row.place,
             prompt.pictures,
             prompt.tools,
-            row.begun() if state is None else state,
+            row.initial_state() if state is None else state,
         )
 
     def drive(
@@ -206,9 +204,9 @@ class Generation:
         episodes: Sequence[Episode],
         is_enough: Callable[[int, int], bool],
     ) -> None:
-        """Generate rows, none of them finished, to their ends, or until `is_enough`; see `Driver`.
+        """Generate unfinished rows to their ends, or until `is_enough`; see `Driver`.
 
-        The phase is that of a step; rows may belong to later ones too.
+        `step` is that of the phase; rows may belong to later steps.
         """
         turns = self.turns
         if turns is None:
@@ -233,20 +231,20 @@ class Generation:
                 for at in conversations.retrievers
             ],
             step=step,
-            rows=[(batch_of(row.batch), row.number) for row in rows],
+            rows=[(batch_name(row.batch), row.number) for row in rows],
             prompts=[_with_tools(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
             attempt=conversations.attempt,
             world=self.world,
         )
 
     def rows(self, batch: Generate) -> Iterator[Row]:
-        """Return the rows of a request that this rank's engine generates, in order."""
+        """Yield the rows of a request that this rank's engine generates, in order."""
         names = {prompt.agent for prompt in batch.prompts}
         sampling = {name: self._sampling(batch.purpose, name) for name in names}
         purpose: Purpose = "train" if batch.purpose == TRAIN else "validation"
         for position, prompt in enumerate(batch.prompts, start=batch.first):
             for sample in range(batch.samples):
-                # A prompt that comes again in a later round gets other samples.
+                # A prompt that is repeated in a later round gets other samples.
                 drawn = batch.round * batch.samples + sample
 
                 def seed_of(turn: int, prompt: int = prompt.prompt, drawn: int = drawn) -> int:
@@ -276,36 +274,35 @@ class Generation:
             repetition_penalty=chosen.repetition_penalty,
             max_tokens=self.spec.data.max_response_tokens,
             stop_token_ids=tuple(dict.fromkeys(ends)),
-            stop_texts=StopTexts(texts, self._with_marks) if texts else None,
+            stop_texts=StopTexts(texts, self._decode) if texts else None,
             grammar=self.grammar,
         )
 
-    def _with_marks(self, tokens: Sequence[int]) -> str:
-        """Decode tokens, special ones too."""
+    def _decode(self, tokens: Sequence[int]) -> str:
         return self.chat.decode(tokens, skip_special_tokens=False)
 
 
 def _with_tools(prompt: PromptTokens, agent: Agent) -> PromptTokens:
-    """Add to a prompt the names of the tools that its row may call, unless these are all."""
+    """Add to a prompt the names of the tools that its row may call, unless it may call all."""
     if prompt.tools or not agent.tools:
         return prompt
     return msgspec.structs.replace(prompt, tools=list(agent.tools))
 
 
-def batch_of(batch: Generate) -> BatchName:
+def batch_name(batch: Generate) -> BatchName:
     """Return the name of a request's batch."""
     rewinds = batch.conversations.rewinds if batch.conversations else 0
     return BatchName(rewinds, batch.step, batch.purpose, batch.round)
 
 
 def batches_of(request: Generate) -> list[Generate]:
-    """Return the batches of a request: its own, and the greedy one beside it."""
+    """Return the batches of a request: its own, and that of greedy responses."""
     greedy = msgspec.structs.replace(request, purpose=GREEDY, samples=1)
     return [request, greedy] if request.greedy else [request]
 
 
-def generated(made: list[GeneratedRows], counts: dict[str, int] | None = None) -> Generated:
-    """Build the controller's answer: metadata of the batches, and engine counters."""
+def generation_result(made: list[GeneratedRows], counts: dict[str, int] | None = None) -> Generated:
+    """Build the answer to the controller: metadata of the batches, and engine counters."""
     first, *greedy = (
         Generated(
             [len(row.tokens) for row in rows],
@@ -322,7 +319,7 @@ def generated(made: list[GeneratedRows], counts: dict[str, int] | None = None) -
 
 
 def _versions(row: Trajectory) -> dict[int, int]:
-    """Count the tokens of a row by the version of the weights that generated them."""
+    """Count the tokens of a row by policy version."""
     found = Counter[int]()
     for segment in row.segments:
         if segment.policy_version is not None:
@@ -334,16 +331,16 @@ def _versions(row: Trajectory) -> dict[int, int]:
 def open_generation(
     environment: PodEnvironment, world: World, keys: KeyRing
 ) -> Iterator[Generation]:
-    """Open the engine, if there is one, and the tokenizer of a rank, as long as the block.
+    """Open the engine, if there is one, and the tokenizer of a rank, within the block.
 
-    To be called once the world of the role is open, and before any model is loaded: vLLM takes the
-    default group for its own world, and measures free memory.
+    Call it after the role's world is open and before a model is loaded: vLLM takes the default
+    group for its own world, and measures free memory.
     """
     spec, topology = environment.config.spec, environment.config.topology
     model, role = spec.model, topology.role(environment.role)
     generates = role.role == topology.generating.role and not spec.algorithm.given
     with ExitStack() as stack:
-        engine: RolloutEngine = NoEngine()
+        engine = RolloutEngine()
         if generates:
             engine = build_engine(
                 spec.rollout,
@@ -352,12 +349,11 @@ def open_generation(
                 shares_device=role.role == "actorRollout",
                 overrides=config_changes(model.path, model),
                 lora=spec.adapters_of_engines,
-                tells_experts=spec.algorithm.router_replay == "rollout",
+                records_experts=spec.algorithm.router_replay == "rollout",
             )
         stack.callback(engine.close)
-        # Requests bring the time of the prompts.
         folder = model.tokenizer_path or model.path
-        chat = ChatTokenizer(model.path, folder, model.chat_template, began=0.0)
+        chat = ChatTokenizer(model.path, folder, model.chat_template, began=0.0)  # requests set it
         stack.enter_context(chat)
         caller = Caller(keys, default_deadline_seconds=spec.timeouts.stage_seconds)
         stack.callback(caller.close)
@@ -386,11 +382,15 @@ def _turns(spec: PPOJobSpec, chat: ChatTokenizer) -> Turns | None:
 
 def _agent(agent: AgentSpec, template: TurnTemplate, tools_of_job: int, sees: bool) -> Agent:
     form, chat, schemas = FORMATS[agent.format], template.chat, tool_schemas(agent)
-    shows = sees and bool(schemas) and form.answer is None and shows_pictures(template, schemas)
-    seeing = chat.pictures if shows and isinstance(chat.pictures, PictureForm) else None
+    shows_images = (
+        sees and bool(schemas) and form.answer is None and shows_pictures(template, schemas)
+    )
+    picture_form = (
+        chat.pictures if shows_images and isinstance(chat.pictures, PictureForm) else None
+    )
     return Agent(
         spec=agent,
-        form=ChatForm(chat, template, form, schemas, seeing),
+        form=ChatForm(chat, template, form, schemas, picture_form),
         tools=tuple(tool.name for tool in agent.tools) if len(agent.tools) < tools_of_job else (),
         stop_token_ids=tuple(
             id_ for id_, token in chat.added_tokens.items() if token.content in form.stop_tokens

@@ -1,8 +1,7 @@
 """Judge worker: runs vLLM's OpenAI-compatible server of the LLM judge as a child process.
 
-It answers no requests of the controller: reward pods call the server by HTTP
-(`workers.judge_router`). When the server ends, this rank ends with the reason, and is restarted
-like the rank of any role.
+Reward pods call the server by HTTP (`workers.judge_router`); the controller sends no requests. If
+the server ends, this rank ends with the reason, and is restarted like any rank.
 """
 
 import os
@@ -36,10 +35,9 @@ _DIRECTLY: Final = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class JudgeWorker:
-    """Keeps the server; the controller only checks that it lives."""
+    """Worker of the server; the controller only checks its liveness."""
 
     def routes(self) -> list[Route]:
-        """The methods of this role."""
         return []
 
 
@@ -59,37 +57,35 @@ def server_command(judge: JudgeSpec, *, address: str, gpus: int) -> list[str]:
         given["gpu-memory-utilization"] = judge.gpu_memory_share
     given["kv-cache-memory-bytes"] = cache and int(cache * 2**30)
     flags = ["--disable-uvicorn-access-log", *([] if gpus else ["--enforce-eager"])]
-    told = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    return [sys.executable, "-m", "ppojob_trainer.rollout.vllm_server", *told, *flags]
+    options = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return [sys.executable, "-m", "ppojob_trainer.rollout.vllm_server", *options, *flags]
 
 
 @contextmanager
 def open_judge_worker(
     environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[JudgeWorker]:
-    """Open the worker once its server answers; it ends with the block.
+    """Open the worker once its server answers; the server ends with the block.
 
-    Raises:
-        SystemExit: in the main thread at any time, when the server has ended.
-        ConfigError: likewise, if vLLM has refused to start.
+    If the server ends, SystemExit or ConfigError is raised in the main thread at any time.
     """
     spec = environment.config.spec
     judge, gpus = spec.judge, spec.roles.judge.gpus_per_replica
-    assert judge is not None, "the role is there for its model"
+    assert judge is not None, "the role has a judge"
     command = server_command(judge, address=environment.address, gpus=gpus)
     with (
-        _short_name(environment.scratch) as sockets,
+        _short_path(environment.scratch) as sockets,
         Program(command, {**os.environ, **QUIET, "VLLM_RPC_BASE_PATH": sockets}) as server,
     ):
 
-        def look(*_: object) -> None:
-            if how := server.ended():
-                raise reason_to_end(judge, how)
+        def check_server(*_: object) -> None:
+            if status := server.ended():
+                raise exit_error(judge, status)
 
-        before = signal.signal(signal.SIGCHLD, look)
+        before = signal.signal(signal.SIGCHLD, check_server)
         try:
-            while not _answers(f"http://{environment.address}:{contract.PORT_JUDGE}/health"):
-                look()  # it may have ended before the line above
+            while not _is_healthy(f"http://{environment.address}:{contract.PORT_JUDGE}/health"):
+                check_server()  # it may have ended before the signal handler was set
                 time.sleep(_POLL_SECONDS)
             yield JudgeWorker()
         finally:
@@ -97,8 +93,8 @@ def open_judge_worker(
 
 
 @contextmanager
-def _short_name(folder: Path) -> Iterator[str]:
-    """Return a short folder for sockets: the kernel allows 107 bytes, vLLM's path may be longer."""
+def _short_path(folder: Path) -> Iterator[str]:
+    """Yield a short path of a folder for sockets: the kernel allows 107 bytes."""
     descriptor = os.open(folder, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/{os.getpid()}/fd/{descriptor}"
@@ -106,17 +102,17 @@ def _short_name(folder: Path) -> Iterator[str]:
         os.close(descriptor)
 
 
-def reason_to_end(judge: JudgeSpec, how: str) -> BaseException:
+def exit_error(judge: JudgeSpec, status: str) -> BaseException:
     """Return the error that ends the rank after its server; a ConfigError is not retried."""
-    if how == f"exit status {contract.EXIT_INVALID}":
+    if status == f"exit status {contract.EXIT_INVALID}":
         return ConfigError(
             f"spec.judge: got {shown(judge.path)}: vLLM does not serve it so, and the log of this "
             "pod says why; another model, dtype, maxTokens or spec.roles.judge"
         )
-    return SystemExit(f"the server of spec.judge ended by {how}; the log of this pod says why")
+    return SystemExit(f"the server of spec.judge ended by {status}; the log of this pod says why")
 
 
-def _answers(url: str) -> bool:
+def _is_healthy(url: str) -> bool:
     try:
         with _DIRECTLY.open(url, timeout=_HTTP_SECONDS):
             return True

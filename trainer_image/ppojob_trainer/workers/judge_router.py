@@ -1,30 +1,28 @@
 """Judge router: a local HTTP endpoint for reward functions, in front of all judge servers.
 
-A request goes to the server that its digest selects: the same one for every repetition, from any
-pod. While that server is being restarted, the request waits here.
+The digest of a request selects its server, so repetitions from any pod go to the same one. While
+that server restarts, the request waits here. SGLang's `/generate` API, which some of verl's reward
+functions call, is mapped to vLLM's.
 """
 
 import hashlib
+import json
 import logging
 import socket
 import time
 from collections.abc import Sequence
 from http import HTTPStatus
 from http.client import HTTPConnection, HTTPException
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ppojob_trainer.metrics.page_server import PageHandler, PageServer
-from ppojob_trainer.workers import sglang_form
 
 _log = logging.getLogger(__name__)
 _CONNECT_SECONDS: Final = 10.0
 _WAIT_SECONDS: Final = 0.5
 _LARGEST_REQUEST: Final = 64 * 1024**2
-_DYING: Final = 3
-"""Retries after a status of 500 and above.
-
-A server that has lost its engine answers so once more before it ends.
-"""
+_BAD_STATUS_RETRIES: Final = 3
+"""Retries after a status of 500 and above, as of a server that has lost its engine."""
 _FIRST_BAD_STATUS: Final = 500
 _KEEP_ALIVE: Final = (
     (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
@@ -32,7 +30,24 @@ _KEEP_ALIVE: Final = (
     (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5),
     (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3),
 )
-"""TCP keepalive: an answer may take long, but a dead machine is noticed."""
+"""An answer may take long, but a dead machine is detected."""
+
+_SGLANG_PATH: Final = "/generate"
+_COMPLETIONS_PATH: Final = "/v1/completions"
+_VLLM_NAMES: Final = {
+    "max_new_tokens": "max_tokens",
+    "sampling_seed": "seed",
+    **{
+        name: name
+        for name in (
+            *("temperature", "top_p", "top_k", "min_p", "stop", "stop_token_ids", "ignore_eos"),
+            *("repetition_penalty", "frequency_penalty", "presence_penalty"),
+            *("skip_special_tokens", "spaces_between_special_tokens"),
+        )
+    },
+}
+"""By the names of SGLang's sampling parameters."""
+_SGLANG_DEFAULTS: Final = {"max_tokens": 128, "temperature": 1.0}
 
 
 class _Answer(NamedTuple):
@@ -42,80 +57,78 @@ class _Answer(NamedTuple):
 
 
 def server_of(path: str, body: bytes, count: int) -> int:
-    """Return the server of a request."""
+    """Return the index of the server of a request."""
     digest = hashlib.sha256(path.encode() + b"\n" + body).digest()
     return int.from_bytes(digest[:8], "big") % count
 
 
 class JudgeRouter(PageServer):
-    """A server on a free local port that forwards requests to the judge servers.
+    """A server on a free local port that forwards requests to the judge servers (host, port).
 
-    Args:
-        servers: host and port of each.
-        model: its name there, which SGLang's `/generate` does not ask for.
-        patience: seconds for which a request waits for a server that does not answer.
+    `model` is its name there, which SGLang's requests do not have. A request waits `patience`
+    seconds for a server that does not answer.
     """
 
-    request_queue_size = 1_024  # functions may send requests for all of their rows at once
+    request_queue_size = 1_024  # functions may send requests for all rows at once
 
     def __init__(self, servers: Sequence[tuple[str, int]], *, model: str, patience: float) -> None:
         super().__init__("127.0.0.1", 0, _Handler)
         self._servers, self._model, self._patience = servers, model, patience
 
-    def passed_on(self, method: str, path: str, body: bytes) -> _Answer:
+    def forward(self, method: str, path: str, body: bytes) -> _Answer:
         """Forward a request to its server, and return the answer."""
-        if path == sglang_form.PATH:
-            return self._generated(body)
+        if path == _SGLANG_PATH:
+            return self._generate(body)
         server = self._servers[server_of(path, body, len(self._servers))]
-        return _asked(server, method, path, body, self._patience)
+        return _forward_with_retries(server, method, path, body, self._patience)
 
-    def _generated(self, body: bytes) -> _Answer:
+    def _generate(self, body: bytes) -> _Answer:
         try:
-            asked = sglang_form.as_completion(body, self._model)
-        except sglang_form.NotThere as problem:
+            request = to_completion_request(body, self._model)
+        except UnsupportedRequest as problem:
             return _Answer(str(problem).encode(), "text/plain", HTTPStatus.BAD_REQUEST)
-        answer = self.passed_on("POST", sglang_form.COMPLETIONS, asked)
+        answer = self.forward("POST", _COMPLETIONS_PATH, request)
         if answer.status != HTTPStatus.OK:
             return answer
-        return answer._replace(body=sglang_form.as_generated(answer.body))
+        return answer._replace(body=to_sglang_response(answer.body))
 
 
 class _Handler(PageHandler):
     server: JudgeRouter
 
     def do_GET(self) -> None:
-        self.answer(*self.server.passed_on("GET", self.path, b""))
+        self.answer(*self.server.forward("GET", self.path, b""))
 
     def do_POST(self) -> None:
         length = self.headers.get("Content-Length", "")
         if not length.isdecimal() or int(length) > _LARGEST_REQUEST:
             self.send_error(HTTPStatus.LENGTH_REQUIRED)
             return
-        self.answer(*self.server.passed_on("POST", self.path, self.rfile.read(int(length))))
+        self.answer(*self.server.forward("POST", self.path, self.rfile.read(int(length))))
 
 
-def _asked(
+def _forward_with_retries(
     server: tuple[str, int], method: str, path: str, body: bytes, patience: float
 ) -> _Answer:
     """Return the server's answer, after a restart if needed; 503 if it never answers."""
     bad, deadline = 0, None
     while True:
         try:
-            answer = _asked_once(server, method, path, body)
+            answer = _forward_once(server, method, path, body)
         except (OSError, HTTPException) as problem:
             deadline = deadline or time.monotonic() + patience
             if time.monotonic() > deadline:
-                why = f"the judge at {server[0]}:{server[1]} gives no answer: {problem!r}"
+                why = f"the judge at {server[0]}:{server[1]} does not answer: {problem!r}"
                 _log.warning("%s", why)
                 return _Answer(why.encode(), "text/plain", HTTPStatus.SERVICE_UNAVAILABLE)
         else:
             bad, deadline = bad + 1, None
-            if answer.status < _FIRST_BAD_STATUS or bad > _DYING:
+            if answer.status < _FIRST_BAD_STATUS or bad > _BAD_STATUS_RETRIES:
                 return answer
         time.sleep(_WAIT_SECONDS)
 
 
-def _asked_once(server: tuple[str, int], method: str, path: str, body: bytes) -> _Answer:
+def _forward_once(server: tuple[str, int], method: str, path: str, body: bytes) -> _Answer:
     connection = HTTPConnection(*server, timeout=_CONNECT_SECONDS)
     try:
         connection.connect()
@@ -128,3 +141,50 @@ def _asked_once(server: tuple[str, int], method: str, path: str, body: bytes) ->
         return _Answer(answer.read(), kind, answer.status)
     finally:
         connection.close()
+
+
+class UnsupportedRequest(ValueError):  # noqa: N818
+    """A request of SGLang's API that is not supported."""
+
+
+def to_completion_request(body: bytes, model: str) -> bytes:
+    """Convert a request of SGLang's API for vLLM's server.
+
+    Raises:
+        UnsupportedRequest: not one prompt, or unknown parameters.
+    """
+    try:
+        request: Any = json.loads(body)
+        sampling = request.get("sampling_params") or {}
+        parameters = {_VLLM_NAMES[name]: value for name, value in sampling.items()}
+        prompt = request["input_ids"] if "input_ids" in request else request["text"]
+    except (ValueError, AttributeError, TypeError, KeyError) as problem:
+        allowed = f"input_ids or text, and sampling_params of {', '.join(_VLLM_NAMES)}"
+        raise UnsupportedRequest(
+            f"/generate: got {problem!r}: not in this version; {allowed}"
+        ) from None
+    converted = {
+        **_SGLANG_DEFAULTS,
+        **parameters,
+        "model": model,
+        "prompt": prompt,
+        "return_token_ids": True,
+    }
+    return json.dumps(converted).encode()
+
+
+def to_sglang_response(body: bytes) -> bytes:
+    """Convert the answer of vLLM's server."""
+    answer = json.loads(body)
+    (choice,), usage = answer["choices"], answer["usage"]
+    found = {
+        "text": choice["text"],
+        "output_ids": choice["token_ids"],
+        "meta_info": {
+            "id": answer["id"],
+            "finish_reason": {"type": choice["finish_reason"]},
+            "prompt_tokens": usage["prompt_tokens"],
+            "completion_tokens": usage["completion_tokens"],
+        },
+    }
+    return json.dumps(found).encode()

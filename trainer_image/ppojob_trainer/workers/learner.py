@@ -11,9 +11,8 @@ from transformers import PreTrainedModel
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_api.v1alpha1.roles import Offloaded
-from ppojob_trainer.checkpoint.files import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
-from ppojob_trainer.checkpoint.shards import Shard
-from ppojob_trainer.checkpoint.tensors import read_parts, read_shard
+from ppojob_trainer.checkpoint.manifest import AVERAGE_FILE, MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.tensors import Shard, read_parts, read_shard
 from ppojob_trainer.engine.head import PolicyHead, ValueHead
 from ppojob_trainer.engine.train_engine import TrainEngine
 from ppojob_trainer.models.adapter_names import is_adapter
@@ -33,16 +32,11 @@ RNG_FILE = "rng.safetensors"
 
 
 class Learner:
-    """The common part of policy and critic training.
+    """Training of a policy or critic, and its part of checkpoints.
 
-    Args:
-        role: name of the folder of its files in a checkpoint.
-        world: the ranks that train the model together.
-        seed: seed of the job's initial random state.
-        load: loads the initial model.
-        train: builds the engine of a model, for a number of optimizer steps in the whole job.
-        offload: what of the model is kept in host memory; this class moves the weights. They leave
-            the device at once; neither `restore` nor `state_files` needs them there before.
+    `role` is the folder of its files. `load` loads the initial model, `train` builds its engine for
+    a number of optimizer steps in the whole job. Of `offload` this class handles weights, which are
+    offloaded at once.
     """
 
     def __init__(
@@ -54,14 +48,14 @@ class Learner:
         train: Callable[[PreTrainedModel, int], TrainEngine],
         offload: Collection[Offloaded] = (),
     ) -> None:
-        self._leaves = "weights" in offload
+        self._offloads = "weights" in offload
         self.model = load()
-        # With frozen base weights little is trained: its initial values are kept.
-        kept = trained_tensors(self.model) if adapters_of(self.model) else {}
-        self._beginning = {
-            name: local_part(tensor).to("cpu", copy=True) for name, tensor in kept.items()
+        # Adapters are small, so `restore` copies them back instead of loading the model again.
+        adapters = trained_tensors(self.model) if adapters_of(self.model) else {}
+        self._initial_adapters = {
+            name: local_part(tensor).to("cpu", copy=True) for name, tensor in adapters.items()
         }
-        self.resident = resident_weights(self.model, leaves=self._leaves)
+        self.resident = resident_weights(self.model, offloads=self._offloads)
         self._role = role
         self._world = world
         self._seed = seed
@@ -71,43 +65,39 @@ class Learner:
 
     @property
     def engine(self) -> TrainEngine:
-        """Return the model's passes and updates."""
-        assert self._engine is not None, "restore comes before everything else"
+        assert self._engine is not None, "set by restore"
         return self._engine
 
     def on_device(self, tensor: Tensor) -> Tensor:
-        """Copy a weight, or its average, to its device."""
+        """Return a weight or its average on its device."""
         return self.engine.moments.on_device(self.resident.host.on_device(tensor))
 
     def restore(self, folder: Path | None, files: Iterable[FileEntry], total_updates: int) -> None:
         """Load the state of a checkpoint, or the initial state without a folder.
 
-        The files are those of all models and ranks; every file that is read is verified. The
-        updates are those of the whole job.
-
-        Raises:
-            DamagedCheckpoint: a file is absent or not what the manifest says.
+        `files` are those of all models and ranks; those that are read are verified. `total_updates`
+        are those of the whole job.
         """
         if self._engine is not None and folder is None:
             self._engine = None
-            if self._beginning:
-                with self.resident.at_work():
-                    load_named_tensors(self.model, self._beginning)
+            if self._initial_adapters:
+                with self.resident.on_device():
+                    load_named_tensors(self.model, self._initial_adapters)
             else:
                 self.model = self._load()
-                self.resident = resident_weights(self.model, leaves=self._leaves)
+                self.resident = resident_weights(self.model, offloads=self._offloads)
         self._engine = self._train(self.model, total_updates)
         if folder is None:
             torch.manual_seed(self._seed + self._stream)
             if self._engine.average is not None:
-                with self.resident.at_work():
+                with self.resident.on_device():
                     self._engine.average.begin()
         else:
-            with self.resident.at_work():
+            with self.resident.on_device():
                 self._read(folder, list(files))
 
     def state_files(self) -> list[Shard]:
-        """Return this rank's files of a checkpoint; of replicas, the first rank writes all."""
+        """Return this rank's files of a checkpoint; of replicas only the first one writes."""
         rank = self._world.rank
         file = partial(state_file, self._role, rank)
         files = []
@@ -134,49 +124,46 @@ class Learner:
         states = files(RNG_FILE)
         if len(states) == self._world.size:
             state = next(entry for entry in states if entry.rank == self._world.rank)
-            self._take_random_state(read_shard(folder, state))
+            self._set_random_state(read_shard(folder, state))
         else:
-            # With another number of ranks, a rank's random state cannot be continued.
+            # The random state of another number of ranks cannot be continued.
             torch.manual_seed(self._seed + self.engine.updates + self._stream)
 
     @property
     def _writer(self) -> int:
-        """Return the rank that writes the shard that this one holds."""
         return self._world.dims.in_first_replica(self._world.rank)
 
     @property
     def _stream(self) -> int:
         """Return the number of this rank's random stream.
 
-        Ranks that compute the same layers of the same rows share a stream; pipeline stages do not,
-        or the first layers of all of them would drop the same.
+        Ranks with the same layers and rows share a stream; pipeline stages do not, or they would
+        drop the same activations.
         """
         dims, rank = self._world.dims, self._world.rank
         stage, _ = dims.place(rank, "pipeline")
         return dims.data_coordinate(rank) + dims.data_size * stage
 
     def _random_state(self) -> dict[str, Tensor]:
-        """Return the state of the generators of dropout, on the device of the weights."""
         state = {"torch": torch.get_rng_state()}
         if self._world.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self._world.device)
         return state
 
-    def _take_random_state(self, state: dict[str, Tensor]) -> None:
+    def _set_random_state(self, state: dict[str, Tensor]) -> None:
         torch.set_rng_state(state["torch"])
         if "cuda" in state:
             torch.cuda.set_rng_state(state["cuda"], self._world.device)
 
 
 class TrainedModel:
-    """A model in training, as the stages of a step call it."""
+    """A model in training, with its stages of a step."""
 
     def __init__(self, learner: Learner) -> None:
         self.learner = learner
 
     @property
-    def at_update(self) -> tuple[Resident, ...]:
-        """Return the models whose weights an update computes with."""
+    def models_of_update(self) -> tuple[Resident, ...]:
         return (self.learner.resident,)
 
 
@@ -188,7 +175,7 @@ def load_for(
     lora: LoraSpec | None = None,
     **parts: bool,
 ) -> PreTrainedModel:
-    """Load a model that reads the rows of a job; `parts` as of `load_model`."""
+    """Load a model that reads the rows of a job; `parts` as in `load_model`."""
     return load_model(
         folder,
         DTYPES[spec.model.dtype],
@@ -204,11 +191,11 @@ def load_for(
 def critic_learner(
     spec: PPOJobSpec, world: World, kind: ModelKind, head: ValueHead | PolicyHead
 ) -> Learner:
-    """Build the learner of the role `critic` in its initial state."""
+    """Build the learner of the role `critic`."""
     critic, role = spec.critic, spec.roles.critic
-    assert critic is not None, "a job without a critic has no such role"
-    assert critic.path is not None, "a resolved configuration says which model"
-    assert role is not None, "a resolved configuration says where it lives"
+    assert critic is not None, "the role has a critic"
+    assert critic.path is not None, "set in a resolved configuration"
+    assert role is not None, "set in a resolved configuration"
     offload = role.offload
 
     def train(model: PreTrainedModel, total_updates: int) -> TrainEngine:
@@ -220,11 +207,11 @@ def critic_learner(
     return Learner("critic", world, spec.seed, load, train, offload)
 
 
-def resident_weights(model: nn.Module, *, leaves: bool) -> Resident:
-    """Offload a model's weights, if they are ever offloaded; adapters, being small, stay."""
+def resident_weights(model: nn.Module, *, offloads: bool) -> Resident:
+    """Offload a model's weights, if `offloads`; adapters are small and stay."""
     named = model.named_parameters()
-    resident = Resident((w for name, w in named if not is_adapter(name)), leaves=leaves)
-    resident.leave()
+    resident = Resident((w for name, w in named if not is_adapter(name)), may_offload=offloads)
+    resident.offload()
     return resident
 
 
@@ -235,6 +222,6 @@ def state_file(
     tensors: Mapping[str, Tensor],
     host: HostMemory | None = None,
 ) -> Shard:
-    """Return a rank's file of a checkpoint; tensor bytes may be in host memory."""
-    path, seen = f"{role}/rank-{rank:05d}/{name}", host.seen if host is not None else local_part
+    """Return a rank's file of a checkpoint; tensors may be offloaded."""
+    path, seen = f"{role}/rank-{rank:05d}/{name}", host.view if host is not None else local_part
     return Shard.of(path, tensors, role=role, rank=rank, seen=seen)

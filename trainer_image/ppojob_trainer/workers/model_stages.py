@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ppojob_trainer.checkpoint.shards import Shard
+from ppojob_trainer.checkpoint.tensors import Shard
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.parallel.dims import WITHIN
 from ppojob_trainer.parallel.link import Link
@@ -22,18 +22,20 @@ from ppojob_trainer.rpc.server import Route
 from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_sharing import DeviceSharing
-from ppojob_trainer.workers.process_reward_model import (
-    CRITIC_REFERENCE,
-    CriticReference,
-    ProcessRewardModel,
-    open_process_reward_model,
-)
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
-from ppojob_trainer.workers.reference import BaseReference, FollowingReference, Reference, Teachers
+from ppojob_trainer.workers.reference import BaseReference, Reference, SyncedReference, Teachers
 from ppojob_trainer.workers.row_channels import RowChannels
 from ppojob_trainer.workers.rows_in_flight import RowsInFlight
-from ppojob_trainer.workers.state_writer import StateOf, StateWriter, Write, writes_of
-from ppojob_trainer.workers.trained_models import Critic, Policy, open_critic
+from ppojob_trainer.workers.state_writer import StateOf, StateWriter, Write, shard_writer
+from ppojob_trainer.workers.trained_models import (
+    CRITIC_REFERENCE,
+    Critic,
+    CriticReference,
+    Policy,
+    ProcessRewardModel,
+    open_critic,
+    open_process_reward_model,
+)
 
 Frozen = Reference | Teachers | CriticReference
 Trained = Policy | Critic | ProcessRewardModel
@@ -41,31 +43,25 @@ Trained = Policy | Critic | ProcessRewardModel
 
 @dataclass
 class ModelStages:
-    """Answers requests for the models of a rank, collectively with all ranks of the role."""
+    """Handles requests for the models of a rank; all ranks of the role do so collectively."""
 
     run_folder: Path  # base folder of relative paths in requests
     channels: RowChannels  # to other roles
-    # models by the names that requests use
-    frozen: dict[str, Frozen] = field(default_factory=dict)
-    trained: dict[str, Trained] = field(default_factory=dict)  # likewise
-    # the reference, if it follows the policy; one of the frozen ones
-    following: FollowingReference | None = None
-    # alternation of these models, and of the rollout engine if one is here
-    turns: DeviceSharing = field(default_factory=DeviceSharing)
-    # rows of later steps, if the engine here generates some of them beside those of a step
-    under_way: RowsInFlight | None = None
-    # writes their shards of checkpoints
+    frozen: dict[str, Frozen] = field(default_factory=dict)  # by their names in requests
+    trained: dict[str, Trained] = field(default_factory=dict)  # by their names in requests
+    synced_reference: SyncedReference | None = None  # one of the frozen ones
+    device: DeviceSharing = field(default_factory=DeviceSharing)
+    in_flight: RowsInFlight | None = None  # if the engine here has a lookahead
     state: StateWriter = field(init=False)
     _models: StateOf = field(init=False)
     _rows: BatchRows | None = None
-    _batch: BatchName | None = None  # whose rows they are, where others own them
+    _batch: BatchName | None = None  # of rows that other roles own
 
     def __post_init__(self) -> None:
-        self._models = writes_of(self._state_files)
+        self._models = shard_writer(self._state_files)
         self.state = StateWriter(self.run_folder, self._state)
 
     def routes(self) -> list[Route]:
-        """The methods of every rank that holds a model."""
         return [
             *self.state.routes(),
             Route(methods.RESTORE, self._restore),
@@ -78,31 +74,30 @@ class ModelStages:
 
     @property
     def rows(self) -> BatchRows:
-        """Return the training rows of the step."""
-        assert self._rows is not None, "rows come before what is done with them"
+        assert self._rows is not None, "rows come first"
         return self._rows
 
     def place(self, index: BatchIndex, mine: Experience) -> None:
-        """Place the rows of a step: those of this rank, of all that the role's ranks hold."""
+        """Set the rows of a step: those of this rank, of all that the role's ranks hold."""
         self._rows = self.batch_rows(index, mine)
 
     def batch_rows(self, index: BatchIndex, mine: Experience) -> BatchRows:
-        """Return rows of this rank, of all that the role's ranks hold."""
+        """Return the rows of this rank as part of a batch."""
         world = self.channels.world
         link = Link(world.group, world.device)
         within = Link(world.along(*WITHIN), world.device)
         return BatchRows(index, mine, link, self.channels.costs, world.dims, within)
 
     def _restore(self, request: Restore) -> Nothing:
-        self.turns.of_models()
-        self.state.forget()
+        self.device.use_models()
+        self.state.invalidate()
         self._rows = self._batch = None
         folder = None if request.folder is None else self.run_folder / request.folder
-        if self.under_way is not None:
-            self.under_way.restore(folder, request.files)
-        if self.following is not None:
-            self.following.restore(folder, request.files)
-        # Behind what else is loaded: a learner restores the random state.
+        if self.in_flight is not None:
+            self.in_flight.restore(folder, request.files)
+        if self.synced_reference is not None:
+            self.synced_reference.restore(folder, request.files)
+        # Last, since a learner restores the random state.
         for name, model in self.trained.items():
             model.learner.restore(folder, request.files, request.total_updates[name])
         return Nothing()
@@ -110,8 +105,7 @@ class ModelStages:
     def _move_rows(self, request: MoveRows) -> Nothing:
         mine = self.rows.mine if self.channels.owns_rows else None
         index, moved = self.channels.move_rows(request.role, request.index, mine)
-        # A restarted controller moves the rows of its step again. A finished pass over them is not
-        # repeated, so the columns that it filled stay as well.
+        # A restarted controller repeats this, but not finished passes: their columns stay.
         if not self.channels.owns_rows and self._batch != request.batch:
             self.place(index, moved)
             self._batch = request.batch
@@ -123,54 +117,55 @@ class ModelStages:
 
     def _forward(self, request: Forward) -> PassStatistics:
         if trained := self.trained.get(request.model):
-            self.turns.of_models(trained.learner.resident)
+            self.device.use_models(trained.learner.resident)
             return trained.forward(self.rows)
         frozen = self.frozen[request.model]
-        self.turns.of_models(frozen.resident)
+        self.device.use_models(frozen.resident)
         return frozen.forward(self.rows)
 
     def _update(self, request: Update) -> PassStatistics:
         model = self.trained[request.model]
-        self.turns.of_models(*model.at_update)
+        self.device.use_models(*model.models_of_update)
         return model.update(self.rows, request)
 
     def _state(self, request: SaveShards) -> Write:
         models = self._models(request)
-        if self.under_way is None:
+        if self.in_flight is None:
             return models
-        rows = self.under_way.state(request.step)
+        rows = self.in_flight.state(request.step)
         return lambda folder: [*models(folder), *rows(folder)]
 
     def _state_files(self) -> list[Shard]:
-        """Return the files of this rank's models in a checkpoint."""
         files = [file for model in self.trained.values() for file in model.learner.state_files()]
-        return files if self.following is None else [*files, self.following.state_file()]
+        return (
+            files if self.synced_reference is None else [*files, self.synced_reference.state_file()]
+        )
 
 
 def open_stages(
     environment: PodEnvironment,
     world: World,
     policy: Policy | None = None,
-    turns: DeviceSharing | None = None,
-    under_way: RowsInFlight | None = None,
+    device: DeviceSharing | None = None,
+    in_flight: RowsInFlight | None = None,
 ) -> ModelStages:
-    """Load the reference and the critic hosted here, beside the policy or without it."""
+    """Load the reference and the critic of this role."""
     spec = environment.config.spec
     trained: dict[str, Trained] = {} if policy is None else {"policy": policy}
     frozen: dict[str, Frozen] = {}
     living = environment.config.topology.living_in(environment.role)
-    following: FollowingReference | None = None
+    synced: SyncedReference | None = None
     if "reference" in living:
         refresh = spec.algorithm.kl.reference_refresh
         if refresh is not None:
-            assert policy is not None, "a reference that follows lives with the policy"
-            following = FollowingReference(spec, world, refresh, policy.learner)
+            assert policy is not None, "it is in the policy's ranks"
+            synced = SyncedReference(spec, world, refresh, policy.learner)
         if policy is not None and spec.is_own_reference:
             reference: Reference | Teachers = BaseReference(spec, world, policy.learner)
         elif len(spec.reference_paths) > 1:
             reference = Teachers(spec, world)
         else:
-            reference = following or Reference(spec, world)
+            reference = synced or Reference(spec, world)
         frozen["reference"] = reference
         compares = spec.algorithm.compares_vocabularies or spec.algorithm.compares_answers
         if compares and policy is not None:
@@ -184,9 +179,9 @@ def open_stages(
         open_channels(environment, world),
         frozen=frozen,
         trained=trained,
-        following=following,
-        turns=turns or DeviceSharing(),
-        under_way=under_way,
+        synced_reference=synced,
+        device=device or DeviceSharing(),
+        in_flight=in_flight,
     )
 
 
@@ -194,6 +189,6 @@ def open_stages(
 def open_standalone_model(
     environment: PodEnvironment, rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[ModelStages]:
-    """Open a reference or critic in pods of its own; its model lives as long as the block."""
+    """Open a reference or critic in pods of its own; it is freed with the block."""
     with open_role_world(environment, rank) as world:
         yield open_stages(environment, world)

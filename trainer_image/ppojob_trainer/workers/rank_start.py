@@ -12,6 +12,7 @@ from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
 from ppojob_api.topology import model_pods, world_size
 from ppojob_api.well_known import RoleName
+from ppojob_trainer.deterministic import make_deterministic
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_overrides import check_overrides
@@ -25,15 +26,14 @@ from ppojob_trainer.models.memory import (
     smaller_models,
 )
 from ppojob_trainer.parallel.dims import ParallelDims
-from ppojob_trainer.parallel.world import MeetingPoint, World, open_world
+from ppojob_trainer.parallel.world import Rendezvous, World, open_world
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
-from ppojob_trainer.repeated_bits import repeat_bits
 from ppojob_trainer.rows.assignment import linear_cost
 from ppojob_trainer.workers.batch_rows import GroupCosts
 from ppojob_trainer.workers.row_channels import RowChannels
 
 OWNER = "actorRollout"
-"""The role whose ranks own the rows: the others join at its rendezvous store."""
+"""The role whose ranks own the rows; the others join at its rendezvous store."""
 
 _BFLOAT16_SINCE: Final = (8, 0)
 """Compute capability of the first GPUs (Ampere) with bfloat16 matrix units."""
@@ -41,11 +41,9 @@ _BFLOAT16_SINCE: Final = (8, 0)
 
 @contextmanager
 def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Iterator[World]:
-    """Prepare the process and join the world of its role, which ends with the block.
+    """Prepare the process and join the world of its role within the block.
 
-    Raises:
-        ConfigError: the device cannot hold the models, lacks a data type, or a layout does not fit
-            its models.
+    Raises ConfigError if device, data types or layouts do not fit the models.
     """
     config = environment.config
     timeouts = config.spec.timeouts
@@ -57,14 +55,13 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
     device = torch.device("cuda", 0) if role.device == "cuda" else torch.device("cpu")
     check_device(config, role.role, device_facts(device, role.ranks_per_pod))
     torch.set_num_threads(role.threads_per_rank)
-    repeat_bits(device)
+    make_deterministic(device)
     torch.manual_seed(config.spec.seed)
-    # Other roles with pods of their own generate the owners' rows, or compute on them.
     others = {own.role for own in config.topology.with_own_pods}
-    has_visitors = role.role == OWNER and others & {"rollout", "reference", "critic"}
-    meeting = None
-    if role.world_size > 1 or has_visitors:
-        meeting = MeetingPoint(
+    is_joined = role.role == OWNER and others & {"rollout", "reference", "critic"}
+    rendezvous = None
+    if role.world_size > 1 or is_joined:
+        rendezvous = Rendezvous(
             environment.host(role.pods[0].host),
             contract.PORT_STORE,
             f"{config.uid}/{role.role}/{rank.attempt}",
@@ -76,7 +73,7 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
         dims=role_dims(environment, role.role),
         engine_ranks=engine_ranks(config, role.role),
         address=environment.address,
-        meeting=meeting,
+        rendezvous=rendezvous,
         open_seconds=timeouts.startup_seconds,
         # Timeout of a collective: the limit of the stage that it is part of.
         operation_seconds=max(timeouts.startup_seconds, timeouts.stage_seconds),
@@ -85,10 +82,10 @@ def open_role_world(environment: PodEnvironment, rank: RankEnvironment) -> Itera
 
 
 def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
-    """Return the channels of a rank, none of them open yet."""
+    """Return the channels of a rank; none is open yet."""
     spec = environment.config.spec
     sizes = sizes_of(spec.model.path)
-    assert sizes is not None, "a model that has been loaded has sizes"
+    assert sizes is not None, "the model was loaded"
     return RowChannels(
         world=world,
         owns_rows=environment.role == OWNER,
@@ -104,7 +101,7 @@ def open_channels(environment: PodEnvironment, world: World) -> RowChannels:
 
 
 def role_dims(environment: PodEnvironment, role: str) -> ParallelDims:
-    """Return the layout of a role with pods of its own; each rank with an engine keeps own rows."""
+    """Return the layout of a role with pods of its own; an engine's ranks are replicas."""
     if role == "rollout":
         return ParallelDims(replicate=environment.config.topology.role("rollout").world_size)
     pods = model_pods(environment.config.spec.roles)
@@ -124,18 +121,15 @@ def engine_ranks(config: RunConfig, role: RoleName) -> int:
 
 @dataclass(frozen=True, slots=True)
 class DeviceFacts:
-    """Facts about a device."""
+    """Properties of a device."""
 
-    name: str  # for people
-    # memory for one rank; None if unknown. Free memory would say nothing of later: a rank that
-    # finds too little is started again.
-    total_bytes: int | None
-    # compute capability of a GPU; None on the CPU, which supports every data type
-    capability: tuple[int, int] | None = None
+    name: str  # in messages
+    total_bytes: int | None  # memory for one rank; None if unknown
+    capability: tuple[int, int] | None = None  # of a GPU; None on the CPU
 
 
 def device_facts(device: torch.device, ranks_per_pod: int) -> DeviceFacts:
-    """Inspect the device of this rank; on the CPU the ranks of a pod share its memory."""
+    """Return the properties of this rank's device; ranks of a pod share the CPU's memory."""
     if device.type == "cuda":
         _, total = torch.cuda.mem_get_info(device)
         name = torch.cuda.get_device_name(device)
@@ -145,11 +139,7 @@ def device_facts(device: torch.device, ranks_per_pod: int) -> DeviceFacts:
 
 
 def check_device(config: RunConfig, role: RoleName, facts: DeviceFacts) -> None:
-    """Refuse a device with too little memory or a missing data type, for a role with own pods.
-
-    Raises:
-        ConfigError: with all that is wrong.
-    """
+    """Raise ConfigError if the role's device has too little memory or lacks a data type."""
     problems = [*_memory(config, role, facts), *_types(config, role, facts)]
     if problems:
         raise ConfigError(map(str, problems))

@@ -1,4 +1,4 @@
-"""Reference policy of the KL: the initial policy, other models, or one that follows the policy."""
+"""Reference policy of the KL: the initial policy, other models, or one synced with the policy."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -8,16 +8,15 @@ import torch
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
-from ppojob_trainer.checkpoint.files import MODEL_FILE, files_of_all_ranks
-from ppojob_trainer.checkpoint.shards import Shard
-from ppojob_trainer.checkpoint.tensors import read_parts
+from ppojob_trainer.checkpoint.manifest import MODEL_FILE, files_of_all_ranks
+from ppojob_trainer.checkpoint.tensors import Shard, read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
 from ppojob_trainer.engine.head import Head, LastStates, PolicyHead, TokenOutputs
 from ppojob_trainer.metrics.pass_statistics import PassStatistics
 from ppojob_trainer.models.lora import adapters_off
 from ppojob_trainer.models.state_dict import hf_named_tensors, load_named_tensors
 from ppojob_trainer.parallel.boxes import box_of, local_part
-from ppojob_trainer.parallel.offload import OneOfSeveral, Resident
+from ppojob_trainer.parallel.offload import Resident, SwappedModels
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rows.experience import Experience
 from ppojob_trainer.rpc.messages.saving import FileEntry
@@ -25,21 +24,21 @@ from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.learner import Learner, load_for, resident_weights, state_file
 
 ROLE: Final = "reference"
-"""Name of the folder of its files in a checkpoint."""
+"""Folder of its files in a checkpoint."""
 
 
 class Reference:
-    """The frozen reference model; the ranks of the world hold it together."""
+    """The frozen reference model, sharded over the world."""
 
     num_models = 1
 
     def __init__(self, spec: PPOJobSpec, world: World, number: int = 0) -> None:
-        """Load one of the job's reference models by its number; see `ReferenceSpec.paths`."""
+        """Load the reference model of this number; see `ReferenceSpec.paths`."""
         self._path = spec.reference_paths[number]
         self._spec = spec
         self._world = world
-        self.engine = self._open()
-        self.resident = self._settled()
+        self.engine = self._load()
+        self.resident = self._offloadable()
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `ref_logprobs`."""
@@ -47,7 +46,7 @@ class Reference:
         return PassStatistics()
 
     def predict(self, rows: Experience) -> TokenOutputs:
-        """Return log-probabilities of the rows' tokens; a collective call of all ranks."""
+        """Return log-probabilities of the rows' tokens; a collective of all ranks."""
         return self.engine.predict(rows.as_reference_reads())
 
     def last_states(self, _number: int, rows: Experience) -> LastStates:
@@ -55,13 +54,12 @@ class Reference:
         return self.engine.last_states(rows)
 
     def release(self) -> None:
-        """Release what `last_states` has kept."""
         self.engine.release()
 
-    def _open(self) -> ForwardEngine:
+    def _load(self) -> ForwardEngine:
         """Load the initial policy, or the model that the job names.
 
-        If the policy has adapters over 4-bit weights, the initial policy is those weights.
+        With adapters over 4-bit weights the initial policy is those weights.
         """
         spec = self._spec
         lora = spec.lora_of_reference
@@ -69,24 +67,24 @@ class Reference:
         engine = ForwardEngine if lora is None else BaseEngine
         return engine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
 
-    def _settled(self) -> Resident:
-        """Return its weights, moved to where they rest between passes."""
+    def _offloadable(self) -> Resident:
+        """Return its weights, offloaded if the job asks for it."""
         role = self._spec.roles.reference
         return resident_weights(
-            self.engine.model, leaves=role is not None and "weights" in role.offload
+            self.engine.model, offloads=role is not None and "weights" in role.offload
         )
 
 
 class Teachers:
-    """Several frozen models, each for its own rows; if they are offloaded, one is loaded at a time.
+    """Several frozen models, each for its own rows; with offload, one is loaded at a time.
 
-    All ranks run the models in the same order, also those without rows of one.
+    All ranks run the models in the same order, also without rows of one.
     """
 
     def __init__(self, spec: PPOJobSpec, world: World) -> None:
         self.num_models = len(spec.reference_paths)
         self._models = [Reference(spec, world, number) for number in range(self.num_models)]
-        self.resident = OneOfSeveral([model.resident for model in self._models])
+        self.resident = SwappedModels([model.resident for model in self._models])
 
     def forward(self, rows: BatchRows) -> PassStatistics:
         """Fill in `ref_logprobs`."""
@@ -94,7 +92,7 @@ class Teachers:
         return PassStatistics()
 
     def predict(self, rows: Experience) -> TokenOutputs:
-        """Return log-probabilities of rows, each by its own model; a collective call."""
+        """Return log-probabilities of rows, each by its own model; a collective of all ranks."""
         logprobs = torch.zeros(rows.num_tokens)
         for number, model in enumerate(self._models):
             own = rows.read_by(number).nonzero()[:, 0]
@@ -110,45 +108,44 @@ class Teachers:
         return self._models[number].engine.last_states(rows)
 
     def release(self) -> None:
-        """Release what `last_states` has kept."""
         for model in self._models:
             model.release()
 
 
 class BaseEngine(ForwardEngine):
-    """The policy without its adapters: the initial policy, at no extra memory."""
+    """The policy without its adapters: the initial policy, without extra memory."""
 
     def last_states(self, rows: Experience) -> LastStates:
-        """See `ForwardEngine`; the model in training stays where it is."""
+        """See `ForwardEngine`; keeps the model's training mode."""
         is_training = self.model.training
         states = super().last_states(rows)
         self.model.train(is_training)
         return states
 
-    def _forward(self, rows: Experience, head: Head | None = None, **asked: Any) -> Passed:
+    def _forward(self, rows: Experience, head: Head | None = None, **options: Any) -> Passed:
         with adapters_off(self.model):
-            return super()._forward(rows, head, **asked)
+            return super()._forward(rows, head, **options)
 
 
 class BaseReference(Reference):
-    """The weights below a policy's adapters, which are never trained."""
+    """The frozen weights below a policy's adapters."""
 
     def __init__(self, spec: PPOJobSpec, world: World, policy: Learner) -> None:
         self._policy = policy
         super().__init__(spec, world)
 
-    def _open(self) -> ForwardEngine:
+    def _load(self) -> ForwardEngine:
         head, training = PolicyHead.of(self._spec, "none"), self._spec.training
         return BaseEngine(self._policy.model, head, training, self._world)
 
-    def _settled(self) -> Resident:
+    def _offloadable(self) -> Resident:
         return self._policy.resident
 
 
-class FollowingReference(Reference):
-    """A reference that is updated from the policy's weights; so checkpoints must hold its own.
+class SyncedReference(Reference):
+    """A reference that is updated from the policy's weights, and so is part of checkpoints.
 
-    Both are sharded over the world in the same way.
+    Both are sharded in the same way.
     """
 
     def __init__(
@@ -157,17 +154,16 @@ class FollowingReference(Reference):
         super().__init__(spec, world)
         self._mixup = refresh.mixup
         self._policy = policy
-        self._has_moved = False
+        self._is_synced = False
 
-    def refresh(self) -> None:
-        """Update from the policy's weights: `π_ref ← α π + (1 - α) π_ref`, weight by weight.
+    def sync(self) -> None:
+        """Update the weights: `π_ref ← α π + (1 - α) π_ref`.
 
-        The soft update of TR-DPO (arXiv:2404.09656), and with α = 1 its hard one, a copy bit for
-        bit.
+        The soft update of TR-DPO (arXiv:2404.09656), and with α = 1 its hard one, an exact copy.
         """
-        self._has_moved = True
+        self._is_synced = True
         trained, policy = dict(hf_named_tensors(self._policy.model)), self._policy.resident.host
-        with self.resident.at_work():
+        with self.resident.on_device():
             for name, weight in hf_named_tensors(self.engine.model):
                 own, other = local_part(weight), local_part(policy.on_device(trained[name]))
                 if self._mixup == 1.0:
@@ -178,20 +174,19 @@ class FollowingReference(Reference):
     def restore(self, folder: Path | None, files: Iterable[FileEntry]) -> None:
         """Load the weights of a checkpoint, or the initial ones; see `Learner.restore`."""
         if folder is None:
-            if self._has_moved:
-                del self.engine  # first: two references may not fit in memory
-                self.engine = self._open()
-                self.resident = self._settled()
-                self._has_moved = False
+            if self._is_synced:
+                del self.engine  # two references may not fit in memory
+                self.engine = self._load()
+                self.resident = self._offloadable()
+                self._is_synced = False
             return
-        self._has_moved = True
+        self._is_synced = True
         model = self.engine.model
         weights = {name: box_of(weight) for name, weight in hf_named_tensors(model)}
         entries = files_of_all_ranks(files, ROLE, MODEL_FILE, folder.name)
-        with self.resident.at_work():
+        with self.resident.on_device():
             load_named_tensors(model, read_parts(folder, entries, weights, rank=self._world.rank))
 
     def state_file(self) -> Shard:
-        """Return this rank's file of a checkpoint."""
         weights = dict(hf_named_tensors(self.engine.model))
         return state_file(ROLE, self._world.rank, MODEL_FILE, weights, self.resident.host)

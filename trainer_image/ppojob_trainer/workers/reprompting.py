@@ -1,4 +1,4 @@
-"""Teacher prompts: a row's prompt with a good response of its group, for the teacher to read."""
+"""Teacher prompts: a row's prompt with a good response of its group, for a teacher."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -20,26 +20,26 @@ _PLACE = re.compile(r"\{(\w+)\}")
 def reprompt(
     spec: PPOJobSpec, chat: ChatTokenizer, request: Reprompt, rows: Experience
 ) -> Reprompted:
-    """Give rows the prompts of their teacher (SDPO: arXiv:2601.20802).
+    """Set the rows' teacher prompts (SDPO: arXiv:2601.20802).
 
-    A row's teacher is shown the first other response of its group that succeeded, and the feedback
-    on the row; if that is too long, the next one. A row without either is not trained on, nor is
-    one without a score; its teacher reads the policy's prompt.
+    They contain the first other response of the group that succeeded, and the feedback on the row;
+    if that is too long, the next response. A row without either, or without a score, is not trained
+    on; its teacher reads the policy's prompt.
     """
     settings = spec.algorithm.reprompt
-    assert settings is not None, "a job without it asks for no prompts"
+    assert settings is not None, "of algorithm.reprompt"
     chat.set_time(request.began)
     prompts: list[Prompt] = [msgspec.json.decode(prompt) for prompt in request.prompts]
     responses = torch.split(rows.response_tokens, rows.lengths.tolist())
     groups, good = rows.row_groups.tolist(), dict[int, dict[int, str]]()
     for row in request.succeeded:
         good.setdefault(groups[row], {})[row] = chat.decode(responses[row].tolist())
-    left = {}
+    candidates = {}
     for row, group in enumerate(groups):
         others = [text for other, text in good.get(group, {}).items() if other != row]
         if row not in request.dropped:
-            left[row] = _prompts(settings, prompts[group], others, request.feedback[row])
-    found = _first_that_fits(spec, chat, left)
+            candidates[row] = _prompts(settings, prompts[group], others, request.feedback[row])
+    found = _first_that_fits(spec, chat, candidates)
     is_taught = torch.tensor([row in found for row in range(len(groups))], dtype=torch.bool)
     rows.teacher_prompts = [
         torch.tensor(found[row], dtype=torch.int64) if row in found else rows.prompts[group]
@@ -52,34 +52,36 @@ def reprompt(
 
 
 def _first_that_fits(
-    spec: PPOJobSpec, chat: ChatTokenizer, left: dict[int, Iterator[Prompt]]
+    spec: PPOJobSpec, chat: ChatTokenizer, candidates: dict[int, Iterator[Prompt]]
 ) -> dict[int, list[int]]:
-    """Return the tokens of each row's first candidate prompt that is not too long."""
+    """Return the tokens of each row's first candidate prompt within the limit."""
     limit = spec.data.max_teacher_prompt_tokens
-    assert limit is not None, "a resolved configuration says how long they may be"
+    assert limit is not None, "set in a resolved configuration"
     found: dict[int, list[int]] = {}
-    while left:
-        asked = {row: prompt for row, options in left.items() if (prompt := next(options, None))}
-        told = [TemplateInputs(spec.data.apply_chat_template_kwargs, ())] * len(asked)
-        encoded = chat.encode_prompts([*asked.values()], told)
-        for row, tokens in zip(asked, encoded, strict=True):
+    while candidates:
+        tried = {
+            row: prompt for row, options in candidates.items() if (prompt := next(options, None))
+        }
+        inputs = [TemplateInputs(spec.data.apply_chat_template_kwargs, ())] * len(tried)
+        encoded = chat.encode_prompts([*tried.values()], inputs)
+        for row, tokens in zip(tried, encoded, strict=True):
             if isinstance(tokens, BadChatTemplate):
                 raise tokens
             if len(tokens) <= limit:
                 found[row] = tokens
-        left = {row: left[row] for row in asked if row not in found}
+        candidates = {row: candidates[row] for row in tried if row not in found}
     return found
 
 
 def _prompts(
     settings: RepromptSpec, prompt: Prompt, solutions: Sequence[str], feedback: str
 ) -> Iterator[Prompt]:
-    """Return the candidate teacher prompts of a row, the best first."""
-    said = _filled(settings.feedback_template, feedback=feedback) if feedback else ""
+    """Yield the candidate teacher prompts of a row, the best first."""
+    hint = _filled(settings.feedback_template, feedback=feedback) if feedback else ""
     shown = [_filled(settings.solution_template, response=text) for text in solutions]
-    for solution in [*shown, ""] if said else shown:
-        asked = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
-        text = _filled(settings.template, prompt=asked, solution=solution, feedback=said)
+    for solution in [*shown, ""] if hint else shown:
+        question = prompt if isinstance(prompt, str) else str(prompt[-1]["content"])
+        text = _filled(settings.template, prompt=question, solution=solution, feedback=hint)
         yield text if isinstance(prompt, str) else [*prompt[:-1], {**prompt[-1], "content": text}]
 
 

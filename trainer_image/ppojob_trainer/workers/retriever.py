@@ -1,7 +1,7 @@
-"""Retriever worker: answers calls of the tool `search` from an index in its memory.
+"""Retriever worker: answers calls of the tool `search` from an index in memory.
 
-It answers `act` like the tools role, and keeps no state of a call either. It runs no user code, so
-there are no child processes: the index is opened once, and one thread searches it.
+It handles `act` like the tools role, without state of a call. It runs no user code, so it needs no
+child processes: one thread searches the index.
 """
 
 import time
@@ -29,7 +29,7 @@ from ppojob_trainer.tools.schemas import parameters_of
 
 
 class RetrieverWorker:
-    """Answers `act` for the tool `search`; one thread scores queries in sequence."""
+    """Handles `act` for the tool `search`; one thread scores queries in sequence."""
 
     def __init__(
         self, agent: AgentSpec, tool: ToolSpec, retriever: Retriever, thread: ThreadPoolExecutor
@@ -41,15 +41,13 @@ class RetrieverWorker:
         self._thread = thread
 
     def routes(self) -> list[Route]:
-        """The methods of this role."""
         return [Route(ACT, self._act)]
 
     def _act(self, request: Act) -> "Future[Acted]":
-        return self._thread.submit(lambda: Acted(self._answers(request)))
-
-    def _answers(self, request: Act) -> list[ToolAnswer]:
         known = request.tools or [tool.name for tool in self._agent.tools]
-        return [self._answer(call, known) for call in request.calls]
+        return self._thread.submit(
+            lambda: Acted([self._answer(call, known) for call in request.calls])
+        )
 
     def _answer(self, call: ToolCall, known: Sequence[str]) -> ToolAnswer:
         began = time.monotonic()
@@ -58,25 +56,23 @@ class RetrieverWorker:
             failure, text = "unknown", failure_text("unknown", call.name, ", ".join(known))
         else:
             try:
-                text = self._found(read_arguments(call.arguments, parameters_of(self._tool)))
+                arguments = read_arguments(call.arguments, parameters_of(self._tool))
+                text = answer(self._retriever, msgspec.json.decode(arguments), self._passages)
             except WrongArguments as wrong:
                 failure, text = "arguments", failure_text("arguments", call.name, str(wrong))
         most = self._agent.max_tool_response_characters
         text = for_the_model(text, most, self._agent.tool_response_truncate_side)
         return ToolAnswer(text, 0.0, failure, time.monotonic() - began)
 
-    def _found(self, arguments: bytes) -> str:
-        return answer(self._retriever, msgspec.json.decode(arguments), self._passages)
-
 
 @contextmanager
 def open_retriever_worker(
     environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[RetrieverWorker]:
-    """Open the worker with its index, which is closed with the block."""
+    """Open the worker and its index, which is closed with the block."""
     spec = environment.config.spec
-    assert spec.agent is not None, "the role is there for its tool"
-    assert spec.agent.retriever is not None, "the role is there for its index"
+    assert spec.agent is not None, "the role has a tool"
+    assert spec.agent.retriever is not None, "the role has an index"
     where, encoder = spec.agent.retriever.index, spec.agent.retriever.encoder
     try:
         index = open_index(Path(where), Path(encoder) if encoder else None)

@@ -1,7 +1,7 @@
 """Reward worker: receives response texts from the ranks that own them, and scores them.
 
-It holds no model, no GPU, and a key without permission to command others, since it runs user code:
-in child processes with a time limit, never in this one.
+It has no model, no GPU, and a key without permission to command others, since it runs user code, in
+child processes with a time limit.
 """
 
 import logging
@@ -27,14 +27,13 @@ _log = logging.getLogger(__name__)
 
 
 class RewardWorker:
-    """Answers `put_texts` and `score`."""
+    """Handles `put_texts` and `score`."""
 
     def __init__(self, pool: ScoringPool) -> None:
         self._pool = pool
         self._inbox = TextInbox()
 
     def routes(self) -> list[Route]:
-        """The methods of this role."""
         return [Route(PUT_TEXTS, self._inbox.put), Route(SCORE, self._score)]
 
     def _score(self, request: Score) -> Scored:
@@ -44,7 +43,7 @@ class RewardWorker:
         try:
             results = self._pool.score(items)
         except RewardFailed as failure:
-            # It is an answer: a repeated request gets the same, and the texts are gone by then.
+            # Not raised: a repeated request must get the same answer, without the texts.
             _log.error("%s", failure)
             message = f"{type(failure).__name__}: {failure}"
             return Scored([], NotScored(message, failure.row, failure.response))
@@ -57,7 +56,7 @@ class RewardWorker:
 
 
 def reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
-    """Build the rows of an item, with their responses."""
+    """Build the reward items of a prompt's rows."""
     truth = msgspec.json.decode(item.ground_truth)
     info = msgspec.json.decode(item.extra_info)
     figures = [msgspec.json.decode(own) for own in item.figures] or [{}] * len(item.lengths)
@@ -82,7 +81,7 @@ def reward_items(item: ScoreItem, responses: Iterator[str]) -> list[RewardItem]:
 def open_reward_worker(
     environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[RewardWorker]:
-    """Open the worker with its processes, which end with the block."""
+    """Open the worker and its processes, which end with the block."""
     spec = environment.config.spec
     with (
         _judge(environment) as judge,
@@ -99,7 +98,7 @@ def open_reward_worker(
 
 @contextmanager
 def _judge(environment: PodEnvironment) -> Iterator[Judge | None]:
-    """Return the functions' access to the job's own judge; its router ends with the block."""
+    """Yield the access of reward functions to the job's judge; its router ends with the block."""
     spec = environment.config.spec
     if spec.judge is None:
         yield None

@@ -25,19 +25,18 @@ from ppojob_trainer.workers.text_inbox import TextInbox
 
 
 class RewardModelStages:
-    """Answers requests to the reward model on one of its ranks."""
+    """Handles requests to the reward model on one of its ranks."""
 
     def __init__(
-        self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, turns: DeviceSharing
+        self, engine: ScoreEngine, resident: Resident, chat: ChatTokenizer, device: DeviceSharing
     ) -> None:
         self._engine = engine
         self._resident = resident
-        self._turns = turns
-        self._chat = chat  # the engine's tokenizer, which needs the time at which the run began
+        self._device = device
+        self._chat = chat
         self._inbox = TextInbox()
 
     def routes(self) -> list[Route]:
-        """The methods of a rank that holds a reward model."""
         return [Route(PUT_TEXTS, self._inbox.put), Route(SCORE_BY_MODEL, self._score)]
 
     def _score(self, request: ScoreByModel) -> ModelScored:
@@ -49,17 +48,17 @@ class RewardModelStages:
             for prompt in [msgspec.json.decode(item.prompt)] * (item.last - item.first)
         ]
         self._chat.set_time(request.began)
-        with self._turns.of_guest(self._resident):
+        with self._device.lend_to(self._resident):
             return ModelScored(self._engine.scores(answers))
 
 
 @contextmanager
 def open_reward_model(
-    spec: PPOJobSpec, world: World, turns: DeviceSharing
+    spec: PPOJobSpec, world: World, device: DeviceSharing
 ) -> Iterator[RewardModelStages]:
-    """Load the reward model; its tokenizer's child process ends with the block."""
+    """Load the reward model; its tokenizer's process ends with the block."""
     model = spec.reward_model
-    assert model is not None, "a job without a reward model has no such role"
+    assert model is not None, "the role has a model"
     chat = ChatTokenizer(
         model.path,
         model.tokenizer_path,
@@ -70,15 +69,15 @@ def open_reward_model(
         loaded = load_model(model.path, DTYPES[model.dtype], kind=REWARD, world=world)
         engine = ScoreEngine(loaded, chat, spec.training, world, max_tokens=model.max_tokens)
         role = spec.roles.reward_model
-        leaves = role is not None and "weights" in role.offload
-        yield RewardModelStages(engine, resident_weights(loaded, leaves=leaves), chat, turns)
+        offloads = role is not None and "weights" in role.offload
+        yield RewardModelStages(engine, resident_weights(loaded, offloads=offloads), chat, device)
 
 
 @contextmanager
 def open_reward_model_worker(
     environment: PodEnvironment, rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[RewardModelStages]:
-    """Open the reward model in pods of its own; it lives as long as the block."""
+    """Open the reward model in pods of its own; it is freed with the block."""
     with (
         open_role_world(environment, rank) as world,
         open_reward_model(environment.config.spec, world, DeviceSharing()) as stages,

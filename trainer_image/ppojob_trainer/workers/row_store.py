@@ -66,7 +66,7 @@ class OwnedRows:
         return self.first * self.samples
 
 
-def own_rows(
+def build_rows(
     first: int,
     prompts: list[PromptTokens],
     samples: int,
@@ -78,12 +78,9 @@ def own_rows(
 ) -> OwnedRows:
     """Build rows from trajectories, in prompt-major order.
 
-    `first` is the position in the batch of the first prompt; `has_turns` says whether rows of this
-    job have rewards of turns, `has_given` whether some responses come from the data, and `mixture`,
-    a model's configuration, that they have experts.
-
-    Raises:
-        RolloutError: the rows have no experts.
+    `first` is the batch position of the first prompt. `has_turns`: rows have turn rewards.
+    `has_given`: some responses come from the data. `mixture`: a model's configuration, if rows have
+    experts.
     """
     lengths = [len(trajectory.tokens) for trajectory in trajectories]
     tensor = partial(torch.tensor, dtype=torch.int64)
@@ -110,66 +107,67 @@ def own_rows(
         else [],
     )
     if mixture is not None:
-        _take_experts(experience, trajectories, mixture)
+        _set_experts(experience, trajectories, mixture)
     return OwnedRows(
         first=first,
         prompt_ids=[prompt.prompt for prompt in prompts],
         samples=samples,
         experience=experience,
         truncated=[trajectory.finish_reason == "length" for trajectory in trajectories],
-        spans=[_spans(trajectory) for trajectory in trajectories],
+        spans=[
+            [
+                Span(len(one.tokens), one.policy_version, one.reward, one.begins_context)
+                for one in trajectory.segments
+            ]
+            for trajectory in trajectories
+        ],
         figures=[trajectory.figures for trajectory in trajectories],
         experts=[trajectory.experts if mixture is not None else b"" for trajectory in trajectories],
         pictures=[trajectory.pictures for trajectory in trajectories],
     )
 
 
-def _spans(row: Trajectory) -> list[Span]:
-    return [
-        Span(len(one.tokens), one.policy_version, one.reward, one.begins_context)
-        for one in row.segments
-    ]
-
-
-def _take_experts(rows: Experience, drawn: Sequence[Trajectory], mixture: Any) -> None:
-    """Set the experts that the engine reported; a prompt takes those of its first row."""
+def _set_experts(rows: Experience, trajectories: Sequence[Trajectory], mixture: Any) -> None:
+    """Set the experts that the engine recorded; a prompt gets those of its first row."""
     of_prompts: list[Tensor] = []
     of_responses: list[Tensor] = []
     groups = rows.row_groups.tolist()
-    for row, (trajectory, length) in enumerate(zip(drawn, rows.lengths.tolist(), strict=True)):
+    for row, (trajectory, length) in enumerate(
+        zip(trajectories, rows.lengths.tolist(), strict=True)
+    ):
         if length and not trajectory.experts:
             raise RolloutError(
-                "spec.algorithm.routerReplay: got rollout: the rows tell no experts of their "
-                "tokens; none or recompute, or rows that were drawn with it"
+                "spec.algorithm.routerReplay: got rollout: the rows have no recorded experts; "
+                "none or recompute, or rows that were generated with it"
             )
         prompt = rows.prompts[groups[row]].numel()
         experts = of_bytes(trajectory.experts, prompt + length, mixture)
         if groups[row] == len(of_prompts):
             of_prompts.append(experts[:prompt])
         of_responses.append(experts[prompt:])
-    nothing = of_bytes(b"", 0, mixture)
-    rows.prompt_experts = torch.cat([nothing, *of_prompts])
-    rows.experts = torch.cat([nothing, *of_responses])
+    empty = of_bytes(b"", 0, mixture)
+    rows.prompt_experts = torch.cat([empty, *of_prompts])
+    rows.experts = torch.cat([empty, *of_responses])
 
 
-def demonstrated_rows(
+def demonstration_rows(
     first: int, rows: Sequence[Demonstration], *, has_rewards: bool = False
 ) -> OwnedRows:
-    """Build rows from demonstrations, as if the policy had written the trained part.
+    """Build rows from demonstrations, as if the policy had generated the trained part.
 
-    `first` is the position in the batch of the first.
+    `first` is the batch position of the first.
     """
     made = [
-        _demonstrated(answer, row.reward if number == 0 else 0.0)
+        _demonstration(answer, row.reward if number == 0 else 0.0)
         for row in rows
         for number, answer in enumerate(row.answers)
     ]
     samples = len(rows[0].answers) if rows else 1
     prompts = [PromptTokens(row.prompt, row.tokens, pictures=row.pictures) for row in rows]
-    return own_rows(first, prompts, samples, made, has_turns=has_rewards)
+    return build_rows(first, prompts, samples, made, has_turns=has_rewards)
 
 
-def _demonstrated(answer: Sequence[AnswerPart], reward: float) -> Trajectory:
+def _demonstration(answer: Sequence[AnswerPart], reward: float) -> Trajectory:
     *before, last = (
         Segment(part.tokens, policy_version=0 if part.is_trained else None) for part in answer
     )
@@ -177,10 +175,10 @@ def _demonstrated(answer: Sequence[AnswerPart], reward: float) -> Trajectory:
     return Trajectory((*before, replace(last, reward=reward)), "stop", pictures=shown)
 
 
-def chosen_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:
+def select_rows(rounds: Mapping[int, OwnedRows], origins: Sequence[tuple[int, int]]) -> Experience:
     """Select rows of some prompts from several generation rounds.
 
-    Origins are the round of each prompt and its position there, in ascending order.
+    `origins` are the round of each prompt and its position there, in ascending order.
     """
     parts = []
     for number, rows in sorted(rounds.items()):
@@ -200,10 +198,10 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
         truth = json.loads(request.ground_truths[position])
         extra_info = request.extra_infos[position].decode()
         for sample in range(rows.samples):
-            told = position * rows.samples + sample
-            row = begin * rows.samples + told
+            number = position * rows.samples + sample
+            row = begin * rows.samples + number
             response, logprobs = rows.response(row)
-            values = json.loads(request.extras[told])
+            values = json.loads(request.extras[number])
             records.append(
                 {
                     "step": request.step,
@@ -214,7 +212,7 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "prompt": prompt,
                     "response": chat.decode(response, skip_special_tokens=True),
                     **truth_cells(truth),
-                    "score": request.scores[told],
+                    "score": request.scores[number],
                     "prompt_tokens": len(tokens),
                     "response_tokens": len(response),
                     "truncated": rows.truncated[row],
@@ -229,15 +227,15 @@ def rows_table(rows: OwnedRows, request: WriteRows, chat: ChatTokenizer) -> pa.T
                     "picture_bytes": len(packed_later(rows.pictures[row])) or None,
                     "figures": rows.figures[row].decode() or None,
                     "extra_info": extra_info,
-                    "reward_values": request.extras[told].decode(),
+                    "reward_values": request.extras[number].decode(),
                     **value_cells(values, request.value_kinds),
                 }
             )
     return pa.Table.from_pylist(records, schema=with_values(SCHEMA, request.value_kinds))
 
 
-def trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
-    """Restore the trajectories of rows that `row_files.read_tokens` returned."""
+def read_trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
+    """Build trajectories from the columns of `row_files.read_tokens`."""
     return [
         Trajectory(
             tuple(_segments(ids, logprobs, segments)),
@@ -250,7 +248,7 @@ def trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
             columns["response_ids"],
             columns["rollout_logprobs"],
             columns["segments"],
-            # Rows that an earlier version wrote have none.
+            # Absent in rows of earlier versions.
             columns.get("experts", [None] * len(columns["segments"])),
             columns.get("pictures", [None] * len(columns["segments"])),
             strict=True,
@@ -264,7 +262,6 @@ def _segments(ids: list[int], logprobs: list[float], spans: list[dict[str, Any]]
         part = slice(start, start + span["tokens"])
         start = part.stop
         drawn = () if span["version"] is None else tuple(logprobs[part])
-        # Rows that an earlier version wrote have no rewards of turns, and one context.
         reward, begins = span.get("reward") or 0.0, span.get("begins_context") or False
         found.append(Segment(tuple(ids[part]), drawn, span["version"], reward, begins))
     return found

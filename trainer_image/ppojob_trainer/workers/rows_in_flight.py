@@ -1,19 +1,16 @@
 """Rows in flight: an engine generates rows of several steps together (partial rollout).
 
-A phase generates the rows of one step to their end, and advances those of the following steps
-meanwhile. An unfinished row continues in the next phase, with the engine's weights of then, as the
-next segment of the row. Between two phases the engine is idle and no tool call is in flight, so
-weight sync, validation and checkpoints work as elsewhere.
+A phase generates the rows of one step to their end, and advances those of the following steps. An
+unfinished row continues in the next phase with the weights of then, as the next segment of the row.
+Between phases the engine is idle and no tool call is in flight, so weight sync, validation and
+checkpoints work as usual.
 
-A phase ends by what was generated, never by time: once the rows of its step have ended, and the
-engine has made as many steps as a phase's share of the longest of them. So each phase does about as
-much work, also if the rows of its step ended in an earlier one.
+The end of a phase depends on what was generated, never on time: the rows of its step have ended,
+and the engine has made as many steps as a phase's share of the longest of them. So all phases do
+about the same work.
 
-With dynamic sampling the batches are rounds, named by their number in the run: which step uses one
-is known after the scores of those before it.
-
-Engines in pods of their own run a phase while others train; those in the training ranks run it
-before training.
+With dynamic sampling the batches are rounds, named by their number in the run, since the scores
+decide which step uses a round.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -26,11 +23,11 @@ import msgspec
 from ppojob_trainer import durable
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.row_state import RowState
-from ppojob_trainer.checkpoint.files import entry_of
+from ppojob_trainer.checkpoint.manifest import entry_of
 from ppojob_trainer.rpc.messages.rollout import Generate
 from ppojob_trainer.rpc.messages.saving import FileEntry
-from ppojob_trainer.workers.generation import Generation, Row, batches_of
-from ppojob_trainer.workers.row_transfer import GeneratedRows
+from ppojob_trainer.workers.generation import TRAIN, Generation, Row, batches_of
+from ppojob_trainer.workers.row_channels import GeneratedRows
 from ppojob_trainer.workers.state_writer import Write
 
 UNDER_WAY_POINT: Final = durable.point("rows.under_way", *durable.FILE_ACTS)
@@ -39,26 +36,24 @@ RowKey = tuple[int, str, int]
 _State = tuple[int, list[tuple[RowKey, RowState]]]
 """The step (or the number of the round) of the last phase, and the rows."""
 _DECODER: Final = msgspec.msgpack.Decoder(_State)
-_OLDER: Final = msgspec.msgpack.Decoder(list[tuple[RowKey, RowState]])
-"""Checkpoints of versions that did not record the last phase."""
 _FOLDER: Final = "rollout"
 
 
 @dataclass
 class RowsInFlight:
-    """The rows that were begun, with their progress; a request names the rows that it needs."""
+    """Rows that were begun, with their progress."""
 
     generation: Generation
     _rows: dict[RowKey, RowState] = field(default_factory=dict)
     _last: int = 0  # step of the last phase, or number of its round
     _begun: tuple[int, int, dict[RowKey, RowState]] | None = None
-    """The step whose rounds are generated, and the state after the last phase before it."""
+    """The current step with rounds, and the state (last phase, rows) before it."""
 
-    def draw(self, request: Generate) -> list[GeneratedRows]:
+    def generate(self, request: Generate) -> list[GeneratedRows]:
         """Run one phase; return the rows of each batch of the request's step that this rank keeps.
 
-        Rows of the batches after it stay here, as far as they were generated. A phase that finished
-        before a state was saved is not repeated: its step failed after it.
+        Rows of later batches stay here. A phase that finished before a state was saved is not
+        repeated: its step failed later.
         """
         of_step = request.step
         if request.number:
@@ -76,7 +71,7 @@ class RowsInFlight:
         if request.step != self._last or not all(state.is_over for state in wanted):
             with self.generation.progress.of(len(wanted)):
                 self._phase(of_step, rows, episodes, wanted)
-        # Only now: a phase that fails keeps nothing.
+        # Only now: a failed phase changes nothing.
         self._rows = {key: episode.state for key, episode in episodes.items()}
         self._last = request.step
         made = []
@@ -93,7 +88,7 @@ class RowsInFlight:
         episodes: Mapping[RowKey, Episode],
         wanted: Sequence[RowState],
     ) -> None:
-        """Generate `wanted` to their end, and advance the others beside them, in step order."""
+        """Generate `wanted` to their end, and advance the others, in step order."""
         phases = self.generation.spec.phases_of_rows
         turns = self.generation.turns
         longest: list[float] = []  # once all have ended: engine steps of the longest of them
@@ -109,34 +104,32 @@ class RowsInFlight:
                 longest.append(max(took, default=0))
             return steps * phases >= longest[0]
 
-        asked = [key for key, episode in episodes.items() if not episode.state.is_over]
-        own_rows, own = [rows[key] for key in asked], [episodes[key] for key in asked]
+        unfinished = [key for key, episode in episodes.items() if not episode.state.is_over]
+        own_rows, own = [rows[key] for key in unfinished], [episodes[key] for key in unfinished]
         self.generation.drive(step, own_rows, own, is_enough)
 
     def _episode(self, row: Row, key: RowKey) -> Episode:
-        """Return the episode of a row, from its present state."""
         begun = self._rows.get(key)
         return self.generation.episode(row, "/".join(map(str, key)), begun and begun.copy())
 
     def state(self, step: int) -> Write:
-        """Return a writer of the rows of the steps after one, in their present state.
+        """Return a writer of the current state: the rows of the steps after `step`.
 
-        A step that fails between two rounds generates all of its rounds again, as its weights are
-        still there: how many it takes may depend on what failed. So its state is that before its
-        first round. Of ranks that share an engine the first writes the rows. The writer raises
-        StorageError if the disk refuses.
+        The state of a step that fails between two rounds is that before its first round, since it
+        generates all of its rounds again. Of ranks that share an engine the first one writes. The
+        writer raises StorageError if the disk refuses.
         """
         rank = self.generation.world.rank
         if rank % self.generation.spec.rollout.parallelism.tensor:
             return lambda _: []
         path = f"{_FOLDER}/rank-{rank:05d}/under_way.msgpack"
-        last, rows, drawn = self._last, self._rows, step
+        last, rows, generated = self._last, self._rows, step
         if self._begun is not None:
             if step < self._begun[0]:
                 _, last, rows = self._begun
-            drawn = last
-        behind = [(key, row) for key, row in rows.items() if key[0] > drawn]
-        content = msgspec.msgpack.encode((last, behind))
+            generated = last
+        later = [(key, row) for key, row in rows.items() if key[0] > generated]
+        content = msgspec.msgpack.encode((last, later))
 
         def write(folder: Path) -> list[FileEntry]:
             durable.make_folder((folder / path).parent, parents=True, exist_ok=True)
@@ -146,21 +139,26 @@ class RowsInFlight:
         return write
 
     def restore(self, folder: Path | None, files: Iterable[FileEntry]) -> None:
-        """Load the rows that ranks have written, of any number of ranks; none without a folder.
+        """Load the rows in flight of a checkpoint, of any number of ranks; none without a folder.
 
-        The files are all those of a checkpoint. A rank continues the rows that it is asked for, and
-        forgets the others.
+        `files` are all files of the checkpoint. A rank continues the rows that are requested from
+        it.
         """
         self._rows, self._last, self._begun = {}, 0, None
         if folder is None:
             return
         for path in [folder / f.path for f in files if f.path.startswith(f"{_FOLDER}/")]:
-            content = path.read_bytes()
-            try:
-                self._last, rows = _DECODER.decode(content)
-            except msgspec.ValidationError:
-                rows = _OLDER.decode(content)
+            self._last, rows = _DECODER.decode(path.read_bytes())
             self._rows |= dict(rows)
+
+
+def generate(
+    generation: Generation, in_flight: RowsInFlight | None, request: Generate
+) -> list[GeneratedRows]:
+    """Run one generation phase; return the rows of each batch that this rank keeps."""
+    if in_flight is not None and request.purpose == TRAIN:
+        return in_flight.generate(request)
+    return generation.run(batches_of(request))
 
 
 def _by_number(request: Generate) -> Generate:

@@ -1,8 +1,8 @@
 """State writer: writes a rank's shard of checkpoints, at once or in the background from a copy.
 
-The copy is in host memory and is made on the main thread, so between two requests. A thread writes
-it: hashing, writing and fsync release the interpreter lock. There is one copy, so the next one
-begins when this one is written.
+The copy is in host memory and is made on the main thread, between two requests. A thread writes it:
+hashing, writing and fsync release the interpreter lock. There is one copy, so writes do not
+overlap.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.shards import HostCopies, Shard
+from ppojob_trainer.checkpoint.tensors import HostCopies, Shard
 from ppojob_trainer.errors import StorageError
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.saving import AskWritten, FileEntry, Saved, SaveShards, Written
@@ -23,19 +23,19 @@ from ppojob_trainer.rpc.wire import Nothing
 
 _log = logging.getLogger(__name__)
 Write = Callable[[Path], list[FileEntry]]
-"""Writes a state into the folder of a checkpoint; when it returns the files are on disk."""
+"""Writes a state into the folder of a checkpoint, durably."""
 StateOf = Callable[[SaveShards], Write]
-"""Returns a writer of the present state; in the background the writer must outlive the state."""
+"""Returns a writer of the current state; in the background the state may change meanwhile."""
 
 
-def writes_of(files: Callable[[], Sequence[Shard]]) -> StateOf:
+def shard_writer(files: Callable[[], Sequence[Shard]]) -> StateOf:
     """Return a writer of the files of a rank's models, which change with the next update."""
     copies = HostCopies()
 
     def state(request: SaveShards) -> Write:
         if not request.in_background:
             return partial(_write, files())
-        return partial(_write_beside, [copies.of(file) for file in files()])
+        return partial(_write_in_background, [copies.of(file) for file in files()])
 
     return state
 
@@ -44,8 +44,8 @@ def _write(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
     return [file.write(folder) for file in files]
 
 
-def _write_beside(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
-    """Write them, but leave room on a full disk for the rows of the current step."""
+def _write_in_background(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
+    """Write the files, but leave disk space for the rows of the current step."""
     durable.need_space(folder, sum(file.nbytes for file in files))
     try:
         return _write(files, folder)
@@ -57,25 +57,23 @@ def _write_beside(files: Sequence[Shard], folder: Path) -> list[FileEntry]:
 
 
 class StateWriter:
-    """Answers the controller's requests for a rank's shard of checkpoints."""
+    """Handles the controller's requests for a rank's shard of checkpoints."""
 
     def __init__(self, run_folder: Path, state: StateOf) -> None:
-        """Paths in requests are relative to the run folder."""
         self._run_folder = run_folder
         self._state = state
-        self._copied: tuple[int, Write] | None = None  # of a step, also after ranks have left it
-        self._begun: tuple[str, Future[list[FileEntry]]] | None = None  # the last, by its folder
+        self._copied: tuple[int, Write] | None = None  # of a step
+        self._begun: tuple[str, Future[list[FileEntry]]] | None = None  # by folder
 
     def routes(self) -> list[Route]:
-        """The methods of every rank whose state may be saved."""
         return [
             Route(methods.BARRIER, self._barrier),
             Route(methods.SAVE_SHARDS, self._save),
             Route(methods.SHARDS_WRITTEN, self._written),
         ]
 
-    def forget(self) -> None:
-        """Forget the saved state: it has changed, whatever its step."""
+    def invalidate(self) -> None:
+        """Drop the copy, since the state was restored."""
         self._copied = None
 
     def _barrier(self, _: Nothing) -> Nothing:
@@ -91,7 +89,7 @@ class StateWriter:
         act = partial(write, self._run_folder / request.folder)
         if not request.in_background:
             return Saved(act())
-        self._begun = request.folder, _beside(act)
+        self._begun = request.folder, _run_in_background(act)
         return Saved([])
 
     def _written(self, request: AskWritten) -> Written:
@@ -108,8 +106,8 @@ class StateWriter:
             wait([self._begun[1]])
 
 
-def _beside(act: Callable[[], list[FileEntry]]) -> Future[list[FileEntry]]:
-    """Run it on a thread that does not delay the end of the process."""
+def _run_in_background(act: Callable[[], list[FileEntry]]) -> Future[list[FileEntry]]:
+    """Run it on a daemon thread, which does not delay the end of the process."""
     made = Future[list[FileEntry]]()
 
     def run() -> None:

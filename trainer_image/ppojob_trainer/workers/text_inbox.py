@@ -11,31 +11,27 @@ from ppojob_trainer.rpc.wire import Nothing
 class TextInbox:
     """Stores the texts of batches until they are scored.
 
-    Texts may come twice, and late: a sender retries, or was replaced. So they are stored under the
-    name of their batch; when rows of one are taken, those of older steps are dropped.
+    Texts may arrive twice, and late, as senders retry or are replaced. So they are stored by batch;
+    taking rows of a batch drops older steps.
     """
 
     def __init__(self) -> None:
         self._batches: dict[BatchName, dict[int, str]] = {}
 
     def put(self, request: Texts) -> Nothing:
-        """Store texts; several owners may send, in any order."""
+        """Store texts; several owners send, in any order."""
         texts = self._batches.setdefault(request.batch, {})
         texts.update(enumerate(request.texts, start=request.first))
         return Nothing()
 
     def take(self, batch: BatchName, rows: Sequence[int]) -> list[str]:
-        """Return the texts of rows of a batch, once, and remove them.
-
-        Raises:
-            JobFailed: the text of a row is not here.
-        """
+        """Remove and return the texts of rows of a batch; JobFailed if one is missing."""
         texts = self._batches.get(batch, {})
         missing = [row for row in rows if row not in texts]
         if missing:
             raise JobFailed(f"{batch.label}: the text of row {missing[0]} never arrived")
         now = (batch.rewinds, batch.step)
-        # Others may arrive meanwhile, on another thread.
+        # A copy, as other threads add batches.
         for name in list(self._batches):
             if (name.rewinds, name.step) < now:
                 del self._batches[name]

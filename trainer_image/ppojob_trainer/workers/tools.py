@@ -1,8 +1,7 @@
 """Tools worker: runs tool calls and user simulators for the ranks that generate.
 
-It holds no model, no GPU, and a key without permission to command others, since it runs user code:
-in child processes with a time limit, never in this one. It keeps no state of a call: a call that is
-lost with it is repeated by its successor.
+It has no model, no GPU, and a key without permission to command others, since it runs user code, in
+child processes with a time limit. It has no state of a call: a lost call is repeated.
 """
 
 from collections.abc import Iterator
@@ -19,13 +18,12 @@ from ppojob_trainer.tools.pool import ToolPool
 
 
 class ToolsWorker:
-    """Answers `act`."""
+    """Handles `act`."""
 
     def __init__(self, pool: ToolPool) -> None:
         self._pool = pool
 
     def routes(self) -> list[Route]:
-        """The methods of this role."""
         return [Route(ACT, self._act)]
 
     def _act(self, request: Act) -> "Future[Acted]":
@@ -38,11 +36,11 @@ class ToolsWorker:
         ]
         acted: Future[Acted] = Future()
         answers = self._pool.start(request.calls, instances, request.tools, request.pictures)
-        answers.add_done_callback(lambda made: _hand_on(made, acted))
+        answers.add_done_callback(lambda made: _set_acted(made, acted))
         return acted
 
 
-def _hand_on(made: "Future[list[ToolAnswer]]", acted: "Future[Acted]") -> None:
+def _set_acted(made: "Future[list[ToolAnswer]]", acted: "Future[Acted]") -> None:
     if (error := made.exception()) is not None:
         acted.set_exception(error)
         return
@@ -53,9 +51,9 @@ def _hand_on(made: "Future[list[ToolAnswer]]", acted: "Future[Acted]") -> None:
 def open_tools_worker(
     environment: PodEnvironment, _rank: RankEnvironment, _keys: KeyRing
 ) -> Iterator[ToolsWorker]:
-    """Open the worker with its processes, which end with the block."""
+    """Open the worker and its processes, which end with the block."""
     spec = environment.config.spec
-    assert spec.agent is not None, "the role is there for its tools"
+    assert spec.agent is not None, "the role has tools"
     with ToolPool(
         spec.agent,
         sandbox=spec.sandbox,

@@ -10,7 +10,7 @@ from golden_lines import assert_lines, read_lines
 from ppojob_api import manifest, validation
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
-from ppojob_trainer.data.media.picture_readers import why_no_pictures
+from ppojob_trainer.data.media.picture_forms import why_no_pictures
 
 HERE = Path(__file__).parent
 SCRIPTS = HERE / "scripts"

@@ -37,11 +37,16 @@ from ppojob_api.problem import ReasonCode
 from ppojob_api.run_config import resolve
 from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
-from ppojob_trainer.data.media.picture_forms import read_form, why_no_media
-from ppojob_trainer.data.media.picture_readers import all_take_pictures
-from ppojob_trainer.data.media.pictures import is_picture, opened, packed, unpacked
-from ppojob_trainer.data.media.sounds import packed_sound, sound_of
-from ppojob_trainer.data.media.videos import packed_clip
+from ppojob_trainer.data.media.picture_forms import all_take_pictures, read_form, why_no_media
+from ppojob_trainer.data.media.pictures import (
+    is_picture,
+    opened,
+    packed,
+    packed_clip,
+    packed_sound,
+    sound_of,
+    unpacked,
+)
 from ppojob_trainer.models.layout_checks import check_layouts
 from ppojob_trainer.models.vision_tower import VisionTower
 
@@ -111,7 +116,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
     made = processor_of(model)(text="<|AUDIO|>", audio=[sound_of(sound)])
     assert form.tokens_of(sound) == (TOKEN, made["input_ids"][0])
     tower = VisionTower(model, form, torch.device("cpu"), torch.float32)
-    (said,) = tower.seen([sound])
+    (said,) = tower.encode([sound])
     assert len(said) == len(form.tokens_of(sound)[1])
     ours, (theirs, mask) = tower._made(sound), heard_by(model, [sound])
     frames = int(ours["frames"])

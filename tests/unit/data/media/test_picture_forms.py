@@ -465,6 +465,6 @@ def test_why_a_folder_is_shown_none_names_its_processor(
     path.write_text(json.dumps({**json.loads(path.read_text()), "max_patches": "4"}))
     assert "has a GotOcr2ImageProcessor" in why_no_media(folder)
     path.write_text(json.dumps({"image_processor_type": "SiglipImageProcessor"}))
-    assert "is a SiglipImageProcessor, and the supported ones begin" in why_no_media(folder)
+    assert "has a SiglipImageProcessor that is not supported" in why_no_media(folder)
     path.unlink()
     assert f"has neither a processor_config.json nor a {path.name}" in why_no_media(folder)

@@ -19,7 +19,7 @@ from ppojob_cli.job_file import load_job
 from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.checks import check_files
 from ppojob_trainer.data.dataset import PromptDataset
-from ppojob_trainer.data.media.picture_readers import all_take_pictures, why_no_pictures
+from ppojob_trainer.data.media.picture_forms import all_take_pictures, why_no_pictures
 from ppojob_trainer.data.media.pictures import opened, packed, unpacked, with_parts
 from ppojob_trainer.data.row_checks import RowAgent, RowAgents
 from ppojob_trainer.models.layout_checks import check_layouts
@@ -279,7 +279,7 @@ def test_why_a_model_with_a_tower_is_shown_no_pictures_is_told(folder: Path) -> 
         report = files.report(
             files.table("a.parquet", given_rows("sft", "a <image>b")), given="sft"
         )
-    assert any("(the image processor of " in line for line in report.warnings)
+    assert any("SiglipImageProcessor" in line for line in report.warnings)
 
 
 def test_a_mark_without_a_picture_is_told(folder: Path) -> None:

@@ -25,11 +25,9 @@ from ppojob_trainer.data.chat import ChatTokenizer
 from ppojob_trainer.data.media.picture_cells import BadPicture
 from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.picture_grids import Grid
-from ppojob_trainer.data.media.pictures import opened, packed, unpacked
-from ppojob_trainer.data.media.video_cells import read_videos
-from ppojob_trainer.data.media.video_files import decode
+from ppojob_trainer.data.media.pictures import clip_of, opened, packed, unpacked
+from ppojob_trainer.data.media.video_cells import decode, read_videos
 from ppojob_trainer.data.media.video_forms import Joined
-from ppojob_trainer.data.media.videos import clip_of
 
 pytestmark = pytest.mark.processes
 

@@ -1,8 +1,7 @@
 """Tool-call parsing: parsed calls, and linear-time parsing of tagged text.
 
-Everything here takes time linear in the length of a text: a policy that writes one tag ten thousand
-times must not stop the rank that holds its engine. Regular expressions with ``.*?`` between two
-tags would.
+All functions take time linear in the length of a text, unlike regular expressions with ``.*?``
+between two tags: a policy may write one tag ten thousand times.
 """
 
 import json
@@ -21,8 +20,8 @@ class Call:
 
     Attributes:
         name: of the tool; there may be none of this name.
-        arguments: what should be a JSON object; whoever makes the call checks it.
-        id: by which the model tells its calls apart; empty in most formats.
+        arguments: a JSON object, not validated yet.
+        id: of the call; empty in most formats.
     """
 
     name: str
@@ -32,7 +31,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class BadCall:
-    """A call that names no tool; the model can be told why."""
+    """A call that names no tool."""
 
     why: str
 

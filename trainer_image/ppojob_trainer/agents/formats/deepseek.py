@@ -1,6 +1,6 @@
 """DeepSeek-V4: `<｜DSML｜invoke name="NAME">` with a parameter for each argument.
 
-A parameter says whether its value is text: `<｜DSML｜parameter name="KEY" string="true">`.
+An attribute of a parameter marks text: `<｜DSML｜parameter name="KEY" string="true">`.
 """
 
 from ppojob_trainer.agents.formats.calls import (
@@ -22,7 +22,7 @@ _END_TOKEN = "<\uff5cend\u2581of\u2581sentence\uff5c>"
 
 
 def deepseek(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn, decoded with its special tokens."""
+    """Parse a turn, decoded with its special tokens."""
     text = text.replace(_END_TOKEN, "")
     return tuple(call for block in blocks(text, _START, _END) for call in _calls(block))
 

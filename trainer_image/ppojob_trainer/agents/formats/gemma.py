@@ -19,7 +19,7 @@ _DEEPEST = 100
 
 
 def gemma(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn, decoded with its special tokens."""
+    """Parse a turn, decoded with its special tokens."""
     return tuple(_call(block) for block in blocks(text, _START, _END))
 
 
@@ -33,7 +33,7 @@ def _call(block: str) -> Call | BadCall:
 
 
 class _Reader:
-    """Reads arguments, as far as they can be read."""
+    """Parses arguments as far as possible."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -41,11 +41,11 @@ class _Reader:
 
     @property
     def rest(self) -> str:
-        """What is not read yet."""
+        """Return the text that is not parsed yet."""
         return self._text[self._at :]
 
     def items(self, depth: int) -> dict[str, Json]:
-        """`KEY:VALUE,...` up to a closing brace or the end."""
+        """Parse `KEY:VALUE,...` up to a closing brace or the end."""
         found: dict[str, Json] = {}
         while (key := _KEY.match(self._text, self._at)) is not None:
             self._at = key.end()

@@ -1,6 +1,6 @@
 """GLM-4.5 and later: `<tool_call>NAME<arg_key>KEY</arg_key><arg_value>VALUE</arg_value>...`.
 
-Values are JSON where they can be, and text where not.
+Values are JSON, or else text.
 """
 
 from ppojob_trainer.agents.formats import calls
@@ -12,7 +12,7 @@ _KEY, _KEY_END, _VALUE, _VALUE_END = "<arg_key>", "</arg_key>", "<arg_value>", "
 
 
 def glm(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn."""
+    """Parse a turn."""
     return tuple(_call(block) for block in calls.blocks(text, _START, _END))
 
 
@@ -22,12 +22,12 @@ def _call(block: str) -> Call | BadCall:
         return BadCall("a call without the name of its function")
     arguments: dict[str, Json] = {}
     while has_arguments:
-        key, _, behind = rest.partition(_KEY_END)
-        if behind.lstrip().startswith(_VALUE):
-            value, is_whole, rest = behind.partition(_VALUE)[2].partition(_VALUE_END)
+        key, _, after = rest.partition(_KEY_END)
+        if after.lstrip().startswith(_VALUE):
+            value, is_whole, rest = after.partition(_VALUE)[2].partition(_VALUE_END)
             if is_whole:
                 arguments[key.rpartition(_KEY)[2].strip()] = calls.value_of(value.strip())
         else:
-            rest = behind
+            rest = after
         _, has_arguments, rest = rest.partition(_KEY)
     return Call(name.strip(), calls.encoded(arguments))

@@ -14,7 +14,7 @@ _TO = re.compile(r"\bto=([^\s<]+)")
 
 
 def gpt_oss(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn, decoded with its special tokens."""
+    """Parse a turn, decoded with its special tokens."""
     calls: list[Call | BadCall] = []
     for message in text.split(_START):
         header, _, body = message.partition(_BODY)

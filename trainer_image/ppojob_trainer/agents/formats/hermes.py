@@ -6,5 +6,5 @@ _START, _END = "<tool_call>", "</tool_call>"
 
 
 def hermes(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn."""
+    """Parse a turn."""
     return tuple(named_call(block) for block in blocks(text, _START, _END))

@@ -19,34 +19,34 @@ _ID = re.compile(r"(?:functions\.)?(.+?)(?::\d+)?")
 
 
 def kimi(text: str, tools: Tools = ()) -> Calls:
-    """Read a turn, decoded with its special tokens."""
+    """Parse a turn, decoded with its special tokens."""
     if _SECTION not in text:
         return ()
     return tuple(_call(block, tools) for block in blocks(text, _START, _END))
 
 
 def _call(block: str, tools: Tools) -> Call | BadCall:
-    told, is_whole, arguments = block.partition(_BODY)
-    told = told.strip()
-    named = _ID.fullmatch(told)
+    id_, is_whole, arguments = block.partition(_BODY)
+    id_ = id_.strip()
+    named = _ID.fullmatch(id_)
     if not is_whole or named is None:
         return BadCall("a call without name or arguments")
     value = value_of(arguments.strip())
     keys = set(value) if isinstance(value, dict) else set()
     text = encoded(value) if isinstance(value, dict) else arguments.strip()
-    return Call(_tool(told, named[1], keys, tools), text, told)
+    return Call(_tool(id_, named[1], keys, tools), text, id_)
 
 
-def _tool(told: str, name: str, keys: set[str], tools: Tools) -> str:
-    """The tool that is meant.
+def _tool(id_: str, name: str, keys: set[str], tools: Tools) -> str:
+    """Return the name of the called tool.
 
-    The model sees its earlier calls by their ids alone, and soon writes ids of its own. So a tool
-    whose name is in the id is meant, or the only one whose arguments are all there.
+    The prompt shows earlier calls by their ids only, so the model writes ids of other forms: then
+    it is the tool whose name is in the id, or the only one whose required arguments are present.
     """
     needed = required_of(tools)
     if name in needed:
         return name
-    compact = told.lower().replace("-", "_")
+    compact = id_.lower().replace("-", "_")
     within = [one for one in needed if one.lower() in compact]
     fitting = [one for one, required in needed.items() if required and required <= keys]
     if len(within) == 1:

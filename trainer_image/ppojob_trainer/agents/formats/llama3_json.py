@@ -1,4 +1,4 @@
-"""Llama 3.1 and later: the turn is `{"name": ..., "parameters": {...}}`, or several behind `;`.
+"""Llama 3.1 and later: the turn is `{"name": ..., "parameters": {...}}`, or several with `;`.
 
 https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
 """
@@ -12,7 +12,7 @@ _DECODER = json.JSONDecoder()
 
 
 def llama3_json(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn. One that does not begin with a call has none: models quote JSON in answers."""
+    """Parse a turn. One that does not begin with a call has none: models quote JSON in answers."""
     rest = text.strip().removeprefix(_PYTHON).lstrip()
     calls: list[Call | BadCall] = []
     at = 0

@@ -1,6 +1,6 @@
 """MiniMax-M2: `<invoke name="NAME"><parameter name="KEY">VALUE</parameter></invoke>`.
 
-They stand in `<minimax:tool_call>`; values are JSON or text.
+Calls are in `<minimax:tool_call>`; values are JSON or text.
 """
 
 from ppojob_trainer.agents.formats.calls import (
@@ -19,7 +19,7 @@ _NO_NAME = 'a call that does not begin with <invoke name="NAME">'
 
 
 def minimax(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn."""
+    """Parse a turn."""
     calls: list[Call | BadCall] = []
     for block in blocks(text, _START, _END):
         for name, body in elements(block, '<invoke name="', '">', "</invoke>"):

@@ -1,4 +1,4 @@
-"""docs/agent-formats.md, made of the table: `python -m ppojob_trainer.agents.formats.page`."""
+"""Generates docs/agent-formats.md from the table."""
 
 import sys
 
@@ -21,7 +21,7 @@ is generated from `ppojob_trainer/agents/formats/table.py` by
 
 
 def page() -> str:
-    """The whole page."""
+    """Return the page."""
     rows = []
     for name, row in FORMATS.items():
         stops = " ".join(_code(stop) for stop in (*row.stop_texts, *row.stop_tokens))
@@ -30,7 +30,7 @@ def page() -> str:
 
 
 def _code(text: str) -> str:
-    """Code in a cell of a table, where a bar would end it."""
+    """Format code in a cell of a table; a bar would end the cell."""
     return f"`{text}`".replace("|", "\\|")
 
 

@@ -1,7 +1,7 @@
 """Qwen3-Coder and Qwen3.5: `<function=NAME><parameter=KEY>VALUE</parameter>...</function>`.
 
-Values stand bare, so the tool's schema says what they are. A turn that breaks off is read as far as
-it goes, as the parser of the model's publishers does.
+Values are unquoted, so the tool's schema determines their types. An incomplete turn is parsed as
+far as possible, as by the parser of the model's publishers.
 """
 
 import ast
@@ -26,7 +26,7 @@ _MAX_LITERAL = 1000
 
 
 def qwen3_coder(text: str, tools: Tools = ()) -> Calls:
-    """Read a turn."""
+    """Parse a turn."""
     return tuple(
         _call(function, tools)
         for block in _found(text, _START, _END)
@@ -49,7 +49,7 @@ def _call(function: str, tools: Tools) -> Call | BadCall:
 
 
 def _found(text: str, start: str, end: str) -> list[str]:
-    """Blocks; a last one without an end goes to the end of the text, or its last newline there."""
+    """Return blocks; a last one without an end extends to the end of the text."""
     found = blocks(text, start, end, open_ended=True)
     if found and text.endswith("\n") and text.rfind(end) < text.rfind(start):
         found[-1] = found[-1].removesuffix("\n")
@@ -57,7 +57,7 @@ def _found(text: str, start: str, end: str) -> list[str]:
 
 
 def _typed(value: str, schema: Mapping[str, Json] | None) -> Json:
-    """A value as its schema wants it; the text where it cannot be had."""
+    """Convert a value to the type of its schema; the text itself if that fails."""
     if value.lower() == "null":
         return None
     if schema is None:
@@ -83,7 +83,7 @@ def _number(value: str, kind: type[int] | type[float]) -> Json:
 
 
 def _literal(value: str) -> Json:
-    """A value in JSON, or else as Python writes it."""
+    """Parse a value as JSON, or else as a Python literal."""
     parsed = value_of(value)
     if parsed is not value or len(value) > _MAX_LITERAL:
         return parsed

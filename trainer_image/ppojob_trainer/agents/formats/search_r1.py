@@ -1,7 +1,7 @@
 """Search-R1 (arXiv:2503.09516): `<search>QUERY</search>`, and `<answer>...</answer>` at the end.
 
-The first of them that is whole counts, also within thoughts. A query is a call of the tool
-`search`; an answer ends the row; a turn with neither is told that its action is invalid.
+The first complete one counts, also within thoughts. A query is a call of the tool `search`; an
+answer ends the row; a turn with neither gets `INVALID`.
 """
 
 from ppojob_trainer.agents.formats.calls import BadCall, Call, Calls, Tools, blocks, encoded
@@ -10,17 +10,17 @@ INVALID = (
     "\nThat was neither a search nor an answer. A query stands between <search> and </search>, a "
     "final answer between <answer> and </answer>. I try again.\n"
 )
-"""What a turn is told that has neither; Search-R1 has other words of the same meaning."""
+"""Message after a turn with neither; Search-R1 words it differently."""
 _TAGS = ("search", "answer")
 
 
 def information(answer: str) -> str:
-    """The answer of a search, as the paper puts it behind one."""
+    """Format the answer of a search as in the paper."""
     return f"\n\n<information>{answer.strip()}</information>\n\n"
 
 
 def search_r1(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn."""
+    """Parse a turn."""
     found = [
         (text.find(f"<{tag}>"), tag, inner[0].strip())
         for tag in _TAGS

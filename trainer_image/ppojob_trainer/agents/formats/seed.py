@@ -7,7 +7,7 @@ _START, _END = "<seed:tool_call>", "</seed:tool_call>"
 
 
 def seed(text: str, _tools: Tools = ()) -> Calls:
-    """Read a turn."""
+    """Parse a turn."""
     return tuple(_call(block) for block in calls.blocks(text, _START, _END))
 
 

@@ -1,1 +1,1 @@
-"""Policy losses per token, before `aggregate` reduces them: a file each."""
+"""Policy losses per token, before `aggregate`: one file each."""

@@ -9,11 +9,10 @@ def clip(inputs: LossInputs, *, clip_low: float, clip_high: float, dual_clip: fl
     """The clipped surrogate loss of PPO.
 
     PPO (arXiv:1707.06347), equation 7: `L = max(-A ρ, -A clip(ρ, 1 - clip_low, 1 + clip_high))`.
-    Different bounds on the two sides are DAPO's clip-higher (arXiv:2503.14476), equation 10. Dual
-    clip (arXiv:1912.09729), equation 5: where A < 0, `L = min(L, -A dual_clip)`, so that one token
-    of a large ratio cannot dominate the step; with 0 it is off.
+    Different bounds are DAPO's clip-higher (arXiv:2503.14476), equation 10. Dual clip
+    (arXiv:1912.09729), equation 5: `L = min(L, -A dual_clip)` where A < 0; off if 0.
 
-    Numbers, metrics and gradients are those of verl's `vanilla` loss, the log-ratio cut off at ±20.
+    Numbers, metrics and gradients are those of verl's `vanilla` loss, the log-ratio clamped to ±20.
     """
     advantages, log_ratio = inputs.trained(inputs.advantages), bounded(inputs.log_ratio())
     ratio = log_ratio.exp()

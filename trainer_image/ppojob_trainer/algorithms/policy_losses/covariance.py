@@ -1,11 +1,9 @@
 """Clip-Cov and KL-Cov: restrain the few tokens that cause entropy collapse.
 
-The Entropy Mechanism (arXiv:2505.22617): entropy falls with the covariance between log-probability
-and advantage, and a few tokens make most of it. Both losses find them by
-`cov_t = (A_t - mean A) (log π_t - mean log π)`, the means over the trained tokens.
-
-Means, shares and choices are those of the micro-batch, as in verl: other micro-batches or another
-number of ranks choose other tokens.
+The Entropy Mechanism (arXiv:2505.22617): entropy falls with the covariance of log-probability and
+advantage, `cov_t = (A_t - mean A) (log π_t - mean log π)`, means over the trained tokens. Means and
+shares are those of the micro-batch, as in verl, so the chosen tokens depend on how a mini-batch is
+split.
 """
 
 import torch
@@ -23,14 +21,13 @@ def clip_cov(
     clip_low: float,
     clip_high: float,
 ) -> LossOutput:
-    """The clipped loss, without the gradient of some tokens of high covariance.
+    """The clipped loss, without the loss of some tokens of high covariance.
 
-    Clip-Cov of the paper: of the tokens that the clip leaves alone and whose covariance
-    lies between the bounds, `share` of all trained tokens, at least one, are drawn, and their loss
-    is 0. The draw comes from torch's global generator, whose state belongs into a checkpoint.
+    Of the tokens that are not clipped and whose covariance is within the bounds, `share` of all
+    trained tokens, at least one, are drawn by torch's global generator; their loss is 0.
 
-    Departs from verl: the log-ratio is cut off at ±20; `pg_clipfrac` is the share of tokens at
-    which the clip decides, where verl's is that of the drawn ones, here `pg_covfrac`.
+    Departs from verl: the log-ratio is clamped to ±20; `pg_clipfrac` is the share of clipped
+    tokens, where verl's is that of the drawn ones, here `pg_covfrac`.
     """
     advantages, log_ratio = inputs.trained(inputs.advantages), bounded(inputs.log_ratio())
     ratio = log_ratio.exp()
@@ -51,13 +48,13 @@ def clip_cov(
 
 
 def kl_cov(inputs: LossInputs, *, share: float, coefficient: float) -> LossOutput:
-    """The plain surrogate, with a penalty on the tokens of the highest covariance.
+    """The surrogate, with a penalty on the tokens of the highest covariance.
 
-    KL-Cov of the paper: `L = -A ρ`, and `L = -A ρ + coefficient |log ρ|` for `share` of the trained
-    tokens, at least one, those of the highest covariance; of equal ones the first in row order.
+    `L = -A ρ`, and `L = -A ρ + coefficient |log ρ|` for `share` of the trained tokens, at least
+    one, of the highest covariance; of equal ones the first in row order.
 
-    Departs from verl: the log-ratio is cut off at ±20; `ppo_kl` is the mean of -log ρ, as in every
-    loss, where verl's is that of |log ρ|.
+    Departs from verl: the log-ratio is clamped to ±20; `ppo_kl` is the mean of -log ρ, where verl's
+    is that of |log ρ|.
     """
     log_ratio = bounded(inputs.log_ratio())
     loss = -inputs.trained(inputs.advantages) * log_ratio.exp()
@@ -70,11 +67,11 @@ def kl_cov(inputs: LossInputs, *, share: float, coefficient: float) -> LossOutpu
 
 
 def _covariances(inputs: LossInputs) -> Tensor:
-    """(tokens,) without gradient; 0 where a token is not trained."""
+    """Return (tokens,) covariances without gradient; 0 at masked tokens."""
     columns = []
     for column in (inputs.advantages, inputs.logprobs):
-        kept = inputs.trained(column.detach())
-        columns.append(kept - kept.sum() / inputs.mask.sum().clamp(min=1))
+        trained = inputs.trained(column.detach())
+        columns.append(trained - trained.sum() / inputs.mask.sum().clamp(min=1))
     return inputs.trained(columns[0] * columns[1])
 
 
@@ -83,5 +80,4 @@ def _count(inputs: LossInputs, share: float) -> int:
 
 
 def _at(positions: Tensor, mask: Tensor) -> Tensor:
-    """(tokens,) bool, True at the positions."""
     return torch.zeros_like(mask).index_fill(0, positions, value=True)

@@ -4,12 +4,10 @@ from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutpu
 
 
 def gpg(inputs: LossInputs) -> LossOutput:
-    """Minus the advantage times the log-probability.
+    """The policy gradient `L = -A log π`.
 
-    Group Policy Gradient (arXiv:2504.02546), its objective: `L = -A log π`. Nothing holds the
-    policy to the one that sampled, so it is for a single update a step.
-
-    Numbers and gradients are those of verl's `gpg`, which has no metric; here `ppo_kl` is one.
+    Group Policy Gradient (arXiv:2504.02546). Without a ratio, it is for one update per step.
+    Numbers and gradients are those of verl's `gpg`, which has no metric.
     """
     loss = -inputs.trained(inputs.advantages) * inputs.trained(inputs.logprobs)
     return LossOutput(loss, {"actor/ppo_kl": -bounded(inputs.log_ratio()).detach()})

@@ -1,8 +1,8 @@
-"""GVPO and trajectory balance: how far the responses of a prompt are from their mean.
+"""GVPO and trajectory balance: the variance of responses within the group of a prompt.
 
-Both make the log-ratio of a whole response to π_0 equal to A / β, up to a constant of the prompt:
-the policy is then `π_0 exp(A / β) / Z`, the best one under a KL to π_0. The mean of the group, of
-the policy in the update, stands for log Z; so no baseline of the prompt in A changes anything.
+Both fit the log-ratio of a response to π_0 to A / β, up to a constant per prompt: the policy is
+then `π_0 exp(A / β) / Z`, the optimum under a KL to π_0. The mean of the group estimates log Z, so
+baselines of the prompt in A have no effect.
 """
 
 import torch
@@ -13,12 +13,10 @@ from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutpu
 
 
 def gvpo(inputs: LossInputs, *, beta: float) -> LossOutput:
-    """Half the variance within a group of what the policy says of rewards less the rewards.
+    """Half the variance within a group of scaled log-ratios minus advantages.
 
     GVPO (arXiv:2504.19599): with `d = β Σ_t log ρ_t - A` of a row, over its trained tokens, and n
-    rows in its group, `L = 1/2 (d - sg(mean_g d))² n / (n - 1)`. A is its mean over the row. The
-    gradient through the mean of a group would be 0.
-
+    rows in its group, `L = 1/2 (d - sg(mean_g d))² n / (n - 1)`, A the row's mean advantage.
     Numbers and gradients are those of verl's recipe, as a mean over responses of whole groups.
     """
     log_ratio = inputs.log_ratio()
@@ -31,9 +29,9 @@ def gvpo(inputs: LossInputs, *, beta: float) -> LossOutput:
 def trajectory_balance(inputs: LossInputs, *, beta: float) -> LossOutput:
     """The squared error of the balance between policy, reference and reward.
 
-    TBA (arXiv:2503.18929), trajectory balance in the form of VarGrad: with
-    `d = Σ_t (log π_t - log π_ref,t) - A / β` of a row, over its trained tokens,
-    `L = (log Z + d)²`, `log Z = -sg(mean_g d)`. A is its mean over the row.
+    TBA (arXiv:2503.18929), trajectory balance in the form of VarGrad: with `d = Σ_t (log π_t - log
+    π_ref,t) - A / β` of a row, over its trained tokens, `L = (log Z + d)²`, `log Z = -sg(mean_g
+    d)`, A the row's mean advantage.
     """
     assert inputs.ref_logprobs is not None, "the reference comes before the update"
     log_ratio = inputs.trained(inputs.logprobs) - inputs.trained(inputs.ref_logprobs)
@@ -47,19 +45,19 @@ def trajectory_balance(inputs: LossInputs, *, beta: float) -> LossOutput:
 
 
 def _of_rows(log_ratio: Tensor, inputs: LossInputs) -> Tensor:
-    """(rows,) float64, that of each response."""
+    """Return (rows,) float64 sums over the trained tokens."""
     return row_sum(log_ratio.double(), inputs.mask, inputs.lengths)
 
 
 def _rewards(inputs: LossInputs) -> Tensor:
-    """(rows,) float64, A of each response."""
+    """Return (rows,) float64, the mean advantage of each row."""
     return row_mean(inputs.advantages.double(), inputs.mask, inputs.lengths)
 
 
 def _of_groups(values: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """The mean of each row's group, without gradient, and how many rows that has: (rows,) each.
+    """Return the mean (no gradient) and the number of rows of each row's group, (rows,) each.
 
-    Rows without a trained token are in no group, and have 0 and 1.
+    Rows without a trained token get 0 and 1.
     """
     rows = rows_with_any(inputs.mask, inputs.lengths)
     rows = rows[torch.argsort(inputs.groups[rows], stable=True)]
@@ -72,6 +70,6 @@ def _of_groups(values: Tensor, inputs: LossInputs) -> tuple[Tensor, Tensor]:
 
 
 def _to_tokens(values: Tensor, inputs: LossInputs) -> Tensor:
-    """Each row's number at its trained tokens: (rows,) -> (tokens,), as exact as those are."""
+    """Expand row values to the trained tokens: (rows,) -> (tokens,), in the dtype of those."""
     tokens = values.to(inputs.logprobs.dtype).repeat_interleave(inputs.lengths)
     return inputs.trained(tokens)

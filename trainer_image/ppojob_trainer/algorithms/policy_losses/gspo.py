@@ -1,22 +1,20 @@
-"""GSPO: one ratio for a whole response, the geometric mean of those of its tokens."""
+"""GSPO: one ratio for a response, the geometric mean of its tokens' ratios."""
 
 import torch
 
 from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutput
 
 LOG_RATIO_TOP = 10.0
-"""Log-ratio of a response above which it is cut off, with no gradient, as verl does."""
+"""Clamp of a response's log-ratio, as in verl."""
 
 
 def gspo(inputs: LossInputs, *, clip_low: float, clip_high: float) -> LossOutput:
-    """The clipped loss, by the ratio of the response.
+    """The clipped loss, with the ratio of the response.
 
-    GSPO (arXiv:2507.18071), equations 5 to 7, in the token form of equations 13 and 14: with
-    `s = exp(1/n Σ_t log ρ_t)` over the n trained tokens of a row, and `s_t = sg(s) π_t / sg(π_t)`,
-    which is s in value and whose gradient is that of the token,
-    `L_t = max(-A s_t, -A clip(s_t, 1 - clip_low, 1 + clip_high))`. Added up by
-    `sequence_mean_token_mean`; by `sequence_mean_token_sum` it is LUSPO (arXiv:2602.05261).
-
+    GSPO (arXiv:2507.18071), equations 5 to 7, in the token form of equations 13 and 14: with `s =
+    exp(1/n Σ_t log ρ_t)` over the n trained tokens of a row, and `s_t = sg(s) π_t / sg(π_t)`, `L_t
+    = max(-A s_t, -A clip(s_t, 1 - clip_low, 1 + clip_high))`. Aggregate by
+    `sequence_mean_token_mean`; with `sequence_mean_token_sum` it is LUSPO (arXiv:2602.05261).
     Numbers and gradients are those of verl's `gspo`.
     """
     log_ratio, advantages = inputs.log_ratio(), inputs.trained(inputs.advantages)

@@ -1,4 +1,4 @@
-"""Inputs and results of policy losses, and functions that they share.
+"""Inputs and results of policy losses, and the functions that they share.
 
 Notation: ρ = π(a_t|s_t) / π_old(a_t|s_t), A the advantage. Shapes: (tokens,), flat.
 """
@@ -12,78 +12,55 @@ from torch import Tensor
 from ppojob_trainer.algorithms.masked import row_mean, zero_outside
 
 LOG_RATIO_LIMIT = 20.0
-"""Absolute log-ratio beyond which it is cut off, with no gradient, so that ratios stay finite."""
+"""Clamp of absolute log-ratios, so that ratios stay finite; no gradient beyond."""
 
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
-    """All that a loss may read of a micro-batch: `tokens` tokens of `rows` responses.
+    """Columns of a micro-batch: `tokens` tokens of `rows` responses."""
 
-    Attributes:
-        logprobs: (tokens,) log π, with gradient.
-        old_logprobs: (tokens,) log π_old.
-        rollout_logprobs: (tokens,) log μ of the engine that drew the tokens.
-        advantages: (tokens,) A.
-        mask: (tokens,) bool, True where the token is trained.
-        lengths: (rows,) int64, tokens of each response.
-        groups: (rows,) int64, the prompt of each response.
-        ref_logprobs: (tokens,) log π_ref, where the job asks the reference for them; else None.
-        log_z: (tokens,) log Z of the row's prompt, with gradient, where a network learns it.
-    """
-
-    logprobs: Tensor
-    old_logprobs: Tensor
-    rollout_logprobs: Tensor
-    advantages: Tensor
-    mask: Tensor
-    lengths: Tensor
-    groups: Tensor
-    ref_logprobs: Tensor | None = None
-    log_z: Tensor | None = None
+    logprobs: Tensor  # (tokens,) log π, with gradient
+    old_logprobs: Tensor  # (tokens,) log π_old
+    rollout_logprobs: Tensor  # (tokens,) log μ of the rollout engine
+    advantages: Tensor  # (tokens,) A
+    mask: Tensor  # (tokens,) bool, True at trained tokens
+    lengths: Tensor  # (rows,) int64, tokens of each response
+    groups: Tensor  # (rows,) int64, the prompt of each response
+    ref_logprobs: Tensor | None = None  # (tokens,) log π_ref, if the job has a reference
+    log_z: Tensor | None = None  # (tokens,) log Z of the row's prompt, with gradient, if learnt
 
     def trained(self, values: Tensor) -> Tensor:
-        """A column with zeros, and no gradient, where a token is not trained."""
+        """Set masked tokens of a column to zero, without gradient."""
         return zero_outside(values, self.mask)
 
     def log_ratio(self) -> Tensor:
-        """(tokens,) log ρ, with gradient; 0 where a token is not trained."""
+        """Return (tokens,) log ρ, with gradient; 0 at masked tokens."""
         return self.trained(self.logprobs) - self.trained(self.old_logprobs)
 
     def of_row(self, values: Tensor) -> Tensor:
-        """Each token's row mean over its trained tokens: (tokens,) -> (tokens,)."""
+        """Return the mean over the trained tokens of each token's row: (tokens,) -> (tokens,)."""
         means = row_mean(values, self.mask, self.lengths)
         return torch.repeat_interleave(means, self.lengths)
 
 
 @dataclass(frozen=True, slots=True)
 class LossOutput:
-    """What a loss gives back.
+    """Result of a loss."""
 
-    Attributes:
-        loss: (tokens,) to be minimized, with gradient; 0 where `mask` is False.
-        metrics: (tokens,) each, without gradient, by the name of the metric that is their mean.
-    """
-
-    loss: Tensor
-    metrics: Mapping[str, Tensor]
+    loss: Tensor  # (tokens,) with gradient; 0 at masked tokens
+    metrics: Mapping[str, Tensor]  # (tokens,) without gradient; a metric is their mean
 
 
 @dataclass(frozen=True, slots=True)
 class PolicyLoss:
-    """A policy loss of `POLICY_LOSSES`.
+    """A row of `POLICY_LOSSES`."""
 
-    Attributes:
-        compute: from `LossInputs` and the options of `spec.algorithm.policyLoss` to `LossOutput`.
-        metrics: names of what `LossOutput.metrics` holds: a rank without rows has to know them.
-        vanishes_without_advantage: a row whose advantages are all zero has no gradient, and changes
-            that of no other, so an update may leave it out.
-    """
-
-    compute: Callable[..., LossOutput]
-    metrics: tuple[str, ...]
+    compute: Callable[..., LossOutput]  # from `LossInputs` and options of `policyLoss`
+    metrics: tuple[str, ...]  # keys of `LossOutput.metrics`, for ranks without rows
+    # a row whose advantages are all zero has no gradient and changes no other's: updates skip it
     vanishes_without_advantage: bool = False
 
 
 def bounded(log_ratio: Tensor) -> Tensor:
-    """A log-ratio that `exp` takes; beyond the limit there is no gradient."""
+    """Clamp log-ratios to the limit; no gradient beyond it."""
     return log_ratio.clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

@@ -1,4 +1,4 @@
-"""prime-rl's losses: ratios to the sampler, masked far from it, with a quadratic penalty."""
+"""prime-rl's losses: ratios to the sampler, masked by divergence, with a quadratic penalty."""
 
 import torch
 from torch import Tensor
@@ -9,37 +9,35 @@ from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutpu
 def prime_rl(
     inputs: LossInputs, *, divergence_low: float, divergence_high: float, kl_coefficient: float
 ) -> LossOutput:
-    """DPPO against the sampler μ, with a penalty on the distance to it.
+    """DPPO with ratios to the sampler μ, and a penalty on the distance to it.
 
-    `L = -A ρ M + kl_coefficient (log ρ)²`, ρ = π / μ. M is that of DPPO's Binary-TV
-    (arXiv:2602.04879): 0 where A > 0 and π - μ > divergence_high, and where A ≤ 0 and
-    μ - π > divergence_low, else 1. The penalty is that of Kimi K2.5 (arXiv:2602.02276); it is of
-    all trained tokens.
-
-    Numbers and gradients are those of prime-rl's `default`, log ρ cut off at ±20 before exp.
+    `L = -A ρ M + kl_coefficient (log ρ)²`, ρ = π / μ, M as in DPPO's Binary-TV (arXiv:2602.04879):
+    0 where A > 0 and π - μ > divergence_high, and where A ≤ 0 and μ - π > divergence_low, else 1.
+    The penalty, on all trained tokens, is that of Kimi K2.5 (arXiv:2602.02276). Numbers and
+    gradients are those of prime-rl's `default`, log ρ clamped to ±20 before exp.
     """
     moved = _moved(inputs)
     is_positive = inputs.trained(inputs.advantages) > 0.0
     is_far = torch.where(is_positive, moved > divergence_high, -moved > divergence_low)
-    return _held_back(inputs, is_far, kl_coefficient)
+    return _masked_surrogate(inputs, is_far, kl_coefficient)
 
 
 def ipo(inputs: LossInputs, *, divergence: float, kl_coefficient: float) -> LossOutput:
-    """The same, without those that moved too far whichever way: `M = 0 where |π - μ| > divergence`.
+    """The same with a symmetric mask: `M = 0 where |π - μ| > divergence`.
 
-    Numbers and gradients are those of prime-rl's `ipo`, log ρ cut off at ±20 before exp.
+    Numbers and gradients are those of prime-rl's `ipo`, log ρ clamped to ±20 before exp.
     """
-    return _held_back(inputs, _moved(inputs).abs() > divergence, kl_coefficient)
+    return _masked_surrogate(inputs, _moved(inputs).abs() > divergence, kl_coefficient)
 
 
 def _moved(inputs: LossInputs) -> Tensor:
-    """(tokens,) π - μ, without gradient."""
+    """Return (tokens,) π - μ, without gradient."""
     probs = inputs.trained(inputs.logprobs).detach().exp()
     return probs - inputs.trained(inputs.rollout_logprobs).exp()
 
 
-def _held_back(inputs: LossInputs, is_far: Tensor, kl_coefficient: float) -> LossOutput:
-    """The surrogate of the tokens that are not far, and the penalty of all."""
+def _masked_surrogate(inputs: LossInputs, is_far: Tensor, kl_coefficient: float) -> LossOutput:
+    """Return the surrogate of the tokens that are not masked, plus the penalty."""
     log_ratio = inputs.trained(inputs.logprobs) - inputs.trained(inputs.rollout_logprobs)
     gain = inputs.trained(inputs.advantages) * bounded(log_ratio).exp() * ~is_far
     loss = kl_coefficient * log_ratio.square() - gain

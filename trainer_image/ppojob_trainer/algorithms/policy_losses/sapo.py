@@ -1,4 +1,4 @@
-"""SAPO: a smooth gate on the ratio where PPO has a hard clip."""
+"""SAPO: a smooth gate on the ratio instead of a clip."""
 
 import torch
 
@@ -6,13 +6,11 @@ from ppojob_trainer.algorithms.policy_losses.inputs import LossInputs, LossOutpu
 
 
 def sapo(inputs: LossInputs, *, tau_positive: float, tau_negative: float) -> LossOutput:
-    """The softly gated surrogate.
+    """The softly gated surrogate `L = -A 4/τ σ(τ (ρ - 1))`.
 
-    SAPO (arXiv:2511.20347), its objective and gate: `L = -A 4/τ σ(τ (ρ - 1))`, τ = `tau_positive`
-    where A > 0 and `tau_negative` elsewhere. At ρ = 1 its gradient is the plain one, -A. Added up
-    by `sequence_mean_token_mean`.
-
-    Numbers and gradients are those of verl's `sapo`, the log-ratio cut off at ±20.
+    SAPO (arXiv:2511.20347): τ is `tau_positive` where A > 0, else `tau_negative`. Aggregate by
+    `sequence_mean_token_mean`. Numbers and gradients are those of verl's `sapo`, the log-ratio
+    clamped to ±20.
     """
     log_ratio, advantages = bounded(inputs.log_ratio()), inputs.trained(inputs.advantages)
     tau = torch.where(advantages > 0.0, advantages.new_tensor(tau_positive), tau_negative)

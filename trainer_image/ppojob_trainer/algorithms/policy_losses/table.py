@@ -24,8 +24,7 @@ _CLIPPED_LOWER: Final = "actor/pg_clipfrac_lower"
 _CHOSEN: Final = "actor/pg_covfrac"
 _LOG_Z: Final = "actor/log_z"
 
-# The covariance of a token is one with all others, those of rows without advantage included; a
-# distance that is penalised has a gradient without one.
+# Covariances depend on all tokens, and penalties have a gradient also where the advantage is zero.
 POLICY_LOSSES: dict[str, PolicyLoss] = {
     "clip": PolicyLoss(clip, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True),
     "dppo_tv": PolicyLoss(
@@ -50,4 +49,4 @@ POLICY_LOSSES: dict[str, PolicyLoss] = {
     "flowrl": PolicyLoss(flowrl, (_KL, _LOG_Z)),
     "bypass": PolicyLoss(bypass, (_CLIPPED, _CLIPPED_LOWER, _KL), vanishes_without_advantage=True),
 }
-"""Every policy loss by the name of `spec.algorithm.policyLoss.type`."""
+"""Policy losses by `spec.algorithm.policyLoss.type`."""

@@ -1,4 +1,4 @@
-"""VESPO: a smooth weight of the whole response, not of its mean, in place of a clip."""
+"""VESPO: a smooth weight of the response's ratio instead of a clip."""
 
 from math import log
 
@@ -13,7 +13,7 @@ from ppojob_trainer.algorithms.policy_losses.inputs import (
 )
 
 LEAST_LOG_RATIO = log(1e-8)
-"""Log-ratio of a response below which it counts as this, as in TRL."""
+"""Smallest log-ratio of a response, as in TRL."""
 
 
 def vespo(
@@ -26,13 +26,11 @@ def vespo(
 ) -> LossOutput:
     """The policy gradient, weighted by a kernel of the response's ratio.
 
-    VESPO (arXiv:2602.10693): with `w = Π_t ρ_t` over the trained tokens of a row,
-    `L_t = -sg(φ(w)) A log π_t`, `φ(w) = w^k exp(λ (1 - w))`, which is 1 at w = 1, greatest at
-    w = k / λ, and 0 for ratios of 0 and infinity. k and λ are those of the sign of A, 0 being
-    positive. log ρ is cut off at ±20, and log w at log 1e-8 and 20.
-
-    Numbers and gradients are those of TRL's `vespo` without its correction for the sampler, which
-    multiplies w there; here that is a rollout correction, whose weights multiply the loss.
+    VESPO (arXiv:2602.10693): with `w = Π_t ρ_t` over the trained tokens of a row, `L_t = -sg(φ(w))
+    A log π_t`, `φ(w) = w^k exp(λ (1 - w))`. k and λ depend on the sign of A, 0 being positive. log
+    ρ is clamped to ±20, and log w to log 1e-8 and 20. Numbers and gradients are those of TRL's
+    `vespo` without its correction for the sampler, which multiplies w; here a rollout correction
+    multiplies the loss.
     """
     advantages = inputs.trained(inputs.advantages)
     log_ratio = bounded(inputs.log_ratio().detach())

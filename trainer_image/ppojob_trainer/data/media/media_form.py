@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from ppojob_trainer.data.media.pictures import unpacked
-from ppojob_trainer.data.media.videos import clip_of
+from ppojob_trainer.data.media.pictures import clip_of, unpacked
 
 ProcessorArguments: TypeAlias = Mapping[str, Any]
 

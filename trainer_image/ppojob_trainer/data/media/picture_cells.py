@@ -1,4 +1,7 @@
-"""Reads the pictures of a cell, resized as the job or the row requests. Loads no torch."""
+"""Reads the pictures of a cell, resized as the job or the row requests. Loads no torch.
+
+Readers raise `BadPicture` for what cannot be read.
+"""
 
 import base64
 from collections.abc import Mapping
@@ -28,9 +31,6 @@ def read_pictures(
 
     With a format they are resized as requested. The struct of a picture overrides the request, by
     qwen-vl-utils' names: `min_pixels` and `max_pixels`, or `resized_height` and `resized_width`.
-
-    Raises:
-        BadPicture: one cannot be read.
     """
     found = [(read_file(one), requested_size(one, requested)) for one in items_of(cell)]
     if form is None:
@@ -69,11 +69,7 @@ def requested_size(cell: object, default: RequestedSize) -> RequestedSize:
 
 
 def read_file(cell: object) -> bytes:
-    """Read one encoded picture: bytes, a path, or a struct with one of these.
-
-    Raises:
-        BadPicture: it cannot be read.
-    """
+    """Read one encoded picture: bytes, a path, or a struct with one of these."""
     content: object = cell
     if isinstance(cell, Mapping):
         content = cell.get("bytes") or cell.get("path")
@@ -96,11 +92,7 @@ def read_file(cell: object) -> bytes:
 
 
 def bytes_at(path: str, noun: str) -> bytes:
-    """Read a file, or the content of a data: URL; `noun` is for messages.
-
-    Raises:
-        BadPicture: it cannot be read.
-    """
+    """Read a file, or the content of a data: URL; `noun` is for messages."""
     head, is_base64, text = path.partition(";base64,")
     try:
         if is_base64 and head.startswith("data:"):

@@ -36,11 +36,7 @@ def added_tokens(folder: Path) -> dict[str, int]:
 
 
 def tokens_between(folder: Path, around: str, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the tokens of each text between two copies of an added token.
-
-    Raises:
-        ConfigError: its files are missing or damaged.
-    """
+    """Return the tokens of each text between two copies of an added token."""
     tokenizer = read_tokenizer_files(folder, folder, None).tokenizer
     between = [f"{around}{text}{around}" for text in texts]
     found = tokenizer.encode_batch_fast(between, add_special_tokens=False)

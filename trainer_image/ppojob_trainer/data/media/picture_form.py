@@ -11,11 +11,9 @@ from typing import Self
 from PIL import Image
 
 from ppojob_trainer.data.media.media_form import MediaForm
-from ppojob_trainer.data.media.pictures import encoded, opened
+from ppojob_trainer.data.media.pictures import clip_of, encoded, opened, sound_of
 from ppojob_trainer.data.media.sound_form import SoundForm
-from ppojob_trainer.data.media.sounds import sound_of
 from ppojob_trainer.data.media.video_forms import VideoForm
-from ppojob_trainer.data.media.videos import clip_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, Final
 import msgspec
 
 from ppojob_api.problem import printable
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_files import (
     NEWER,
@@ -90,12 +91,47 @@ def why_no_media(folder: Path) -> str:
         return f"{folder} has no {PROCESSOR} with supported settings of a WhisperFeatureExtractor"
     if not name:
         return f"{folder} has neither a {NEWER} nor a {PROCESSOR} with an image processor"
-    if known is None:
-        return (
-            f"the image processor of {folder} is a {printable(name)}, and the supported ones begin "
-            f"with {', '.join(_KINDS)}"
-        )
-    return (
-        f"{folder} has a {printable(name)} whose settings, vision_feature_layer or tokens around "
-        "pictures are not supported"
-    )
+    wrong = "" if known else f", and the supported processors begin with {', '.join(_KINDS)}"
+    return f"{folder} has a {printable(name)} that is not supported with its settings{wrong}"
+
+
+def why_no_pictures(spec: PPOJobSpec) -> Callable[[str], str]:
+    """Return a function: data source -> why its rows cannot have pictures; empty if they can.
+
+    Every other model that reads the policy's tokens must take pictures as the policy does.
+    """
+    form = read_form(Path(spec.model.path))
+    forms = [read_form(Path(path)) for path in spec.reference_paths]
+    other = next((one for one in spec.critic_paths if read_form(Path(one)) != form), None)
+
+    def why(data_source: str) -> str:
+        if spec.data.teacher_prompt_key is not None or spec.algorithm.reprompt is not None:
+            return "not in this version if the teacher has its own prompts"
+        if is_drawn_causally(spec, form):
+            why = "bidirectional attention in pictures, as in this model, is not tested with vLLM"
+            return f"{why} on GPUs: use spec.rollout.engine: huggingface"
+        if other is not None:
+            return f"{other} of spec.critic takes none, or not as the policy"
+        number = 0 if spec.reference is None else spec.reference.number_for(data_source)
+        if number is None or forms[number] == form:
+            return ""
+        return f"{spec.reference_paths[number]} of spec.reference takes none, or not as the policy"
+
+    return why
+
+
+def all_take_pictures(spec: PPOJobSpec) -> bool:
+    """Whether the policy and all other models that read its tokens take pictures alike."""
+    form = read_form(Path(spec.model.path))
+    readers = [*spec.critic_paths, *spec.reference_paths]
+    if not isinstance(form, PictureForm) or is_drawn_causally(spec, form):
+        return False
+    return all(read_form(Path(path)) == form for path in readers)
+
+
+def is_drawn_causally(spec: PPOJobSpec, form: MediaForm | None) -> bool:
+    """Whether vLLM on GPUs generates, with causal attention where the model's is bidirectional."""
+    if form is None or not form.sees_ahead or spec.algorithm.given or spec.rollout.replay:
+        return False
+    role = spec.roles.rollout or spec.roles.actor_rollout
+    return spec.rollout.engine == "vllm" and role.gpus_per_replica > 0

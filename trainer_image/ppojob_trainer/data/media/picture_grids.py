@@ -20,12 +20,9 @@ from ppojob_trainer.data.media.picture_settings import (
     PixelLimits,
     PooledSettings,
 )
-from ppojob_trainer.data.media.pictures import unpacked
-from ppojob_trainer.data.media.smart_resize import no_shorter, smart_resize
+from ppojob_trainer.data.media.pictures import clip_of, sound_of, unpacked
 from ppojob_trainer.data.media.sound_form import SoundForm
-from ppojob_trainer.data.media.sounds import sound_of
-from ppojob_trainer.data.media.video_forms import VideoForm
-from ppojob_trainer.data.media.videos import clip_of
+from ppojob_trainer.data.media.video_forms import VideoForm, no_shorter, smart_resize
 
 QWEN: Final = "Qwen2"
 LIMITS: Final = {
@@ -183,8 +180,7 @@ class Pooled(PictureForm):
     """Picture format of Gemma 4: square tokens, as many as fit; a picture keeps its aspect ratio.
 
     Attributes:
-        begin: the token before those of a picture.
-        end: the token after them.
+        begin: the token before those of a picture; `end` is that after them.
         unit: pixels of a side of a token.
         most: tokens of a picture at most.
         joined: whether the model has no tower, and so gets the pixels of a token as one patch.
@@ -206,11 +202,8 @@ class Pooled(PictureForm):
         if not {begin, token, end} <= set(added_tokens(folder).values()):
             return None
         tower, text, processor = settings.vision_config, settings.text_config, settings.processor
-        patch, side, most = (
-            processor.patch_size,
-            processor.pooling_kernel_size,
-            processor.max_soft_tokens,
-        )
+        patch, side = processor.patch_size, processor.pooling_kernel_size
+        most = processor.max_soft_tokens
         joined = kind == _WITHOUT_TOWER
         has_positions = (
             tower.mm_posemb_size >= most if joined else tower.position_embedding_size >= most * side

@@ -44,8 +44,7 @@ class Tiles(ResizablePictureForm):
     `least` and `most` are numbers of tiles, without the last one.
 
     Attributes:
-        begin: the token before those of a picture.
-        end: the token after them.
+        begin: the token before those of a picture; `end` is that after them.
         tile: width and height in pixels of a tile.
         features: tokens of a tile.
     """
@@ -187,8 +186,7 @@ class Crops(PictureForm):
 
     Attributes:
         around: the token before each name, and after the last square.
-        names: tokens of the names of squares, by row and column.
-        whole: tokens of the name of the whole picture.
+        names: tokens of the names of squares, by row and column; `whole` is that of the picture.
         line_end: tokens after a row of squares.
         gap: tokens after the last row.
         side: pixels of a side of a square.

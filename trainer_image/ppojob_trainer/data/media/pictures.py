@@ -1,37 +1,46 @@
-"""Picture files of rows, and their placeholders in messages. Loads no torch.
+"""Media files of rows (pictures, clips of videos, sounds), and their marks in messages.
 
-The files of a prompt are one value (`packed`), in the order of the text. Among them are clips of
-videos (`media.videos`) and sounds (`media.sounds`). Files after the prompt, from tools or later
-messages, are stored with their positions (`LaterPicture`). Source of the form of messages: verl
-0.8, `utils/dataset/rl_dataset.py`, `_build_messages`.
+Loads no torch. The files of a prompt are one value (`packed`), in the order of the text. Files
+after the prompt, from tools or later messages, are stored with their positions (`LaterPicture`). A
+clip is the frames that a tower reads at once, two in Qwen's models; no tower attends from one clip
+to another, so clips are stored, sent and encoded like pictures. A sound is one channel of float32
+at the sampling rate of the model. Source of the form of messages: verl 0.8,
+`utils/dataset/rl_dataset.py`, `_build_messages`.
 """
 
 import io
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 import msgspec
 from PIL import Image
 
-from ppojob_trainer.data.media.sounds import MARK as SOUND
-from ppojob_trainer.data.media.sounds import sound_of
-from ppojob_trainer.data.media.videos import MARK as VIDEO
-from ppojob_trainer.data.media.videos import clip_of, parts_of
 from ppojob_trainer.json_value import Json
+
+if TYPE_CHECKING:  # tool processes import this module, and numpy would slow their start
+    import numpy as np
+    from numpy.typing import NDArray
 
 COLUMN: Final = "images"
 MARK: Final = "<image>"
+VIDEO_COLUMN: Final = "videos"
+VIDEO_MARK: Final = "<video>"
+SOUND_MARK: Final = "<audio>"
+_CLIP: Final = b"\0clip"
+_SOUND: Final = b"\0sound"
+"""Prefixes of clips and sounds; no picture file begins with them."""
 MOST_BYTES: Final = 32 * 1024 * 1024
 """Limit of all pictures of a row, for tools."""
-_MARKS: Final = re.compile(f"{MARK}|{VIDEO}|{SOUND}")
+_MARKS: Final = re.compile(f"{MARK}|{VIDEO_MARK}|{SOUND_MARK}")
 _FORMATS: Final = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "JPEG2000")
 """Supported formats; for some others Pillow would start a program."""
 _KEPT: Final = frozenset({"1", "L", "LA", "P", "RGB", "RGBA"})
 """Modes that PNG stores without conversion."""
 
 Messages = Sequence[Mapping[str, Json]]
+Samples: TypeAlias = "NDArray[np.float32]"
 
 
 class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
@@ -66,14 +75,72 @@ def unpacked_later(pictures: bytes) -> list[LaterPicture]:
     return msgspec.msgpack.decode(pictures, type=list[LaterPicture]) if pictures else []
 
 
+class Clip(msgspec.Struct, frozen=True, array_like=True):
+    """Frames of a video that a tower reads at once.
+
+    Attributes:
+        frames: encoded pictures in the model's size.
+        number: index of the clip in its video.
+        ahead: time position relative to the first clip of its video.
+        text: text before the clip; empty if it directly follows the clip before it.
+    """
+
+    frames: list[bytes]
+    number: int
+    ahead: int = 0
+    text: str = ""
+
+    @property
+    def has_placeholder(self) -> bool:
+        """Whether a template writes a token for it: per video, or per clip if they have texts."""
+        return self.number == 0 or bool(self.text)
+
+
+def packed_clip(clip: Clip) -> bytes:
+    """Encode a clip as a file."""
+    return _CLIP + msgspec.msgpack.encode(clip)
+
+
+def clip_of(file: bytes) -> Clip | None:
+    """Decode the clip in a file; None for another file."""
+    if not file.startswith(_CLIP):
+        return None
+    return msgspec.msgpack.decode(memoryview(file)[len(_CLIP) :], type=Clip)
+
+
+def parts_of(clips: Iterable[Clip]) -> list[list[Json]]:
+    """Return the message parts of each video, for a chat template."""
+    videos: list[list[Json]] = []
+    for clip in clips:
+        if clip.number == 0:
+            videos.append([])
+        if clip.text:
+            videos[-1].append({"type": "text", "text": clip.text})
+        if clip.has_placeholder:
+            videos[-1].append({"type": "video"})
+    return videos
+
+
+def packed_sound(samples: Samples) -> bytes:
+    """Encode (samples,) a sound as a file."""
+    return _SOUND + samples.astype("<f4").tobytes()
+
+
+def sound_of(file: bytes) -> "Samples | None":
+    """Decode (samples,) float32 from the sound in a file; None for another file."""
+    if not file.startswith(_SOUND):
+        return None
+    import numpy as np
+
+    return np.frombuffer(file, "<f4", offset=len(_SOUND)).astype(np.float32)
+
+
 def opened(picture: bytes) -> Image.Image:
     """Decode a picture to RGB, the input of models; RGBA is put on a white background.
 
     Pillow refuses a picture by its size before decoding it, which could exhaust the memory.
-    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, by which verl opens pictures.
-
-    Raises:
-        ValueError: see `encoded`; or the error of the format, if it cannot be read.
+    Source: qwen-vl-utils, `vision_process.py`, `to_rgb`, by which verl opens pictures. Raises
+    ValueError, or the error of the format.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("error", Image.DecompressionBombWarning)
@@ -92,11 +159,7 @@ def is_picture(file: bytes) -> bool:
 
 
 def encoded(image: Image.Image) -> bytes:
-    """Encode a picture as PNG, without loss.
-
-    Raises:
-        ValueError: it has grey levels of 32 bits, whose white is not defined.
-    """
+    """Encode a picture as PNG, without loss; raises ValueError for grey levels of 32 bits."""
     file = io.BytesIO()
     image = image if image.mode in _KEPT else _in_colour(image)
     image.save(file, "PNG", compress_level=1)
@@ -130,11 +193,11 @@ def with_parts(messages: Messages, files: Sequence[bytes]) -> list[dict[str, Jso
     sounds = sum(sound_of(file) is not None for file in files)
     parts: dict[str, Iterator[list[Json]]] = {}
     if sounds:
-        parts[SOUND] = iter([[{"type": "audio"}]] * sounds)
+        parts[SOUND_MARK] = iter([[{"type": "audio"}]] * sounds)
     if pictures := len(files) - len(clips) - sounds:
         parts[MARK] = iter([[{"type": "image"}]] * pictures)
     if clips:
-        parts[VIDEO] = iter(parts_of(clips))
+        parts[VIDEO_MARK] = iter(parts_of(clips))
     return [{**message, "content": _parts(message["content"], parts)} for message in messages]
 
 

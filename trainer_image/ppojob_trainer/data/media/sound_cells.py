@@ -1,7 +1,7 @@
 """Reads the sounds of a cell, resampled for the model. Loads no torch.
 
 Source: librosa 0.11, `load`, by which transformers' processors read files: channels are averaged,
-then resampled by soxr's "HQ".
+then resampled by soxr's "HQ". Readers raise `BadPicture` or `BadCell` for what cannot be read.
 """
 
 import io
@@ -16,15 +16,13 @@ from ppojob_api.problem import counted, shown
 from ppojob_api.v1alpha1.data import DataSpec
 from ppojob_trainer.data.formats import Row
 from ppojob_trainer.data.media.picture_cells import BadPicture, bytes_at, items_of
+from ppojob_trainer.data.media.pictures import SOUND_MARK, Samples, packed_sound
 from ppojob_trainer.data.media.sound_form import SoundForm
-from ppojob_trainer.data.media.sounds import MARK, Samples, packed_sound
 from ppojob_trainer.data.problems import BadCell
 
 _SOURCES: Final = ("bytes", "audio", "audio_url", "array", "path")
 """Names of the sound in a struct: those of `datasets`, and of message parts."""
 _RATES: Final = (1_000, 768_000)
-_UNKNOWN: Final = 2**63 - 1
-"""libsndfile's count for a FLAC file without a number of samples."""
 _ALLOWED: Final = "a path, bytes, or a struct of array and sampling_rate"
 
 
@@ -33,9 +31,6 @@ def read_sounds(cell: object, form: SoundForm) -> list[bytes]:
 
     Each is a path, the bytes of a file, or a struct with one of these, or with array and
     sampling_rate, as `datasets` writes them.
-
-    Raises:
-        BadPicture: one cannot be read, or is too long for the model.
     """
     return [packed_sound(_samples(one, form)) for one in items_of(cell)]
 
@@ -78,11 +73,6 @@ def _decoded(content: bytes, named: str, form: SoundForm) -> tuple[Samples, int]
     try:
         with soundfile.SoundFile(io.BytesIO(content)) as file:
             rate, count = file.samplerate, file.frames
-            if count == _UNKNOWN:  # soundfile would not read it to the end
-                why = "its header has no number of samples, as if written to a pipe"
-                raise BadPicture(named, why, "a file with its number of samples")
-            if not count:  # libsndfile's count for an OGG file without its last page
-                raise BadPicture(named, "it is truncated or empty", "a complete sound")
             if count > form.seconds * rate:  # refused without reading it
                 raise _too_long(count / rate, form)
             samples = file.read(dtype="float32", always_2d=True)
@@ -119,11 +109,7 @@ def _too_long(seconds: float, form: SoundForm) -> BadPicture:
 
 
 def without_parts(cells: Row, spec: DataSpec) -> Row:
-    """Replace message parts (text and audio) by text with marks, and move the sounds to a column.
-
-    Raises:
-        BadCell: a part has another type, or sounds are in both places.
-    """
+    """Replace message parts by text with marks, and move their sounds to a column."""
     key, column = spec.prompt_key, spec.audio_key
     messages = cells.get(key)
     if not isinstance(messages, list):
@@ -146,7 +132,7 @@ def _joined(message: object, place: str, sounds: list[object]) -> object:
         part = cell if isinstance(cell, Mapping) else {}
         part = {name: one for name, one in part.items() if one is not None}
         if part.get("type") == "audio":
-            texts.append(MARK)
+            texts.append(SOUND_MARK)
             if part.keys() & set(_SOURCES):
                 sounds.append(part)
         elif part.get("type") == "text" and isinstance(part.get("text"), str):

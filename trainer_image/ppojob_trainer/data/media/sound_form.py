@@ -14,7 +14,7 @@ import msgspec
 
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_files import NEWER, PROCESSOR, read_json
-from ppojob_trainer.data.media.sounds import sound_of
+from ppojob_trainer.data.media.pictures import sound_of
 
 _LEAST_FRAMES: Final = 3
 """Frames of one token: two convolutions and a mean over two leave nothing of fewer."""

@@ -1,4 +1,4 @@
-"""Video formats of Qwen models: frame sizes and clips. Loads no torch.
+"""Video formats of Qwen models, and the resizing of pictures and frames. Loads no torch.
 
 transformers' own classes define them too, but load torch and torchvision. Sources: transformers 5,
 `resize` of `models/qwen2_vl/video_processing_qwen2_vl.py` and
@@ -7,6 +7,7 @@ transformers' own classes define them too, but load torch and torchvision. Sourc
 `models/qwen2_5_vl/modeling_qwen2_5_vl.py`.
 """
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,12 +16,46 @@ from typing import Final, Literal
 import numpy as np
 
 from ppojob_trainer.data.media.picture_settings import GridSettings
-from ppojob_trainer.data.media.smart_resize import no_shorter, smart_resize
-from ppojob_trainer.data.media.videos import Clip
+from ppojob_trainer.data.media.pictures import Clip
 
 _LEAST_TOKENS, _MOST_TOKENS = 128, 768
 """transformers' default limits, of a frame or of all frames."""
 _SHARE: Final = 0.9
+
+
+def smart_resize(
+    width: int,
+    height: int,
+    unit: int,
+    least: float,
+    most: float,
+    *,
+    frames: int = 1,
+    shortest: int = 0,
+) -> tuple[int, int]:
+    """Return width and height as multiples of a unit, within limits in pixels, about.
+
+    Smaller pictures than `least` pixels are enlarged, larger ones than `most` reduced; `frames`
+    share these pixels. Before that a side has at least `shortest` units. Sources: `smart_resize` of
+    `models/qwen2_vl/image_processing_pil_qwen2_vl.py` and of GLM's, and of qwen-vl-utils 0.0.14.
+    """
+    down, across = (max(shortest, round(side / unit)) for side in (height, width))
+    pixels = frames * down * across * unit**2
+    if pixels > most:
+        shrink = math.sqrt(frames * height * width / most)
+        down, across = (max(1, math.floor(s / shrink / unit)) for s in (height, width))
+    elif pixels < least:
+        grow = math.sqrt(least / (frames * height * width))
+        down, across = (math.ceil(side * grow / unit) for side in (height, width))
+    return across * unit, down * unit
+
+
+def no_shorter(width: int, height: int, unit: int) -> tuple[int, int]:
+    """Enlarge width and height, in proportion, so that no side is shorter than a unit."""
+    if min(height, width) >= unit:
+        return width, height
+    grow = max(unit / height, unit / width)
+    return int(width * grow), int(height * grow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +112,7 @@ class VideoForm(ABC):
     def clips(self, frames: Sequence[bytes], seconds: Sequence[float], fps: float) -> list[Clip]:
         """Split a video into clips; the last frame is repeated to fill the last clip.
 
-        Args:
-            frames: encoded pictures.
-            seconds: time of each frame.
-            fps: frames per second, on average.
+        `seconds` are the times of the frames, `fps` is their average rate.
         """
         lacking = self.in_whole_clips(len(frames)) - len(frames)
         shown = [*frames, *[frames[-1]] * lacking]

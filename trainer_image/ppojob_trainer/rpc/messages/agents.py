@@ -1,4 +1,4 @@
-"""Messages of tool calls and user simulator turns, between engine ranks and the tools role."""
+"""Messages of tool calls and user simulator turns."""
 
 import msgspec
 
@@ -6,21 +6,20 @@ from ppojob_trainer.rpc.messages.rows import BatchName
 
 
 class ToolsPeer(msgspec.Struct, frozen=True, array_like=True):
-    """A rank that runs tool calls: address or name of its pod, and its port."""
+    """A rank that runs tool calls: address or name of its pod, and port."""
 
     host: str
     port: int
 
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):
-    """A tool call as the model wrote it.
+    """A tool call of the model, or a turn of the user simulator.
 
     Attributes:
-        arguments: JSON object, as text; it may be wrong.
-        created: JSON object: the row's constructor arguments of the tool.
+        arguments: JSON object, unchecked; of a user simulator a `tools.wire.Conversation`.
+        created: JSON object with the row's constructor arguments of the tool.
         id: the model's id of the call; empty in most formats.
-        to_user: not a tool call, but a turn that the user simulator of this name answers.
-            `arguments` are the conversation, as `tools.wire.Conversation`; no model writes one.
+        to_user: whether the user simulator of this name answers.
     """
 
     name: str
@@ -31,7 +30,7 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SeenPicture(msgspec.Struct, frozen=True, array_like=True):
-    """A picture of a row, encoded, and the size in pixels at which the model sees it."""
+    """An encoded picture, and its size in pixels for the model."""
 
     file: bytes
     width: int
@@ -39,13 +38,12 @@ class SeenPicture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Act(msgspec.Struct, frozen=True):
-    """Run the calls of one turn of a row in sequence; answered when all are done.
+    """Run the calls of one turn of a row in sequence.
 
     Attributes:
-        turn: how many turns with calls the row had before.
-        calls: in the order in which the model wrote them.
+        turn: number of earlier turns with calls.
         tools: names of allowed tools; empty for all.
-        pictures: of the row so far; None if tools cannot show it any.
+        pictures: pictures of the row so far; None if tools cannot return pictures.
     """
 
     batch: BatchName
@@ -60,13 +58,13 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
     """The result of a call.
 
     Attributes:
-        text: for the model; if the call failed, what it is told of that.
-        reward: from the tool for the call, or from the user simulator for the turn.
-        failure: empty, or a word: `unknown`, `arguments`, `raised`, `timeout`, `died`.
-        ends: the user simulator ends the conversation.
+        text: result or error text for the model.
+        reward: reward of the call or turn.
+        failure: empty, `unknown`, `arguments`, `raised`, `timeout` or `died`.
+        ends: whether the user simulator ends the conversation.
         pictures: pictures before the text, packed by `data.pictures.packed`.
-        context: JSON list of messages with which the user begins a new context; empty for none.
-        asked: JSON of a program's request, as `tools.wire.ModelRequest`; empty for others.
+        context: JSON list of the first messages of a new context; empty for none.
+        asked: `tools.wire.ModelRequest` of a program as JSON; empty for others.
     """
 
     text: str

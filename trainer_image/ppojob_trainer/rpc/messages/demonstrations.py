@@ -1,4 +1,4 @@
-"""Messages about demonstrations."""
+"""Messages of demonstrations."""
 
 import msgspec
 
@@ -7,11 +7,11 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 
 
 class Demonstration(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt by its number in the data and its token ids, and what is answered.
+    """A prompt (number in the data, token ids) with its answers, as many in each row.
 
-    All rows of a request have equally many answers. `reward` is of the first one: with KTO 1 where
-    it is good and -1 where it is bad, and the others belong to other prompts; of a pair the margin.
-    `pictures` are those of the prompt, as `data.pictures.packed` has them.
+    Attributes:
+        reward: of the first answer: KTO's label as 1 or -1, or the margin of a pair.
+        pictures: pictures of the prompt, packed by `data.pictures.packed`.
     """
 
     prompt: int
@@ -22,22 +22,18 @@ class Demonstration(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Demonstrate(msgspec.Struct, frozen=True):
-    """Own these train rows, whose answers are given instead of generated.
-
-    Attributes:
-        first: position in the batch of the first of them.
-    """
+    """Store these rows as the training rows; `first` is the batch position of the first one."""
 
     first: int
     rows: list[Demonstration]
 
 
 class GivenRows(msgspec.Struct, frozen=True):
-    """Rows that stand beside those of the step: held-out ones, or what is learnt with them.
+    """Validation rows, or demonstrations in addition to the rows of the step.
 
     Attributes:
-        given: those of this rank, maybe none.
-        index: of all of them.
+        given: rows of this rank, possibly none.
+        index: index of all rows.
     """
 
     given: Demonstrate

@@ -4,13 +4,13 @@ import msgspec
 
 
 class RankState(msgspec.Struct, frozen=True):
-    """What a supervisor knows of one of its processes.
+    """State of a process of a supervisor.
 
     Attributes:
         pid: process id, 0 before it is started.
         state: `starting`, `ready`, `exited` or `silent` (no heartbeat).
         exit_code: as of `subprocess`: negative is a signal; None while it runs.
-        error: the first line of what it reported before it ended, or empty.
+        error: reported error, or empty.
     """
 
     rank: int
@@ -24,11 +24,11 @@ class PodStatus(msgspec.Struct, frozen=True):
     """A supervisor's report on its pod.
 
     Attributes:
-        attempt: attempt whose ranks it runs; 0 before the first.
+        attempt: current attempt; 0 before the first.
         phase: `idle`, `starting`, `ready`, `lost` or `done`.
-        reason: why the phase is `lost`, or how it is `done`.
-        exit_code: for the controller's pod: how the controller ended.
-        restarts: how often processes of this pod were restarted.
+        reason: reason of `lost` or `done`.
+        exit_code: exit status of the process that ended first.
+        restarts: number of restarts.
     """
 
     role: str
@@ -42,6 +42,6 @@ class PodStatus(msgspec.Struct, frozen=True):
 
 
 class StartRanks(msgspec.Struct, frozen=True):
-    """Start the ranks of this attempt, after ending those of any earlier one."""
+    """Start the ranks of this attempt, after killing those of earlier ones."""
 
     attempt: int

@@ -8,16 +8,11 @@ from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rows import BatchName
 
 OF_DATA: Final = -1
-"""In place of a weights version: the data gave these tokens, and they are trained on."""
+"""In place of a weights version: trained tokens that came from the data."""
 
 
 class Interaction(msgspec.Struct, frozen=True, array_like=True):
-    """The user simulator of a row.
-
-    Attributes:
-        arguments: JSON object: the row's arguments for it.
-        prompt: JSON list of the messages that the model answers first.
-    """
+    """The user simulator of a row: its arguments (JSON object) and first messages (JSON list)."""
 
     name: str
     arguments: bytes
@@ -25,16 +20,16 @@ class Interaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt by its number in the data and its token ids.
+    """A prompt: its number in the data and its token ids.
 
     Attributes:
-        created: constructor arguments of its tools: JSON by tool.
+        created: tool -> constructor arguments as JSON.
         tools: names of allowed tools; empty for all.
-        interaction: the row's user simulator, or None.
-        agent: agent of its rows; empty for single-turn rows.
-        pictures: its pictures, packed by `data.pictures.packed`.
-        teacher_tokens: tokens that the reference reads in its place; empty if it reads the prompt.
-        given: given responses that replace its first samples in training.
+        interaction: user simulator, or None.
+        agent: name of the agent; empty for single-turn rows.
+        pictures: packed by `data.pictures.packed`.
+        teacher_tokens: prompt of the reference, if it differs.
+        given: responses of the data that replace its first samples.
     """
 
     prompt: int
@@ -54,8 +49,8 @@ class Conversations(msgspec.Struct, frozen=True):
     Attributes:
         tools: ranks that run tool calls; empty without tools.
         retrievers: ranks that answer `search` calls; empty if the tools role does.
-        attempt: of engines that may be lost without a rewind, and then generate anew.
-        began: time for chat templates, as in prompts: unix seconds.
+        attempt: attempt of standalone engines, which may be lost without a rewind; else 0.
+        began: current time for chat templates, in unix seconds.
     """
 
     tools: list[ToolsPeer]
@@ -69,17 +64,17 @@ class Generate(msgspec.Struct, frozen=True):
     """Generate `samples` responses for each prompt; the rows stay on the rank.
 
     Attributes:
-        purpose: `train` or `validation`; the store of rows has one batch for each.
+        purpose: `train` or `validation`.
         step: step of the loop, a part of every sample's seed.
-        first: position in the batch of the first of these prompts.
-        prompts: the prompts of this rank's engine, in batch order.
-        kept: run `[first, last)` of positions whose rows this rank keeps: all ranks of an engine
-            generate the same, and each keeps a part.
-        greedy: whether to generate a greedy response per prompt too, as a batch `greedy`.
-        conversations: absent for single-turn rows.
-        ahead: batches of the next steps, generated beside these as far as they get.
-        number: of the round among all of the run, from 1, where rounds are drawn before it is known
-            which step takes them; 0 where step and round name the batch. It goes into seeds then.
+        first: batch position of the first prompt.
+        prompts: prompts of this rank's engine, in batch order.
+        kept: range `[first, last)` of positions whose rows this rank keeps; all ranks of an engine
+            generate the same.
+        greedy: whether to also generate one greedy response per prompt, as the batch `greedy`.
+        conversations: None for single-turn rows.
+        ahead: batches of the next steps, generated meanwhile as far as they get.
+        number: number of the round in the run, from 1, used in seeds if it is not known yet which
+            step uses the round; else 0.
     """
 
     purpose: str
@@ -96,13 +91,14 @@ class Generate(msgspec.Struct, frozen=True):
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Lengths of the responses (rows, prompt-major), and which of them reached the limit.
+    """Metadata of the generated rows, prompt-major.
 
     Attributes:
         lengths: (rows,) tokens.
-        greedy: the same of greedy responses, where they were asked for.
-        figures: (rows,) JSON of each row's figures, where rows have several turns.
-        tool_seconds: (rows,) that the calls of each row took, likewise.
+        truncated: (rows,) whether the length limit was reached.
+        greedy: metadata of the greedy responses, if requested.
+        figures: (rows,) `RowFigures` as JSON; empty for single-turn rows.
+        tool_seconds: (rows,) time in tool calls; empty likewise.
         versions: (rows,) token counts by version of the weights that generated them, or `OF_DATA`.
         later_picture_bytes: (rows,) bytes of the pictures after the prompt.
         counts: engine counters (`RolloutEngine.counts`).
@@ -119,16 +115,16 @@ class Generated(msgspec.Struct, frozen=True):
 
 
 class AskRowsDrawn(msgspec.Struct, frozen=True):
-    """Ask for the progress of a generation phase; `leaves` also gives it up, if it is a validation.
+    """Ask for the progress of a generation phase; `aborts` also aborts it, if it is a validation.
 
-    It is then answered as failed, at the next step of the engine.
+    The phase then fails at the next step of the engine.
     """
 
-    leaves: bool = False
+    aborts: bool = False
 
 
 class RowsDrawn(msgspec.Struct, frozen=True):
-    """Progress of an engine's generation phase; 0 of 0 without one."""
+    """Progress of an engine's generation: finished and requested rows; 0 of 0 without one."""
 
     ended: int
     asked: int
@@ -138,11 +134,10 @@ class LoadRows(msgspec.Struct, frozen=True):
     """Load rows from disk instead of generating them (replay).
 
     Attributes:
-        purpose: `train`, or `greedy` for the baseline.
-        folder: of the step's rows, relative to the run folder, or of another run.
-        first: position in the batch of the first of this rank's prompts.
-        last: one past the last.
-        prompts: this rank's share of the prompts, in the order of the batch.
+        purpose: `train` or `greedy`.
+        folder: folder of the rows, relative to the run folder or absolute.
+        first: batch position of this rank's first prompt; `last` is one past the last.
+        prompts: this rank's prompts.
     """
 
     purpose: str
@@ -159,7 +154,7 @@ class SyncWeights(msgspec.Struct, frozen=True):
     """Weight sync: load the trainer's weights into the rollout engine.
 
     Attributes:
-        refresh_reference: whether the reference, in the same ranks, is updated from them.
+        refresh_reference: whether the colocated reference is updated too.
     """
 
     version: int
@@ -167,7 +162,7 @@ class SyncWeights(msgspec.Struct, frozen=True):
 
 
 class BringWeights(msgspec.Struct, frozen=True):
-    """Weight sync to engines in pods of their own; both sides get the request together."""
+    """Weight sync to standalone engines; both sides get the request."""
 
     role: str
     version: int
@@ -177,9 +172,9 @@ class HandOver(msgspec.Struct, frozen=True):
     """Move rows from the ranks that generated them to their owners; both sides get the request.
 
     Attributes:
-        batches: batches generated together: of one step and round.
-        makers: range `[first, last)` of prompts that each rank has generated.
-        owners: range of prompts that each rank is to own.
+        batches: batches of one step and round.
+        makers: range `[first, last)` of prompts that each engine rank has.
+        owners: range of prompts of each owner.
     """
 
     role: str
@@ -195,6 +190,6 @@ class Recall(msgspec.Struct, frozen=True):
 
 
 class Recalled(msgspec.Struct, frozen=True):
-    """The metadata of a rank's rows, as when generated; None if it lacks some."""
+    """The metadata of a rank's rows; None if it lacks some."""
 
     rows: Generated | None

@@ -1,4 +1,4 @@
-"""Messages about rows: their index, owners and transfers."""
+"""Messages about rows: index, owners and transfers."""
 
 import msgspec
 
@@ -6,11 +6,11 @@ from ppojob_trainer.rewards.records import ValueKind
 from ppojob_trainer.rows.batch_index import BatchIndex
 
 CHANNEL_SECONDS = 10.0
-"""Limit of an operation on a channel between sides that do nothing else meanwhile."""
+"""Timeout of an operation on a channel between idle ranks."""
 
 
 class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
-    """Name of a batch: step, purpose and generation round, after so many rewinds of the job."""
+    """Name of a batch: step, purpose and generation round, after a number of rewinds."""
 
     rewinds: int
     step: int
@@ -19,17 +19,17 @@ class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
 
     @property
     def label(self) -> str:
-        """Name the batch within its step; that of the only round is the purpose."""
+        """Return the name within the step, without the number of the first round."""
         return f"{self.purpose}/{self.round}" if self.round else self.purpose
 
 
 class PlaceRows(msgspec.Struct, frozen=True):
-    """Tell an owner of training rows where all other rows are.
+    """Set the index of the training rows at an owner.
 
     Attributes:
-        origins: (prompts,) round and position in it of each prompt; None: those of the one round.
-        again: the rows are placed already, and the index replaces the earlier one.
-        answers: (prompts,) their ground truths as text, if their probability is a reward.
+        origins: (prompts,) round and position of each prompt; None for a single round.
+        again: whether the index replaces an earlier one.
+        answers: (prompts,) ground truths, if their probability is a reward.
     """
 
     index: BatchIndex
@@ -39,14 +39,14 @@ class PlaceRows(msgspec.Struct, frozen=True):
 
 
 class Reprompt(msgspec.Struct, frozen=True):
-    """Build the teacher prompts of placed rows; see `distillation.reprompt`.
+    """Build the teacher prompts of this rank's rows; see `distillation.reprompt`.
 
     Attributes:
-        prompts: JSON of the prompts of this rank, messages or text.
-        succeeded: its rows that others may be shown, by its own numbering.
-        dropped: its rows without a score, which are not trained on, likewise.
-        feedback: (rows,) feedback on each; empty for none.
-        began: time for chat templates, as in prompts: unix seconds.
+        prompts: (prompts,) messages or text as JSON.
+        succeeded: rows that prompts may show, numbered within the rank.
+        dropped: rows without a score, likewise.
+        feedback: (rows,) feedback; empty text for none.
+        began: current time for chat templates, in unix seconds.
     """
 
     prompts: list[bytes]
@@ -60,8 +60,9 @@ class Reprompted(msgspec.Struct, frozen=True):
     """The result of `Reprompt`.
 
     Attributes:
-        tokens: (rows,) length of each row's teacher prompt.
-        taught: the rows with a teacher prompt; `first` is the first one's prompt, as text.
+        tokens: (rows,) lengths of the teacher prompts.
+        taught: rows with a teacher prompt.
+        first: text of the first teacher prompt.
     """
 
     tokens: list[int]
@@ -70,15 +71,15 @@ class Reprompted(msgspec.Struct, frozen=True):
 
 
 class OpenChannel(msgspec.Struct, frozen=True):
-    """Open the channel between the owners of rows and another role, in their present attempts.
+    """Open the channel between the owners of rows and another role.
 
     Attributes:
-        key: names the pair of attempts.
-        owners: ranks of the owning role, members 0, 1, ... of the channel.
-        consumers: ranks of the other role, the members behind those.
-        store_host: name of the pod whose rank 0 hosts the owners' store.
+        key: unique name of the channel.
+        owners: number of owners, the first members of the channel.
+        consumers: number of ranks of the other role, the last members.
+        store_host: host of the owners' rendezvous store.
         store_key: prefix of the keys of the owners' attempt.
-        seconds: limit of opening it and of each operation on it.
+        seconds: timeout of each operation.
     """
 
     role: str
@@ -94,8 +95,8 @@ class MoveRows(msgspec.Struct, frozen=True):
     """Move the training rows from their owners to the other role; both sides get the request.
 
     Attributes:
-        batch: their batch; a consumer that has it keeps the columns it has filled in.
-        index: of the rows at their owners.
+        batch: name of the batch; a consumer that has it keeps its computed columns.
+        index: index of the rows at their owners.
     """
 
     role: str
@@ -104,11 +105,7 @@ class MoveRows(msgspec.Struct, frozen=True):
 
 
 class MoveColumns(msgspec.Struct, frozen=True):
-    """Move columns of rows that both roles have; both sides get the request.
-
-    Attributes:
-        to_owners: towards the owners, else away from them.
-    """
+    """Move columns of rows, to the owners or from them; both sides get the request."""
 
     role: str
     index: BatchIndex
@@ -123,16 +120,16 @@ class CutChannel(msgspec.Struct, frozen=True):
 
 
 class WriteRows(msgspec.Struct, frozen=True):
-    """Write rows that this rank owns as a part of a parquet folder.
+    """Write rows of this rank as a part of a parquet folder.
 
     Attributes:
         folder: relative to the run folder.
-        first: position in the batch of the first of their prompts.
-        scores: of the rows, in row order.
-        ground_truths: JSON, of their prompts.
-        extras: further values of the scorers as JSON, in row order.
-        value_kinds: of those values in the whole batch, so that all parts have the same columns.
-        extra_infos: JSON objects, of their prompts.
+        first: batch position of the first prompt.
+        scores: (rows,) scores.
+        ground_truths: (prompts,) JSON.
+        extras: (rows,) further values of reward functions, as JSON.
+        value_kinds: types of those values in the whole batch, for the schema.
+        extra_infos: (prompts,) JSON objects.
     """
 
     purpose: str

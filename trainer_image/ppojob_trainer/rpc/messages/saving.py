@@ -7,10 +7,10 @@ class SaveShards(msgspec.Struct, frozen=True):
     """Write this rank's shard of a checkpoint.
 
     Attributes:
-        folder: the checkpoint's, relative to the run folder.
-        step: steps done. A copied state is not copied again: a restarted controller may ask after
-            ranks have left it.
-        in_background: copy the state, and write it during later work; see `SHARDS_WRITTEN`.
+        folder: folder of the checkpoint, relative to the run folder.
+        step: finished steps. A copied state is not copied again, since a restarted controller may
+            repeat the request during a later step.
+        in_background: whether to copy the state and write it during later work.
     """
 
     folder: str
@@ -19,10 +19,9 @@ class SaveShards(msgspec.Struct, frozen=True):
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A file of a checkpoint as the manifest has it, which the rank of a role wrote and reads back.
+    """A file of a checkpoint in the manifest, and the rank that wrote it.
 
-    Its path is relative to the checkpoint's folder (``actor_rollout/rank-00000/rng``), the digest
-    is in hex.
+    The path is relative to the checkpoint's folder (``actor_rollout/rank-00000/rng``).
     """
 
     path: str
@@ -33,13 +32,13 @@ class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """The files that a rank wrote; none while it writes in the background."""
+    """The files that a rank has written; none in the background."""
 
     files: list[FileEntry]
 
 
 class AskWritten(msgspec.Struct, frozen=True):
-    """Ask whether this rank has written its shard of a checkpoint in the background."""
+    """Query whether this rank has written its shard in the background."""
 
     folder: str
 
@@ -49,7 +48,7 @@ class Written(msgspec.Struct, frozen=True):
 
     Attributes:
         files: the written files; None if not (yet) written.
-        refusal: the disk's error; empty without one.
+        refusal: error of the disk, or empty.
     """
 
     files: list[FileEntry] | None = None
@@ -60,9 +59,9 @@ class Restore(msgspec.Struct, frozen=True):
     """Load the state of a checkpoint, or the initial models.
 
     Attributes:
-        folder: the checkpoint's, relative to the run folder; None for the initial models.
-        files: all files of the models that this rank holds a part of, whichever rank wrote them.
-        total_updates: optimizer steps of the whole job by model, for schedules that end.
+        folder: folder of the checkpoint, relative to the run folder; None for initial models.
+        files: the files of all ranks.
+        total_updates: optimizer steps of the whole job by model, for schedules.
     """
 
     folder: str | None

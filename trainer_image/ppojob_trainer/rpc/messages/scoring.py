@@ -1,4 +1,4 @@
-"""Messages of scoring: texts for scorers, and scores."""
+"""Messages of scoring."""
 
 import msgspec
 
@@ -7,12 +7,7 @@ from ppojob_trainer.rpc.messages.rows import BatchName
 
 
 class SendTexts(msgspec.Struct, frozen=True):
-    """Send the responses of rows `[first, last)` as text to a rank that scores them.
-
-    Attributes:
-        role: role of that rank.
-        host: address or name of its pod.
-    """
+    """Send the responses of rows `[first, last)` as text to a rank of `role` at `host`."""
 
     batch: BatchName
     role: str
@@ -24,7 +19,7 @@ class SendTexts(msgspec.Struct, frozen=True):
 
 
 class Texts(msgspec.Struct, frozen=True):
-    """Responses as text, from the rank that owns the rows to one that scores them."""
+    """Responses as text, from their owner to a scorer."""
 
     batch: BatchName
     first: int
@@ -32,16 +27,15 @@ class Texts(msgspec.Struct, frozen=True):
 
 
 class ScoreItem(msgspec.Struct, frozen=True):
-    """Metadata of rows `[first, last)`, of one prompt, for a scorer, besides their texts.
+    """Metadata of rows `[first, last)` of one prompt.
 
     Attributes:
-        data_source: selects the scorer.
-        ground_truth: JSON of the truth.
-        extra_info: JSON of the free fields.
-        lengths: (rows,) tokens of the responses.
-        truncated: (rows,) whether a response reached the limit.
-        figures: (rows,) JSON of turns and tool calls, added to `extra_info`; none for single-turn
-            rows.
+        data_source: selects the reward function.
+        ground_truth: JSON.
+        extra_info: JSON object.
+        lengths: (rows,) response tokens.
+        truncated: (rows,) whether the length limit was reached.
+        figures: (rows,) `RowFigures` as JSON, added to `extra_info`; empty for single-turn rows.
     """
 
     first: int
@@ -55,14 +49,14 @@ class ScoreItem(msgspec.Struct, frozen=True):
 
 
 class Score(msgspec.Struct, frozen=True):
-    """Score rows whose text has arrived."""
+    """Score rows whose texts were sent before."""
 
     batch: BatchName
     items: list[ScoreItem]
 
 
 class RowScore(msgspec.Struct, frozen=True, array_like=True):
-    """The score of a row and the scorer's further values, as JSON."""
+    """The score of a row, and further values as JSON."""
 
     row: int
     score: float
@@ -70,7 +64,7 @@ class RowScore(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Scored(msgspec.Struct, frozen=True):
-    """Scores in the order of the rows, or why there are none."""
+    """Scores in row order, or a failure."""
 
     scores: list[RowScore]
     failure: NotScored | None = None
@@ -85,10 +79,10 @@ class ModelScoreItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScoreByModel(msgspec.Struct, frozen=True):
-    """Score rows whose texts have arrived by the reward model; a collective call of its ranks.
+    """Score rows by the reward model, a collective call of its ranks.
 
     Attributes:
-        began: unix seconds at which the run began, for a chat template that asks for the date.
+        began: current time for chat templates, in unix seconds.
     """
 
     batch: BatchName
@@ -97,6 +91,6 @@ class ScoreByModel(msgspec.Struct, frozen=True):
 
 
 class ModelScored(msgspec.Struct, frozen=True):
-    """Scores in the order of the rows."""
+    """Scores in row order."""
 
     scores: list[float]

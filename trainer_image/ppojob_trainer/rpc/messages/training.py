@@ -9,8 +9,8 @@ class Forward(msgspec.Struct, frozen=True):
     """Run a model's forward pass over the training rows and store its column.
 
     Attributes:
-        model: `policy` (old log-probabilities), `reference`, `critic` (values, or rewards of
-            tokens) or `critic_reference` (of a process reward model).
+        model: `policy` (old log-probabilities), `reference`, `critic` (values or token rewards) or
+            `critic_reference` (of a process reward model).
     """
 
     model: str
@@ -20,14 +20,14 @@ class Advantages(msgspec.Struct, frozen=True):
     """Inputs of advantage estimation, for the whole batch.
 
     Attributes:
-        greedy_scores: (prompts,) of greedy responses; empty if unused.
-        rewards: (keys, rows) the rewards that the estimator names; empty likewise.
-        dropped: rows that are not trained on, and do not count among those of their prompt.
-        masked: rows that are not trained on, but count.
-        step: step of the rows, part of the random key.
+        greedy_scores: (prompts,) scores of greedy responses; empty if unused.
+        rewards: (keys, rows) further rewards of the estimator; empty if unused.
+        dropped: rows excluded from training and from the statistics of their group.
+        masked: rows excluded from training only.
+        step: part of the random key.
         outcomes: (rows,) targets of a process reward model; empty without one.
-        baselines: (prompts,) tracked value of each; empty if unused.
-        positives: rows that scored well; empty likewise.
+        baselines: (prompts,) tracked values; empty if unused.
+        positives: rows of positive examples; empty if unused.
     """
 
     scores: list[float]
@@ -43,22 +43,19 @@ class Advantages(msgspec.Struct, frozen=True):
 
 
 class Advantaged(msgspec.Struct, frozen=True):
-    """Inputs and results of the estimator, for metrics.
+    """Statistics of advantage estimation; spreads are over the trained tokens.
 
     Attributes:
         row_rewards: (rows,) scores with the KL penalty, summed over tokens.
-        advantages: over the trained tokens.
-        returns: over the trained tokens.
-        told: metrics of weighted or excluded tokens, by name.
-        kl: mean over rows of their mean KL to the reference a token; None where the reward has no
-            KL.
-        values: over the trained tokens; None where there is no critic.
-        explained_variance: share of the returns' variance that the values explain; None likewise.
-        zero_signal_groups: share of the prompts whose rows have no advantage other than 0.
-        tokens_owned: (ranks,) tokens of the rows that each rank generated.
-        tokens_computed: (ranks,) tokens of the rows that each rank computes where the batch is one.
-        row_advantages: (rows,) mean over the trained tokens of each.
-        without_tokens: the rows of which no token is trained, which have no score then.
+        told: further metrics, by name.
+        kl: mean over rows of their mean KL per token; None without KL in the reward.
+        values: spread of the critic's values; None without critic.
+        explained_variance: share of the returns' variance explained by the values; None likewise.
+        zero_signal_groups: share of prompts without advantages.
+        tokens_owned: (ranks,) tokens of each rank's own rows.
+        tokens_computed: (ranks,) tokens that each rank computes after balancing.
+        row_advantages: (rows,) mean over trained tokens.
+        without_tokens: rows without trained tokens.
     """
 
     row_rewards: list[float]
@@ -76,14 +73,13 @@ class Advantaged(msgspec.Struct, frozen=True):
 
 
 class Update(msgspec.Struct, frozen=True):
-    """One optimizer step of a model on the rows of these prompts (positions in the batch).
+    """One optimizer step of a model on the rows of these prompts (batch positions).
 
     Attributes:
         model: `policy` or `critic`.
-        outcomes: (rows of the batch,) targets of a process reward model, NaN for none; empty for
-            others.
-        demonstrations: demonstrations that are also learnt, as positions in a batch of their own.
-        supervised_coefficient: their weight; 0 where there are none.
+        outcomes: (batch rows,) targets of a process reward model, NaN for none; else empty.
+        demonstrations: positions of demonstrations that are also learnt.
+        supervised_coefficient: weight of their loss.
     """
 
     model: str

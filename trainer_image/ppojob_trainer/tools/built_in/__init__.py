@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from ppojob_trainer.tools.built_in import answer_tools, calculator, gsm8k_user, python, search, zoom
+from ppojob_trainer.tools.built_in import answer_tools, calculator, python, search, zoom
 from ppojob_trainer.tools.built_in.tool import BuiltIn, BuiltInUser
 
 TOOLS: Final[dict[str, BuiltIn]] = {
@@ -14,5 +14,5 @@ TOOLS: Final[dict[str, BuiltIn]] = {
     "search": search.TOOL,
 }
 """Built-in tools by name, as in `well_known.BUILT_IN_TOOLS`."""
-USERS: Final[dict[str, BuiltInUser]] = {"gsm8k": gsm8k_user.USER}
+USERS: Final[dict[str, BuiltInUser]] = {"gsm8k": answer_tools.USER}
 """Built-in user simulators by name, as in `well_known.BUILT_IN_INTERACTIONS`."""

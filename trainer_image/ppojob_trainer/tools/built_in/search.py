@@ -29,12 +29,7 @@ def search(call: Call) -> str:
 
 
 def answer(retriever: Retriever, arguments: Mapping[str, Json], passages: int) -> str:
-    """Format passages: for `query` as Search-R1, for `query_list` as verl's SearchTool.
-
-    Raises:
-        WrongArguments: there is neither (the tool's parameters may require none).
-        RetrievalFailed: the service gave no valid answer.
-    """
+    """Format passages: for `query` as Search-R1, for `query_list` as verl's SearchTool."""
     queries = arguments.get("query_list")
     if queries is None and "query" not in arguments:
         raise WrongArguments("query is missing")
@@ -46,11 +41,7 @@ def answer(retriever: Retriever, arguments: Mapping[str, Json], passages: int) -
 
 
 def open_search(config: Mapping[str, Json]) -> None:
-    """Open the index or the service, so that a mistake is found before the first call.
-
-    Raises:
-        ConfigError: the settings are invalid, or there is no index.
-    """
+    """Open the index or the service, so that a mistake is found before the first call."""
     index, url, _ = _settings(config)
     try:
         _retriever(index, url)
@@ -74,11 +65,7 @@ def _settings(config: Mapping[str, Json]) -> tuple[str, str, int]:
 
 
 def passages_a_query(config: Mapping[str, Json]) -> int:
-    """Return the passages per query, for a corpus that is defined elsewhere.
-
-    Raises:
-        ConfigError: there are other settings, or it is not a positive number.
-    """
+    """Return the passages per query, for a corpus that is defined elsewhere."""
     for name in sorted(config.keys() - {"topk"}):
         got = shown(config[name])
         raise ConfigError(f"config.{name}: got {got}: agent.retriever sets what is searched; topk")

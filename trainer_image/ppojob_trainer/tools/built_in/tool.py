@@ -53,11 +53,9 @@ class BuiltIn:
 
 @dataclass(frozen=True, slots=True)
 class BuiltInUser:
-    """A built-in user simulator.
+    """A built-in user simulator: answers a turn, and checks the arguments of a row.
 
-    Attributes:
-        answer: answers a turn.
-        problem: arguments of a row -> the invalid entry and what is allowed, or None.
+    `problem` returns the invalid entry and what is allowed, or None.
     """
 
     answer: User

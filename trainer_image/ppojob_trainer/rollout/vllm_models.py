@@ -1,10 +1,11 @@
-"""Pictures in vLLM: language models of vision families, fed by the trainer's own tower.
+"""vLLM model classes: Qwen3.5, and language models of vision families with the trainer's tower.
 
-Imported by vllm_engine alone, which first sets what vLLM reads while it is imported.
+Qwen3.5 uses vLLM's Qwen3-Next classes, whose matrices order their rows differently: vLLM's own
+class, which has the same modules, imports torchvision.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property, lru_cache
 from typing import Any, ClassVar
@@ -14,6 +15,8 @@ from torch import Tensor, nn
 from vllm.compilation.decorators import support_torch_compile
 from vllm.config import VllmConfig
 from vllm.inputs.engine import MultiModalInput, TokensInput, mm_input, tokens_input
+from vllm.model_executor.layers.logits_processor import LogitsProcessor
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models import ModelRegistry
 from vllm.model_executor.models.gemma4 import Gemma4ForCausalLM
 from vllm.model_executor.models.glm4 import Glm4ForCausalLM
@@ -22,6 +25,7 @@ from vllm.model_executor.models.interfaces import SupportsMRoPE, SupportsMultiMo
 from vllm.model_executor.models.qwen2 import Qwen2ForCausalLM
 from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM, Qwen3MoeModel
+from vllm.model_executor.models.qwen3_next import Qwen3NextForCausalLM, Qwen3NextModel
 from vllm.multimodal import MULTIMODAL_REGISTRY
 from vllm.multimodal.inputs import (
     MultiModalBatchedField,
@@ -36,39 +40,102 @@ from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.rollout.protocol import Request
-from ppojob_trainer.rollout.vllm_hybrids import UnjoinedQwen3Next, give_parts
+
+_FUSED = {"qkvz": ("in_proj_qkv", "in_proj_z"), "ba": ("in_proj_b", "in_proj_a")}
+
+
+def build_parts(
+    model: Any, config: Any, decoder: type[nn.Module], vllm_config: VllmConfig, prefix: str
+) -> None:
+    """Replace the decoder and the head of a vLLM language model."""
+    model.config = config
+    model.model = decoder(vllm_config=vllm_config, prefix=f"{prefix}.model".lstrip("."))
+    model.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix="lm_head")
+    if config.tie_word_embeddings:
+        model.lm_head = model.lm_head.tie_weights(model.model.embed_tokens)
+    model.logits_processor = LogitsProcessor(config.vocab_size)
+    model.make_empty_intermediate_tensors = model.model.make_empty_intermediate_tensors
+
+
+@support_torch_compile(
+    dynamic_arg_dims={
+        "input_ids": 0,
+        "positions": -1,  # positions of pictures, in three rows
+        "intermediate_tensors": 0,
+        "inputs_embeds": 0,
+    }
+)
+class _Model(Qwen3NextModel):  # type: ignore[misc]
+    """Qwen3-Next's model with three position axes."""
+
+
+class UnfusedQwen3Next(Qwen3NextForCausalLM):  # type: ignore[misc]
+    """The language model of Qwen3.5; layers without experts are in `mlp_only_layers`."""
+
+    def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
+        nn.Module.__init__(self)
+        build_parts(self, vllm_config.model_config.hf_text_config, _Model, vllm_config, prefix)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> set[str]:
+        loaded: set[str] = super().load_weights(_fuse(weights, self.config))
+        return loaded
+
+
+def _fuse(weights: Iterable[tuple[str, Tensor]], config: Any) -> Iterator[tuple[str, Tensor]]:
+    """Yield weights with each delta network's four matrices merged into two.
+
+    Their rows are ordered by key head: its query, key, values and gates; and the inputs of the
+    write strengths and decays of its values.
+    """
+    waiting: dict[str, Tensor] = {}
+    for name, tensor in weights:
+        layer, _, part = name.removesuffix(".weight").rpartition(".")
+        pair = next((pair for pair in _FUSED.items() if part in pair[1]), None)
+        if pair is None:
+            yield name, tensor
+            continue
+        waiting[name] = tensor
+        fused, names = pair
+        needed = [f"{layer}.{one}.weight" for one in names]
+        if all(one in waiting for one in needed):
+            first, second = (waiting.pop(one) for one in needed)
+            parts = [first, second]
+            if fused == "qkvz":
+                keys = config.linear_num_key_heads * config.linear_key_head_dim
+                parts = [*torch.split(first, [keys, keys, len(second)]), second]
+            by_head = [one.view(config.linear_num_key_heads, -1, one.shape[1]) for one in parts]
+            yield f"{layer}.in_proj_{fused}.weight", torch.cat(by_head, dim=1).flatten(0, 1)
 
 
 class _PictureInfo(BaseProcessingInfo):  # type: ignore[misc]
-    """Limits of pictures, for vLLM."""
+    """Limits of images, for vLLM."""
 
     def get_supported_mm_limits(self) -> Mapping[str, None]:
-        """Return no limit but the prompt length."""
         return {"image": None}
 
     def get_mm_max_tokens_per_item(
         self, seq_len: int, mm_counts: Mapping[str, int]
     ) -> Mapping[str, int]:
-        """Return the most tokens of a picture: it is shorter than its prompt."""
+        """An image is shorter than its prompt."""
         return {"image": seq_len}
 
 
 @dataclass(slots=True)
 class _PictureInputs:
-    """Replaces vLLM's processor, which would need a tokenizer and torchvision."""
+    """Replaces vLLM's processor, which needs a tokenizer and torchvision."""
 
     info: _PictureInfo
     dummies: None
 
 
-class Seeing(SupportsMultiModal):  # type: ignore[misc]
+class VisionLanguageModel(SupportsMultiModal):  # type: ignore[misc]
     """The trainer's vision tower, mixed into the language model of a vision family."""
 
     def embed_multimodal(self, *, picture: Sequence[Tensor], **_: Tensor) -> Sequence[Tensor]:
-        """Return the tower's embeddings of pictures, whose encoded files are (bytes,) uint8."""
+        """Return the tower's embeddings of encoded image files, (bytes,) uint8 each."""
         tower = tower_of(self)
-        assert tower is not None, "it is given before the first request"
-        return tower.seen([file.numpy().tobytes() for file in picture])
+        assert tower is not None, "attached before the first request"
+        return tower.encode([file.numpy().tobytes() for file in picture])
 
     def embed_input_ids(
         self,
@@ -77,39 +144,36 @@ class Seeing(SupportsMultiModal):  # type: ignore[misc]
         *,
         is_multimodal: Tensor | None = None,
     ) -> Tensor:
-        """Return embeddings (t, h) of the next pass."""
-        if isinstance(self, ToldGemma4):
-            self.tell(input_ids, is_multimodal)
+        if isinstance(self, PerLayerGemma4):
+            self.set_per_layer_inputs(input_ids, is_multimodal)
         embedded: Tensor = SupportsMultiModal.embed_input_ids(
             self, input_ids, multimodal_embeddings, is_multimodal=is_multimodal
         )
         return embedded
 
 
-class ToldGemma4(Gemma4ForCausalLM):  # type: ignore[misc]
-    """Gemma 4 E2B and E4B, each layer of which has per-layer embeddings of tokens.
+class PerLayerGemma4(Gemma4ForCausalLM):  # type: ignore[misc]
+    """Gemma 4 E2B and E4B, whose layers each have embeddings of the tokens.
 
-    A picture token has those of padding. They are kept for the pass at one fixed address, which
-    CUDA graphs read.
+    An image token has those of padding. They are at one fixed address, which CUDA graphs read.
     """
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """As `Gemma4ForCausalLM`."""
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
 
     @cached_property
-    def _told(self) -> Tensor:
-        """Return the buffer, (t, layers, w). See `_SeeingDeep`."""
+    def _per_layer(self) -> Tensor:
+        """Return the buffer, (t, layers, w); see `_VisionDeepstack`."""
         layers, width = self.config.num_hidden_layers, self.config.hidden_size_per_layer_input
         return self.model.embed_tokens.weight.new_zeros(self._most_tokens, layers, width)
 
-    def tell(self, input_ids: Tensor, is_multimodal: Tensor | None) -> None:
+    def set_per_layer_inputs(self, input_ids: Tensor, is_multimodal: Tensor | None) -> None:
         """Set the per-layer embeddings of the tokens (t,) of the next pass."""
         if is_multimodal is not None:
             shown = is_multimodal.to(input_ids.device)
             input_ids = input_ids.masked_fill(shown, self.config.pad_token_id)
-        self._told[: len(input_ids)] = self.model.get_per_layer_inputs(input_ids)
+        self._per_layer[: len(input_ids)] = self.model.get_per_layer_inputs(input_ids)
 
     def forward(
         self,
@@ -118,22 +182,21 @@ class ToldGemma4(Gemma4ForCausalLM):  # type: ignore[misc]
         intermediate_tensors: None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """States (t, h)."""
-        told = None if inputs_embeds is None else self._told[: len(inputs_embeds)]
+        inputs = None if inputs_embeds is None else self._per_layer[: len(inputs_embeds)]
         return self.model(
-            input_ids, positions, intermediate_tensors, inputs_embeds, per_layer_inputs=told
+            input_ids, positions, intermediate_tensors, inputs_embeds, per_layer_inputs=inputs
         )
 
 
-class _SeeingAxes(Seeing, SupportsMRoPE):  # type: ignore[misc]
-    """`Seeing` with three position axes for picture tokens."""
+class _VisionMRoPE(VisionLanguageModel, SupportsMRoPE):  # type: ignore[misc]
+    """`VisionLanguageModel` with three position axes."""
 
     def get_mrope_input_positions(
         self, input_tokens: Sequence[int], mm_features: Sequence[Any]
     ) -> tuple[Tensor, int]:
-        """Return (3, t) positions, and the offset of the next token's position from its index.
+        """Return (3, t) positions, and the offset of the next position from its index.
 
-        After the prompt come the tokens that a restarted row had generated already.
+        A restarted row has generated tokens after its prompt.
         """
         own = torch.zeros(3, 1, dtype=torch.int64)
         if mm_features:
@@ -144,7 +207,6 @@ class _SeeingAxes(Seeing, SupportsMRoPE):  # type: ignore[misc]
 
 
 def _registered(kind: type[nn.Module]) -> type[nn.Module]:
-    """Return the same class, registered with vLLM by its name."""
     MULTIMODAL_REGISTRY.register_processor(
         _PictureInputs, info=_PictureInfo, dummy_inputs=lambda info: None
     )(kind)
@@ -153,14 +215,16 @@ def _registered(kind: type[nn.Module]) -> type[nn.Module]:
 
 
 @cache
-def seeing(base: type[nn.Module], given: type[Seeing] = Seeing) -> type[nn.Module]:
+def with_vision_tower(
+    base: type[nn.Module], given: type[VisionLanguageModel] = VisionLanguageModel
+) -> type[nn.Module]:
     """Return a vLLM language model class with the trainer's tower."""
     own = {"embed_input_ids": given.embed_input_ids}
     name = f"{given.__name__.lstrip('_')}{base.__name__}"
     return _registered(type(name, (base, given), own))
 
 
-class _Told:
+class _DeepstackDecoder:
     """A decoder with additional inputs after its first layers."""
 
     embed_input_ids: Any
@@ -173,15 +237,15 @@ class _Told:
         positions: Tensor,
         intermediate_tensors: None = None,
         inputs_embeds: Tensor | None = None,
-        behind_layers: Tensor | None = None,
+        deep_features: Tensor | None = None,
     ) -> Tensor:
-        """Return states (t, h); the first d layers each add a part of `behind_layers` (t, d, h)."""
+        """Return states (t, h); the first d layers each add a part of `deep_features` (t, d, h)."""
         states = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
         residual = None
         for number, layer in enumerate(self.layers):
             states, residual = layer(positions, states, residual)
-            if behind_layers is not None and number < behind_layers.shape[1]:
-                states = states + behind_layers[:, number]
+            if deep_features is not None and number < deep_features.shape[1]:
+                states = states + deep_features[:, number]
         return self.norm(states, residual)[0]
 
 
@@ -191,39 +255,38 @@ _compiled = support_torch_compile(
         "positions": -1,
         "intermediate_tensors": 0,
         "inputs_embeds": 0,
-        "behind_layers": 0,
+        "deep_features": 0,
     }
 )
 
 
 @_compiled
-class _ToldQwen3(_Told, Qwen3Model):  # type: ignore[misc]
+class _DeepstackQwen3(_DeepstackDecoder, Qwen3Model):  # type: ignore[misc]
     """Qwen3 with such a decoder."""
 
 
 @_compiled
-class _ToldQwen3Moe(_Told, Qwen3MoeModel):  # type: ignore[misc]
-    """Its mixture-of-experts model."""
+class _DeepstackQwen3Moe(_DeepstackDecoder, Qwen3MoeModel):  # type: ignore[misc]
+    """Qwen3-MoE with such a decoder."""
 
 
-class _SeeingDeep(_SeeingAxes):
-    """The language model of Qwen3-VL, whose towers give deep features for the first layers.
+class _VisionDeepstack(_VisionMRoPE):
+    """The language model of Qwen3-VL, with deep image features for the first layers.
 
-    vLLM's own imports torchvision. As there, the deep features come with the embeddings, and are
-    kept for the pass at one fixed address, which CUDA graphs read.
+    vLLM's own imports torchvision. Deep features come with the embeddings, and are at one fixed
+    address, which CUDA graphs read.
     """
 
     decoder: ClassVar[Any]
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
-        """As `Qwen3ForCausalLM`, with another model."""
         nn.Module.__init__(self)
-        give_parts(self, vllm_config.model_config.hf_config, self.decoder, vllm_config, prefix)
+        build_parts(self, vllm_config.model_config.hf_config, self.decoder, vllm_config, prefix)
         self._most_tokens = vllm_config.scheduler_config.max_num_batched_tokens
-        self._told = 0  # tokens at the beginning of `_behind_layers` that may be nonzero
+        self._used = 0  # tokens of `_deep_features` that may be nonzero
 
     @cached_property
-    def _behind_layers(self) -> Tensor:
+    def _deep_features(self) -> Tensor:
         """Return (t, d, h), allocated by the first pass: a sleeping engine drops earlier memory."""
         depth = self.config.picture_layers
         size = (self._most_tokens, depth, self.config.hidden_size)
@@ -237,14 +300,14 @@ class _SeeingDeep(_SeeingAxes):
         is_multimodal: Tensor | None = None,
     ) -> Tensor:
         """Return embeddings (t, h) of the next pass, and store its deep features."""
-        self._behind_layers[: self._told].zero_()
-        width, said = self.config.hidden_size, multimodal_embeddings or ()
-        self._told = len(input_ids) if said else 0
-        if said:
-            behind = torch.cat([one[:, width:] for one in said])
-            told = self._behind_layers[: self._told]
-            told[is_multimodal] = behind.view(len(behind), -1, width)
-        first = [one[:, :width] for one in said]
+        self._deep_features[: self._used].zero_()
+        width, embeddings = self.config.hidden_size, multimodal_embeddings or ()
+        self._used = len(input_ids) if embeddings else 0
+        if embeddings:
+            behind = torch.cat([one[:, width:] for one in embeddings])
+            features = self._deep_features[: self._used]
+            features[is_multimodal] = behind.view(len(behind), -1, width)
+        first = [one[:, :width] for one in embeddings]
         return SupportsMultiModal.embed_input_ids(
             self, input_ids, first, is_multimodal=is_multimodal
         )
@@ -256,39 +319,38 @@ class _SeeingDeep(_SeeingAxes):
         intermediate_tensors: None = None,
         inputs_embeds: Tensor | None = None,
     ) -> Tensor:
-        """States (t, h)."""
-        told = self._behind_layers[: positions.shape[-1]]
-        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds, told)
+        features = self._deep_features[: positions.shape[-1]]
+        return self.model(input_ids, positions, intermediate_tensors, inputs_embeds, features)
 
 
 @_registered
-class _SeeingQwen3(_SeeingDeep, Qwen3ForCausalLM):  # type: ignore[misc]
+class _VisionQwen3(_VisionDeepstack, Qwen3ForCausalLM):  # type: ignore[misc]
     """The language model of Qwen3-VL with the trainer's tower."""
 
-    decoder = _ToldQwen3
+    decoder = _DeepstackQwen3
 
 
 @_registered
-class _SeeingQwen3Moe(_SeeingDeep, Qwen3MoeForCausalLM):  # type: ignore[misc]
+class _VisionQwen3Moe(_VisionDeepstack, Qwen3MoeForCausalLM):  # type: ignore[misc]
     """Its mixture-of-experts model."""
 
-    decoder = _ToldQwen3Moe
+    decoder = _DeepstackQwen3Moe
 
 
-SEEING = {
-    "qwen2_vl": seeing(Qwen2ForCausalLM, _SeeingAxes),
-    "qwen2_5_vl": seeing(Qwen2ForCausalLM, _SeeingAxes),
-    "qwen2_5_omni_thinker": seeing(Qwen2ForCausalLM, _SeeingAxes),
-    "qwen3_vl": _SeeingQwen3,
-    "qwen3_vl_moe": _SeeingQwen3Moe,
-    "qwen3_omni_moe_thinker": _SeeingQwen3Moe,
-    "qwen3_5": seeing(UnjoinedQwen3Next, _SeeingAxes),
-    "qwen3_5_moe": seeing(UnjoinedQwen3Next, _SeeingAxes),
-    "glm4v": seeing(Glm4ForCausalLM, _SeeingAxes),
-    "glm4v_moe": seeing(Glm4MoeForCausalLM, _SeeingAxes),
+MROPE_MODELS = {
+    "qwen2_vl": with_vision_tower(Qwen2ForCausalLM, _VisionMRoPE),
+    "qwen2_5_vl": with_vision_tower(Qwen2ForCausalLM, _VisionMRoPE),
+    "qwen2_5_omni_thinker": with_vision_tower(Qwen2ForCausalLM, _VisionMRoPE),
+    "qwen3_vl": _VisionQwen3,
+    "qwen3_vl_moe": _VisionQwen3Moe,
+    "qwen3_omni_moe_thinker": _VisionQwen3Moe,
+    "qwen3_5": with_vision_tower(UnfusedQwen3Next, _VisionMRoPE),
+    "qwen3_5_moe": with_vision_tower(UnfusedQwen3Next, _VisionMRoPE),
+    "glm4v": with_vision_tower(Glm4ForCausalLM, _VisionMRoPE),
+    "glm4v_moe": with_vision_tower(Glm4MoeForCausalLM, _VisionMRoPE),
 }
-"""By type of the language model, for picture tokens with three position axes."""
-ModelRegistry.register_model(UnjoinedQwen3Next.__name__, UnjoinedQwen3Next)
+"""Classes with three position axes, by type of the language model."""
+ModelRegistry.register_model(UnfusedQwen3Next.__name__, UnfusedQwen3Next)
 
 
 def prompt_of(request: Request, form: MediaForm | None) -> TokensInput | MultiModalInput:
@@ -296,7 +358,7 @@ def prompt_of(request: Request, form: MediaForm | None) -> TokensInput | MultiMo
     ids = list(request.prompt)
     if not request.pictures:
         return tokens_input(ids)
-    assert form is not None, "pictures for a model that sees none"
+    assert form is not None, "the model takes no images"
     return mm_input(ids, *_shown(form, request.prompt, request.pictures, request.later))
 
 
@@ -319,7 +381,7 @@ def _shown(
 
 
 def _range(places: Sequence[int]) -> PlaceholderRange:
-    """Return a range of tokens with those in these places; others in it are text."""
+    """Return the range of the image tokens at these positions; others in it are text."""
     first = places[0]
     seen = torch.zeros(places[-1] + 1 - first, dtype=torch.bool)
     seen[torch.tensor(places) - first] = True

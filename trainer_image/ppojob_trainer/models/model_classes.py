@@ -1,8 +1,8 @@
-"""Language models of multimodal families, as causal LMs under the names of their folders' files.
+"""Model classes that transformers lacks: language models of multimodal ones, MiMo, value models.
 
-transformers has such a language model as part of a larger one, under other names. Here it is a
-causal language model like any other, so loading, sharding, checkpoints and engines need no special
-case.
+transformers has the language model of a multimodal one as part of it, under other names. Here it is
+a causal language model like any other, so loading, sharding, checkpoints and engines need no
+special case.
 """
 
 import copy
@@ -18,6 +18,7 @@ from transformers import (
     Glm4MoeConfig,
     PreTrainedConfig,
     Qwen2Config,
+    Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3MoeConfig,
 )
@@ -36,19 +37,33 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import (
     Qwen3_5MoeTextConfig,
     Qwen3_5MoeTextModel,
 )
-from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
-    Qwen3OmniMoeThinkerTextModel,
-)
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerTextModel
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLTextModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeTextModel
 
-import ppojob_trainer.models.mimo  # noqa: F401  registers it with transformers
 from ppojob_trainer.data.media.picture_files import THINKER
 from ppojob_trainer.models.architectures import sizes_of
 from ppojob_trainer.models.config_files import TEXT_SECTION, TOWER
-from ppojob_trainer.models.families import WHOLES
+from ppojob_trainer.models.families import MULTIMODAL
+from ppojob_trainer.models.kinds import CLASSIFIERS, TOKENS
 from ppojob_trainer.models.quantised import SECTION
 from ppojob_trainer.models.towers import TOWERS, tower_config
+
+
+class MiMoConfig(Qwen2Config):  # type: ignore[misc]
+    """Configuration of MiMo-7B: Qwen2 under another name; its MTP layer is one of `mtp_layers`."""
+
+    model_type = "mimo"
+
+
+class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
+    """MiMo without its MTP layer."""
+
+    config_class = MiMoConfig
+
+
+AutoConfig.register(MiMoConfig.model_type, MiMoConfig, exist_ok=True)
+AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM, exist_ok=True)
 
 
 class _LanguageModel:
@@ -86,18 +101,50 @@ class _WithTower:
         self.post_init()  # type: ignore[attr-defined]
 
 
+class _ScoringModel:
+    """A decoder with a classifier's head, of one output.
+
+    Where transformers has such a class, the weights have the same names, except for the heads of
+    critics of GPT-2 and GPT-NeoX.
+    """
+
+    has_bias: ClassVar[bool]
+    _tied_weights_keys: ClassVar = None
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)  # type: ignore[call-arg]
+        own: Any = self
+        for name in own._modules.keys() - {own.base_model_prefix}:
+            delattr(self, name)
+        config.num_labels = 1
+        self.score = nn.Linear(config.hidden_size, 1, bias=self.has_bias)
+
+    @classmethod
+    def can_generate(cls) -> bool:
+        """False: it does not generate, whatever the folder's generation_config.json says."""
+        return False
+
+
+def class_of(config: PreTrainedConfig, made_as: str) -> Any:
+    """Return the class of a kind of model; for a causal LM transformers' or our own."""
+    causal = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+    if made_as not in CLASSIFIERS:
+        return causal
+    name = causal.__name__.partition("For")[0].removesuffix("LMHeadModel")
+    # transformers finds the family of files by the module's name.
+    parts = {"has_bias": made_as == TOKENS, "__module__": causal.__module__}
+    return type(f"{name}{made_as}", (_ScoringModel, causal), parts)
+
+
 def _language_model(
-    model_type: str,
-    decoder: Any,
-    text_config: type[PreTrainedConfig],
-    **fields: bool | int,
+    model_type: str, decoder: Any, text_config: type[PreTrainedConfig], **fields: bool | int
 ) -> Any:
     """Make the class of a language model, and register it with transformers.
 
     Args:
-        model_type: of the folders that have it.
-        decoder: transformers' own.
-        text_config: of equivalent text-only models.
+        model_type: of its folders.
+        decoder: transformers' class.
+        text_config: configuration class of the equivalent text-only models.
         fields: additional or changed defaults of the decoder's configuration.
     """
     name = decoder.__name__.replace("_", "").removesuffix("TextModel")
@@ -111,19 +158,16 @@ def _language_model(
 
 
 _UNTIED: Final = {"tie_word_embeddings": False}
-# Deep image features are added after this many first layers.
-_TOLD_BEHIND_LAYERS: Final = {"picture_layers": 0, **_UNTIED}
+# The number of first layers after which deep image features are added.
+_DEEPSTACK: Final = {"picture_layers": 0, **_UNTIED}
 _MODELS: Final = (
     _language_model("qwen2_vl", Qwen2VLTextModel, Qwen2Config),
     _language_model("qwen2_5_vl", Qwen2_5_VLTextModel, Qwen2Config),
     _language_model("qwen2_5_omni_thinker", Qwen2_5OmniThinkerTextModel, Qwen2Config, **_UNTIED),
-    _language_model("qwen3_vl", Qwen3VLTextModel, Qwen3Config, **_TOLD_BEHIND_LAYERS),
-    _language_model("qwen3_vl_moe", Qwen3VLMoeTextModel, Qwen3MoeConfig, **_TOLD_BEHIND_LAYERS),
+    _language_model("qwen3_vl", Qwen3VLTextModel, Qwen3Config, **_DEEPSTACK),
+    _language_model("qwen3_vl_moe", Qwen3VLMoeTextModel, Qwen3MoeConfig, **_DEEPSTACK),
     _language_model(
-        "qwen3_omni_moe_thinker",
-        Qwen3OmniMoeThinkerTextModel,
-        Qwen3MoeConfig,
-        **_TOLD_BEHIND_LAYERS,
+        "qwen3_omni_moe_thinker", Qwen3OmniMoeThinkerTextModel, Qwen3MoeConfig, **_DEEPSTACK
     ),
     _language_model("qwen3_5", Qwen3_5TextModel, Qwen3_5TextConfig),
     _language_model("qwen3_5_moe", Qwen3_5MoeTextModel, Qwen3_5MoeTextConfig),
@@ -134,17 +178,16 @@ LANGUAGE_MODELS: Final = {model.config_class.model_type: model for model in _MOD
 
 
 def language_config(folder: Path | str, *, with_tower: bool = False) -> PreTrainedConfig:
-    """Return the language model's configuration of a folder; nothing is downloaded.
+    """Return the language model's configuration of a folder, without quantization.
 
-    Quantization is removed from it.
-
-    `with_tower` makes the model contain its vision tower, if the folder has one.
+    `with_tower` makes the model contain its vision tower, if the folder has one. Nothing is
+    downloaded.
     """
     config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     part = language_part(unquantised(config))
     if with_tower and part is not config:
         part.tower = tower_config(config)
-        if config.model_type in WHOLES:
+        if config.model_type in MULTIMODAL:
             part.__class__ = _config_with_tower(type(part))  # type: ignore[arg-type]
     return part
 
@@ -170,7 +213,7 @@ def _config_with_tower(kind: type[PreTrainedConfig]) -> type[PreTrainedConfig]:
 def language_part(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the language model's section of a configuration, or the configuration itself."""
     config = _whole(config)
-    if config.model_type in WHOLES:
+    if config.model_type in MULTIMODAL:
         return _part_of_whole(config)
     model = LANGUAGE_MODELS.get(config.model_type)
     if model is None or isinstance(config, model.config_class):
@@ -184,7 +227,7 @@ def text_config(config: PreTrainedConfig) -> PreTrainedConfig:
     That is Qwen2 or 3, or GLM-4: for text the three positions of M-RoPE are equal.
     """
     config = _whole(config)
-    config = _part_of_whole(config) if config.model_type in WHOLES else config
+    config = _part_of_whole(config) if config.model_type in MULTIMODAL else config
     if (model := LANGUAGE_MODELS.get(config.model_type)) is None:
         text = config
     else:
@@ -209,12 +252,12 @@ def _whole(config: PreTrainedConfig) -> PreTrainedConfig:
 def _part_of_whole(config: PreTrainedConfig) -> PreTrainedConfig:
     """Return the language model's section as a model of its own.
 
-    Whether it has an untied output layer is what `read_config` has found.
+    Whether its output layer is tied is what `read_config` has found.
     """
     part: PreTrainedConfig = copy.deepcopy(getattr(config, TEXT_SECTION))
     part.name_or_path = config.name_or_path
     sizes = sizes_of(config.name_or_path)
-    assert sizes is not None, "who asks has judged the folder"
+    assert sizes is not None, "the folder has been checked"
     part.tie_word_embeddings = sizes.is_tied
     part.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[part.model_type]]
     return part
@@ -226,10 +269,10 @@ def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
         values.pop(name, None)
     if hasattr(LANGUAGE_MODELS[config.model_type].config_class, "picture_layers"):
         values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
-        # What transformers always computes, and vLLM only if told.
+        # transformers always interleaves; vLLM needs the key.
         values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}
     if config.model_type in {"glm4v", "glm4v_moe"}:
-        # What transformers assumes, and vLLM does not.
+        # transformers' defaults, which vLLM lacks.
         values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
         ropes = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}
         values["rope_parameters"] = {**ropes, **values["rope_parameters"]}

@@ -1,8 +1,4 @@
-"""Fused RMSNorm of layers on GPUs: one kernel per direction, in the dtype of the products.
-
-transformers' own is half a dozen passes over the states forward and a dozen backward, and under
-autocast each product casts the same states again.
-"""
+"""Replaced forward passes of layers: fused RMSNorm on GPUs, and tiled MLPs."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -10,6 +6,7 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.families import FAMILIES
@@ -30,7 +27,7 @@ def use_fused_norms(model: PreTrainedModel) -> None:
 def fusible(model: PreTrainedModel) -> Iterator[nn.Module]:
     """Return the norms that can be fused: unsharded ones, as tensor ranks must reduce gradients."""
     family = FAMILIES[model.config.model_type]
-    if family.centred_norms or family.has_layer_norms:
+    if family.norm_type:
         return
     for layer in decoder_layers(model):
         found = (getattr(layer, name, None) for name in family.norms)
@@ -48,3 +45,27 @@ def normalised(norm: nn.Module, states: Tensor) -> Tensor:
     if torch.is_autocast_enabled(device):
         return output.to(torch.get_autocast_dtype(device))
     return output
+
+
+def use_tiles(model: PreTrainedModel, tokens: int) -> None:
+    """Compute the dense feed-forward blocks of a model `tokens` at a time; 0 for all at once."""
+    if tokens:
+        for block in tiled(model):
+            block.forward = partial(_in_tiles, block, tokens)
+
+
+def tiled(model: PreTrainedModel) -> Iterator[nn.Module]:
+    """Return the blocks of a model to tile: dense MLPs that are modules, no MoE blocks."""
+    block, _, out = FAMILIES[model.config.model_type].dense_out.rpartition(".")
+    for layer in decoder_layers(model):
+        found = getattr(layer, block, None) if block else None
+        # In other layers the same name may be an MoE block, attention or absent.
+        if found is not None and hasattr(found, out):
+            yield found
+
+
+def _in_tiles(block: nn.Module, tokens: int, states: Tensor) -> Tensor:
+    """Apply the block's own forward, (1, t, h) to (1, t, h), tile by tile."""
+    whole = partial(type(block).forward, block)
+    tiles = states.split(tokens, dim=1)  # type: ignore[no-untyped-call]
+    return torch.cat([checkpoint(whole, tile, use_reentrant=False) for tile in tiles], dim=1)

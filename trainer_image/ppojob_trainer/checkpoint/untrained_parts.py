@@ -17,19 +17,19 @@ from ppojob_trainer.models.config_files import (
     TOWER,
     file_name,
     has_tower,
-    layer_count,
     read_config,
 )
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies, mtp_layer_count
+from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.stored_tensors import read_tensor
 from ppojob_trainer.models.weight_files import own_name, read_weights
 from ppojob_trainer.models.weights import Weights
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
-    """The initial model folder's contribution to an export; its tensors are mapped, not read.
+class UntrainedParts:
+    """Tensors of the initial model folder that an export takes over; mapped, not read.
 
     Attributes:
         model_type: by its config.json.
@@ -50,27 +50,27 @@ class Beside:
     weights: Weights
 
     @classmethod
-    def of(cls, model_folder: Path, *, scores: bool) -> Beside:
-        """Index a folder; a model that `scores` takes over no MTP layers.
+    def of(cls, model_folder: Path, *, scores: bool) -> UntrainedParts:
+        """Index a folder; for a model that `scores` without MTP layers.
 
-        Raises:
-            ConfigError: config.json says that there are such weights, but their files are missing.
+        Raises ConfigError if files of weights that config.json requires are missing.
         """
         config = read_config(model_folder / "config.json")
         if isinstance(config, Problem):
             raise ConfigError(str(config))
         model_type, sees = str(config.get("model_type")), has_tower(config)
-        layers = layer_count(model_folder)
+        layers = count_in(config, "num_hidden_layers") or None
         weights = read_weights(model_folder)
         bare = FAMILIES[model_type].zero_dim_scalars if model_type in FAMILIES else ()
-        if weights.problems:
-            _refuse_without(
-                weights.problems,
-                {
-                    "a vision tower": sees,
-                    "layers that predict further tokens": not scores and mtp_layer_count(config),
-                    f"numbers that nobody trains ({', '.join(bare)})": bare,
-                },
+        required = {
+            "a vision tower": sees,
+            "layers that predict further tokens": not scores and mtp_layer_count(config),
+            f"untrained scalars ({', '.join(bare)})": bare,
+        }
+        missing = " and ".join(part for part, is_required in required.items() if is_required)
+        if missing and weights.problems:
+            raise ConfigError(
+                f"{problem}; {missing} would not be in the export" for problem in weights.problems
             )
         tower = {name for name in weights.files if sees and name.startswith(TOWER)}
         mtp = {name for name in weights.files if not scores and is_mtp_weight(name, layers)}
@@ -119,12 +119,3 @@ class Beside:
         """Return the tensors that go into an export unchanged."""
         kept = {**self.tower, **self.mtp}
         return {name: one for name, one in kept.items() if name not in trained} | {**self.numbers}
-
-
-def _refuse_without(problems: Iterable[Problem], promised: Mapping[str, object]) -> None:
-    """Refuse to write a model without weights that its config.json requires."""
-    missing = " and ".join(what for what, is_there in promised.items() if is_there)
-    if missing:
-        raise ConfigError(
-            f"{problem}; {missing} would not be in the export" for problem in problems
-        )

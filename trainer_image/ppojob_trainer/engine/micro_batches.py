@@ -13,20 +13,13 @@ def plan_micro_batches(
     share_prompts: bool = True,
     whole_groups: bool = False,
 ) -> list[list[int]]:
-    """Split rows into micro-batches of at most `budget` tokens.
+    """Split rows into micro-batches of at most `budget` tokens; return their row numbers.
 
     The rows of a group stay together so that its prompt is computed once. A group above the budget
-    is split into runs of rows, each of which computes the prompt again; with `whole_groups` it is a
-    micro-batch of its own. A single row above the budget is a micro-batch of its own. Of all splits
-    with the fewest micro-batches in this order, the one whose largest micro-batch is smallest is
-    taken, so that none is left nearly empty.
-
-    The budget includes prompts: a shared one counts once for the rows of its group in a
-    micro-batch, else once a row.
-
-    Returns:
-        Row numbers of each micro-batch. Groups come in the order of their first row, rows in
-        their own order; the same input always gives the same split.
+    is split into runs of rows, each with the prompt; with `whole_groups` it is a micro-batch of its
+    own, as is a single row above the budget. Of all splits with the fewest micro-batches in this
+    order, the one with the smallest maximum is taken. The budget includes prompts, shared ones once
+    per group and micro-batch. Groups are in the order of their first row.
     """
     first_rows: dict[int, int] = {}
     for row, group in enumerate(row_groups):

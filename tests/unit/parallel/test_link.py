@@ -7,7 +7,7 @@ import torch
 from queue_link import QueueLink, Queues, all_at_once
 
 from ppojob_trainer.errors import ChannelLost
-from ppojob_trainer.parallel.tensor_stream import receive_tensors, send_tensors
+from ppojob_trainer.parallel.link import receive_tensors, send_tensors
 
 TENSORS = {
     "embedding": torch.randn(30, 7),

@@ -1,11 +1,9 @@
-"""Packed layout: the rows of a micro-batch in one sequence without padding, prompts shared.
+"""Packed rows: a micro-batch as one sequence without padding, with shared prompts.
 
 With shared prompts a group is packed as `prompt, response_1, ..., response_n`: each response
-attends to the whole prompt and causally to itself, never to another response, and its positions
-continue the prompt's. Without, every row is packed as `prompt, response`. If a row has several
-contexts, the first is packed like this; each later one follows, attends to itself only, and its
-positions start at 0. Tokens of a context after the predictor of its last trained token are left
-out.
+attends to the prompt and causally to itself, with positions after the prompt's. Otherwise rows are
+packed as `prompt, response`. Further contexts of a row follow; each attends to itself only, with
+positions from 0. Tokens of a context after the predictor of its last trained token are left out.
 """
 
 from __future__ import annotations
@@ -24,34 +22,31 @@ from ppojob_trainer.rows.experience import Experience
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Consecutive packed tokens with causal attention, full attention in `bidirectional`."""
+    """Consecutive packed tokens with causal attention, and full attention in `bidirectional`."""
 
-    start: int  # place of the first token in the packed sequence
+    start: int  # index of the first token in the packed sequence
     length: int
-    prefix_start: int = 0  # place of the prompt that the whole span attends to
-    prefix_length: int = 0  # tokens of that prompt, 0 without one
-    # bidirectional runs of packed tokens, (first, behind the last), such as those of an image
+    prefix_start: int = 0  # start of the prompt that the span attends to
+    prefix_length: int = 0  # 0 without a prompt
+    # [first, end) of bidirectional runs of packed tokens, such as images
     bidirectional: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class PackedRows:
-    """The input of one packed forward pass, and where its outputs are."""
+    """Input of one packed forward pass, and the positions of its outputs."""
 
     input_ids: Tensor  # (packed,) int64
-    # (packed,) int64, each token's position in its own row; (3, packed) with M-RoPE
-    position_ids: Tensor
-    spans: tuple[Span, ...]  # the attention structure; they cover the packed sequence, in order
-    # (trained,) int64, the packed token that predicts each trained token
-    predictors: Tensor
-    targets: Tensor  # (trained,) int64, the trained tokens themselves, in row order
+    position_ids: Tensor  # (packed,) int64, or (3, packed) with M-RoPE
+    spans: tuple[Span, ...]  # cover the packed sequence, in order
+    predictors: Tensor  # (trained,) int64, the packed token that predicts each trained token
+    targets: Tensor  # (trained,) int64, the trained tokens, in row order
     places: Tensor  # (trained,) int64, their indices among all trained tokens
-    # (packed,) int64 in host memory, index of each packed token in the rows: first the tokens of
-    # all prompts, then those of all responses; -1 for padding
+    # (packed,) int64 in host memory, index of each token among those of all prompts, then all
+    # responses; -1 for padding
     sources: Tensor
-    # for each row with a trained token the spans of its context, in order; () for the others
-    readings: tuple[tuple[Span, ...], ...]
-    pictures: tuple[bytes, ...] = ()  # of prompts and responses in packed order, each as one value
+    readings: tuple[tuple[Span, ...], ...]  # spans of each row's contexts; () if none is trained
+    pictures: tuple[bytes, ...] = ()  # of prompts and responses, in packed order
     picture_places: Tensor | None = None  # (n,) int64, the packed image tokens
     picture_rows: Tensor | None = None  # (n,) int64, rows of the vision tower's features for these
 
@@ -63,7 +58,7 @@ class PackedRows:
     def run(self, number: int, runs: int) -> PackedRows:
         """Return one of `runs` equal shards of the packed tokens, and the tokens it predicts.
 
-        Spans stay those of all tokens; predictors count from the beginning of the shard.
+        Spans are those of all tokens; predictors count from the start of the shard.
         """
         if runs == 1:
             return self
@@ -87,7 +82,6 @@ class PackedRows:
         )
 
     def to(self, device: torch.device) -> PackedRows:
-        """Return a copy on a device."""
         return replace(
             self,
             input_ids=self.input_ids.to(device),
@@ -131,7 +125,7 @@ class _Text:
         return cls(ids, sources, positions, pictures, places, bidirectional)
 
     def followed_by(self, read: _Text) -> _Text:
-        """Return the text of a response that continues this one, with positions going on."""
+        """Return a response after this text, with positions that continue."""
         return replace(read, positions=read.positions + self.positions.max() + 1)
 
 
@@ -146,7 +140,7 @@ class _Response:
     shown: tuple[LaterPicture, ...]  # images in it
 
     def contexts(self, form: MediaForm | None) -> list[tuple[_Text, Tensor]]:
-        """Return the packed part of each context, and the indices of trained tokens in it.
+        """Return the packed part of each context, and the indices of its trained tokens.
 
         The first continues the prompt. Later ones without trained tokens are left out.
         """
@@ -192,7 +186,7 @@ class _Packer:
     def add_row(
         self, prompt: _Text, response: _Response, form: MediaForm | None, shared: Span | None
     ) -> tuple[tuple[Span, ...], Tensor]:
-        """Append a response after its prompt, which is appended too unless `shared` holds it.
+        """Append a response after its prompt, which is appended too unless `shared`.
 
         Returns the spans of the row, and the packed indices that predict its trained tokens.
         """
@@ -250,8 +244,8 @@ def pack_rows(
 ) -> PackedRows:
     """Pack all rows of an experience, at least one; each prompt once per group, or once per row.
 
-    The sequence is padded to a multiple of `multiple`. `form` describes the model's image inputs;
-    None for text models.
+    The sequence is padded to a multiple of `multiple`. `form` is the model's image format; None for
+    text models.
     """
     packer = _Packer()
     prompts, responses = _prompts(experience, form), _responses(experience)
@@ -273,7 +267,6 @@ def pack_rows(
 
 
 def _prompts(experience: Experience, form: MediaForm | None) -> list[_Text]:
-    """Return the prompts, one per group."""
     numbers = _numbered(experience.prompt_lengths.tolist())
     shown = experience.pictures or [b""] * experience.num_groups
     return [
@@ -297,5 +290,4 @@ def _responses(experience: Experience) -> list[_Response]:
 
 
 def _numbered(lengths: list[int], first: int = 0) -> tuple[Tensor, ...]:
-    """Return consecutive ranges of these lengths."""
     return torch.split(torch.arange(first, first + sum(lengths)), lengths)

@@ -1,25 +1,22 @@
-"""Checkpoint stores: the checkpoints of a run in a bucket behind a URL, or at a path.
-
-fsspec reads and writes URLs. Does not import torch.
-"""
+"""Remote checkpoint store: the checkpoints of a run at a URL or a path. Without torch."""
 
 import contextlib
 import hashlib
 import posixpath
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.files import check_content
 from ppojob_trainer.checkpoint.identity import read_settings
-from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest
+from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, check_content
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.remote_files import Tell, again, refusing
+from ppojob_trainer.remote_files import Log, permanent_errors, with_retries
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
 RUN_FOLDER: Final = "run"
@@ -27,22 +24,22 @@ RUN_FOLDER: Final = "run"
 COPY_EXPORT: Final = failpoints.declare("copied.export")
 
 
-class Place:
+class RemoteStore:
     """The checkpoints of one run in a store, by the URL or path of their parent folder.
 
     Every method retries while the store fails; `field` is named in errors.
     """
 
-    def __init__(self, url: str, field: str, tell: Tell) -> None:
+    def __init__(self, url: str, field: str, tell: Log) -> None:
         self.url, self._field, self._tell = url, field, tell
         self._system, self._root = self._again(self._open)
 
     def _again(self, act: Callable[[], Any]) -> Any:
         def attempt() -> Any:
-            with refusing(self._field, self.url, "read and write"):
+            with permanent_errors(self._field, self.url, "read and write"):
                 return act()
 
-        return again(attempt, self.url, "reached", self._tell)
+        return with_retries(attempt, self.url, "reached", self._tell)
 
     def _open(self) -> Any:
         import fsspec  # imported late: every controller loads this module, and few copy
@@ -94,53 +91,48 @@ class Place:
     def read(self, step: int, *path: str) -> bytes:
         """Read a small file of a copy."""
         remote = self._checkpoint(step, *path)
-        found: bytes = self._again(_there(step, *path)(lambda: self._system.cat_file(remote)))
+        found: bytes = self._again(_existing(step, *path)(lambda: self._system.cat_file(remote)))
         return found
 
-    def fetched(self, step: int, files: Iterable[FileEntry], root: Path) -> Path:
-        """Download and verify files of a copy, into a folder that is no checkpoint yet."""
+    def download(self, step: int, files: Iterable[FileEntry], root: Path) -> Path:
+        """Download and verify files of a copy, into a partial folder."""
         folder = root / f".{folder_name(step)}.partial"
-        durable.make_folder(folder, parents=True, exist_ok=True)
         for entry in files:
-            self._get(step, entry, folder)
+            remote, target = self._checkpoint(step, entry.path), folder / entry.path
+            durable.make_folder(target.parent, parents=True, exist_ok=True)
+            get = partial(self._system.get_file, remote, str(target))
+            self._again(_existing(step, entry.path)(get))
+            try:
+                check_content(folder, entry)
+            except DamagedCheckpoint as damaged:  # it was damaged in the store
+                name = posixpath.join(folder_name(step), entry.path)
+                raise DamagedCheckpoint(name, damaged.reason) from None
         return folder
 
-    def _get(self, step: int, entry: FileEntry, folder: Path) -> None:
-        remote, target = self._checkpoint(step, entry.path), folder / entry.path
-        durable.make_folder(target.parent, parents=True, exist_ok=True)
-        self._again(_there(step, entry.path)(lambda: self._system.get_file(remote, str(target))))
-        try:
-            check_content(folder, entry)
-        except DamagedCheckpoint as damaged:  # it was so in the store
-            name = posixpath.join(folder_name(step), entry.path)
-            raise DamagedCheckpoint(name, damaged.reason) from None
-
-    def read_beside(self, name: str) -> bytes:
-        """Read a small file beside the folder of checkpoints; empty if missing."""
+    def read_run_file(self, name: str) -> bytes:
+        """Read a small file of the run's folder; empty if missing."""
 
         def act() -> bytes:
-            try:
-                found: bytes = self._system.cat_file(posixpath.join(self._root, name))
-            except FileNotFoundError:
-                return b""
-            return found
+            with contextlib.suppress(FileNotFoundError):
+                return bytes(self._system.cat_file(posixpath.join(self._root, name)))
+            return b""
 
         content: bytes = self._again(act)
         return content
 
-    def put(self, step: int, path: str, source: Path | bytes) -> None:
+    def upload(self, step: int, path: str, source: Path | bytes) -> None:
         """Write a file of a copy."""
-        self._put(self._checkpoint(step, path), source)
+        self._upload(self._checkpoint(step, path), source)
 
-    def _put(self, remote: str, source: Path | bytes) -> None:
+    def _upload(self, remote: str, source: Path | bytes) -> None:
         def act() -> None:
             if isinstance(source, bytes):
                 self._system.pipe_file(remote, source)
                 return
             self._system.put_file(str(source), remote)
-            size, there = source.stat().st_size, self._system.info(remote)["size"]
-            if there != size:
-                raise OSError(f"{source.name}: {there} of {size} bytes came")
+            size, uploaded = source.stat().st_size, self._system.info(remote)["size"]
+            if uploaded != size:
+                raise OSError(f"{source.name}: {uploaded} of {size} bytes were uploaded")
 
         self._again(act)
 
@@ -157,7 +149,7 @@ class Place:
 
         self._again(act)
 
-    def put_export(self, folder: Path) -> None:
+    def upload_export(self, folder: Path) -> None:
         """Replace the copy of the export; config.json is written last and marks it complete."""
         target = f"{self._root}/{EXPORT_FOLDER}"
         self._remove(f"{target}/{CONFIG_NAME}")
@@ -167,13 +159,20 @@ class Place:
         ]
         for name in sorted(names, key=lambda name: (name == CONFIG_NAME, name)):
             failpoints.hit(COPY_EXPORT)
-            self._put(f"{target}/{name}", folder / name)
+            self._upload(f"{target}/{name}", folder / name)
 
 
 @contextlib.contextmanager
-def _there(step: int, *path: str) -> Iterator[None]:
+def _existing(step: int, *path: str) -> Iterator[None]:
     """Report a file missing in a copy, which no retry can fix."""
     try:
         yield
     except FileNotFoundError:
-        raise DamagedCheckpoint(posixpath.join(folder_name(step), *path), "it is gone") from None
+        raise DamagedCheckpoint(posixpath.join(folder_name(step), *path), "it is missing") from None
+
+
+def complete_download(folder: Path, own: Manifest, file_point: str, fsync_point: str) -> None:
+    """Write the manifest into a partial folder, and sync all its files; it can then be renamed."""
+    durable.write_file(folder / MANIFEST_NAME, manifest.encode(own), file_point)
+    for path in (*folder.rglob("*"), folder):
+        durable.fsync_file(path, fsync_point)

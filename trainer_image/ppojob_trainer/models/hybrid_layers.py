@@ -1,0 +1,143 @@
+"""Hybrid models: layer types from config.json, and sizes of recurrent layers; torch-free."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Self
+
+from ppojob_trainer.json_value import Json
+from ppojob_trainer.models.family import Recurrence
+
+RECURRENT: Final = "linear_attention"
+ATTENTION: Final = "full_attention"
+DENSE: Final = "mlp"
+EXPERTS: Final = "moe"
+LAYER_TYPES: Final = (RECURRENT, ATTENTION, DENSE, EXPERTS)
+"""transformers' names, to which the hub's lists and Nemotron's letters are mapped."""
+
+PATTERN: Final = "hybrid_override_pattern"
+_LETTERS: Final = {"M": RECURRENT, "*": ATTENTION, "-": DENSE, "E": EXPERTS}
+_HUB_NAMES: Final = {"mamba": RECURRENT, "conv": RECURRENT, "attention": ATTENTION}
+_LFM2_KEYS: Final = {"tie_embedding": "tie_word_embeddings", "block_ff_dim": "intermediate_size"}
+_LFM2_ADJUSTS: Final = "block_auto_adjust_ff_dim"
+
+Tensors = Iterator[tuple[str, tuple[int, ...]]]
+
+
+def layer_types(config: Mapping[str, Json]) -> list[str] | None:
+    """Return the type of each layer; None where config.json does not say it."""
+    for key in ("layers_block_type", "layer_types"):
+        if isinstance(types := config.get(key), list):
+            return [_HUB_NAMES.get(str(one), str(one)) for one in types]
+    if isinstance(pattern := config.get(PATTERN), str):
+        return [_LETTERS.get(letter, letter) for letter in pattern]
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrenceSizes:
+    """Sizes of recurrent layers."""
+
+    kind: Recurrence
+    layers: frozenset[int]  # their numbers
+    key_heads: int  # heads of queries and of keys; groups in Mamba-2
+    heads: int  # value heads, each with a state
+    key: int  # width of a head's queries and keys
+    value: int  # width of a head's values
+    taps: int  # of the convolution
+
+    @classmethod
+    def of(cls, kind: Recurrence, layers: frozenset[int], sizes: Mapping[str, int]) -> Self:
+        """Take the sizes of a model from the keys of its config.json.
+
+        In a short convolution each feature is a head without a recurrent state.
+        """
+        own = [sizes[key] for key in kind.sizes]
+        if kind.rule == "convolution":
+            return cls(kind, layers, sizes["hidden_size"], sizes["hidden_size"], 0, 1, *own)
+        return cls(kind, layers, *own)
+
+    @property
+    def inner(self) -> int:
+        """Width of the values of all heads."""
+        return self.heads * self.value
+
+    @property
+    def channels(self) -> int:
+        """Channels of the convolution: queries, keys and values."""
+        return 2 * self.key_heads * self.key + self.inner
+
+    @property
+    def sharded_heads(self) -> int:
+        """Heads that sequence-parallel ranks shard; each has a copy of its Mamba-2 groups."""
+        return self.heads if self.kind.rule == "mamba" else self.key_heads
+
+    def linear_layers(self, hidden: int, *, is_fused: bool) -> dict[str, tuple[int, ...]]:
+        """Return a layer's linear layers by name in it, with the shapes of their weights."""
+        heads, gates, at = self.heads, self.inner, self.kind.mixer
+        parts = {"_qkv": self.channels, "_z": gates, "_b": heads, "_a": heads}
+        if is_fused:
+            parts = {"_qkvz": self.channels + gates, "_ba": 2 * heads}
+        if self.kind.rule == "mamba":
+            parts = {"": gates + self.channels + heads}
+        elif self.kind.rule == "convolution":  # and two gates
+            parts = {"": 3 * self.channels}
+        into = {f"{at}.in_proj{name}": (rows, hidden) for name, rows in parts.items()}
+        return {**into, f"{at}.out_proj": (hidden, gates)}
+
+    def tensors(self) -> Tensors:
+        """Return names and shapes of a layer's other tensors, without the norm."""
+        at = self.kind.mixer
+        if self.kind.rule == "convolution":
+            yield f"{at}.conv.weight", (self.channels, 1, self.taps)
+            return
+        yield f"{at}.conv1d.weight", (self.channels, 1, self.taps)
+        if self.kind.rule == "mamba":
+            yield f"{at}.conv1d.bias", (self.channels,)
+            yield f"{at}.D", (self.heads,)
+        yield from ((f"{at}.{name}", (self.heads,)) for name in ("A_log", "dt_bias"))
+
+    def norms(self) -> Tensors:
+        """Return the norm's name and shape, if there is one: per head, or in Mamba-2 over all."""
+        if self.kind.rule != "convolution":
+            width = self.inner if self.kind.rule == "mamba" else self.value
+            yield f"{self.kind.mixer}.norm.weight", (width,)
+
+
+def recurrent_numbers(
+    config: Mapping[str, Json], types: Sequence[str] | None, layers: int
+) -> frozenset[int]:
+    """Return the numbers of the recurrent layers, by their types or transformers' default interval.
+
+    All layers, for families without such an interval.
+    """
+    if types is not None:
+        return frozenset(n for n, one in enumerate(types) if one == RECURRENT)
+    interval = config.get("full_attention_interval")
+    every = interval if isinstance(interval, int) and interval > 0 else layers + 1
+    return frozenset(n for n in range(layers) if (n + 1) % every)
+
+
+def with_common_keys(config: Mapping[str, Json]) -> dict[str, Json]:
+    """Return a hybrid's configuration with the common keys for those of LFM2 and Granite."""
+    keys = ("hidden_size", "mamba_expand", "mamba_n_heads")
+    hidden, expand, heads = (config.get(key) for key in keys)
+    is_auto = config.get("mamba_d_head") == "auto"
+    if is_auto and isinstance(hidden, int) and isinstance(expand, int) and isinstance(heads, int):
+        return {**config, "mamba_d_head": hidden * expand // max(1, heads)}
+    layers = config.get("num_hidden_layers")
+    if "conv_L_cache" not in config or not isinstance(layers, int):
+        return dict(config)
+    found = dict(config) | {own: config[key] for key, own in _LFM2_KEYS.items() if key in config}
+    if found.get("layer_types") is None:
+        full = config.get("full_attn_idxs")
+        found["layer_types"] = [
+            ATTENTION if not isinstance(full, list) or n in full else "conv" for n in range(layers)
+        ]
+    keys = ("intermediate_size", "block_ffn_dim_multiplier", "block_multiple_of")
+    width, factor, unit = map(found.get, keys)
+    if config.get(_LFM2_ADJUSTS) is True and isinstance(width, int) and isinstance(unit, int):
+        width = int(2 * width / 3)
+        if isinstance(factor, int | float):
+            width = int(factor * width)
+        found |= {"intermediate_size": -(-width // max(1, unit)) * unit, _LFM2_ADJUSTS: False}
+    return found
