@@ -314,7 +314,7 @@ class Loop:
     def _validate_after(
         self, progress: Progress, metrics: dict[str, float], timer: StepTimer
     ) -> dict[str, float]:
-        """Validate; if that is aborted or a reward function fails, journal the trained step first."""
+        """Validate; if that is aborted or a reward fails, journal the trained step first."""
         try:
             with timer("testing"):
                 return self._validate(progress)

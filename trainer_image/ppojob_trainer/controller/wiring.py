@@ -184,6 +184,8 @@ class _Wiring:
             seconds = spec.timeouts.stage_seconds
             engines = StandaloneEngines(hosts["rollout"], tensor, self.channels, seconds)
         guidance = spec.algorithm.guidance
+        # The ranks of one engine would not stop at the same step.
+        can_abort = spec.steps.trains and tensor == 1
         return RolloutStages(
             self.roles,
             self.actor,
@@ -196,8 +198,7 @@ class _Wiring:
             tools=hosts.get("tools"),
             retriever=hosts.get("retriever"),
             on_progress=self.reporter.report_rows,
-            # The ranks of one engine would not stop at the same step.
-            aborts=self.roles.stop_requested
+            aborts=self.roles.stop_requested if can_abort else lambda: False,
             if spec.steps.trains and tensor == 1
             else lambda: False,
         )
