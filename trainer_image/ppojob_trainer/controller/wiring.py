@@ -199,8 +199,6 @@ class _Wiring:
             retriever=hosts.get("retriever"),
             on_progress=self.reporter.report_rows,
             aborts=self.roles.stop_requested if can_abort else lambda: False,
-            if spec.steps.trains and tensor == 1
-            else lambda: False,
         )
 
     def _source(self) -> BatchSource | Demonstrations:
