@@ -49,7 +49,7 @@ COLORS = ["green", "blue", "yellow", "white"]
 class Calling(ChatForm):
     """Each turn calls twice."""
 
-    def read(self, tokens: Sequence[int]) -> Turn:
+    def parse(self, tokens: Sequence[int]) -> Turn:
         return Turn((ToolCall("add", "{}"), ToolCall("add", "{}")))
 
 
@@ -65,7 +65,7 @@ class Showing:
         self.given.append((number, seen))
         return number, turn
 
-    def answers(self, started: tuple[int, int]) -> list[ToolAnswer]:
+    def wait(self, started: tuple[int, int]) -> list[ToolAnswer]:
         number, turn = started
         files = [picture(COLORS[(number + n) % 4], (16 + 8 * turn, 9 + number + n)) for n in (0, 1)]
         return [ToolAnswer(said_with(number), pictures=packed(files)), ToolAnswer("No more.")]

@@ -8,7 +8,7 @@ epsilon or a forgotten mask, sees a flipped sign too: so the small ones are here
 MISTAKES = {
     ("masked", "advantages"): (
         ("mask dropped from row sums", "zero_outside(values, mask), lengths)", "values, lengths)"),
-        ("whitening keeps the mean", "kept - mean, mask", "kept, mask"),
+        ("whitening keeps the mean", "trained - mean, mask", "trained, mask"),
         ("whitening counts masked tokens", "count = int(mask.sum())", "count = mask.numel()"),
         ("whitening epsilon too large", "WHITEN_EPSILON = 1e-8", "WHITEN_EPSILON = 1e-4"),
     ),
@@ -145,8 +145,8 @@ MISTAKES = {
         ("rejection: bounds are no ratios", "log(self.high)", "self.high"),
     ),
     ("masked", "correction"): (
-        ("rejection: masked tokens in the maximum", 'torch.segment_reduce(kept, "max"',
-         'torch.segment_reduce(kept + 1.0, "max"'),
+        ("rejection: masked tokens in the maximum", 'torch.segment_reduce(trained, "max"',
+         'torch.segment_reduce(trained + 1.0, "max"'),
     ),
     ("rollout_correction", "row_weights"): (
         ("row weights: arithmetic mean", "(weights + LEAST_WEIGHT).log(), mask, lengths).exp()",
@@ -266,8 +266,8 @@ MISTAKES = {
     ),
     ("covariance", "clip_cov"): (
         ("clip_cov: covariance of raw columns",
-         "kept - kept.sum() / inputs.mask.sum().clamp(min=1)",
-         "kept"),
+         "trained - trained.sum() / inputs.mask.sum().clamp(min=1)",
+         "trained"),
         ("clip_cov: mean over masked tokens", "inputs.mask.sum().clamp(min=1)",
          "inputs.mask.numel()"),
         ("clip_cov: clipped tokens drawn too", " & ~is_clipped)", ")"),

@@ -78,10 +78,10 @@ class Calls:
 
     pictures = None
 
-    def read(self, written) -> Turn:
+    def parse(self, written) -> Turn:
         return Turn((ToolCall("count", str(written[-1])),))
 
-    def answered(self, written, calls, texts, held) -> list[int]:
+    def encode_answers(self, written, calls, texts, held) -> list[int]:
         return [int(texts[0]) + 1]
 
 
@@ -101,7 +101,7 @@ class Tools:
     def wait(self, calls) -> list[Acted]:
         return [Acted([ToolAnswer(one.arguments) for one in call.request.calls]) for call in calls]
 
-    def give_up(self, calls) -> None:
+    def cancel(self, calls) -> None:
         raise AssertionError("no phase fails here")
 
 
