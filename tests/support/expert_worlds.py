@@ -81,7 +81,7 @@ def run_gathered(root: Path, world: World, name: str) -> dict[str, Tensor]:
 def run_export(root: Path, world: World, name: str) -> dict[str, Tensor]:
     model = load(CASES[name], root, world)
     target = root / f"export-of-{name_of(world.dims)}-{name}" if world.rank == 0 else None
-    told = partial(broadcast_by_holders, model)
+    wrap_join = partial(broadcast_by_holders, model)
     folder = root / CASES[name].model
     export_model(
         target,
@@ -89,7 +89,7 @@ def run_export(root: Path, world: World, name: str) -> dict[str, Tensor]:
         model_folder=folder,
         dtype=torch.bfloat16,
         adapters=every_adapter(model),
-        told=told,
+        wrap_join=wrap_join,
     )
     return {}
 

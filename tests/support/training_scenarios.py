@@ -218,13 +218,13 @@ def run_export(folder: Path, world: World) -> dict[str, Tensor]:
     adapters = every_adapter(model)
     options = {"dtype": torch.bfloat16, "max_file_bytes": 20_000, "adapters": adapters}
     target = folder / f"export-of-{name_of(world.dims)}" if world.rank == 0 else None
-    options["told"] = partial(broadcast_by_holders, model)
+    options["wrap_join"] = partial(broadcast_by_holders, model)
     export_model(target, every_tensor(model), model_folder=folder / case.model, **options)
     # Its files have other names for the weights, those of a tower that learns among them.
     seeing = load(CASES["pictures_behind_layers"], folder, world)
     if target is not None:
         target = target.with_name(f"{target.name}-seeing")
-    kept = {"dtype": torch.float32, "told": partial(broadcast_by_holders, seeing)}
+    kept = {"dtype": torch.float32, "wrap_join": partial(broadcast_by_holders, seeing)}
     export_model(target, every_tensor(seeing), model_folder=folder / "seeing_3", **kept)
     return {}
 
