@@ -146,7 +146,8 @@ class Kueue(Controller):
         """First what it keeps by finalizers, while it is there to take them away."""
         if not self.running:
             self.start()
-        for kind in ("workloads", "localqueues", "clusterqueues", "resourceflavors"):
+        flavors = ("clusterqueues", "resourceflavors", "topologies")
+        for kind in ("workloads", "localqueues", *flavors):
             self.cluster.kubectl("delete", f"{kind}.kueue.x-k8s.io", "--all")
         self.cluster.kubectl("delete", "admissionchecks", "--all")
         super().remove()
@@ -167,7 +168,9 @@ class Volcano(Controller):
     def __init__(self, cluster: Cluster, folder: Path) -> None:
         super().__init__(cluster, "volcano", folder, _INSTALLED)
         conf = folder / "volcano-scheduler.conf"
-        conf.write_text(self.settings("volcano-scheduler-configmap")[conf.name])
+        shipped = _YAML.load(self.settings("volcano-scheduler-configmap")[conf.name])
+        shipped["tiers"][-1]["plugins"].append({"name": "network-topology-aware"})
+        _YAML.dump(shipped, conf)
         plain = ("--logtostderr", "--leader-elect=false", "--enable-healthz=false")
         self.run("controller-manager", "volcano-controllers", "volcano-system", *plain, "-v=4")
         period = "--schedule-period=200ms"
