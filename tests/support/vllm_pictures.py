@@ -200,8 +200,8 @@ class Watched:
 
         self.engine._finished = watched  # type: ignore[method-assign]
         (tower,) = self.engine._engine.apply_model(tower_of)
-        seen = tower.seen
-        tower.seen = lambda files: (self.shown.extend(files), seen(files))[1]
+        encode = tower.encode
+        tower.encode = lambda files: (self.shown.extend(files), encode(files))[1]
         scheduler = self.engine._engine.engine_core.engine_core.scheduler
         begun_again = scheduler._preempt_request
         scheduler._preempt_request = lambda row, *a, **k: (

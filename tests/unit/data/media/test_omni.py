@@ -118,7 +118,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
     tower = VisionTower(model, form, torch.device("cpu"), torch.float32)
     (said,) = tower.encode([sound])
     assert len(said) == len(form.tokens_of(sound)[1])
-    ours, (theirs, mask) = tower._made(sound), heard_by(model, [sound])
+    ours, (theirs, mask) = tower._process(sound), heard_by(model, [sound])
     frames = int(ours["frames"])
     assert frames == int(mask.sum())
     assert torch.equal(ours["pixel_values"][..., :frames], theirs[..., :frames])

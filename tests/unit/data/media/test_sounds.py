@@ -110,7 +110,7 @@ def test_a_sound_of_any_length_has_its_tokens_and_features(folder: Path, samples
     tower = VisionTower(folder / "model", form, torch.device("cpu"), torch.float32)
     (said,) = tower.encode([sound])
     assert len(said) == len(form.tokens_of(sound)[1])
-    ours = tower._made(sound)
+    ours = tower._process(sound)
     theirs = features_of(folder / "model", [sound])
     assert torch.equal(ours["pixel_values"], theirs["input_features"])
     assert torch.equal(ours["pixel_values"], made["input_features"])
