@@ -61,7 +61,7 @@ def test_the_same_bits_no_second_look_and_a_lost_folder(server, alone, tiny_fold
     server.server_close()
     shutil.rmtree(output)
     second = tiny_jobs.ppojob(tmp_path, *command)
-    assert "goes on from the copy of step 2" in second
+    assert "resumes from the copy of step 2" in second
     found = run_folders.result(output)
     # Rows of before are not copied; nothing goes on from them.
     assert found == {key: value for key, value in expected.items() if key in found}
