@@ -71,7 +71,7 @@ def _network_topology(sets: tuple[PodSet, ...]) -> dict[str, Any]:
     mode, tier = (given.get(f"{_TOPOLOGY}-{name}") for name in ("mode", "highest-tier"))
     topology: dict[str, Any] = {"mode": mode or "hard"} if mode or tier else {}
     if tier:
-        # The API server refuses what is not a number.
+        # Another value stays text, which the API server refuses.
         topology["highestTierAllowed"] = int(tier) if tier.isdecimal() else tier
     return topology
 

@@ -4,9 +4,9 @@ Does for PPOJobs what Kueue's job framework (a Go library) does for other jobs: 
 job, the admission's node labels and tolerations in the pods, conditions that report the pods'
 state, and quota released after the last pod of an evicted job. https://kueue.sigs.k8s.io
 
-With a topology of nodes (racks, blocks) Kueue chooses the nodes too. It reads the same annotations
-of pods as for other jobs, `kueue.x-k8s.io/podset-required-topology` and others; pods wait behind a
-scheduling gate until it has added the labels of their node.
+With a topology of nodes (racks, blocks) Kueue also chooses the node of each pod. A Workload has the
+requests from the pods' annotations, such as `kueue.x-k8s.io/podset-required-topology`. A scheduling
+gate holds each pod until Kueue has added the labels of its node.
 """
 
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ _TOPOLOGY_REQUESTS = {
 }
 """Annotation of pods for each field of a topology request."""
 _PARSERS: Mapping[str, Callable[[str], object]] = {
-    # The API server refuses what is neither true nor a number.
+    # Other values stay text, which the API server refuses.
     "unconstrained": lambda text: text == "true" or text,
     "podSetSliceSize": lambda text: int(text) if text.isdecimal() else text,
 }

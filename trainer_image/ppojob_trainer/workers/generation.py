@@ -155,17 +155,16 @@ class Generation:
         is_validation = batches[0].purpose == VALIDATION
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
-        unfinished = [number for number, one in enumerate(episodes) if not one.state.is_over]
+        pairs = zip(rows, episodes, strict=True)
+        unfinished = [(row, episode) for row, episode in pairs if not episode.state.is_over]
+        own_rows = [row for row, _ in unfinished]
+        own_episodes = [episode for _, episode in unfinished]
 
         def count(_: int, ended: int) -> bool:
             self.progress.ended = ended
             return is_validation and self.progress.is_aborted
 
         with self.progress.of(len(unfinished)):
-            own_rows, own_episodes = (
-                [rows[one] for one in unfinished],
-                [episodes[one] for one in unfinished],
-            )
             self.drive(batches[0].step, own_rows, own_episodes, count)
         if not all(episode.state.is_over for episode in own_episodes):
             raise GenerationAborted("the validation was aborted")
