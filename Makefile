@@ -17,8 +17,8 @@ NARROW := $(if $(AVX2),PYTHONPATH=$(CURDIR)/tests/support/avx2_alone ATEN_CPU_CA
 # Programs here start by the hundred. Each compiles its modules where what another compiled is not kept.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help setup anew demo unit test test-gpu test-cluster test-operator check bench bench-long lock generate \
-  clean cluster-up cluster-down kind-up
+.PHONY: help setup anew demo unit test test-long test-gpu test-cluster test-operator check bench \
+  bench-long lock generate clean cluster-up cluster-down kind-up
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -51,8 +51,11 @@ demo: setup ## train a real small model by GRPO on this machine (under 20 minute
 unit: setup ## the tests that start no process (two to three minutes on 2 cores)
 	$(BIN)/python -m pytest -n 2 --dist worksteal --no-processes -m "not processes and not slow and not long and not gpu and not cluster" tests/unit tests/golden
 
-test: setup ## every test that needs no cluster (20 to 40 minutes on 2 cores); AVX2=1: as if there were no more
+test: setup ## what every change must pass (about 20 minutes on 2 cores); AVX2=1: as if there were no more
 	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal --durations=15 --durations-min=20 -m "not long and not gpu and not cluster"
+
+test-long: setup ## the rest that needs no cluster: every layout, family, example and kill (hours)
+	$(NARROW) $(BIN)/python -m pytest -n 3 --dist worksteal -m "long and not gpu and not cluster"
 
 test-gpu: setup ## what needs a GPU, on a machine with one (minutes); before: make setup ACCELERATOR=cuda
 	$(BIN)/python -m pytest -m gpu
@@ -103,8 +106,8 @@ generate: setup ## write what is generated: the CRD, the tables of fields and me
 bench: setup ## measure the claims, print a table, write bench.json
 	$(BIN)/python benchmarks/bench.py
 
-bench-long: setup cluster-up ## the whole kill matrix, every layout and example, 1,000 jobs (hours)
-	$(BIN)/python -m pytest -m long
+bench-long: setup cluster-up ## long tests on a cluster, and 1,000 jobs (hours)
+	$(BIN)/python -m pytest -m "long and cluster"
 	$(BIN)/python benchmarks/operator_scale.py --jobs 1000
 
 lock: ## pin the requirements anew, with hashes and without addresses

@@ -11,7 +11,7 @@ from made_once import made_once
 from tiny_models import FOR_ENGINES, MIXTURE, save_model
 from transformers import Qwen3MoeForCausalLM
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 SCRIPT = Path(__file__).with_name("vllm_draft_facts.py")
 ENGINES = ["float32", "bfloat16", "squeezed", "adapters", "experts"]

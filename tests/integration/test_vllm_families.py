@@ -8,6 +8,7 @@ import tiny_models
 from engine_processes import run_together
 from family_models import is_half_in_vllm
 from made_once import made_once
+from tiers import first_in_test
 
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
 
@@ -19,12 +20,11 @@ NEW = [name for name in FAMILIES if name not in OLD]
 NEW += [*MULTIMODAL, "ernie4_5_moe of 300B", "gemma4_text of 26B"]
 DEALT = ("deepseek_v3", "gpt_oss", "granitemoehybrid")
 """Mixtures whose experts vLLM reads or computes otherwise than Qwen3's."""
-AS_OTHERS = (
-    *("glm", "jais2", "nemotron", "olmo", "vaultgemma"),
-    *("mellum", "flex_olmo", "solar_open", "arcee", "hunyuan_v1_dense", "ministral", "olmo2"),
-    "seed_oss",
+SHORT = (
+    *("gemma3_text", "gemma4_text", "qwen3_5_text", "nemotron_h", "lfm2", "cohere2", "phi3"),
+    *("deepseek_v3", "gpt_oss", "granitemoehybrid", "glm4_moe", "olmo3", "qwen3_vl"),
 )
-"""Families that vLLM computes by the same code as others here: with `-m long` alone."""
+"""Families of `make test`, which vLLM computes most unlike others."""
 Differences = dict[str, float | str]
 
 
@@ -54,10 +54,7 @@ def found(
     return json.loads((made / "found.json").read_text())
 
 
-@pytest.mark.parametrize(
-    "family",
-    [pytest.param(one, marks=[pytest.mark.long] * (one in AS_OTHERS)) for one in NEW],
-)
+@pytest.mark.parametrize("family", first_in_test(NEW, *SHORT))
 def test_logprobs_are_those_of_transformers(family: str, found: list[Differences]) -> None:
     difference = found[0][family]
     assert isinstance(difference, float), difference

@@ -8,11 +8,14 @@ import pytest
 import tiny_models
 from engine_processes import run_together
 from made_once import made_once
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FAMILIES = ["2", "2.5", "3", "3 mixture", "glm", "glm mixture", "internvl", "mistral", "gemma"]
 FAMILIES += ["smolvlm", "gemma 4", "gemma 4 unified", "gemma 4 told"]
+SHORT = ("2.5", "3", "internvl", "gemma 4 told")
+"""Families of `make test`, which differ most in what they do with pictures."""
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""
@@ -23,10 +26,13 @@ Facts = dict[str, dict[str, Any]]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The models, and what was found of them."""
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The models, and what was found of them: of all where a `long` test is selected."""
+    asked = [item for item in request.session.items if item.path == request.path]
+    is_whole = any(item.get_closest_marker("long") for item in asked)
+    names = [] if is_whole else list(SHORT)
     return made_once(
-        tmp_path_factory, "seeing", lambda folder: run_together(SCRIPT, folder, folder, [[]])
+        tmp_path_factory, "seeing", lambda folder: run_together(SCRIPT, folder, folder, [names])
     )
 
 
@@ -35,7 +41,7 @@ def facts(folder: Path) -> Facts:
     return json.loads((folder / "facts-0.json").read_text())
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
 @pytest.mark.parametrize("moment", ["first", "later", "update", "squeezed"])
 def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment: str) -> None:
     """Of several pictures of several sizes; of a later turn, which a tool has shown one more; after
@@ -46,7 +52,7 @@ def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment
     assert facts[family]["restarted"] > 0
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
 def test_prompts_have_the_tokens_and_positions_that_they_were_given(
     facts: Facts, family: str
 ) -> None:
@@ -55,7 +61,7 @@ def test_prompts_have_the_tokens_and_positions_that_they_were_given(
     assert min(facts[family]["cached turns"][6:]) >= 32  # of what was said before
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
 def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(
     facts: Facts, family: str
 ) -> None:
@@ -67,7 +73,7 @@ def test_a_prompt_is_computed_once_for_its_samples_and_no_other_picture(
         assert others == [whole, whole] != [first, first]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))
 def test_the_same_requests_again_give_the_same_bits(facts: Facts, family: str) -> None:
     """Whatever was seen in between, and after a sleep and other weights.
 
@@ -80,13 +86,14 @@ def test_the_same_requests_again_give_the_same_bits(facts: Facts, family: str) -
     assert facts[family]["back"]
 
 
-@pytest.mark.parametrize("family", ["2", "2.5", "3", "3 mixture"])
+@pytest.mark.parametrize("family", first_in_test(["2", "2.5", "3", "3 mixture"], *SHORT))
 def test_videos_are_said_to_be_what_the_whole_model_says(facts: Facts, family: str) -> None:
     assert facts[family]["videos"] < LARGEST
     assert facts[family]["positions of videos"]
     assert facts[family]["other frames"]
 
 
+@pytest.mark.long
 def test_neighbours_share_an_engine_that_sees(folder: Path, tmp_path: Path) -> None:
     store = ["--store", str(tmp_path / "store")]
     commands = [["--rank", str(rank), *store] for rank in range(2)]

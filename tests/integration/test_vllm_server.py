@@ -51,6 +51,7 @@ def asked(path: str, body: dict[str, object] | None = None) -> Any:
         return json.loads(answer.read() or "{}")
 
 
+@pytest.mark.long
 def test_a_model_of_latent_attention_says_what_transformers_says(tmp_path: Path) -> None:
     """Of the folder as transformers writes it, without what it takes for granted."""
     torch.manual_seed(0)

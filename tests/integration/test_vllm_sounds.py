@@ -6,7 +6,7 @@ import pytest
 import tiny_models
 from engine_processes import run_together
 
-pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_sounds.py")
 LARGEST = 1e-5

@@ -16,6 +16,7 @@ import torch
 from answering_service import Answer, services
 from made_once import made_once
 from ruamel.yaml import YAML
+from tiers import first_in_test
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ppojob_trainer.agents.formats.search_r1 import INVALID, information
@@ -117,6 +118,7 @@ def test_what_is_trained_kept_and_told(undisturbed_talk: Path):
     assert any("add" in text for text in [row["response"] for row in talked])
 
 
+@pytest.mark.long
 def test_an_mcp_server_answers_though_a_tools_pod_is_killed(
     talking_folder: Path, run_through, tmp_path: Path, output: Path
 ):
@@ -156,7 +158,7 @@ KILLED = {
 }
 
 
-@pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
+@pytest.mark.parametrize("points", first_in_test(KILLED, "everything"))
 def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
     points, talking_folder, run_through, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
@@ -167,6 +169,7 @@ def test_killed_anywhere_a_conversation_ends_as_if_nothing_had_been(
         assert run_folders.rewinds(output) == 1, "a lost tools pod costs no step"
 
 
+@pytest.mark.long
 def test_engines_in_pods_of_their_own_call_a_service(
     talking_folder, run_through, tmp_path: Path, output: Path, undisturbed_talk: Path
 ):
@@ -187,6 +190,7 @@ def test_engines_in_pods_of_their_own_call_a_service(
     assert run_folders.result(output) == run_folders.result(undisturbed_talk)
 
 
+@pytest.mark.long
 def test_a_tool_that_never_says_the_same_is_asked_once_for_what_was_kept(
     talking_folder, run_through, replay, tmp_path: Path, output: Path
 ):
@@ -311,6 +315,7 @@ def test_search_r1_is_told_what_it_has_found_and_what_was_no_action(undisturbed_
     assert seen == {"", information("")[:5], INVALID[:5]}
 
 
+@pytest.mark.long
 def test_a_retriever_of_its_own_finds_the_same_and_may_be_killed(
     searching_folder, run_through, tmp_path, output: Path, undisturbed_search: Path
 ):
@@ -322,6 +327,7 @@ def test_a_retriever_of_its_own_finds_the_same_and_may_be_killed(
     assert run_folders.rewinds(output) == 1, "a lost retriever pod costs no step"
 
 
+@pytest.mark.long
 def test_a_teacher_reads_a_prompt_of_its_own_before_a_conversation(
     run_twice, replay, talking_folder: Path, tmp_path: Path
 ):

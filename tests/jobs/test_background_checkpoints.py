@@ -23,6 +23,7 @@ def saved(output: Path) -> list[int]:
     return [event["step"] for event in events if event["event"] == "commit_sealed"]
 
 
+@pytest.mark.long
 def test_killed_at_every_point(start, tiny_job, output: Path, undisturbed, once):
     mine = ("checkpoint.", "journal.", "rpc.save_shards.", "rpc.update.")
     points = [point for point in job_points.of_a_small_job() if point.startswith(mine)]
@@ -72,6 +73,7 @@ def test_a_request_to_end_waits_for_what_is_written(start, tiny_job, output, und
     assert run_folders.result(output) == undisturbed
 
 
+@pytest.mark.long
 def test_one_of_several_roles_is_lost_while_they_write(run_through, tiny_job, output, alone):
     """Ranks of the policy and a critic in pods of its own; nobody else loses its process."""
     job = {

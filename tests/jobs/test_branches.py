@@ -26,6 +26,7 @@ def branch_of(run: Path, step: int) -> dict[str, object]:
     return {"every": 1, "branch": {"run": str(run), "step": step}}
 
 
+@pytest.mark.long
 def test_with_the_same_settings_it_is_the_run_itself(
     parent: Path, start, tiny_job, output: Path
 ) -> None:

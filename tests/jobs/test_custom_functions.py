@@ -60,6 +60,7 @@ def test_an_edit_is_told_when_a_rank_that_was_killed_reads_it(
     assert any(line.startswith(told) for line in run.lines), run.lines
 
 
+@pytest.mark.long
 def test_the_example_trains_under_a_cut_and_an_edit_is_told_and_a_mistake_named(
     start: Callable[..., Run], job, file: Path, output: Path, tmp_path: Path
 ):

@@ -39,6 +39,7 @@ def prompts_of(rows: Path) -> list[str]:
     return [str(text) for text in parquet.read_table(rows)["prompt"].to_pylist()]
 
 
+@pytest.mark.long
 def test_whoever_comes_back_sees_the_same_time(dated, run_through, start, tmp_path: Path):
     points = (
         "controller.step.computed@2=kill",

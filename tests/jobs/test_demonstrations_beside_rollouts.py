@@ -48,6 +48,7 @@ def whole(rows: Path, even_folder: Path, alone: Callable[..., Path]) -> Path:
     return alone(even_folder, **sections_of(rows, even_folder))
 
 
+@pytest.mark.long
 def test_the_answers_are_learnt_once_the_policy_is(whole: Path) -> None:
     records = run_folders.metrics(whole)
     assert run_folders.unnamed(records) == set()
@@ -83,6 +84,7 @@ def test_a_killed_job_ends_as_an_undisturbed_one(
     assert (output / weights).read_bytes() == (whole / weights).read_bytes()
 
 
+@pytest.mark.long
 def test_three_ranks_change_only_rounding(
     whole: Path, finished: Callable[..., Path], rows: Path, even_folder: Path
 ) -> None:
@@ -93,6 +95,7 @@ def test_three_ranks_change_only_rounding(
     run_folders.assert_close(other, whole)
 
 
+@pytest.mark.long
 def test_a_coefficient_that_falls_is_that_of_its_step_whatever_is_killed(
     run_twice: Callable[..., Path],
     start: Callable[..., Run],

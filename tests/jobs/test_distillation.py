@@ -86,6 +86,7 @@ def divergences(output: Path) -> list[float]:
     return [line["distillation/loss"] for line in run_folders.metrics(output)]
 
 
+@pytest.mark.long
 def test_a_killed_job_learns_the_teacher_as_an_undisturbed_one(run_twice, distillation):
     """Over the whole vocabulary, by two ranks; nothing is scored, and no number says so."""
     job = distillation({"divergence": "reverse_kl"}, roles={"actorRollout": {"ranksPerReplica": 2}})
@@ -102,6 +103,7 @@ def test_a_killed_job_learns_the_teacher_as_an_undisturbed_one(run_twice, distil
     assert not list((whole / "logs").glob("*reward*"))
 
 
+@pytest.mark.long
 def test_a_teacher_apart_says_the_same_of_the_tokens_that_were_drawn(
     start, run_through, distillation, tmp_path
 ):
@@ -119,6 +121,7 @@ def test_a_teacher_apart_says_the_same_of_the_tokens_that_were_drawn(
     assert divergences(apart) == found
 
 
+@pytest.mark.long
 def test_each_of_several_teachers_reads_the_rows_of_its_data_sources(
     start, run_twice, distillation, several, teacher, tiny_folder, tmp_path
 ):
@@ -157,6 +160,7 @@ def data_sources(output: Path) -> dict[int, str]:
     return {row["row"]: row["data_source"] for row in run_folders.rows(output, 1)}
 
 
+@pytest.mark.long
 def test_of_several_teachers_over_the_vocabulary_one_is_there_at_a_time(
     start, run_twice, distillation, several, teacher, tiny_folder, even_folder, tmp_path
 ):
@@ -240,6 +244,7 @@ def test_a_teacher_that_reads_another_prompt_says_what_transformers_says(
     run_folders.assert_close(tmp_path / "apart", whole)
 
 
+@pytest.mark.long
 def test_a_teacher_that_follows_the_policy_teaches_what_it_reads(
     start, run_twice, distillation, hinted, even_folder, tmp_path
 ):
@@ -288,6 +293,7 @@ REPROMPT = {
 }
 
 
+@pytest.mark.long
 def test_a_teacher_is_shown_a_good_response_of_the_group(
     run_through, run_twice, distillation, shown, said, tmp_path
 ):
@@ -347,6 +353,7 @@ def test_a_step_whose_responses_are_all_bad_teaches_nothing(
     assert run_folders.metrics(tmp_path / "one")[0]["distillation/taught"] > 0.5
 
 
+@pytest.mark.long
 def test_rows_that_are_drawn_ahead_are_taught_by_what_succeeded(
     run_twice, replay, distillation, shown
 ):

@@ -27,6 +27,7 @@ def rewards_at(path: Path, failing: list[tuple[int, int]]) -> list[dict[str, obj
     return tiny_jobs.reward_at(path, source, onError="drop")
 
 
+@pytest.mark.long
 def test_a_critic_in_pods_of_its_own_trains_with_and_without_dropped_rows(
     run_through, replay, tiny_job, tiny_data, tmp_path, output
 ):

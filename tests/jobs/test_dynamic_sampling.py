@@ -15,6 +15,7 @@ import pytest
 import run_folders
 import tiny_jobs
 import tiny_models
+from tiers import first_in_test
 
 from ppojob_trainer.controller.progress import STATUS_FILE
 
@@ -130,6 +131,7 @@ def calm(alone: Callable[..., Path], ahead: dict[str, object]) -> Path:
     return alone(**ahead)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
 def test_a_batch_is_filled_in_as_many_rounds_as_arithmetic_says_and_a_kill_changes_nothing(
     points, run_through, replay, job: Path, tmp_path: Path, output: Path
@@ -181,6 +183,7 @@ def test_first_rounds_are_drawn_by_the_weights_before(calm: Path) -> None:
     assert 0.0 < max(staleness) <= 1.0
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("points", KILLED_AHEAD.values(), ids=KILLED_AHEAD)
 def test_no_kill_changes_a_bit_of_what_is_drawn_ahead(
     points, run_through, tiny_job: Callable[..., Path], ahead, calm: Path, output: Path
@@ -189,6 +192,7 @@ def test_no_kill_changes_a_bit_of_what_is_drawn_ahead(
     assert run_folders.result(output) == run_folders.result(calm)
 
 
+@pytest.mark.long
 def test_rows_that_were_drawn_ahead_are_trained_on_again(replay, tiny_job, ahead, calm: Path):
     replay(tiny_job(**ahead), calm)
 
@@ -299,7 +303,7 @@ def test_which_weights_draw_which_tokens_is_a_matter_of_counting(beside: Path) -
     assert 0.0 < max(line["async/staleness_max"] for line in lines) <= BESIDE
 
 
-@pytest.mark.parametrize("points", KILLED_BESIDE.values(), ids=KILLED_BESIDE)
+@pytest.mark.parametrize("points", first_in_test(KILLED_BESIDE, "the others"))
 def test_no_kill_changes_a_bit_of_rounds_beside_rounds(
     points, run_through, tiny_job: Callable[..., Path], by_turns, beside: Path, output: Path
 ):
@@ -315,12 +319,14 @@ def test_everything_killed_between_two_rounds(
     assert run_folders.result(output) == run_folders.result(beside)
 
 
+@pytest.mark.long
 def test_rows_that_were_drawn_beside_others_are_trained_on_again(
     replay, tiny_job, by_turns, beside
 ):
     replay(tiny_job(**by_turns), beside)
 
 
+@pytest.mark.long
 def test_a_step_that_fails_in_a_later_round_draws_its_rounds_again(
     start, tiny_job: Callable[..., Path], by_turns, beside: Path, tmp_path: Path, output: Path
 ):
@@ -346,6 +352,7 @@ def test_a_step_that_fails_in_a_later_round_draws_its_rounds_again(
     assert run_folders.result(output) == run_folders.result(beside)
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 def test_vllm_draws_rounds_beside_rounds(
     run_through, tiny_job: Callable[..., Path], by_turns, alone: Callable[..., Path], output: Path

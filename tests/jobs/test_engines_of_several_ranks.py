@@ -32,6 +32,7 @@ def drawn(output: Path) -> list[list[int]]:
     return [row["response_ids"] for row in run_folders.rows(output, 1)]
 
 
+@pytest.mark.long
 def test_rows_are_those_of_engines_of_one_rank(start, tiny_job, output, undisturbed):
     """Log-probabilities differ by roundings, too little for another token to be drawn here."""
     job = tiny_job(**CHANGES, rollout=ENGINE, roles={"actorRollout": TWO})
@@ -61,6 +62,7 @@ def test_killed_in_generation(run_through, tiny_job, output, undisturbed, roles)
     assert run_folders.result(output) == run_folders.result(undisturbed)
 
 
+@pytest.mark.long
 def test_a_tool_is_called_once_for_all_ranks_of_an_engine(start, tmp_path: Path, output: Path):
     """It never says the same twice, and the ranks would go on with different rows."""
     folder = agent_jobs.make_talking_folder(tmp_path)

@@ -70,6 +70,7 @@ def test_remax_compares_with_a_greedy_response_whatever_is_killed(
     replay(job, output)
 
 
+@pytest.mark.long
 def test_token_baselines_read_probabilities_and_what_is_kept_whatever_is_killed(
     run_through: Callable[..., Run], replay: Callable[..., Run], job_of, output: Path
 ):

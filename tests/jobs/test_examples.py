@@ -1,7 +1,7 @@
 """Every example is run, as its comment says, with a short job made of it.
 
 Three run on the real model. For the others a small one with its tokenizer will do here, for some
-with an engine that starts at once; `make bench-long` runs them on the real one, as they are.
+with an engine that starts at once; `make test-long` runs them on the real one, as they are.
 """
 
 import json
@@ -140,6 +140,7 @@ def test_addition_ppo(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     assert len(list((tmp_path / "run" / "logs").glob("*.log"))) == 5
 
 
+@pytest.mark.long
 def test_addition_prime(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     _, step = run_short(any_home, tmp_path / "run", "addition-prime", *engine)
     for name in ("dpo_loss", "reward", "dpo_acc", "dpo_acc_abs", "grad_norm"):
@@ -152,6 +153,7 @@ def test_custom_reward(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     assert first["val-aux/ppojob/addition/characters/mean@1"] > 0
 
 
+@pytest.mark.long
 def test_judge(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     _, step = run_short(any_home, tmp_path / "run", "judge", *engine)
     assert {"rewards/judge/mean", "rewards/addition/mean"} <= step.keys()
@@ -164,6 +166,7 @@ def test_custom_algorithm(any_home: Path, engine: tuple[str, ...], tmp_path: Pat
     assert "actor/ppo_kl" in step
 
 
+@pytest.mark.long
 def test_reward_model(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     folder = any_home / "models" / "reward-model"
     if not folder.exists():
@@ -174,6 +177,7 @@ def test_reward_model(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     assert step["actor/reward_kl_penalty_coeff"] == 0.01
 
 
+@pytest.mark.long
 def test_calculator(home: Path, tmp_path: Path):
     form = ("--prompt-form", "calculator", "--digits", "3", "--rows", "40")
     ppojob(home, "data", "multiply", *form, "--output", "data/calculator")
@@ -183,6 +187,7 @@ def test_calculator(home: Path, tmp_path: Path):
     assert step["tool/failed_share"] < 1
 
 
+@pytest.mark.long
 def test_search_r1(home: Path, tmp_path: Path):
     ppojob(home, "data", "facts", "--prompt-form", "worked", "--output", "data/facts")
     ppojob(home, "index", "data/facts/corpus.jsonl", "--output", "indices/facts")
@@ -236,6 +241,7 @@ def test_pairs(any_home: Path, tmp_path: Path, name: str):
     assert last["train/grad_norm"] > 0
 
 
+@pytest.mark.long
 def test_addition_distillation(home: Path, any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     teacher = any_home / "runs" / "addition-grpo" / "export"
     if not teacher.exists():
@@ -247,6 +253,7 @@ def test_addition_distillation(home: Path, any_home: Path, engine: tuple[str, ..
     assert step["actor/grad_norm"] > 0
 
 
+@pytest.mark.long
 def test_addition_self_distillation(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     settings = ("spec.algorithm.samplesPerPrompt=1", *engine)
     first, step = run_short(any_home, tmp_path / "run", "addition-self-distillation", *settings)
@@ -254,6 +261,7 @@ def test_addition_self_distillation(any_home: Path, engine: tuple[str, ...], tmp
     assert step["distillation/loss"] > 0
 
 
+@pytest.mark.long
 def test_gsm8k_interaction(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     data = ("data/gsm8k-with-user", "--with-user")
     run = tmp_path / "run"
@@ -268,12 +276,14 @@ def test_house(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     assert 0.0 < step["critic/turns_compared"] <= 1.0
 
 
+@pytest.mark.long
 def test_ledger(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     first, step = run_short(any_home, tmp_path / "run", "ledger", *engine)
     assert 0.0 <= first["val-aux/ledger/right/mean@1"] <= 1.0
     assert step["num_contexts/max"] == 3
 
 
+@pytest.mark.long
 def test_receipt(any_home: Path, engine: tuple[str, ...], tmp_path: Path):
     first, step = run_short(any_home, tmp_path / "run", "receipt", *engine)
     assert 0.0 <= first["val-aux/receipt/right/mean@1"] <= 1.0

@@ -8,6 +8,7 @@ import job_points
 import pytest
 import run_folders
 import tiny_jobs
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -34,10 +35,12 @@ def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
 
 @pytest.mark.parametrize(
     ("call", "saved", "point"),
-    [
-        (2 * OF_A_STEP, 2, "checkpoint.seal.rename.before@1=kill"),  # in step 3
-        (4 * OF_A_STEP, 4, "checkpoint.seal.rename.after@1=kill"),  # in the validation of step 4
-    ],
+    first_in_test(
+        [
+            (2 * OF_A_STEP, 2, "checkpoint.seal.rename.before@1=kill"),  # in step 3
+            (4 * OF_A_STEP, 4, "checkpoint.seal.rename.after@1=kill"),  # in step 4's validation
+        ]
+    ),
 )
 def test_what_was_done_is_saved(
     call, saved, point, start, tiny_job, tmp_path, undisturbed, output, once

@@ -28,12 +28,14 @@ def assert_scaled(calm: Path) -> None:
         assert 0.0 < record["training/rollout_probs_diff_mean"] < 2e-3
 
 
+@pytest.mark.long
 def test_a_killed_job_in_float16_ends_as_a_calm_one(run_twice, even_folder, tmp_path):
     sections = job(2, engine="huggingface")
     manifest = tiny_jobs.write_manifest(tmp_path, even_folder, **sections)
     assert_scaled(run_twice(manifest, "checkpoint.shard.write.middle@4=kill"))
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 def test_vllm_in_float16_draws_what_the_trainer_says(alone, even_folder):
     assert_scaled(alone(even_folder, **job(1, engine="vllm", kvCacheGib=0.1)))

@@ -9,6 +9,7 @@ import job_points
 import pytest
 import run_folders
 from small_disks import SmallDisk, small_disk
+from tiers import first_in_test
 
 from ppojob_trainer.checkpoint.store import incomplete
 
@@ -28,7 +29,7 @@ def disk(tmp_path: Path) -> Iterator[SmallDisk]:
         yield made
 
 
-@pytest.mark.parametrize("background", [False, True])
+@pytest.mark.parametrize("background", first_in_test([True, False]))
 def test_a_disk_that_is_full_for_a_while(background, disk, start, tiny_job, once, undisturbed):
     points = ("controller.step.begin@2=stop", "controller.step.begin@10=stop")
     output, ballast = disk.folder / "run", disk.folder / "ballast"

@@ -111,6 +111,7 @@ def trained_data(manifest: Path) -> str:
     return found
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "changes",
     [
@@ -136,6 +137,7 @@ def test_without_training_responses_are_the_same(
         assert not (output / "export").exists()
 
 
+@pytest.mark.long
 def test_two_engines_and_adapters(generate, start, tiny_folder, tmp_path: Path) -> None:
     """Adapters that have learnt nothing change nothing."""
     lora = {"path": str(tiny_folder / "model"), "lora": {"rank": 4}}
@@ -148,6 +150,7 @@ def test_two_engines_and_adapters(generate, start, tiny_folder, tmp_path: Path) 
     assert {name: ours[name] for name in DRAWN} == {name: theirs[name] for name in DRAWN}
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 def test_a_real_engine(generate, start, tiny_folder: Path, tmp_path: Path) -> None:
     rollout = {"engine": "vllm", "kvCacheGib": 0.1, "maxSequences": 16, "validation": SAMPLING}
@@ -183,6 +186,7 @@ def test_every_number_of_a_run_comes_back_from_its_rows(trained: Path) -> None:
     assert evaluated(trained / FIRST) == validations[:1]
 
 
+@pytest.mark.long
 def test_scores_that_are_never_said_twice_are_taken_from_the_rows(
     start, tiny_job, output: Path
 ) -> None:
@@ -194,6 +198,7 @@ def test_scores_that_are_never_said_twice_are_taken_from_the_rows(
     assert evaluated(output) != validations
 
 
+@pytest.mark.long
 def test_conversations_with_tools(generate, start, tmp_path: Path) -> None:
     """A tool whose answers are those of its arguments: turns, scores and numbers are the same."""
     folder = tmp_path / "talking"

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import run_folders
 import tiny_jobs
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -74,7 +75,7 @@ AHEAD = {
 """Engines in pods of their own, which draw rows of several steps side by side."""
 
 
-@pytest.mark.parametrize("changes", [{}, AHEAD], ids=["at_once", "steps_ahead"])
+@pytest.mark.parametrize("changes", first_in_test({"at_once": {}, "steps_ahead": AHEAD}))
 def test_given_responses_are_learnt_among_drawn_ones_whatever_is_killed(
     changes: dict[str, Any],
     rows: Path,
@@ -133,6 +134,7 @@ def test_given_responses_are_learnt_among_drawn_ones_whatever_is_killed(
         assert not any(line.startswith("starting") for line in refused.lines)
 
 
+@pytest.mark.long
 def test_three_ranks_change_only_rounding(
     finished: Callable[..., Path], rows: Path, even_folder: Path
 ) -> None:

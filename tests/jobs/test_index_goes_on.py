@@ -79,6 +79,7 @@ def test_a_killed_index_is_the_undisturbed_one(inputs, undisturbed, tmp_path: Pa
     assert tree(folder) == tree(undisturbed)
 
 
+@pytest.mark.long
 def test_ctrl_c_keeps_what_is_done(inputs, undisturbed, tmp_path: Path) -> None:
     folder = tmp_path / "index"
     with subprocess.Popen(

@@ -151,6 +151,7 @@ def undisturbed_speech(
     return made_once(tmp_path_factory, "speech", make) / "run"
 
 
+@pytest.mark.long
 def test_what_users_say_is_given_and_what_they_give_is_on_their_turn(undisturbed_speech: Path):
     steps = sorted((undisturbed_speech / "rollouts").iterdir())
     asked: dict[str, list[int]] = {name: [] for name in (*NAMES, "short", "single")}

@@ -77,6 +77,7 @@ def test_a_killed_controllers_heir_says_where_it_stands_and_makes_way(
     assert (last["step"], last["lastCheckpointStep"]) == (done, done)
 
 
+@pytest.mark.long
 def test_no_answer_is_no_hindrance(start, tiny_job, tmp_path, server) -> None:
     output, job = tmp_path / "run", tiny_job(steps={"total": 2})
     environment = on_a_cluster(server, job)

@@ -1,4 +1,4 @@
-"""The whole kill matrix, hours of it (`make bench-long`): every point, every victim, real vLLM."""
+"""The whole kill matrix, hours of it (`make test-long`): every point, every victim, real vLLM."""
 
 import os
 import random

@@ -17,6 +17,7 @@ import run_folders
 import tiny_jobs
 import torch
 from safetensors.torch import load_file, save_file
+from tiers import first_in_test
 
 from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.manifest import sha256_of
@@ -37,7 +38,7 @@ def arm(once: Path, points: list[str], action: str = "kill", nth: int = 1) -> di
     return job_points.armed(once, *(f"{point}@{nth}={action}" for point in points))
 
 
-@pytest.mark.parametrize("name", list(GROUPS))
+@pytest.mark.parametrize("name", first_in_test(list(GROUPS), "checkpoints"))
 def test_killed_at_every_point(name, start, tiny_job, output: Path, undisturbed, once):
     points = [point for point in job_points.of_a_small_job() if point.startswith(GROUPS[name])]
     assert len(points) >= 20, points
@@ -87,6 +88,7 @@ def test_a_killed_reward_worker_or_controller_costs_no_step(
     assert run_folders.result(output) == undisturbed
 
 
+@pytest.mark.long
 def test_a_request_to_end_waits_for_the_step_that_a_killed_controller_has_begun(
     start, tiny_job, output: Path, undisturbed, once
 ):
@@ -181,7 +183,9 @@ def killed_behind_a_checkpoint(
     return folder / "run"
 
 
-@pytest.mark.parametrize("forget", [forget_optimizer, forget_random_state, forget_cursor])
+@pytest.mark.parametrize(
+    "forget", first_in_test([forget_optimizer, forget_random_state, forget_cursor])
+)
 def test_leaving_anything_out_of_the_checkpoint_is_noticed(
     forget, start, tiny_job, output, undisturbed, killed_behind_a_checkpoint
 ):
@@ -217,7 +221,7 @@ def test_a_signal_from_outside_at_any_moment(start, tiny_job, output: Path, undi
     assert run_folders.result(output) == undisturbed
 
 
-@pytest.mark.parametrize("killed", ["supervisor-server", "supervise"])
+@pytest.mark.parametrize("killed", first_in_test(["supervise", "supervisor-server"]))
 def test_a_job_that_loses_a_supervisor_ends_and_goes_on_when_told(
     killed, start, tiny_job, output: Path, undisturbed
 ):

@@ -21,11 +21,12 @@ PODS = {name: {"ranksPerReplica": 2, "parallelism": one} for name, one in LAYOUT
 
 
 def layouts_of(*always: str) -> list[ParameterSet]:
-    """All layouts, of which `make test` takes some and `make bench-long` the others."""
+    """All layouts, of which `make test` takes some and `make test-long` the others."""
     long = {name: () if name in always else (pytest.mark.long,) for name in PODS}
     return [pytest.param(name, marks=marks) for name, marks in long.items()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("layout", layouts_of("tensor"))
 def test_killed_ranks_leave_what_undisturbed_ones_do(
     run_through, alone, tiny_folder_of, tmp_path, output, layout
@@ -89,6 +90,7 @@ def test_a_run_goes_on_under_another_layout_and_back(
         assert f"spec.roles.actorRollout.parallelism.dataShard: {change}: the next steps" in log
 
 
+@pytest.mark.long
 def test_roles_that_move_change_no_bit(start, alone, even_folder, tmp_path, output, once):
     """What a cluster lets a suspended job do: into pods of their own, engines too, and back.
 

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import run_folders
 import tiny_jobs
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -37,9 +38,6 @@ LAYOUTS: dict[str, dict[str, object]] = {
     ),
 }
 
-LONG = ("copies", "copies, apart", "sequence", "tensor")
-"""Of these, what `make bench-long` takes; test_sft.py has copies too."""
-
 
 def job(folder: Path) -> dict[str, object]:
     """A mini-batch has a prompt for each of four ranks, and stages have several micro-batches."""
@@ -63,10 +61,7 @@ def of_one_rank(alone: Callable[..., Path], even_folder: Path) -> Path:
     return alone(even_folder, **job(even_folder))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.long] if name in LONG else []) for name in LAYOUTS],
-)
+@pytest.mark.parametrize("name", first_in_test(LAYOUTS.keys(), "sequence, apart", "pipeline"))
 def test_ranks_give_the_numbers_of_one(name: str, finished, even_folder, of_one_rank):
     roles = LAYOUTS[name]
     profile = {"steps": [2], "ranks": [0, 1, 2, 3]} if name == "pipeline" else None

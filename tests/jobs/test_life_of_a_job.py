@@ -13,6 +13,7 @@ from typing import Any
 import job_points
 import pytest
 import run_folders
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -185,7 +186,7 @@ GATES = {
 }
 
 
-@pytest.mark.parametrize("whose", GATES)
+@pytest.mark.parametrize("whose", first_in_test(list(GATES), "pods"))
 def test_ctrl_c_before_anybody_listens(whose, start, tiny_job, tmp_path: Path, output):
     """Python stands at the gate before the first line of ours: a pod's, or the controller's."""
     place = tmp_path / "gate"
@@ -263,6 +264,7 @@ def test_a_run_folder_in_use_is_refused(start, tiny_job, output: Path):
     ]
 
 
+@pytest.mark.long
 def test_traces_of_a_step_change_nothing(start, tiny_job, output, undisturbed):
     profile = {"steps": [2, 99], "contents": ["shapes", "stack", "memory"]}
     run = start(tiny_job(profile=profile), output).succeed()

@@ -100,6 +100,7 @@ def test_a_killed_job_of_adapters_ends_as_an_undisturbed_one(
     assert run_folders.result(disturbed) == run_folders.result(calm)
 
 
+@pytest.mark.long
 def test_a_killed_job_beside_four_bits_ends_as_an_undisturbed_one(
     start, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
 ):
@@ -144,6 +145,7 @@ def test_a_killed_job_beside_four_bits_ends_as_an_undisturbed_one(
     assert contents(tmp_path / "again") == contents(whole / "export")
 
 
+@pytest.mark.long
 def test_a_killed_job_of_lengths_of_rows_ends_as_an_undisturbed_one(
     alone, run_through, tiny_job, tiny_folder: Path, tmp_path: Path
 ):

@@ -10,6 +10,7 @@ import run_folders
 import tiny_jobs
 import torch
 from safetensors.torch import load_file
+from tiers import first_in_test
 from transformers import AutoModelForCausalLM
 
 from ppojob_trainer.models.family import CORRECTION, EXPERT_BIAS
@@ -46,7 +47,9 @@ def loaded(model: Path, export: Path) -> AutoModelForCausalLM:
     return found
 
 
-@pytest.mark.parametrize(("engine", "replay"), [("vllm", "rollout"), ("huggingface", "recompute")])
+@pytest.mark.parametrize(
+    ("engine", "replay"), first_in_test([("huggingface", "recompute"), ("vllm", "rollout")])
+)
 def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
     run_twice, tiny_folder_of, tmp_path: Path, engine: str, replay: str
 ):
@@ -86,6 +89,7 @@ def test_a_killed_job_of_experts_ends_as_an_undisturbed_one(
     assert torch.equal(first.down_proj[3], down)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("model", "engine", "ranks"), [("granitemoehybrid", "vllm", 1), ("gpt_oss", "huggingface", 2)]
 )
@@ -123,6 +127,7 @@ def test_a_killed_job_trains_adapters_of_experts_of_one_tensor(
         assert (tmp_path / "again" / name).read_bytes() == (calm / "export" / name).read_bytes()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("engine", "ranks"), [("vllm", 1), ("huggingface", 2)])
 def test_a_job_trains_the_layer_that_predicts_further_tokens(
     run_twice, finished, tiny_folder_of, tmp_path: Path, engine: str, ranks: int
@@ -186,11 +191,13 @@ def assert_learnt(model: Path, output: Path, limit: float = 1e-4) -> None:
 
 @pytest.mark.parametrize(
     ("model", "engine", "dtype", "ranks"),
-    [
-        ("hybrid", "huggingface", "float32", 2),
-        ("hybrid", "vllm", "bfloat16", 1),
-        ("lfm2_moe", "huggingface", "float32", 2),
-    ],
+    first_in_test(
+        [
+            ("hybrid", "huggingface", "float32", 2),
+            ("hybrid", "vllm", "bfloat16", 1),
+            ("lfm2_moe", "huggingface", "float32", 2),
+        ]
+    ),
 )
 def test_a_killed_job_of_states_ends_as_an_undisturbed_one(
     run_twice, tiny_folder_of, tmp_path: Path, model: str, engine: str, dtype: str, ranks: int
@@ -218,6 +225,7 @@ def test_other_states_are_learnt(finished, tiny_folder_of, model: str, engine: s
     assert_learnt(folder / "model", output)
 
 
+@pytest.mark.long
 def test_a_killed_job_of_a_part_ends_as_an_undisturbed_one(
     run_twice, tiny_folder_of, tmp_path: Path
 ):

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import run_folders
 import tiny_jobs
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
@@ -53,7 +54,7 @@ def test_every_metric_is_in_the_table_and_time_is_accounted_for(start, tiny_job,
     assert len(set(coefficients)) > 1, "the adaptive coefficient moves"
 
 
-@pytest.mark.parametrize("mini_batch", [16, 8])
+@pytest.mark.parametrize("mini_batch", first_in_test([16, 8]))
 def test_a_step_without_signal_is_not_one_without_entropy(
     mini_batch, start, tiny_job, tmp_path, output
 ):

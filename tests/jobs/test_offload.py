@@ -15,6 +15,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 TRAINED = ["weights", "optimizer", "activations"]
 
 
+@pytest.mark.long
 def test_a_killed_job_with_everything_offloaded_ends_as_a_calm_one_without(
     start, run_through, even_folder: Path, tmp_path: Path
 ):

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM
 pytestmark = [pytest.mark.processes, pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("family", "ranks", "overrides"),
     [

@@ -45,6 +45,7 @@ def write_rows(path: Path, count: int) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "changes"),
     [

@@ -10,6 +10,7 @@ import tiny_jobs
 import tiny_models
 import torch
 from run_folders import rows
+from tiers import first_in_test
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
@@ -105,41 +106,42 @@ def test_rows_are_those_of_the_weights_the_prompts_and_the_seeds(
 
 @pytest.mark.parametrize(
     "points",
-    [
-        (
-            "rpc.generate.answer.before@2=kill",
-            "rpc.generate.answer.after@3=kill",
-            "rpc.bring_weights.answer.before@1=kill",
-            "rpc.bring_weights.answer.after@2=kill",
-            "rpc.hand_over.answer.before@2=kill",
-            "rpc.hand_over.answer.after@1=kill",
-            "rpc.open_channel.answer.before@1=kill",
-            "rpc.update.answer.before@3=kill",
-            "rpc.update.answer.after@7=kill",
-            "rpc.score.answer.before@2=kill",
-            "rpc.score.answer.after@4=kill",
-            "rpc.load_rows.answer.before@1=kill",
-            "rpc.write_rows.answer.after@3=kill",
-            "rpc.sync_weights.answer.after@3=kill",
-        ),
-        (
-            "controller.step.begin@2=kill",
-            "controller.step.computed@1=kill",
-            "controller.step.recorded@2=kill",
-            "controller.step.journaled@1=kill",
-            "checkpoint.shard.write.middle@1=kill",
-            "checkpoint.seal.rename.before@1=kill",
-            "checkpoint.seal.rename.after@1=kill",
-            "rows.part.rename.after@5=kill",
-        ),
-        (
-            "rpc.generate.answer.before@2=stop",
-            "rpc.hand_over.answer.before@3=stop",
-            "controller.step.computed@2=kill",
-            "rpc.update.answer.before@10=kill",
-        ),
-    ],
-    ids=["engines and others", "the controller", "stopped"],
+    first_in_test(
+        {
+            "engines and others": (
+                "rpc.generate.answer.before@2=kill",
+                "rpc.generate.answer.after@3=kill",
+                "rpc.bring_weights.answer.before@1=kill",
+                "rpc.bring_weights.answer.after@2=kill",
+                "rpc.hand_over.answer.before@2=kill",
+                "rpc.hand_over.answer.after@1=kill",
+                "rpc.open_channel.answer.before@1=kill",
+                "rpc.update.answer.before@3=kill",
+                "rpc.update.answer.after@7=kill",
+                "rpc.score.answer.before@2=kill",
+                "rpc.score.answer.after@4=kill",
+                "rpc.load_rows.answer.before@1=kill",
+                "rpc.write_rows.answer.after@3=kill",
+                "rpc.sync_weights.answer.after@3=kill",
+            ),
+            "the controller": (
+                "controller.step.begin@2=kill",
+                "controller.step.computed@1=kill",
+                "controller.step.recorded@2=kill",
+                "controller.step.journaled@1=kill",
+                "checkpoint.shard.write.middle@1=kill",
+                "checkpoint.seal.rename.before@1=kill",
+                "checkpoint.seal.rename.after@1=kill",
+                "rows.part.rename.after@5=kill",
+            ),
+            "stopped": (
+                "rpc.generate.answer.before@2=stop",
+                "rpc.hand_over.answer.before@3=stop",
+                "controller.step.computed@2=kill",
+                "rpc.update.answer.before@10=kill",
+            ),
+        }
+    ),
 )
 def test_killed_anywhere(run_through, tiny_job, output: Path, whole: Path, points):
     job = dict(JOB)
@@ -149,6 +151,7 @@ def test_killed_anywhere(run_through, tiny_job, output: Path, whole: Path, point
     assert run_folders.result(output) == run_folders.result(whole)
 
 
+@pytest.mark.long
 def test_everything_killed_at_once(run_through_lives, tiny_job, output: Path, whole: Path):
     """What was drawn ahead of the checkpoint is in it; its weights are nowhere."""
     points = (
@@ -160,6 +163,7 @@ def test_everything_killed_at_once(run_through_lives, tiny_job, output: Path, wh
     assert run_folders.result(output) == run_folders.result(whole)
 
 
+@pytest.mark.long
 def test_a_killed_controller_draws_and_brings_nothing_again(run_through, tiny_job, output, whole):
     points = ("controller.step.computed@2=kill", "controller.step.recorded@2=kill")
     run_through(tiny_job(**JOB), output, *points)
@@ -178,6 +182,7 @@ def test_ctrl_c_keeps_what_is_drawn(start, tiny_job, output: Path, whole: Path, 
     assert run_folders.result(output) == run_folders.result(whole)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("run", "job"), [("far", FAR), ("beside", BESIDE)])
 def test_a_mended_reward_scores_the_rows_that_were_drawn(
     run, job, request, start, tiny_job, tmp_path, output
@@ -200,6 +205,7 @@ def test_a_mended_reward_scores_the_rows_that_were_drawn(
     assert run_folders.result(output) == run_folders.result(request.getfixturevalue(run))
 
 
+@pytest.mark.long
 def test_another_number_of_ranks_goes_on_with_the_same_rows(start, tiny_job, output, once, whole):
     armed = job_points.armed(once, "controller.step.begin@3=kill_group")
     assert start(tiny_job(**JOB), output, **armed).wait() == 3
@@ -228,7 +234,9 @@ def spans(output: Path, step: int, purpose: str = "rollouts") -> list[list[tuple
     return [[(one["version"], one["tokens"]) for one in of_row] for of_row in segments]
 
 
-@pytest.mark.parametrize(("run", "oldest", "newest"), [("far", 4, 2), ("beside", 3, 1)])
+@pytest.mark.parametrize(
+    ("run", "oldest", "newest"), first_in_test([("far", 4, 2), ("beside", 3, 1)])
+)
 def test_long_rows_go_on_with_newer_weights(run, oldest, newest, request):
     """The versions of a step's rows are those from `oldest` to `newest` before it."""
     output = request.getfixturevalue(run)
@@ -249,6 +257,7 @@ def test_long_rows_go_on_with_newer_weights(run, oldest, newest, request):
     assert any(line["async/partial_rows"] > 0 for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("run", "job"), [("far", FAR), ("beside", BESIDE)])
 def test_the_rows_are_trained_on_as_any(run, job, request, replay, tiny_job):
     """The synchronous job, given these rows, ends with these weights and says the same."""
@@ -256,7 +265,7 @@ def test_the_rows_are_trained_on_as_any(run, job, request, replay, tiny_job):
     replay(tiny_job(**{**job, "rollout": rollout, "roles": {}}), request.getfixturevalue(run))
 
 
-@pytest.mark.parametrize(("run", "version"), [("far", 2), ("far", 4), ("beside", 4)])
+@pytest.mark.parametrize(("run", "version"), first_in_test([("far", 4), ("far", 2), ("beside", 4)]))
 def test_each_token_was_drawn_by_the_weights_that_are_named(
     run, request, tiny_folder, tmp_path, version
 ):
@@ -285,6 +294,7 @@ def test_each_token_was_drawn_by_the_weights_that_are_named(
     assert continued, "some rows went on with these weights"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "points",
     [
@@ -313,6 +323,7 @@ def test_killed_anywhere_with_rows_under_way(run_through, tiny_job, output, far,
     assert run_folders.result(output) == run_folders.result(far)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "points",
     [
@@ -341,6 +352,7 @@ def test_killed_anywhere_with_rows_beside_a_step(run_through, tiny_job, output, 
     assert run_folders.result(output) == run_folders.result(beside)
 
 
+@pytest.mark.long
 def test_killed_while_rows_under_way_are_written_beside_the_steps(
     run_through, tiny_job, output, far
 ):
@@ -355,6 +367,7 @@ def test_killed_while_rows_under_way_are_written_beside_the_steps(
     assert run_folders.result(output) == run_folders.result(far)
 
 
+@pytest.mark.long
 def test_adapters_alone_reach_engines_far_ahead(run_twice, tiny_job, tiny_folder):
     """Which keep the weights below, go on with rows by newer adapters, and are killed."""
     lora = {"rank": 4, "alpha": 8, "targetModules": ["q_proj", "down_proj"]}
@@ -368,7 +381,7 @@ def test_adapters_alone_reach_engines_far_ahead(run_twice, tiny_job, tiny_folder
     run_twice(tiny_job(**job), *points)
 
 
-@pytest.mark.parametrize(("run", "job"), [("far", FAR), ("beside", BESIDE)])
+@pytest.mark.parametrize(("run", "job"), first_in_test([("far", FAR), ("beside", BESIDE)]))
 def test_everything_killed_with_rows_under_way(
     run, job, request, run_through_lives, tiny_job, output
 ):
@@ -386,6 +399,7 @@ def test_everything_killed_with_rows_under_way(
     assert run_folders.result(output) == run_folders.result(request.getfixturevalue(run))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("run", "job", "engines", "under_way"),
     [("far", FAR, {"rollout": {"replicas": 2}}, (6, 7)), ("beside", BESIDE, {}, (5, 6))],
@@ -422,6 +436,7 @@ def test_vllm_goes_on_with_rows_under_way(job, run_through, tiny_job, output, al
     assert run_folders.result(output) == run_folders.result(whole)
 
 
+@pytest.mark.long
 def test_experts_of_rows_under_way_are_replayed(run_twice, tiny_folder_of, tmp_path):
     """Those of each phase: with weights that stay, trainer and engine agree."""
     algorithm = {**BESIDE["algorithm"], "kl": {}, "epochs": 1, "routerReplay": "rollout"}
@@ -433,6 +448,7 @@ def test_experts_of_rows_under_way_are_replayed(run_twice, tiny_folder_of, tmp_p
     assert all(line["training/rollout_probs_diff_mean"] < 1e-5 for line in lines)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("job", [JOB, FAR], ids=["one", "far"])
 def test_engines_move_beside_the_trainer_and_back(job, start, tiny_job, output, once):
     """Rows are begun anew or go on, and no token is older than it may be."""

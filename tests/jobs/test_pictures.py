@@ -13,6 +13,7 @@ import torch
 from padded_reference import whole_logprobs
 from safetensors.torch import load_file, save_file
 from seeing_models import SEEING
+from tiers import first_in_test
 from tiny_models import NAMES, ZOOMS, noise, picture
 
 from ppojob_api.v1alpha1.data import DataSpec
@@ -110,7 +111,7 @@ def write_answers(path: Path, count: int, kind: str) -> None:
     pq.write_table(pa.Table.from_pylist(rows), path)
 
 
-@pytest.mark.parametrize("kind", ["sft", "dpo"])
+@pytest.mark.parametrize("kind", first_in_test(["sft", "dpo"]))
 def test_answers_about_pictures_are_learnt(run_through, tmp_path: Path, kind: str):
     """The tower learns too. A reference sees what the policy does: at first both say the same."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
@@ -199,7 +200,7 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
             id="vllm_crops",
             marks=[pytest.mark.vllm, pytest.mark.long],
         ),
-        pytest.param("seeing_pooled", {}, id="huggingface_pooled"),
+        pytest.param("seeing_pooled", {}, id="huggingface_pooled", marks=pytest.mark.long),
         pytest.param(
             "seeing_told",
             {"rollout": VLLM},
@@ -258,6 +259,7 @@ ENGINES = {
 }
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("kind", "engine"),
     [("seeing", "huggingface"), pytest.param("seeing_3", "vllm", marks=pytest.mark.vllm)],
@@ -290,6 +292,7 @@ def test_a_job_about_videos(run_twice, tmp_path: Path, kind: str, engine: str) -
     run_folders.assert_trained(calm, 3, limit=1e-6)
 
 
+@pytest.mark.long
 def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
     """Over ranks that share the tokens of a row, with a tower that learns."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
@@ -312,6 +315,7 @@ def test_a_conversation_about_a_picture(run_twice, tmp_path: Path) -> None:
     assert max(record["num_turns/max"] for record in steps) > 3
 
 
+@pytest.mark.long
 def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path) -> None:
     """Over ranks that share the tokens of a row, with a tower that learns, and a critic apart."""
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing_caller")
@@ -343,6 +347,7 @@ def test_a_tool_that_shows_a_row_a_part_of_its_picture(run_twice, tmp_path: Path
     assert len({one["file"] for files in shown for one in files}) > 4
 
 
+@pytest.mark.long
 def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
     """One that is the policy says of each token what the policy did; one with other eyes does not.
 
@@ -374,6 +379,7 @@ def test_a_teacher_sees_what_the_policy_saw(tmp_path: Path) -> None:
     assert found["other"] > 1e-3
 
 
+@pytest.mark.long
 def test_rows_about_a_picture_go_on_with_newer_weights(run_twice, tmp_path: Path) -> None:
     tiny_jobs.make_tiny_folder(tmp_path, 0.1, "seeing")
     write_rows(tmp_path / "train.parquet", 24)
@@ -392,6 +398,7 @@ def test_rows_about_a_picture_go_on_with_newer_weights(run_twice, tmp_path: Path
     assert max(map(len, versions)) > 1
 
 
+@pytest.mark.long
 @pytest.mark.vllm
 def test_adapters_of_a_model_that_sees(tmp_path: Path) -> None:
     """Beside the weights in vLLM; a second job begins with those that the first has trained."""

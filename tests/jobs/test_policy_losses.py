@@ -15,6 +15,7 @@ ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBa
 FOUR_STEPS = {"total": 4}
 
 
+@pytest.mark.long
 def test_what_a_loss_draws_is_drawn_again(run_twice, tiny_job):
     """clip_cov draws tokens: a job that is killed draws those of one that nobody disturbed."""
     options = {"share": 0.1, "covarianceLow": 0.0, "covarianceHigh": 100.0}
@@ -59,6 +60,7 @@ def test_a_loss_of_groups_is_that_of_one_rank_and_survives_kills(
     assert run_folders.result(killed) == run_folders.result(calm)
 
 
+@pytest.mark.long
 def test_a_partition_is_learnt_and_survives_kills(alone, run_through, even_folder, tmp_path):
     """FlowRL's network is state, that of two ranks is that of one, and no export has it."""
     job = {
@@ -92,6 +94,7 @@ def test_a_partition_is_learnt_and_survives_kills(alone, run_through, even_folde
     assert run_folders.result(killed) == run_folders.result(calm)
 
 
+@pytest.mark.long
 def test_a_loss_against_the_sampler_leaves_out_what_is_left_behind(start, tiny_job, output: Path):
     loss = {"policyLoss": {"type": "prime_rl"}, "offPolicyThreshold": 1e-4}
     start(tiny_job(algorithm={**ALGORITHM, **loss}, steps={"total": 2}), output).succeed()

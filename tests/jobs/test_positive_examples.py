@@ -23,6 +23,7 @@ JOB: dict[str, object] = {
 }
 
 
+@pytest.mark.long
 def test_what_is_right_is_learnt_whatever_is_killed(
     run_twice, replay, finished, even_folder: Path, tmp_path: Path
 ):

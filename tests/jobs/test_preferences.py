@@ -13,6 +13,7 @@ import tiny_jobs
 import torch
 from job_runs import Run
 from safetensors.torch import load_file
+from tiers import first_in_test
 from transformers import (
     AutoModelForCausalLM,
     AutoModelForSequenceClassification,
@@ -46,7 +47,7 @@ QUICK = {
     ("kto", "three ranks"),
     ("reward_model", "three ranks"),
 }
-"""Of these, what `make test` takes; `make bench-long` has the others."""
+"""Of these, what `make test` takes; `make test-long` has the others."""
 
 
 def pair(number: int) -> dict[str, object]:
@@ -97,7 +98,7 @@ def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=first_in_test(KINDS, "dpo", "reward_model"))
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
@@ -130,6 +131,7 @@ def test_answers_are_learnt_and_only_what_is_needed_runs(kind: str, whole: Path)
     assert logs == {"tiny-controller-0", "tiny-actor-rollout-0"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["kto"], indirect=True)
 def test_held_out_answers_stand_beside_the_one_before(
     kind: str, whole: Path, pairs: Path, tiny_folder: Path
@@ -186,14 +188,7 @@ def result(output: Path) -> dict[str, object]:
 
 
 @pytest.mark.parametrize(
-    "kind",
-    [
-        "dpo",
-        "bco",
-        "reward_model",
-        *(pytest.param(n, marks=pytest.mark.long) for n in ("aot", "kto")),
-    ],
-    indirect=True,
+    "kind", first_in_test(["dpo", "bco", "reward_model", "aot", "kto"]), indirect=True
 )
 def test_a_killed_job_ends_as_an_undisturbed_one(
     kind: str, whole: Path, run_through: Callable[..., Run], tiny_job, pairs: Path, output: Path
@@ -267,6 +262,7 @@ def test_pairs_that_are_drawn_survive_kills(alone, run_through, replay, tiny_job
     replay(job, killed)
 
 
+@pytest.mark.long
 def test_ranks_change_only_the_rounding_of_drawn_pairs(alone, even_folder):
     """Two of them have a prompt of a mini-batch each, maybe one without a pair."""
     one = alone(even_folder, **DRAWN)
@@ -275,6 +271,7 @@ def test_ranks_change_only_the_rounding_of_drawn_pairs(alone, even_folder):
         assert here == pytest.approx(there, rel=1e-3, abs=1e-4)
 
 
+@pytest.mark.long
 def test_a_reward_model_of_adapters_is_a_model_with_them_merged_and_its_head(
     run_through: Callable[..., Run], tiny_folder: Path, pairs: Path, tiny_job, finished, output
 ) -> None:

@@ -29,6 +29,7 @@ JOB: dict[str, object] = {
 APART = {"critic": {"colocateWith": "none"}}
 
 
+@pytest.mark.long
 def test_it_learns_the_outcomes_whatever_is_killed_and_wherever_it_lives(
     run_twice: Callable[..., Path],
     finished: Callable[..., Path],

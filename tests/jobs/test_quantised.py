@@ -11,6 +11,7 @@ import tiny_jobs
 from job_runs import Run
 from quantised_models import quantise
 from safetensors.torch import load_file
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -27,11 +28,13 @@ ALGORITHM = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "miniBa
 
 @pytest.mark.parametrize(
     ("model", "form", "engine"),
-    [
-        ("gpt_oss", "mxfp4", "huggingface"),
-        ("gpt_oss", "mxfp4", "vllm"),
-        ("mixture", "fp8 blocks", "vllm"),
-    ],
+    first_in_test(
+        [
+            ("gpt_oss", "mxfp4", "huggingface"),
+            ("gpt_oss", "mxfp4", "vllm"),
+            ("mixture", "fp8 blocks", "vllm"),
+        ]
+    ),
 )
 def test_it_ends_as_a_job_on_its_numbers(
     run_twice: Callable[..., Path],

@@ -8,6 +8,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 STEPS = 6
 
 
+@pytest.mark.long
 def test_a_refreshed_reference_is_part_of_a_checkpoint(run_twice, tiny_job):
     """The checkpoint behind step 3 holds the policy of step 2: neither the newest nor the first."""
     job = tiny_job(

@@ -11,6 +11,7 @@ import pytest
 import run_folders
 import tiny_jobs
 from job_runs import Run
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
@@ -54,7 +55,7 @@ def replayed(start, job: Path, of: Path, output: Path, *more: str) -> Run:
     return start(job, output, options=("--replay", str(of), *more))
 
 
-@pytest.mark.parametrize("points", KILLED.values(), ids=KILLED)
+@pytest.mark.parametrize("points", first_in_test(KILLED, "everything at once"))
 def test_killed_anywhere_every_row_is_scored_once_and_a_replay_gives_the_same(
     points, run_through, replay, judged: Path, tmp_path: Path, output: Path
 ):

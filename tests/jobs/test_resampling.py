@@ -11,6 +11,7 @@ import tiny_jobs
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.long
 def test_what_is_drawn_is_drawn_again(run_twice, tiny_job):
     """The critic has pods of its own, to which the draw has to come."""
     algorithm = {

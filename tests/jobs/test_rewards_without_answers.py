@@ -7,6 +7,7 @@ import pytest
 import run_folders
 import tiny_jobs
 import torch
+from tiers import first_in_test
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -88,7 +89,7 @@ def test_votes_and_certainty_are_exact_over_kills(
     replay(job, whole)
 
 
-@pytest.mark.parametrize("kind", ["self_certainty", "negative_entropy"])
+@pytest.mark.parametrize("kind", first_in_test(["self_certainty", "negative_entropy"]))
 def test_certainty_alone_needs_no_reward_and_ranks_change_only_rounding(
     kind, finished, even_folder
 ):
@@ -116,6 +117,7 @@ def test_certainty_alone_needs_no_reward_and_ranks_change_only_rounding(
     assert all("critic/score/mean" not in record for record in records)
 
 
+@pytest.mark.long
 def test_rewards_beside_certainty_alone_only_measure(finished, even_folder):
     algorithm = {"type": "grpo", "promptsPerStep": 4, "samplesPerPrompt": 4, "certaintyReward": {}}
     without = finished("without", algorithm=algorithm, rewards=[], **STEPS)
@@ -150,6 +152,7 @@ def literal_answer(model, tokenizer, row: dict, limit: int) -> float:
     return max(0.0, mean(before) - mean(" "))
 
 
+@pytest.mark.long
 def test_the_probability_of_answers_is_exact_over_kills_and_stages(
     run_twice, finished, tiny_data, even_folder, tmp_path
 ):

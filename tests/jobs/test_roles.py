@@ -92,6 +92,7 @@ def test_every_role_killed_in_turn(start, tiny_job, output: Path, undisturbed):
     run_folders.wait_until_gone(output)
 
 
+@pytest.mark.long
 def test_a_controller_killed_behind_the_passes_of_other_pods(
     run_through, tiny_job, output, undisturbed
 ):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import run_folders
+from tiers import first_in_test
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1_800)]
 
@@ -34,6 +35,7 @@ def undisturbed(alone: Callable[..., Path]) -> dict[str, object]:
     return run_folders.result(alone(**PATIENT, **SHORT, algorithm=ROUNDS))
 
 
+@pytest.mark.long
 def test_adapters_alone_reach_engines_whatever_is_killed(
     run_through, finished, tiny_folder, tiny_job, tmp_path
 ):
@@ -73,6 +75,7 @@ def test_vllm_apart_gives_the_bits_of_vllm_beside(finished, tiny_folder, adapter
     assert run_folders.result(apart) == run_folders.result(beside)
 
 
+@pytest.mark.long
 def test_numbers_of_ranks_are_free(finished, tiny_folder: Path):
     """Three engines for two ranks that train: the rows of two for two, and near enough of one."""
     common = {**SHORT, "roles": {"actorRollout": {"ranksPerReplica": 2}}}
@@ -90,25 +93,27 @@ def test_numbers_of_ranks_are_free(finished, tiny_folder: Path):
 
 @pytest.mark.parametrize(
     "points",
-    [
-        (  # of the engines' ranks, or of those that they speak with: whoever comes first
-            "rpc.generate.answer.before@1=kill",
-            "rpc.bring_weights.answer.before@1=kill",
-            "rpc.bring_weights.answer.after@2=kill",
-            "rpc.hand_over.answer.before@2=kill",
-            "rpc.hand_over.answer.after@1=kill",
-            "rpc.open_channel.answer.before@1=kill",
-        ),
-        (
-            "rpc.generate.answer.after@2=kill",
-            "rpc.hand_over.answer.before@3=stop",
-            "rpc.bring_weights.answer.before@2=stop",
-            "rpc.update.answer.before@3=kill",
-            "controller.step.computed@1=kill",
-            "controller.step.recorded@2=kill",
-        ),
-    ],
-    ids=["around the engines", "with the others"],
+    first_in_test(
+        {
+            # Of the engines' ranks, or of those that they speak with: whoever comes first.
+            "around the engines": (
+                "rpc.generate.answer.before@1=kill",
+                "rpc.bring_weights.answer.before@1=kill",
+                "rpc.bring_weights.answer.after@2=kill",
+                "rpc.hand_over.answer.before@2=kill",
+                "rpc.hand_over.answer.after@1=kill",
+                "rpc.open_channel.answer.before@1=kill",
+            ),
+            "with the others": (
+                "rpc.generate.answer.after@2=kill",
+                "rpc.hand_over.answer.before@3=stop",
+                "rpc.bring_weights.answer.before@2=stop",
+                "rpc.update.answer.before@3=kill",
+                "controller.step.computed@1=kill",
+                "controller.step.recorded@2=kill",
+            ),
+        }
+    ),
 )
 def test_killed_anywhere(run_through, tiny_job, output: Path, undisturbed, points):
     job = {**PATIENT, **SHORT, "algorithm": ROUNDS, "roles": {"rollout": {}}}
@@ -118,6 +123,7 @@ def test_killed_anywhere(run_through, tiny_job, output: Path, undisturbed, point
     assert run_folders.result(output) == undisturbed
 
 
+@pytest.mark.long
 def test_a_scorer_lost_among_rounds_leaves_the_rows_of_each(
     run_through, finished, tiny_job, tiny_folder, output
 ):
@@ -149,6 +155,7 @@ def test_lost_engines_cost_no_step_and_nobody_else(start, tiny_job, output: Path
     assert journal.count('"role":"rollout"') == 4
 
 
+@pytest.mark.long
 def test_those_who_train_lost_while_engines_start_again(start, tiny_job, output, undisturbed):
     """They are not taken for ranks that need no checkpoint: the job goes back as for them alone."""
     job = {**PATIENT, **SHORT, "algorithm": ROUNDS, "roles": {"rollout": {}}}

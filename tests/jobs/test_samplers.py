@@ -100,6 +100,7 @@ def test_the_example_draws_the_same_rows_whatever_is_killed(
     replay(job, output)
 
 
+@pytest.mark.long
 def test_prompts_that_give_way_to_others_are_known_too(
     run_through: Callable[..., Run], job_of, output: Path, tmp_path: Path
 ):
@@ -132,6 +133,7 @@ def judge(data_source, solution_str, ground_truth, extra_info):
     assert found == seen
 
 
+@pytest.mark.long
 def test_spo_draws_by_its_values(
     run_through: Callable[..., Run],
     job_of,
@@ -188,6 +190,7 @@ def test_a_mistake_ends_the_job_behind_a_checkpoint_and_a_mended_file_goes_on(
         assert list(scores_of(output, step)) == [step, step + 1, step + 2, step + 3]
 
 
+@pytest.mark.long
 def test_a_branch_knows_what_rows_have_scored(
     start: Callable[..., Run], job_of, output: Path, tmp_path: Path
 ):

@@ -142,6 +142,7 @@ def test_ranks_and_micro_batches_change_only_rounding(
     run_folders.assert_close(finished("copies", **sections_of(rows, **COPIES)), one)
 
 
+@pytest.mark.long
 def test_ranks_that_share_tokens_need_one_row_together(
     finished: Callable[..., Path], rows: Path
 ) -> None:
@@ -151,6 +152,7 @@ def test_ranks_that_share_tokens_need_one_row_together(
     run_folders.assert_close(two, finished("one", **sections_of(rows, **lone)))
 
 
+@pytest.mark.long
 def test_grpo_goes_on_from_its_export(
     whole: Path, start: Callable[..., Run], tiny_job, output: Path
 ) -> None:

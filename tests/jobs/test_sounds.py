@@ -71,7 +71,7 @@ def sound_job(folder: Path, **changes: object) -> dict[str, object]:
             {"algorithm": PPO, "roles": {"actorRollout": SHARED}},
             id="huggingface",
         ),
-        pytest.param({"rollout": VLLM}, id="vllm", marks=pytest.mark.vllm),
+        pytest.param({"rollout": VLLM}, id="vllm", marks=[pytest.mark.vllm, pytest.mark.long]),
     ],
 )
 def test_a_killed_job_with_sounds_ends_as_an_undisturbed_one(run_twice, tmp_path: Path, changes):

@@ -65,6 +65,7 @@ def test_they_hold_a_run_that_was_killed(
         assert named(found) == named(expected)
 
 
+@pytest.mark.long
 def test_one_that_hangs_changes_nothing(start, tiny_job, output: Path, undisturbed, tmp_path):
     (tmp_path / "way").write_text("hangs")
     shutil.copy(STUB, tmp_path / "wandb.py")

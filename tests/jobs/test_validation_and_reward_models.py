@@ -39,6 +39,7 @@ def test_a_metric_that_no_validation_has_ends_the_job_before_it_trains(start, ti
     assert not run_folders.metrics(output)
 
 
+@pytest.mark.long
 def test_a_reward_model_scores_the_same_wherever_it_lives(
     start, run_through, tiny_job, classifier, tmp_path
 ):

@@ -1,7 +1,7 @@
 """Worlds whose ranks share the experts of a layer: what they are tried with, and what they find.
 
-Run: `python expert_worlds.py FOLDER`. The folder holds what `save_models` writes and checkpoints of
-one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`.
+Run: `python expert_worlds.py FOLDER LAYOUT...`. The folder holds what `save_models` writes and
+checkpoints of one rank; results go into `<LAYOUT>/<case>-<rank>.safetensors`.
 """
 
 import sys
@@ -44,6 +44,8 @@ TRIED = {
 """The cases that each layout is tried with."""
 SAVED = ("experts_by_muon", "stacks_replayed", "adapters_of_stacks")
 """Those of checkpoints and exports."""
+COVER = ("e2", "2t2e2")
+"""The layouts of `make test`; `e2` is always among those that are run, and its checkpoints read."""
 
 
 def run_one_sided(root: Path, world: World, name: str) -> dict[str, Tensor]:
@@ -113,5 +115,5 @@ def write_results(results: Path, root: Path, world: World) -> None:
 
 
 if __name__ == "__main__":
-    for layout, dims in EXPERT_LAYOUTS.items():
-        run_world(Path(sys.argv[1]) / layout, dims, write_results)
+    for layout in sys.argv[2:]:
+        run_world(Path(sys.argv[1]) / layout, EXPERT_LAYOUTS[layout], write_results)

@@ -1,11 +1,11 @@
 """What each layout is tried with: a cover of pairs, or the whole cross.
 
 In the cover each kind of ranks (shards, copies, shared tokens, shared matrix products, stages)
-meets each case, scenario and checkpoint that concerns it, under one layout or more; so do families
-with shared matrix products, and where they differ from others with shared tokens and stages.
-Layouts of two kinds meet what is special where the two come together.
+meets the cases, scenarios and checkpoints that concern it most, and of families a few that differ
+most from llama. Layouts of two kinds meet what is special where the two come together.
 """
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from training_cases import CASES, FAMILIES, LAYOUTS, Case
@@ -23,12 +23,6 @@ OF_FAMILIES = ("s2", "t2", "p3")
 """Where each of them is cut by shards and heads, by matrices, and by layers."""
 SHARED_HEADS = ("olmo2", "gemma4_text", "stablelm")
 """Families that make or count their key heads in other ways, where tensor ranks share them."""
-_BY_MATRICES_ALONE = (
-    *("qwen2_moe", "mixtral", "olmoe", "glm4_moe", "mistral", "phi3", "smollm3", "olmo2", "olmo3"),
-    *("granitemoeshared", "apertus", "hunyuan_v1_dense", "ernie4_5_moe", "stablelm"),
-)
-"""Of these, the ones whose tokens see others, and whose layers follow each other, as in llama,
-Qwen, Granite or Gemma."""
 ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
@@ -36,105 +30,60 @@ ALL_BUT_OF_ONE_KIND = (
     "adapters_with_lengths",
 )
 """Of the whole cross, the cases under layouts of two kinds."""
-_SHARED = (
-    *("even", "small_micro_batches", "recomputed", "experts", "adapters", "muon", "full_kl"),
-    *(
-        "experts_by_a_bias",
-        "dropout",
-        "dropout_recomputed",
-        "bfloat16",
-        "a_gradient_that_is_not_finite",
-    ),
-    *("pictures", "outcomes", "partition", "contexts", "supervised", "positives"),
+_MORE = {
+    "t4": ("one_key_head", *SHARED_HEADS),
+    "s2t2": ("one_key_head", "pictures"),
+    "2p2": ("teachers",),
+}
+"""What these meet besides."""
+_EACH = (
+    *("small_micro_batches", "experts", "adapters", "muon", "full_kl", "partition"),
+    *("dropout", "dropout_recomputed", "bfloat16", "a_gradient_that_is_not_finite"),
 )
 _CASES = {
     "2": (
-        *(*_SHARED, "even_untied", "other_micro_batches", "a_rank_without_rows", "biases"),
-        *(
-            "teachers",
-            "qwen3_recomputed",
-            "experts_recomputed",
-            "adapters_recomputed",
-            "adapters_with_lengths",
-            "adapters_beside_nf4",
-            "muon_of_adapters",
-            "adapters_beside_whole_layers",
-            "shared_keys_recomputed",
-            "adapters_of_stacks",
-            "partition_beside_adapters",
-        ),
-        *("sgd", "low_moments", "pictures_in_lines", "mtp", "mtp_by_muon"),
-        "pictures_of_told_layers",
+        *(*_EACH, "even", "recomputed", "even_untied", "a_rank_without_rows", "biases", "pictures"),
+        *("outcomes", "supervised", "positives", "contexts", "teachers", "mtp", "sgd"),
+        *("adapters_beside_nf4", "muon_of_adapters", "partition_beside_adapters", "low_moments"),
+        "adapters_beside_whole_layers",
     ),
     "s2": (
-        *(*_SHARED, "other_micro_batches", "qwen2", "qwen3", "experts_replayed", "long_rows"),
-        *("adapters_of_biased_layers", "teacher", "teachers", "pictures_behind_layers"),
-        *("adapters_beside_nf4", "pictures_of_glm", "contexts_of_states", "pictures_in_tiles"),
-        *("pictures_in_squares", "pictures_in_crops", "pictures_of_gemma_4"),
-        "adapters_with_lengths",
+        *(*_EACH, "recomputed", "qwen3", "experts_replayed", "long_rows", "teacher"),
+        *("adapters_with_lengths", "contexts_of_states", "pictures_behind_layers"),
+        *("pictures_in_tiles", "qwen3_5_text", "nemotron_h", "deepseek_v3", "gemma3_text"),
     ),
     "t2": (
-        *(*_SHARED, "even_untied", "biases", "qwen2", "qwen3", "experts_recomputed", "teacher"),
-        *(
-            "teachers",
-            "adapters_with_lengths",
-            "adapters_of_biased_layers",
-            "muon_of_adapters",
-            "adapters_beside_whole_layers",
-            "low_moments",
-            "adapters_of_experts",
-            "adapters_of_stacks",
-            "adapters_of_told_layers",
-            "adapters_of_several_with_lengths",
-            "adapters_of_halves",
-            "adapters_of_latents",
-            *("experts_beside_blocks", "experts_behind_no_norm", "a_biased_head"),
-        ),
-        *("pictures_behind_layers", "pictures_of_glm", "pictures_in_squares"),
-        "pictures_of_told_layers",
+        *(*_EACH, "even_untied", "biases", "qwen3", "experts_recomputed", "teacher", "outcomes"),
+        *("adapters_with_lengths", "adapters_of_biased_layers", "muon_of_adapters"),
+        *("adapters_of_stacks", "adapters_of_latents", "adapters_of_halves", "pictures"),
+        *("qwen3_5_text", "granitemoehybrid", "gpt_oss", "deepseek_v3", "gemma4_text", "phi3"),
+        *("lfm2", "cohere2", "gpt2", "minimax_m2"),
     ),
     "p3": (
-        *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),
-        *("experts_replayed", "adapters_recomputed", "long_rows", "pictures_of_glm", "teacher"),
-        *("adapters_of_stacks", "adapters_beside_nf4", "pictures_in_squares"),
-        *("adapters_with_lengths", "adapters_beside_whole_layers", "pictures_of_gemma_4"),
+        *(*_EACH, "even_untied", "spread", "qwen3_recomputed", "adapters_with_lengths", "teacher"),
+        *("pictures", "contexts", "supervised", "qwen3_next", "gemma3_text", "gpt2"),
     ),
-    "3": ("small_micro_batches", "spread", "adapters_recomputed", "adapters_beside_nf4"),
-    "2x1": ("small_micro_batches", "a_rank_without_rows", "experts", "bfloat16", "mtp_recomputed"),
-    "2x2": ("small_micro_batches", "spread", "muon", "a_gradient_that_is_not_finite"),
-    "s4": ("small_micro_batches", "long_rows", "experts"),
-    "2x1s2": ("small_micro_batches", "long_rows", "dropout", "dropout_recomputed"),
-    "t4": (
-        *("small_micro_batches", "one_key_head", "adapters_with_lengths", "adapters_recomputed"),
-        *("muon", "bfloat16", *SHARED_HEADS),
-    ),
-    "2x1t2": ("small_micro_batches", "spread", "adapters", "adapters_with_lengths"),
-    "s2t2": (
-        *("small_micro_batches", "experts", "muon", "full_kl", "dropout", "dropout_recomputed"),
-        *("pictures", "one_key_head"),
-    ),
-    "2p2": (
-        "small_micro_batches",
-        "spread",
-        "full_kl",
-        "teachers",
-        "a_gradient_that_is_not_finite",
-    ),
+    "2x1": ("small_micro_batches", "a_rank_without_rows", "mtp_recomputed"),
+    "2p2": ("small_micro_batches", "spread", "full_kl", "teachers"),
+    "t4": ("small_micro_batches", "one_key_head", "olmo2"),
+    "s2t2": ("small_micro_batches", "experts", "one_key_head"),
 }
 _SCENARIOS = {
-    "checkpoint-adapters": (*OF_ONE_KIND, "t4", "2p2"),
-    "checkpoint-muon": (*OF_ONE_KIND, "t4", "s2t2"),
-    "checkpoint-partition": ("p3", "2p2"),
-    "offloaded": (*OF_ONE_KIND, "2x2"),
-    "offloaded_adapters": OF_ONE_KIND,
+    "checkpoint-adapters": ("t2", "2p2"),
+    "checkpoint-muon": ("2", "s2t2"),
+    "checkpoint-partition": ("p3",),
+    "offloaded": ("2", "p3"),
+    "offloaded_adapters": ("t2",),
     "offloaded_nf4": ("2",),
-    "kept_whole": ("2", "2x1"),
+    "kept_whole": ("2",),
     "kept_whole_adapters": ("2",),
-    "value_model": (*OF_ONE_KIND, "s2t2"),
-    "value_model_of_adapters": (*OF_ONE_KIND, "2x1"),
-    "value_model_of_states": ("s2", "p3"),
-    "value_model_of_experts": ("2", "t2"),
-    "heads": ("2", "2x1", "s2", "t2", "s2t2"),
+    "value_model": OF_ONE_KIND,
+    "value_model_of_adapters": ("2", "t2"),
+    "value_model_of_states": ("s2",),
+    "value_model_of_experts": ("t2",),
+    "heads": ("2", "t2", "s2t2"),
+    "memory": ("s2",),
+    "memory_of_passes": ("p3",),
 }
 """Scenarios that not every layout of the cover is tried with."""
 _ONLY = {
@@ -143,43 +92,49 @@ _ONLY = {
     "heads": WHOLE_HEADS,
     "kept_whole": BY_SHARDS,
     "kept_whole_adapters": BY_SHARDS,
-    "collectives": ("3",),
+    "collectives": ("p3",),
     "offloaded_nf4": ("2", "3"),
     "value_model_of_states": tuple(one for one in WORLDS if LAYOUTS[one].tensor == 1),
 }
 """Scenarios that say nothing of other layouts."""
-_READ_ELSEWHERE = ("1", "s2t2", "2p2")
-_READERS = {"even": OF_ONE_KIND, "adapters": ("t2", "p3"), "muon": ("t2", "p3"), "partition": ()}
-"""Who takes up every checkpoint of the cover beside one rank; others those of three layouts, of
-`even`."""
+_READ = {
+    "even": ("1", "2", "2p2"),
+    "adapters": ("t2",),
+    "muon": ("2",),
+    "partition": (),
+}
+"""Whose checkpoints the layouts of one kind take up in the cover."""
 
 
 @dataclass(frozen=True)
 class Cover:
-    """What is tried; `whole`: the whole cross, which takes three times as long."""
+    """What is tried; `whole`: the whole cross, which takes five times as long."""
 
     whole: bool
 
+    @property
+    def worlds(self) -> tuple[str, ...]:
+        """The layouts of several ranks that are tried at all."""
+        return WORLDS if self.whole else tuple(layout for layout in WORLDS if layout in _CASES)
+
     def cases_of(self, layout: str) -> dict[str, Case]:
         """The cases that are run with a layout, by name."""
-        is_cut = self.whole or layout == "t2"
-        families = [name for name in FAMILIES if is_cut or name not in _BY_MATRICES_ALONE]
-        names = (*_CASES[layout], *families)
+        names: Collection[str] = _CASES.get(layout, ())
         if self.whole:
-            names += tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
+            of_one_kind = CASES if layout in OF_FAMILIES else CASES.keys() - FAMILIES.keys()
+            of_two = (*ALL_BUT_OF_ONE_KIND, *_MORE.get(layout, ()))
+            names = of_one_kind if layout in OF_ONE_KIND else of_two
         return {
-            name: CASES[name]
-            for name in CASES
-            if name in names
-            and (name not in FAMILIES or layout in OF_FAMILIES or name in _CASES[layout])
-            and not _is_refused(layout, CASES[name])
+            name: case
+            for name, case in CASES.items()
+            if name in names and not _is_refused(layout, case)
         }
 
     def layouts_of(self, scenario: str) -> tuple[str, ...]:
         """The layouts of several ranks that are tried with a scenario."""
         found = _ONLY.get(scenario, WORLDS)
         chosen = found if self.whole else _SCENARIOS.get(scenario, found)
-        return tuple(layout for layout in found if layout in chosen)
+        return tuple(layout for layout in self.worlds if layout in found and layout in chosen)
 
     def scenarios_of(self, layout: str) -> list[str]:
         """The scenarios that a layout is tried with."""
@@ -195,7 +150,7 @@ class Cover:
             return False
         if self.whole:
             return name == "even" or reader in OF_ONE_KIND
-        return reader in _READERS[name] or (name == "even" and writer in _READ_ELSEWHERE)
+        return reader in OF_ONE_KIND and writer in _READ[name]
 
 
 COVER, WHOLE = Cover(whole=False), Cover(whole=True)

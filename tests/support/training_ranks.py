@@ -23,7 +23,7 @@ import one_gpu
 import torch
 from torch import Tensor
 from training_cases import ALL_LAYOUTS, CASES, LAYOUTS, run_case
-from training_cover import AGAIN, COVER, ON_GPUS, SAVED, WHOLE, WORLDS, Cover
+from training_cover import AGAIN, COVER, ON_GPUS, SAVED, WHOLE, Cover
 from training_scenarios import SCENARIOS, run_foreign_checkpoints
 
 from ppojob_trainer.checkpoint.tensors import read_tensors, write_tensors
@@ -151,9 +151,9 @@ def main(folder: Path, tried: str, *selected: str) -> None:
             run_world(folder / layout, ALL_LAYOUTS[layout], write_on_gpus, "cuda")
         return
     cover = {"cover": COVER, "whole": WHOLE}[tried]
-    for layout in selected or WORLDS:
+    for layout in selected or cover.worlds:
         run_world(folder / layout, LAYOUTS[layout], functools.partial(write_results, cover=cover))
-    for layout in () if selected else WORLDS:
+    for layout in () if selected else cover.worlds:
         run_world(folder / layout, LAYOUTS[layout], functools.partial(write_foreign, cover=cover))
 
 

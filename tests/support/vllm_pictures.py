@@ -357,6 +357,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("folder", type=Path)
     parser.add_argument("output", type=Path)
+    parser.add_argument("families", nargs="*", default=list(FAMILIES))
     parser.add_argument("--rank", type=int)
     parser.add_argument("--store", type=Path)
     arguments = parser.parse_args()
@@ -367,7 +368,7 @@ def main() -> None:
         where = f"file://{arguments.store}"
         dist.init_process_group("gloo", init_method=where, rank=arguments.rank, world_size=2)
     tensor = 2 if arguments.store else 1
-    names = SHARED if arguments.store else FAMILIES
+    names = SHARED if arguments.store else arguments.families
     facts = {
         name: facts_of(
             arguments.folder / name, FAMILIES[name], tensor, wholly=tensor == 1 or name == WHOLLY

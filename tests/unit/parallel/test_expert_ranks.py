@@ -9,8 +9,9 @@ import pytest
 import torch
 import training_cases
 import training_scenarios
-from expert_worlds import SAVED, TRIED
+from expert_worlds import COVER, SAVED, TRIED
 from made_once import made_once
+from tiers import first_in_test
 from torch import Tensor
 from training_cases import CASES, EXPERT_LAYOUTS
 from training_ranks import alone, assert_equal, results, under
@@ -20,12 +21,16 @@ from ppojob_trainer.parallel.world import World
 
 pytestmark = [pytest.mark.processes, pytest.mark.slow, pytest.mark.timeout(1_200)]
 
+LAYOUTS = first_in_test(EXPERT_LAYOUTS.keys(), *COVER)
 PAIRS = [(layout, name) for layout, names in TRIED.items() for name in names]
+SHORT = [pair for pair in PAIRS if pair[0] in COVER]
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Everything that the worlds left behind."""
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Everything that the worlds left behind: all of them where a `long` test is selected."""
+    asked = [item for item in request.session.items if item.path == request.path]
+    is_whole = any(item.get_closest_marker("long") for item in asked)
 
     def make(root: Path) -> None:
         training_cases.save_models(root)
@@ -34,7 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             saved = training_scenarios.run_checkpoint(root, World.alone(), name)
             write_tensors(root / "1" / f"checkpoint-{name}-0.safetensors", saved)
             expert_worlds.run_export(root, World.alone(), name)
-        program = [sys.executable, expert_worlds.__file__, str(root)]
+        layouts = EXPERT_LAYOUTS if is_whole else COVER
+        program = [sys.executable, expert_worlds.__file__, str(root), *layouts]
         done = subprocess.run(program, capture_output=True, text=True, timeout=1_000)
         assert done.returncode == 0, done.stderr[-4_000:]
 
@@ -58,7 +64,7 @@ def assert_close(found: dict[str, Tensor], expected: dict[str, Tensor], bound: f
         assert (tensor - expected[name]).norm() <= most * expected[name].norm(), name
 
 
-@pytest.mark.parametrize(("layout", "name"), PAIRS)
+@pytest.mark.parametrize(("layout", "name"), first_in_test(PAIRS, *SHORT))
 def test_shared_experts_are_the_same_update(folder, layout, name):
     expected = alone(folder, name)
     gradients = of_all(folder, layout, name, "gradient/")
@@ -80,14 +86,14 @@ def test_the_same_layout_gives_the_same_bits(folder, name):
 
 
 @pytest.mark.parametrize("name", SAVED)
-@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_restored_world_goes_on_bit_for_bit(folder, layout, name):
     found = results(folder, layout, f"checkpoint-{name}", 1)
     assert_equal(under(found, "restored/"), under(found, "went_on/"))
 
 
 @pytest.mark.parametrize("name", SAVED)
-@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_layouts_take_up_the_checkpoints_of_others(folder, layout, name):
     checkpoint = training_scenarios.checkpoint_of(folder, layout, name)
     engine = training_scenarios.restored_engine(checkpoint, folder, World.alone(), CASES[name])
@@ -100,7 +106,7 @@ def test_layouts_take_up_the_checkpoints_of_others(folder, layout, name):
 
 
 @pytest.mark.parametrize("name", SAVED)
-@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_an_export_has_the_bytes_of_one_rank(folder, layout, name):
     expected, found = (
         {path.name: path.read_bytes() for path in (folder / f"export-of-{one}-{name}").rglob("*.*")}
@@ -118,7 +124,7 @@ def test_a_rank_may_have_no_token_for_its_experts(folder, name):
 
 
 @pytest.mark.parametrize("name", SAVED)
-@pytest.mark.parametrize("layout", EXPERT_LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_rank_puts_its_own_experts_together_alone(folder, layout, name):
     whole = int(expert_worlds.run_gathered(folder, World.alone(), name)["most"])
     dims = EXPERT_LAYOUTS[layout]

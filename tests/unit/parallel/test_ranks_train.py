@@ -2,7 +2,7 @@
 
 A layout is named by its shards, or by its copies of the model and the shards of each; behind `s`
 stand the ranks that share tokens, behind `t` those that share matrix products. `make test` tries a
-cover of layouts and cases (`training_cover.py`), `-m long` all of them.
+cover of layouts and cases (`training_cover.py`), `make test-long` all of them.
 """
 
 import functools
@@ -61,14 +61,17 @@ def layouts_of(scenario: str) -> Parameters:
 
 
 def layouts_with(case: str) -> Parameters:
-    return tried(lambda cover: [one for one in WORLDS if case in cover.cases_of(one)])
+    return tried(lambda cover: [one for one in cover.worlds if case in cover.cases_of(one)])
+
+
+ALL_WORLDS = tried(lambda cover: cover.worlds)
 
 
 def pairs(cover: Cover) -> list[tuple[str, str]]:
     """Cases whose numbers ranks agree upon, and layouts."""
     return [
         (name, layout)
-        for layout in WORLDS
+        for layout in cover.worlds
         for name, case in cover.cases_of(layout).items()
         if not case.broken
     ]
@@ -91,7 +94,7 @@ def read(cover: Cover) -> list[tuple[str, str, str]]:
     return [
         (name, writer, reader)
         for name, writer in saved(cover)
-        for reader in WORLDS
+        for reader in cover.worlds
         if cover.reads(reader, name, writer)
     ]
 
@@ -201,7 +204,7 @@ def test_dropout_is_drawn_again_where_a_layer_is_computed_again(folder, layout):
     assert not torch.allclose(found["gradient/model.norm.weight"], plain, rtol=1e-3)
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", ALL_WORLDS)
 def test_heads_and_tokens_change_places_and_gradients_go_back(folder, layout):
     for rank in range(LAYOUTS[layout].size):
         found = results(folder, layout, "exchange", rank)
@@ -209,8 +212,9 @@ def test_heads_and_tokens_change_places_and_gradients_go_back(folder, layout):
             torch.testing.assert_close(found[name], found[f"expected/{name}"])
 
 
-@pytest.mark.parametrize(("layout", "share"), [("s2", 0.55), ("s4", 0.3)])
-def test_ranks_that_share_tokens_share_what_is_kept_of_them(folder, layout, share):
+@pytest.mark.parametrize("layout", layouts_of("memory"))
+def test_ranks_that_share_tokens_share_what_is_kept_of_them(folder, layout):
+    share = {"s2": 0.55, "s4": 0.3}[layout]
     (whole,) = training_scenarios.run_memory(folder, World.alone()).values()
     for rank in range(LAYOUTS[layout].size):
         assert results(folder, layout, "memory", rank)["kept"] < share * whole
@@ -267,7 +271,7 @@ def test_a_stage_keeps_a_micro_batch_for_each_stage_from_it_on(folder, layout):
         assert stages - 0.3 < kept < stages + 0.05
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", ALL_WORLDS)
 def test_the_same_layout_gives_the_same_bits(folder, layout):
     assert_equal(results(folder, layout, "again"), results(folder, layout, "small_micro_batches"))
 
@@ -322,16 +326,16 @@ def test_ranks_write_their_parts_only(folder):
                 folder / f"checkpoint-of-{layout}-even", "optimizer"
             )
         ]
-        for layout in LAYOUTS
+        for layout in COVER.worlds
     }
     assert {layout: len(files) for layout, files in sizes.items()} == {
-        layout: dims.size // dims.replicate for layout, dims in LAYOUTS.items()
+        layout: LAYOUTS[layout].size // LAYOUTS[layout].replicate for layout in COVER.worlds
     }
     totals = [sum(files) for files in sizes.values()]
     assert max(totals) < 1.5 * min(totals)  # each file says what its parts are
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", ALL_WORLDS)
 def test_a_rank_holds_its_share(folder, layout):
     """Of weights and moments; tensor ranks hold norms besides, both ends of a pipeline the
     embedding, an eighth of this model, and its stages as many layers as divide among them.
@@ -360,7 +364,7 @@ def test_a_cut_output_layer_says_what_the_whole_one_does(folder, layout):
     assert not under(found, "same/")["kl"].any()  # to the bit
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", ALL_WORLDS)
 def test_an_export_of_several_ranks_has_the_bytes_of_one(folder, layout):
     """Of merged weights, of those without adapters, and of the adapters apart; and of a tower."""
 
@@ -404,7 +408,7 @@ def test_a_critic_is_updated_as_by_one_rank(folder, name, layout):
     assert ("model.norm.weight" in trained) == ("lora" not in VALUE_MODELS[name])
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", ALL_WORLDS)
 def test_what_one_rank_is_refused_reaches_all(folder, layout):
     for rank in range(LAYOUTS[layout].size):
         found = results(folder, layout, "refusal", rank)
@@ -414,7 +418,7 @@ def test_what_one_rank_is_refused_reaches_all(folder, layout):
         torch.testing.assert_close(found["scores"], torch.tensor(scored_alone(folder)[rank]))
 
 
-@pytest.mark.parametrize("layout", WORLDS)
+@pytest.mark.parametrize("layout", ALL_WORLDS)
 def test_all_ranks_refuse_what_one_of_them_has_read(folder, layout):
     for rank in range(LAYOUTS[layout].size):
         told = bytes(results(folder, layout, "bad_values", rank)["told"].tolist()).decode()
@@ -424,6 +428,6 @@ def test_all_ranks_refuse_what_one_of_them_has_read(folder, layout):
 
 def test_collectives_go_in_the_order_of_ranks(folder):
     for rank in range(3):
-        found = results(folder, "3", "collectives", rank)
+        found = results(folder, "p3", "collectives", rank)
         assert found["sum"].tolist() == pytest.approx([0.1 + 0.2, 1e16], rel=1e-6)
         assert found["largest"] == 6

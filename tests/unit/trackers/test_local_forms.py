@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tracker_runs
 from patience import eventually
+from tiers import first_in_test
 
 from ppojob_trainer.metrics.sinks import JsonLines, Sinks
 from ppojob_trainer.trackers.libraries import LIBRARIES
@@ -17,6 +18,8 @@ from ppojob_trainer.trackers.messages import TrackedRun, flat
 from ppojob_trainer.trackers.mlflow_run import metric_name
 from ppojob_trainer.trackers.sink import TrackerSink
 
+SHORT = ("wandb", "trackio")
+"""Those of `make test`; MLflow and SwanLab take long to import."""
 OWN = ("WANDB_", "MLFLOW_", "SWANLAB_", "TRACKIO_")
 CONFIG = {"algorithm": {"type": "grpo", "kl": None}, "rewards": [{"weight": 1.0}], "seed": 0}
 
@@ -37,7 +40,7 @@ def write(sinks: Sinks, first: int, last: int) -> None:
 
 @pytest.mark.processes
 @pytest.mark.slow
-@pytest.mark.parametrize("tracker", list(LIBRARIES))
+@pytest.mark.parametrize("tracker", first_in_test(LIBRARIES.keys(), *SHORT))
 def test_each_step_once_after_kills_and_rewinds(tracker: str, tmp_path: Path):
     run = TrackedRun(tracker=tracker, id="42", name="tiny", folder=str(tmp_path), config=CONFIG)
     record = JsonLines(tmp_path / "metrics.jsonl")
