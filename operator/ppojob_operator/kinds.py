@@ -62,6 +62,7 @@ GANG_KINDS: dict[GangKind, Kind] = {
     "PodGroup.scheduling.volcano.sh": Kind(
         "PodGroup", "scheduling.volcano.sh/v1beta1", "podgroups"
     ),
+    "PodGroup.scheduling.x-k8s.io": Kind("PodGroup", "scheduling.x-k8s.io/v1alpha1", "podgroups"),
 }
 """Kinds of gang scheduling; the names of those from other projects contain their group."""
 

@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 PREFIX = "PPOJOB_OPERATOR_"
-GangType = Literal["kueue", "volcano", "workload"]
+GangType = Literal["kueue", "volcano", "coscheduling", "workload"]
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -30,8 +30,8 @@ class Settings:
         watch_namespaces: namespaces to serve, separated by commas; empty: all.
         gpu_resource: resource name of GPUs if the job names none.
         openshift: whether pods name no user, because the cluster assigns one to each.
-        gangs: enabled gang schedulers, separated by commas: kueue, volcano, workload; objects of
-            others are neither read nor written.
+        gangs: enabled gang schedulers, separated by commas: kueue, volcano, coscheduling,
+            workload; objects of others are neither read nor written.
         workers: number of jobs reconciled concurrently.
         resync_seconds: interval at which each job is reconciled without any event.
         poll_seconds: interval at which the supervisor of a running controller is polled.

@@ -20,7 +20,11 @@ Manifest = Mapping[str, Any]
 it, and the `Cluster` access its fields."""
 
 GangKind = Literal[
-    "Workload", "PodGroup", "Workload.kueue.x-k8s.io", "PodGroup.scheduling.volcano.sh"
+    "Workload",
+    "PodGroup",
+    "Workload.kueue.x-k8s.io",
+    "PodGroup.scheduling.volcano.sh",
+    "PodGroup.scheduling.x-k8s.io",
 ]
 """Kinds of gang scheduling; those without a group are Kubernetes' own."""
 

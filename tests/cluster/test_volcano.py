@@ -5,9 +5,18 @@ from collections.abc import Iterator
 
 import node_gpus
 import pytest
-from cluster_access import Cluster, eventually
+from cluster_access import eventually
 from cluster_jobs import says, wait_for_pods
-from gangs_on_cluster import SMALL, admitted, fake_nodes, gang, nodes, operator_of
+from gangs_on_cluster import (
+    SMALL,
+    admitted,
+    fake_nodes,
+    gang,
+    never_hold_halves,
+    nodes,
+    operator_of,
+    placed,
+)
 from placing_controllers import Volcano
 
 pytestmark = [pytest.mark.cluster, pytest.mark.placing, pytest.mark.timeout(3600)]
@@ -25,12 +34,6 @@ def operator(cluster, crd, tmp_path_factory) -> Iterator[None]:
     ):
         yield
         cluster.kubectl("delete", "ppojobs", "--all")
-
-
-def placed(cluster: Cluster, name: str, number: int) -> None:
-    """Wait until all pods of a job are on a node, and its status says so."""
-    eventually(lambda: len(nodes(cluster, name)) == number and all(nodes(cluster, name)))
-    eventually(lambda: admitted(cluster, name).get("status") == "True")
 
 
 def test_a_gang_is_placed_as_a_whole_by_volcanos_scheduler(cluster, operator):
@@ -58,20 +61,7 @@ def test_a_gang_is_placed_as_a_whole_by_volcanos_scheduler(cluster, operator):
 
 
 def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster, operator):
-    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}}
-    pods = [{**SMALL, "gpuResource": GPU}]
-    both = [gang(name, {"type": "volcano"}, roles=roles, pods=pods) for name in ("one", "two")]
-    with node_gpus.offered(cluster, 3, resource=GPU):
-        cluster.apply(*both)
-        eventually(lambda: any(any(nodes(cluster, name)) for name in ("one", "two")))
-        first = next(name for name in ("one", "two") if any(nodes(cluster, name)))
-        second = "two" if first == "one" else "one"
-        placed(cluster, first, 4)
-        says(cluster, second, "GangPending")
-        assert nodes(cluster, second) == [""] * 4
-        cluster.kubectl("delete", "ppojob", first)
-        placed(cluster, second, 4)
-        cluster.kubectl("delete", "ppojob", second)
+    never_hold_halves(cluster, {"type": "volcano"}, GPU)
 
 
 def test_a_job_crosses_no_higher_tier_of_the_network_than_it_may(cluster, operator):

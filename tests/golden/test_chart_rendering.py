@@ -26,7 +26,10 @@ WATCHED = tuple(f"--set={name}.enabled=true" for name in ("serviceMonitor", "pod
 RENDERINGS = {
     "default": BARE,
     "monitored": (*BARE, *WATCHED, "--set=alerts.labels.release=prometheus"),
-    "gangs": (*BARE, *(f"--set=gangs.{name}=true" for name in ("kueue", "volcano", "workload"))),
+    "gangs": (
+        *BARE,
+        *(f"--set=gangs.{name}=true" for name in ("kueue", "volcano", "coscheduling", "workload")),
+    ),
     "namespaced": (
         *BARE,
         *WATCHED,

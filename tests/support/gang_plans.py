@@ -21,6 +21,7 @@ from ppojob_operator.state import (
 
 KUEUE: dict[str, Any] = {"type": "kueue", "kueue": {"queueName": "team-a"}}
 VOLCANO: dict[str, Any] = {"type": "volcano", "volcano": {"queue": "research"}}
+COSCHEDULING: dict[str, Any] = {"type": "coscheduling"}
 WORKLOAD: dict[str, Any] = {"type": "workload"}
 QUEUED: GangKind = "Workload.kueue.x-k8s.io"
 FLAVOR = Placement({"gpu": "h200"}, ({"key": "gpu", "operator": "Exists"},))

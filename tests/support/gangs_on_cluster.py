@@ -5,9 +5,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import node_gpus
 import operator_rights
-from cluster_access import Cluster
-from cluster_jobs import claim, job
+from cluster_access import Cluster, eventually
+from cluster_jobs import claim, job, says
 from operator_replica import Operator
 
 SMALL = {"image": "localhost/ppojob/no-such-image:1", "resources": {"cpu": "10m"}}
@@ -64,3 +65,27 @@ def admitted(cluster: Cluster, name: str) -> dict[str, str]:
     """The condition Admitted of a job."""
     conditions = cluster.get("ppojob", name).get("status", {}).get("conditions", ())
     return next((one for one in conditions if one["type"] == "Admitted"), {})
+
+
+def placed(cluster: Cluster, name: str, number: int) -> None:
+    """Wait until all pods of a job are on a node, and its status says so."""
+    eventually(lambda: len(nodes(cluster, name)) == number and all(nodes(cluster, name)))
+    eventually(lambda: admitted(cluster, name).get("status") == "True")
+
+
+def never_hold_halves(cluster: Cluster, scheduling: dict[str, Any], gpu: str) -> None:
+    """Apply two jobs that fit one by one: one waits without a node until the other has gone."""
+    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}}
+    pods = [{**SMALL, "gpuResource": gpu}]
+    both = [gang(name, scheduling, roles=roles, pods=pods) for name in ("one", "two")]
+    with node_gpus.offered(cluster, 3, resource=gpu):
+        cluster.apply(*both)
+        eventually(lambda: any(any(nodes(cluster, name)) for name in ("one", "two")))
+        first = next(name for name in ("one", "two") if any(nodes(cluster, name)))
+        second = "two" if first == "one" else "one"
+        placed(cluster, first, 4)
+        says(cluster, second, "GangPending")
+        assert nodes(cluster, second) == [""] * 4
+        cluster.kubectl("delete", "ppojob", first)
+        placed(cluster, second, 4)
+        cluster.kubectl("delete", "ppojob", second)

@@ -1,4 +1,4 @@
-"""Kueue and Volcano themselves, as processes beside a test cluster, by the rights they ship."""
+"""Kueue, Volcano and Coscheduling, as processes beside a test cluster, by the rights they ship."""
 
 import base64
 import functools
@@ -30,7 +30,7 @@ _YAML = YAML(typ="safe")
 
 @functools.cache
 def built(name: str) -> Path:
-    """The folder of what is built of Kueue or Volcano: minutes, once."""
+    """The folder of what is built of one of them: minutes, once."""
     tool = REPOSITORY / "tests" / "cluster" / "tool"
     command = [sys.executable, str(tool), "placing", name]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -176,6 +176,30 @@ class Volcano(Controller):
         period = "--schedule-period=200ms"
         given = (*plain, f"--scheduler-conf={conf}", period, "--enable-metrics=false", "-v=3")
         self.run("scheduler", "volcano-scheduler", "volcano-system", *given)
+
+
+class Coscheduling(Controller):
+    """The second scheduler of the chart of scheduler-plugins, with its plugin Coscheduling alone.
+
+    The controller of its PodGroups, which writes their phases, does not run: nobody reads them.
+    """
+
+    _ACCOUNT = "scheduler-plugins-scheduler"
+    _NAMESPACE = "coscheduling"
+
+    def __init__(self, cluster: Cluster, folder: Path) -> None:
+        head = {"apiVersion": "v1", "kind": "Namespace"}
+        cluster.apply({**head, "metadata": {"name": self._NAMESPACE}})
+        super().__init__(cluster, "coscheduling", folder, _INSTALLED)
+        shipped = _YAML.load(self.settings("scheduler-config")["scheduler-config.yaml"])
+        (profile,) = shipped["profiles"]
+        profile["plugins"]["multiPoint"]["enabled"] = [{"name": "Coscheduling"}]
+        way_in = folder / f"{self._ACCOUNT}.kubeconfig"
+        shipped["clientConnection"] = {"kubeconfig": str(way_in)}
+        file = folder / "scheduler-config.yaml"
+        _YAML.dump(shipped, file)
+        given = (f"--config={file}", "--secure-port=0", "-v=3")
+        self.run("scheduler", self._ACCOUNT, self._NAMESPACE, *given)
 
 
 def _free_port() -> int:

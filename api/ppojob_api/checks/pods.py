@@ -48,8 +48,6 @@ resource claims, which no field gives to the container.
 
 _KINDS: Final[Mapping[type, str]] = {dict: "an object", list: "a list", str: "text"}
 
-_SCHEDULERS = {"volcano": "volcano", "workload": "default-scheduler"}
-
 
 def all_settings(job: PPOJob) -> Iterator[tuple[str, PodSettings]]:
     """The items of `spec.pods`, each with its path."""
@@ -84,7 +82,7 @@ def pod_sets(job: PPOJob) -> Iterator[Problem]:
 
 def overrides(job: PPOJob) -> Iterator[Problem]:
     """Fields of a pod that a job may not override."""
-    scheduler = _SCHEDULERS.get(job.spec.scheduling.type)
+    scheduler = job.spec.scheduling.scheduler_name
     for where, settings in all_settings(job):
         yield from _override_problems(settings.pod_overrides, f"{where}.podOverrides")
         spec = settings.pod_overrides.get("spec")

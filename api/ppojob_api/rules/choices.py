@@ -28,6 +28,7 @@ _AT_ADMISSION = (
     ("spec.algorithm.rolloutCorrection", "normalize", "weights", "token sequence"),
     ("spec.scheduling", "kueue", "type", "kueue"),
     ("spec.scheduling", "volcano", "type", "volcano"),
+    ("spec.scheduling", "coscheduling", "type", "coscheduling"),
     *(("spec.algorithm", to_camel(name), "type", name) for name, one in _TYPES if one.options),
     *(
         ("spec.algorithm.policyLoss", to_camel(name), "type", name)

@@ -84,6 +84,11 @@ Nothing is granted with "*"; a test holds the list against what a real run uses.
   resources: [podgroups]
   verbs: *made-and-deleted  # one per job; deleted with the job's last pod
 {{- end }}
+{{- if .Values.gangs.coscheduling }}
+- apiGroups: [scheduling.x-k8s.io]
+  resources: [podgroups]
+  verbs: *made-and-deleted  # one per job; deleted with the job's last pod
+{{- end }}
 {{- if .Values.gangs.workload }}
 - apiGroups: [scheduling.k8s.io]
   resources: [workloads, podgroups]

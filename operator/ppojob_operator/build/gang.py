@@ -13,6 +13,7 @@ from ppojob_operator.build.metadata import gang_name, manifest
 from ppojob_operator.state import GangFacts, GangKind, Job, Manifest, Placement, PodSet
 
 _VOLCANO_GROUP: Final = "PodGroup.scheduling.volcano.sh"
+_COSCHEDULING_GROUP: Final = "PodGroup.scheduling.x-k8s.io"
 _TOPOLOGY: Final = "volcano.sh/network-topology"
 _SUFFIXES: Final = {
     "": Fraction(1),
@@ -51,16 +52,24 @@ def _kueue_objects(job: Job, sets: tuple[PodSet, ...], facts: GangFacts) -> list
 def _volcano_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
     """Build the PodGroup of all pods, with the sum of their requests."""
     spec = job.scheduling.volcano or VolcanoSpec()
-    content: dict[str, Any] = {
-        "minMember": sum(one.count for one in sets),
-        "minResources": total_requests(sets),
-        "queue": spec.queue,
-    }
+    content: dict[str, Any] = {**_needs(sets), "queue": spec.queue}
     if spec.priority_class_name is not None:
         content["priorityClassName"] = spec.priority_class_name
     if topology := _network_topology(sets):
         content["networkTopology"] = topology
     return [manifest(_VOLCANO_GROUP, job, gang_name(job), spec=content)]
+
+
+def _coscheduling_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[str, Any]]:
+    return [manifest(_COSCHEDULING_GROUP, job, gang_name(job), spec=_needs(sets))]
+
+
+def _needs(sets: tuple[PodSet, ...]) -> dict[str, Any]:
+    """Return what a PodGroup waits for: room for all pods."""
+    return {
+        "minMember": sum(one.count for one in sets),
+        "minResources": total_requests(sets),
+    }
 
 
 def _network_topology(sets: tuple[PodSet, ...]) -> dict[str, Any]:
@@ -111,6 +120,11 @@ def _own_objects(job: Job, sets: tuple[PodSet, ...], _: GangFacts) -> list[dict[
 GANGS: Final[Mapping[SchedulingType, Gang]] = {
     "kueue": Gang((kueue.KIND,), "Kueue 0.15 or newer", _kueue_objects),
     "volcano": Gang((_VOLCANO_GROUP,), "Volcano 1.8 or newer", _volcano_objects),
+    "coscheduling": Gang(
+        (_COSCHEDULING_GROUP,),
+        "a scheduler with the plugin Coscheduling (scheduler-plugins 0.31 or newer)",
+        _coscheduling_objects,
+    ),
     "workload": Gang(
         ("Workload", "PodGroup"),
         "Kubernetes 1.36 with the feature gates GenericWorkload and GangScheduling, and the API"
@@ -126,10 +140,14 @@ def member(job: Job, template: Manifest, placement: Placement | None) -> dict[st
     if job.scheduling.type == "workload":
         group = {"podGroupName": gang_name(job)}
         whole["spec"] = {**whole["spec"], "schedulingGroup": group}
+    if job.scheduling.type in ("volcano", "coscheduling"):
+        whole["spec"] = {**whole["spec"], "schedulerName": job.scheduling.scheduler_name}
     if job.scheduling.type == "volcano":
-        whole["spec"] = {**whole["spec"], "schedulerName": "volcano"}
         group_annotation = {"scheduling.k8s.io/group-name": gang_name(job)}
         whole = _placed(whole, Placement(annotations=group_annotation))
+    if job.scheduling.type == "coscheduling":
+        label = {"scheduling.x-k8s.io/pod-group": gang_name(job)}
+        whole = _placed(whole, Placement(labels=label))
     return _placed(whole, placement) if placement is not None else whole
 
 

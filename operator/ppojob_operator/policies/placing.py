@@ -1,7 +1,7 @@
-"""Admission of a job's pods by Kueue, Volcano or Kubernetes' gang scheduler. Pure.
+"""Admission of a job's pods by Kueue or a gang scheduler. Pure.
 
-Kueue admits a job before its pods exist. Volcano and Kubernetes schedule existing pods, all of them
-or none. `type: none` has no admission.
+Kueue admits a job before its pods exist. Gang schedulers schedule existing pods, all of them or
+none. `type: none` has no admission.
 
 Two jobs that each hold half of the GPUs would deadlock. So a job whose pods are not all scheduled
 within its start deadline deletes them, and tries again after the same time.
@@ -169,12 +169,12 @@ def _of_scheduler(gang: Gang, observed: Observed) -> Admission:
         message = "all pods were scheduled together"
         return Admission(ObservedCondition("Admitted", True, "Placed", message), True)
     groups = observed.children_of(gang.kinds[-1])
-    message = _last_condition(groups[0]) if groups else "the PodGroup does not exist yet"
+    message = _last_message(groups[0], observed) if groups else "the PodGroup does not exist yet"
     return _not_admitted("GangPending", message, may_have_pods=True)
 
 
-def _last_condition(group: Child) -> str:
-    """The last condition that the scheduler wrote into the PodGroup."""
+def _last_message(group: Child, observed: Observed) -> str:
+    """The scheduler's last condition of the PodGroup, or why it does not schedule a pod."""
     status = group.manifest.get("status") or {}
     conditions = [
         f"{one.get('reason', '')}: {one.get('message', '')}"
@@ -182,4 +182,5 @@ def _last_condition(group: Child) -> str:
             status.get("conditions") or (), key=lambda one: one.get("lastTransitionTime", "")
         )
     ]
-    return inert(conditions[-1]) if conditions else "the scheduler has not seen the PodGroup yet"
+    messages = conditions[-1:] or [pod.unschedulable for pod in observed.pods if pod.unschedulable]
+    return inert(messages[0]) if messages else "the scheduler has not seen the PodGroup yet"

@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.set_defaults(run=lambda places, given: node.up(places, containers=not given.fake_node))
     placing = commands.add_parser(
-        "placing", help="build Kueue or Volcano, which no node needs; prints the folder"
+        "placing", help="build one that places pods, which no node needs; prints the folder"
     )
     placing.add_argument("name", choices=[one.name for one in programs.PLACING])
     placing.set_defaults(

@@ -33,9 +33,10 @@ class Program:
     aliases: tuple[str, ...] = ()  # of its one binary, which looks at the name it is called by
     stamped: str = ""  # a module whose version becomes that of Kubernetes itself
     stages: tuple[str, ...] = ()  # files of a module, joined into `<name>-stages.yaml`
-    # What a module ships to be applied, as `<name>.yaml`: a file, or a folder of kustomize. Only
-    # programs that no node needs have any; the keys of all others are as they were.
-    manifests: str = field(default="", repr=False)
+    # What a module ships to be applied, joined into `<name>.yaml`: files, folders of kustomize, or
+    # charts with their own values. Only programs that no node needs have any; the keys of all others
+    # are as they were.
+    manifests: tuple[str, ...] = field(default=(), repr=False)
 
     @property
     def source(self) -> Path:
@@ -44,7 +45,7 @@ class Program:
 
     def key(self) -> str:
         """Changes with anything that decides what is built."""
-        digest = hashlib.sha256((repr(self) + self.manifests).encode())
+        digest = hashlib.sha256((repr(self) + "".join(self.manifests)).encode())
         files = [self.source / name for name in ("go.mod", "go.sum")]
         for package in self.packages:
             files += sorted((self.source / package).glob("*.go"))
@@ -94,8 +95,16 @@ PROGRAMS = (
     Program("coredns", runs_containers=True),
 )
 PLACING = (
-    Program("kueue", packages=("tool",), manifests="config/default"),
-    Program("volcano", packages=("tool",), manifests="installer/volcano-development.yaml"),
+    Program("kueue", packages=("tool",), manifests=("config/default",)),
+    Program("volcano", packages=("tool",), manifests=("installer/volcano-development.yaml",)),
+    Program(
+        "coscheduling",
+        packages=("tool",),
+        manifests=(
+            "config/crd/bases/scheduling.x-k8s.io_podgroups.yaml",
+            "manifests/install/charts/as-a-second-scheduler",
+        ),
+    ),
 )
 """What places pods beside Kubernetes itself: built only where a test asks for it by name."""
 
@@ -149,7 +158,8 @@ def _build(places: Places, program: Program) -> None:
     if program.stages:
         (part / f"{program.name}-stages.yaml").write_text(_stages(program))
     if program.manifests:
-        (part / f"{program.name}.yaml").write_text(_manifests(places, program))
+        shipped = (_manifest(places, program, name) for name in program.manifests)
+        (part / f"{program.name}.yaml").write_text("\n---\n".join(shipped))
     part.rename(done)
 
 
@@ -175,10 +185,13 @@ def _stages(program: Program) -> str:
     )
 
 
-def _manifests(places: Places, program: Program) -> str:
-    path = _module(program) / program.manifests
+def _manifest(places: Places, program: Program, name: str) -> str:
+    path = _module(program) / name
     if path.is_file():
         return path.read_text()
+    if (path / "Chart.yaml").is_file():
+        named = ("--namespace", program.name)
+        return call(places.bin / "helm", "template", program.name, path, *named)
     return call(places.bin / "kubectl", "kustomize", path)
 
 

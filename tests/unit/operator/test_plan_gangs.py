@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from gang_plans import (
+    COSCHEDULING,
     FOUR_READY,
     KUEUE,
     VOLCANO,
@@ -86,6 +87,31 @@ def test_volcano_reads_the_network_topology_of_pods(given, expected) -> None:
     assert group["spec"].get("networkTopology") == expected
 
 
+def test_coscheduling_gets_one_group_and_its_scheduler_all_pods() -> None:
+    named = {**COSCHEDULING, "coscheduling": {"schedulerName": "default-scheduler"}}
+    for scheduling, expected in (
+        (COSCHEDULING, "scheduler-plugins-scheduler"),
+        (named, "default-scheduler"),
+    ):
+        planned = look(make_job(scheduling=scheduling), seen())
+        (group,) = made(planned, "PodGroup")
+        assert group["apiVersion"] == "scheduling.x-k8s.io/v1alpha1"
+        assert group["spec"]["minMember"] == 4
+        assert group["spec"]["minResources"]["cpu"].endswith("100m")
+        for one in made(planned, "StatefulSet"):
+            template = one["spec"]["template"]
+            assert template["spec"]["schedulerName"] == expected
+            assert template["metadata"]["labels"]["scheduling.x-k8s.io/pod-group"] == "ppojob-sum"
+
+
+def test_a_group_without_conditions_waits_for_what_its_pods_say() -> None:
+    job = make_job(scheduling=COSCHEDULING)
+    (group,) = gang_of(job)
+    group = dataclasses.replace(group, manifest={**group.manifest, "status": {"phase": "Pending"}})
+    waiting = look(job, seen(group, pods=four_pods(unschedulable="0/1 nodes are available")))
+    assert admission_of(waiting, job)[1:] == ("GangPending", "0/1 nodes are available")
+
+
 def test_kubernetes_own_gang_is_one_group_of_one_workload() -> None:
     job = make_job(scheduling=WORKLOAD)
     planned = look(job, seen())
@@ -105,7 +131,7 @@ def test_kubernetes_own_gang_is_one_group_of_one_workload() -> None:
         assert spec["schedulingGroup"] == {"podGroupName": group["metadata"]["name"]}
 
 
-@pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+@pytest.mark.parametrize("scheduling", [VOLCANO, COSCHEDULING, WORKLOAD])
 def test_admitted_means_that_pods_have_a_place(scheduling: dict[str, Any]) -> None:
     job = make_job(scheduling=scheduling)
     *others, group = gang_of(job)
@@ -121,7 +147,7 @@ def test_admitted_means_that_pods_have_a_place(scheduling: dict[str, Any]) -> No
     assert admission_of(placed, job)[:2] == ("True", "Placed")
 
 
-@pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+@pytest.mark.parametrize("scheduling", [VOLCANO, COSCHEDULING, WORKLOAD])
 def test_pods_that_are_placed_anew_give_the_job_no_more_time(scheduling: dict[str, Any]) -> None:
     job = make_job(scheduling=scheduling)
     gang = gang_of(job)
@@ -132,7 +158,7 @@ def test_pods_that_are_placed_anew_give_the_job_no_more_time(scheduling: dict[st
         assert (status.reason, status.start_time) == ("GangPending", running.start_time)
 
 
-@pytest.mark.parametrize("scheduling", [VOLCANO, WORKLOAD])
+@pytest.mark.parametrize("scheduling", [VOLCANO, COSCHEDULING, WORKLOAD])
 def test_what_a_group_reserves_is_free_when_the_job_is_suspended(scheduling) -> None:
     job = make_job(scheduling=scheduling)
     gang = gang_of(job)
@@ -143,7 +169,7 @@ def test_what_a_group_reserves_is_free_when_the_job_is_suspended(scheduling) -> 
     assert {*gone} <= {*actions(look(paused, seen(*gang)), Delete)}
 
 
-@pytest.fixture(params=[KUEUE, VOLCANO, WORKLOAD], ids=lambda one: one["type"])
+@pytest.fixture(params=[KUEUE, VOLCANO, COSCHEDULING, WORKLOAD], ids=lambda one: one["type"])
 def scheduling(request: pytest.FixtureRequest) -> dict[str, Any]:
     return request.param
 
