@@ -13,6 +13,8 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FAMILIES = ["2", "2.5", "3", "3 mixture", "glm", "glm mixture", "internvl", "mistral", "gemma"]
 FAMILIES += ["smolvlm", "gemma 4", "gemma 4 unified", "gemma 4 told"]
+BRIEFLY = ["lfm2", "glm ocr", "lighton"]
+"""Families of which less is asked: what others have shown of the same classes is left out."""
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""
@@ -44,6 +46,13 @@ def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment
     assert facts[family][moment] < (OF_TOLD if family == "gemma 4 told" else LARGEST)
     assert facts[family]["another picture"] > 0.1
     assert facts[family]["restarted"] > 0
+
+
+@pytest.mark.parametrize("family", BRIEFLY)
+def test_logprobs_of_families_are_those_of_the_whole_model(facts: Facts, family: str) -> None:
+    assert max(facts[family][moment] for moment in ("first", "later", "update")) < LARGEST
+    assert facts[family]["prompts"]
+    assert facts[family]["restarted row"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

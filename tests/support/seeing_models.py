@@ -7,6 +7,7 @@ import torch
 from tiny_models import (
     AROUND_POOLED,
     BEGIN_SQUARE,
+    CONVOLUTIONS,
     CORRECTED,
     CROPS,
     DELTA_NETWORKS,
@@ -20,7 +21,9 @@ from tiny_models import (
     SECTIONS,
     SEEING_TEMPLATE,
     SIZES,
+    SPLITS,
     TWO_LAYERS,
+    UNUSED,
     VIDEO,
     VIDEO_TEMPLATE,
     WIDE_HEADS,
@@ -35,8 +38,11 @@ from transformers import (
     Gemma4UnifiedForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
+    GlmOcrForConditionalGeneration,
     Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
+    Lfm2VlForConditionalGeneration,
+    LightOnOcrForConditionalGeneration,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
@@ -84,6 +90,7 @@ FILMED = [
 GLM = {
     Glm4vForConditionalGeneration: "Glm4vImageProcessor",
     Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
+    GlmOcrForConditionalGeneration: "Glm46VImageProcessor",
 }
 """With the processors of which GLM-4.1V and GLM-4.6V have one each."""
 CROPPED = {
@@ -112,6 +119,8 @@ MARKS = {
     **dict.fromkeys(CROPPED, CROPS),
     InternVLForConditionalGeneration: ("<img>", "</img>"),
     Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
+    LightOnOcrForConditionalGeneration: UNUSED,
+    Lfm2VlForConditionalGeneration: SPLITS,
     Gemma3ForConditionalGeneration: (BEGIN_SQUARE, END_SQUARE),
     **dict.fromkeys(POOLED, AROUND_POOLED),
 }
@@ -143,6 +152,11 @@ TOLD |= {"use_bidirectional_attention": None}
 TEXTS = {
     InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     Mistral3ForConditionalGeneration: PLAIN,
+    LightOnOcrForConditionalGeneration: {**PLAIN, "model_type": "qwen3", "head_dim": 32},
+    Lfm2VlForConditionalGeneration: {
+        **{**PLAIN, **CONVOLUTIONS},
+        **{"model_type": "lfm2", "block_multiple_of": 8},
+    },
     Gemma3ForConditionalGeneration: IN_WINDOWS,
     Gemma4UnifiedForConditionalGeneration: {**OF_GEMMA4, "model_type": "gemma4_unified_text"},
     Gemma4ForConditionalGeneration: OF_GEMMA4,
@@ -199,6 +213,8 @@ def _token_ids(model_class: type[PreTrainedModel]) -> dict[str, int]:
         return {"video_token_id": NAMES.index(VIDEO)}
     if model_class is Gemma3ForConditionalGeneration:
         return {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
+    if model_class is Lfm2VlForConditionalGeneration:
+        return {"projector_hidden_size": 24}
     return {"boi_token_id": first, "eoi_token_id": first + 1} if model_class in POOLED else {}
 
 
@@ -243,10 +259,14 @@ def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
         return {"image_processor_type": kind, "size": tile, "max_patches": 4} | {
             "crop_to_patches": False  # which the model's processor asks for all the same
         }
-    if model_class is Mistral3ForConditionalGeneration:
+    if model_class in (Mistral3ForConditionalGeneration, LightOnOcrForConditionalGeneration):
         return {"image_processor_type": "PixtralImageProcessorFast", "patch_size": PATCH} | {
             "size": {"longest_edge": 16 * PATCH}
         }
+    if model_class is Lfm2VlForConditionalGeneration:
+        limits = {"min_image_tokens": 2, "max_image_tokens": 6, "max_pixels_tolerance": 1.5}
+        limits |= {"max_tiles": 4, "tile_size": TILE, "encoder_patch_size": PATCH}
+        return {"image_processor_type": "Lfm2VlImageProcessorFast", **limits}
     if model_class is Gemma3ForConditionalGeneration:
         size = {"height": TILE, "width": TILE}
         return {"image_processor_type": "Gemma3ImageProcessor", "size": size}
@@ -283,6 +303,8 @@ def _seeing_sizes(model_class: type[PreTrainedModel]) -> dict[str, object]:
         sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     if model_class is Glm4vMoeForConditionalGeneration:
         sizes |= {**CORRECTED, "head_dim": 16}
+    if model_class is GlmOcrForConditionalGeneration:
+        sizes |= {"head_dim": 16}
     return sizes
 
 
@@ -291,7 +313,7 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "layer_scale_init_value": 0.5}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"image_size": [TILE, TILE], "patch_size": [PATCH, PATCH]}
-    if model_class is Mistral3ForConditionalGeneration:
+    if model_class in (Mistral3ForConditionalGeneration, LightOnOcrForConditionalGeneration):
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"model_type": "pixtral", "image_size": 16 * PATCH}
@@ -299,10 +321,10 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"vision_use_head": False}
-    if model_class in CROPPED:
+    if model_class in (*CROPPED, Lfm2VlForConditionalGeneration):
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
-        return tower | {"initializer_range": 0.2}
+        return tower | {"initializer_range": 0.2, "num_patches": 16, "vision_use_head": False}
     if model_class is Gemma4UnifiedForConditionalGeneration:
         tower = {"patch_size": PATCH, "pooling_kernel_size": 2, "initializer_range": 0.2}
         return tower | {"mm_embed_dim": 16, "output_proj_dims": 16, "mm_posemb_size": 70}

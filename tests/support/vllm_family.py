@@ -146,6 +146,7 @@ OPTIONS = {
     "glm4_moe": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "olmoe": {"tie_word_embeddings": True},
     "glm4v": {"rope_parameters": HALF_ROTATED},
+    "glm_ocr": {"rope_parameters": HALF_ROTATED, "head_dim": 2 * HALF},
     "glm4v_moe": {"rope_parameters": HALF_ROTATED, "head_dim": 2 * HALF},
     "ernie4_5": {"head_dim": 2 * HALF},
     "qwen3_5_text": {**STATES, "rope_parameters": PARTLY_ROTATED, "tie_word_embeddings": True},

@@ -29,7 +29,7 @@ def make_older(folder: Path) -> None:
     """Write config.json as folders of the hub have it: but for Qwen3-VL all at the top."""
     path = folder / "config.json"
     config = json.loads(path.read_text())
-    if config["model_type"].startswith("qwen3_5"):
+    if config["model_type"].startswith(("qwen3_5", "glm_ocr")):
         return  # there are no older ones
     text = config.pop("text_config")
     rope = text.pop("rope_parameters")

@@ -15,9 +15,11 @@ from transformers import AutoConfig, PreTrainedModel
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
 from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_splits import Splits
 from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.split_pictures import tower_inputs
 from ppojob_trainer.models.stored_tensors import read_tensor
 from ppojob_trainer.models.towers import TOWERS, tower_config
 from ppojob_trainer.models.weight_files import read_weights
@@ -141,6 +143,8 @@ class VisionTower:
             made = self._processor(audio_form)(samples, return_tensors="pt", **options)
             frames = made["attention_mask"].sum(-1)
             return {"pixel_values": made["input_features"], "frames": frames}
+        if isinstance(self.form, Splits):
+            return tower_inputs(opened(file), self.form)
         processor = self._processor(self.form)
         if (clip := clip_of(file)) is None:
             options = dict(self.form.processor_arguments)
