@@ -72,6 +72,7 @@ SEEING = {
     "seeing_crops": SmolVLMForConditionalGeneration,
     "seeing_pooled": Gemma4ForConditionalGeneration,
     "seeing_told": ToldGemma4ForConditionalGeneration,
+    "seeing_splits": Lfm2VlForConditionalGeneration,
 }
 """Models that see pictures, by what the command line calls them."""
 DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
