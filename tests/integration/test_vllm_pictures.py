@@ -13,8 +13,6 @@ pytestmark = [pytest.mark.vllm, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FAMILIES = ["2", "2.5", "3", "3 mixture", "glm", "glm mixture", "internvl", "mistral", "gemma"]
 FAMILIES += ["smolvlm", "gemma 4", "gemma 4 unified", "gemma 4 told"]
-BRIEFLY = ["lfm2", "glm ocr", "lighton"]
-"""Families of which less is asked: what others have shown of the same classes is left out."""
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""
@@ -48,11 +46,24 @@ def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment
     assert facts[family]["restarted"] > 0
 
 
-@pytest.mark.parametrize("family", BRIEFLY)
-def test_logprobs_of_families_are_those_of_the_whole_model(facts: Facts, family: str) -> None:
-    assert max(facts[family][moment] for moment in ("first", "later", "update")) < LARGEST
-    assert facts[family]["prompts"]
-    assert facts[family]["restarted row"]
+def test_layers_with_states_say_what_the_whole_model_does(facts: Facts) -> None:
+    """LFM2-VL, which computes prompts anew for each sample."""
+    assert_told(facts["lfm2"])
+
+
+@pytest.mark.long
+def test_models_that_see_as_others_say_what_the_whole_does(tmp_path: Path) -> None:
+    """They share classes with those above, with other settings."""
+    (facts,) = run_together(SCRIPT, tmp_path, tmp_path, [["--only", "glm ocr", "lighton"]])
+    assert len(facts) == 2
+    for found in facts.values():
+        assert_told(found)
+
+
+def assert_told(found: dict[str, Any]) -> None:
+    assert max(found[moment] for moment in ("first", "later", "update")) < LARGEST
+    assert found["prompts"]
+    assert found["restarted row"]
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -23,6 +23,7 @@ from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImag
 
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_grids import Lines
 from ppojob_trainer.data.media.picture_splits import Splits
 from ppojob_trainer.data.media.pictures import opened, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
@@ -133,8 +134,8 @@ def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     processor, options = processor_of(folder), {}
     if isinstance(processor, GotOcr2ImageProcessorPil):
         options["crop_to_patches"] = True
-    if isinstance(processor, PixtralImageProcessorPil):
-        options["patch_size"] = 2 * PATCH
+    if isinstance(form, Lines):
+        options["patch_size"] = form.multiple
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
     if "Unified" in _name_of_processor(folder):
         made = _joined(made["pixel_values"], made["image_position_ids"])

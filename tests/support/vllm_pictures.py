@@ -1,7 +1,7 @@
 """Run by test_vllm_pictures.py in processes of its own: what vLLM makes of prompts with pictures.
 
-Usage: vllm_pictures.py FOLDER OUTPUT [--rank R --store FILE]: two ranks share an engine, with the
-models that a run without them has left in the folder.
+Usage: vllm_pictures.py FOLDER OUTPUT [--rank R --store FILE] [--only FAMILY...]: two ranks share
+an engine, with the models that a run without them has left in the folder.
 """
 
 import argparse
@@ -79,7 +79,8 @@ FAMILIES = {
     "lighton": LightOnOcrForConditionalGeneration,
 }
 BRIEFLY = ("lfm2", "glm ocr", "lighton")
-"""Of these, one whose layers have states beside pictures, and two that see as others."""
+"""Of these, one whose layers have states beside pictures, and two that see as others, which are
+only computed where they are named."""
 SHARED = ("2", "glm mixture", "gemma", "gemma 4 told")
 """Of these, plain layers, a mixture, tokens that see ahead, and layers told of tokens."""
 WHOLLY = "2"
@@ -368,6 +369,8 @@ def main() -> None:
     parser.add_argument("output", type=Path)
     parser.add_argument("--rank", type=int)
     parser.add_argument("--store", type=Path)
+    usual = [name for name in FAMILIES if name not in BRIEFLY[1:]]
+    parser.add_argument("--only", nargs="+", default=usual)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     close_quickly()
@@ -376,7 +379,7 @@ def main() -> None:
         where = f"file://{arguments.store}"
         dist.init_process_group("gloo", init_method=where, rank=arguments.rank, world_size=2)
     tensor = 2 if arguments.store else 1
-    names = SHARED if arguments.store else FAMILIES
+    names = SHARED if arguments.store else arguments.only
     facts = {
         name: facts_of(
             arguments.folder / name,
