@@ -274,7 +274,9 @@ def _chosen(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 def _saved(family: str, folder: Path) -> PreTrainedModel:
     """A model that lies in the folder, of a family, or a part of a larger one."""
     if family in MULTIMODAL:
-        own = {"sliding_window": WINDOW} if family.startswith("gemma") else {}
+        own: dict[str, object] = {"tie_word_embeddings": family == "lfm2_vl"}  # which vLLM ties
+        if family.startswith("gemma"):
+            own["sliding_window"] = WINDOW
         if family.startswith("gemma4"):
             own["global_head_dim"] = 4 * HALF
         save_whole(folder, family, **SIZES, head_dim=2 * HALF, **own)

@@ -34,7 +34,8 @@ def tower_inputs(image: Image.Image, form: Splits) -> dict[str, Tensor]:
     parts: list[Tensor] = []
     if rows:
         large = _resized(pixels, (rows * form.tile, columns * form.tile), form)
-        parts += [tile for row in large.split(form.tile, 2) for tile in row.split(form.tile, 3)]
+        lines = torch.split(large, form.tile, dim=2)
+        parts += [tile for line in lines for tile in torch.split(line, form.tile, dim=3)]
     if form.has_whole(rows):
         parts.append(_resized(pixels, (down * form.unit, across * form.unit), form))
     shapes = [[side // form.patch for side in one.shape[2:]] for one in parts]
@@ -56,7 +57,7 @@ def _patches(pixels: Tensor, form: Splits) -> Tensor:
     mean, std = (
         (torch.tensor(one) * (1.0 / form.scale)).view(3, 1, 1) for one in (form.mean, form.std)
     )
-    values = ((pixels.float() - mean) / std)[0]
-    side = form.patch
-    cut = values.unflatten(1, (-1, side)).unflatten(3, (-1, side))  # 3, rows, y, columns, x
+    values, side = (pixels.float() - mean) / std, form.patch
+    down, across = (length // side for length in values.shape[2:])
+    cut = values.reshape(3, down, side, across, side)
     return cut.permute(1, 3, 2, 4, 0).reshape(-1, side * side * 3)

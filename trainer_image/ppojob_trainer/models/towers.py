@@ -165,7 +165,8 @@ class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[m
             spatial_shapes: (tiles, 2) int64, rows and columns of the patches of each.
         """
         tokens, lengths = [], spatial_shapes.prod(dim=-1).tolist()
-        for patches, shape in zip(pixel_values.split(lengths), spatial_shapes, strict=True):
+        parts = torch.split(pixel_values, lengths)
+        for patches, shape in zip(parts, spatial_shapes, strict=True):
             mask = torch.ones(1, len(patches), dtype=torch.int32, device=patches.device)
             output = self.vision_tower(
                 pixel_values=patches[None], pixel_attention_mask=mask, spatial_shapes=shape[None]

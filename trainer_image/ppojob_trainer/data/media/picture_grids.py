@@ -157,7 +157,7 @@ class Lines(ResizablePictureForm):
             is_whole = multiple == other and not unit % multiple
             if not is_whole or multiple % settings.vision_config.patch_size:
                 return None
-            if own not in added.values():
+            if own is None or own not in added.values():
                 return None
             return cls(own, kind, 1, math.inf, (), (), unit, multiple, longest)
         token, line_end = settings.image_token_index, added.get("[IMG_BREAK]")
