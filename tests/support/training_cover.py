@@ -91,7 +91,7 @@ _CASES = {
             *("experts_beside_blocks", "experts_behind_no_norm", "a_biased_head"),
         ),
         *("pictures_behind_layers", "pictures_of_glm", "pictures_in_squares"),
-        "pictures_of_told_layers",
+        *("pictures_of_told_layers", "pictures_and_states"),
     ),
     "p3": (
         *(*_SHARED, "even_untied", "spread", "qwen2", "qwen3", "qwen3_recomputed", "sgd"),

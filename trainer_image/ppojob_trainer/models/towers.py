@@ -130,22 +130,22 @@ class _ResizedPositions(Siglip2VisionEmbeddings):  # type: ignore[misc]
     transformers' own is not; see `_RepeatedPositions`.
     """
 
-    @staticmethod
-    def resize_positional_embeddings(
-        positional_embeddings: Tensor, spatial_shapes: Tensor, max_length: int
-    ) -> Tensor:
-        """Resize (rows, columns, h) to (tiles, max_length, h)."""
-        resize = Siglip2VisionEmbeddings.resize_positional_embeddings
-        grid = positional_embeddings.flatten(0, 1)
-        if not grid.requires_grad:
-            plain: Tensor = resize(positional_embeddings, spatial_shapes, max_length)
+    def forward(self, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
+        """Return (tiles, n, h) of patches (tiles, n, y x 3), with their positions' embeddings."""
+        if not self.position_embedding.weight.requires_grad:
+            plain: Tensor = super().forward(pixel_values, spatial_shapes)
             return plain
+        places = torch.arange(self.num_patches, device=pixel_values.device)
+        grid, side = self.position_embedding(places), self.position_embedding_size
         with torch.autocast(grid.device.type, enabled=False):
-            # With one-hot embeddings it returns each patch's interpolation weights.
-            one_hot = torch.eye(len(grid), device=grid.device)
-            one_hot = one_hot.view(*positional_embeddings.shape[:2], -1)
-            shares: Tensor = resize(one_hot, spatial_shapes, max_length)
-            return (shares @ grid.float()).to(grid.dtype)
+            # Of one-hot embeddings transformers returns each patch's interpolation weights.
+            one_hot = torch.eye(len(places), device=grid.device).view(side, side, -1)
+            shares = self.resize_positional_embeddings(
+                one_hot, spatial_shapes, pixel_values.shape[1]
+            )
+            added = (shares @ grid.float()).to(grid.dtype)
+        embedded: Tensor = self.patch_embedding(pixel_values) + added
+        return embedded
 
 
 class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[misc]
