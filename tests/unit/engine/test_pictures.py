@@ -19,6 +19,7 @@ from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model
 from tiny_models import NAMES, PATCH, PICTURE, noise, picture
 from transformers import (
     Gemma4ForConditionalGeneration,
+    LightOnOcrForConditionalGeneration,
     PreTrainedModel,
     SmolVLMConfig,
 )
@@ -201,6 +202,18 @@ def test_angles_of_a_tower_are_not_rounded(
         told = whole.get_image_features(**pixels)
     wanted = [told.pooler_output, *(getattr(told, "deepstack_features", None) or ())]
     assert torch.equal(seen, torch.cat([torch.cat(list(one)) for one in wanted], dim=-1))
+
+
+def test_a_picture_smaller_than_a_token_of_lighton_is_one(tmp_path: Path) -> None:
+    """transformers' processor makes half of one, on which its model fails."""
+    save_seeing_model(tmp_path, LightOnOcrForConditionalGeneration)
+    model = load_model(tmp_path)
+    attach_tower(model, tmp_path, torch.float32, torch.device("cpu"))
+    tower = tower_of(model)
+    assert tower is not None
+    files = [noise(1, (3, 3)), noise(2, (99, 7)), noise(3, (8, 8))]
+    counts = [form_of(tmp_path).tokens(*form_of(tmp_path).size_of(one)) for one in files]
+    assert [len(one) for one in tower.encode(files)] == [len(one) for one in counts] == [1, 8, 1]
 
 
 def test_patches_lie_where_float32_says_whatever_their_type_is() -> None:

@@ -15,6 +15,7 @@ from transformers import AutoConfig, PreTrainedModel
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
 from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_grids import Lines
 from ppojob_trainer.data.media.picture_splits import Splits
 from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
@@ -147,8 +148,9 @@ class VisionTower:
             return tower_inputs(opened(file), self.form)
         processor = self._processor(self.form)
         if (clip := clip_of(file)) is None:
-            options = dict(self.form.processor_arguments)
-            return processor(images=[opened(file)], return_tensors="pt", **options)
+            options, image = dict(self.form.processor_arguments), opened(file)
+            image = self.form.enlarged(image) if isinstance(self.form, Lines) else image
+            return processor(images=[image], return_tensors="pt", **options)
         frames = [opened(one) for one in clip.frames]
         made = processor(images=frames, do_resize=False, return_tensors="pt")
         # The processor repeats an image to several equal frames: take one of each.

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from msgspec.structs import astuple
+from PIL import Image
 
 from ppojob_trainer.data.media.media_form import ProcessorArguments
 from ppojob_trainer.data.media.picture_files import added_tokens
@@ -134,8 +135,8 @@ class Lines(ResizablePictureForm):
         line_end: the tokens after a line: one in Mistral.
         end: the tokens after the last line.
         unit: pixels of a side of a token.
-        multiple: pixels of whose multiples the sides of a picture are: `unit` in Mistral. A rest
-            that is no whole token is not seen.
+        multiple: pixels of whose multiples the sides of a picture are: `unit` in Mistral. In
+            LightOnOCR a rest that is no whole token is not seen.
         longest: pixels of a side at most.
     """
 
@@ -154,7 +155,7 @@ class Lines(ResizablePictureForm):
         if settings.model_type == _LIGHTON:
             own, patch = settings.image_token_id, settings.processor.patch_size
             multiple, other = (patch, patch) if isinstance(patch, int) else astuple(patch)
-            is_whole = multiple == other and not unit % multiple
+            is_whole = multiple == other and not (unit % multiple or longest % multiple)
             if not is_whole or multiple % settings.vision_config.patch_size:
                 return None
             if own is None or own not in added.values():
@@ -173,15 +174,24 @@ class Lines(ResizablePictureForm):
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""
+        across, down = self._rounded(width, height)
+        return max(self.unit, across), max(self.unit, down)
+
+    def enlarged(self, image: Image.Image) -> Image.Image:
+        """Return a picture of at least one token; transformers' processor may make it smaller."""
+        if min(self._rounded(*image.size)) >= self.unit:
+            return image
+        return image.resize(self.target_size(*image.size), Image.Resampling.BICUBIC)
+
+    def _rounded(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size to which transformers' processor resizes a picture."""
         pixels = width * height
         shrink = max(
             max(height, width) / self.longest,
             math.sqrt(pixels / self.most),
             min(1.0, math.sqrt(pixels / self.least)),
         )
-        down, across = (
-            max(1, -(-math.floor(side / shrink) // self.multiple)) for side in (height, width)
-        )
+        across, down = (-(-math.floor(side / shrink) // self.multiple) for side in (width, height))
         return across * self.multiple, down * self.multiple
 
     def tokens(self, width: int, height: int) -> list[int]:
