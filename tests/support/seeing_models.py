@@ -1,8 +1,11 @@
 """Tiny models that see pictures, as transformers has them: a tower beside a language model."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from tiny_models import (
     AROUND_POOLED,
@@ -127,6 +130,8 @@ MARKS = {
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
+AS_OTHERS = {GlmOcrForConditionalGeneration, LightOnOcrForConditionalGeneration}
+"""Of these, the ones that see by the code of GLM-4.1V and Mistral Small 3."""
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
 IN_WINDOWS = {"sliding_window_pattern": 2, "sliding_window": 6}
@@ -229,6 +234,11 @@ def _draw_more(model: PreTrainedModel) -> None:
             buffer.normal_(mean=1.0, std=0.3)
         if name.endswith(("_min", "_max")):  # which cut some numbers off, as those of the hub
             buffer.fill_(0.5 if name.endswith("_max") else -0.5)
+
+
+def tried(kinds: Iterable[type[PreTrainedModel]]) -> list[Any]:
+    """Parameters of a test, of which those that see as others are tried with `-m long` alone."""
+    return [pytest.param(one, marks=[pytest.mark.long] * (one in AS_OTHERS)) for one in kinds]
 
 
 def form_of(folder: Path) -> PictureForm:

@@ -15,7 +15,7 @@ from padded_reference import (
     whole_logits,
     whole_logprobs,
 )
-from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model
+from seeing_models import FAMILIES, SEEING, form_of, save_seeing_model, tried
 from tiny_models import NAMES, PATCH, PICTURE, noise, picture
 from transformers import (
     Gemma4ForConditionalGeneration,
@@ -88,7 +88,7 @@ def test_the_mixture_of_gemma_4_sees_as_the_whole_model(tmp_path: Path) -> None:
     as_the_whole(load_model(tmp_path, with_tower=True), whole, rows, told, True, True)
 
 
-@pytest.mark.parametrize("model_class", FAMILIES)
+@pytest.mark.parametrize("model_class", tried(FAMILIES))
 def test_a_critic_sees_what_the_whole_model_does(
     tmp_path: Path, model_class: type[PreTrainedModel]
 ) -> None:
@@ -112,7 +112,7 @@ def test_a_critic_sees_what_the_whole_model_does(
     torch.testing.assert_close(values, expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_class", FAMILIES[1:])
+@pytest.mark.parametrize("model_class", tried(FAMILIES[1:]))
 def test_the_engine_draws_what_the_whole_model_would(
     tmp_path: Path, model_class: type[PreTrainedModel]
 ) -> None:
@@ -145,7 +145,7 @@ def test_the_engine_draws_what_the_whole_model_would(
 
 
 @pytest.mark.parametrize("shown", [[], [noise(2, (9, 35))]])
-@pytest.mark.parametrize("model_class", [FAMILIES[1], *FAMILIES[-9:]])
+@pytest.mark.parametrize("model_class", tried([FAMILIES[1], *FAMILIES[-9:]]))
 def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     tmp_path: Path, model_class: type[PreTrainedModel], shown: list[bytes]
 ) -> None:
@@ -185,7 +185,7 @@ def test_what_follows_a_prompt_with_pictures_is_text_but_for_later_ones(
     torch.testing.assert_close(torch.tensor(drawn.logprobs), said, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_class", FAMILIES)
+@pytest.mark.parametrize("model_class", tried(FAMILIES))
 def test_angles_of_a_tower_are_not_rounded(
     tmp_path: Path, model_class: type[PreTrainedModel]
 ) -> None:
