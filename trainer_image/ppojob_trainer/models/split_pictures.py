@@ -1,8 +1,8 @@
 """Pixels of pictures that LFM2-VL cuts into tiles.
 
-transformers has its image processor for torchvision only, which the image does not have. Its
-numbers are these: torchvision resizes bytes by PyTorch's `interpolate` too, on processors with
-AVX2.
+transformers has this image processor for torchvision only, which is not installed. These are its
+numbers to the bit where the CPU has AVX2: there torchvision resizes bytes by PyTorch's
+`interpolate`, too.
 
 Source: transformers 5, `models/lfm2_vl/image_processing_lfm2_vl.py`.
 """

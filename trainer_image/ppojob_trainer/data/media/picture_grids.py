@@ -154,11 +154,11 @@ class Lines(ResizablePictureForm):
         unit = settings.vision_config.patch_size * settings.spatial_merge_size
         if settings.model_type == _LIGHTON:
             own, patch = settings.image_token_id, settings.processor.patch_size
+            if own is None or own not in added.values() or patch is None:
+                return None
             multiple, other = (patch, patch) if isinstance(patch, int) else astuple(patch)
             is_whole = multiple == other and not (unit % multiple or longest % multiple)
             if not is_whole or multiple % settings.vision_config.patch_size:
-                return None
-            if own is None or own not in added.values():
                 return None
             return cls(own, kind, 1, math.inf, (), (), unit, multiple, longest)
         token, line_end = settings.image_token_index, added.get("[IMG_BREAK]")

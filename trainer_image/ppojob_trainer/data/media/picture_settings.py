@@ -87,7 +87,7 @@ class GridSettings(Struct):
 
 class _LinesProcessor(Struct):
     size: LongestEdge | None = None
-    patch_size: _Count | SquareSize = 16
+    patch_size: _Count | SquareSize | None = 16
 
 
 class _LinesTower(Struct):
