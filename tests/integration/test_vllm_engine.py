@@ -208,7 +208,7 @@ def test_limits_of_tokens_and_memory_are_those_that_were_asked_for(facts: Facts)
 def test_models_that_vllm_does_not_compute_in_float16_are_known(facts: Facts) -> None:
     # GLM-4.1V is GLM-4 to vLLM.
     refused = set(facts["without float16"]) & FAMILIES.keys()
-    assert refused | {"glm4v"} == NO_FLOAT16_IN_VLLM
+    assert refused | {"glm4v", "glm_ocr"} == NO_FLOAT16_IN_VLLM
 
 
 def test_weights_that_do_not_fit_end_the_engine(behaviour: Facts) -> None:

@@ -16,6 +16,8 @@ FAMILIES = ["2", "2.5", "3", "3 mixture", "glm", "glm mixture", "internvl", "mis
 FAMILIES += ["smolvlm", "gemma 4", "gemma 4 unified", "gemma 4 told"]
 SHORT = ("2.5", "3", "internvl", "gemma 4 told")
 """Families of `make test`, which differ most in what they do with pictures."""
+BRIEFLY = ("lfm2", "glm ocr", "lighton")
+"""Families of which less is asked."""
 SCRIPT = Path(tiny_models.__file__).with_name("vllm_pictures.py")
 LARGEST = 1e-5
 """Difference of a log-probability in float32."""
@@ -30,7 +32,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     """The models, and what was found of them: of all where a `long` test is selected."""
     asked = [item for item in request.session.items if item.path == request.path]
     is_whole = any(item.get_closest_marker("long") for item in asked)
-    names = [] if is_whole else list(SHORT)
+    names = [] if is_whole else [*SHORT, BRIEFLY[0]]
     return made_once(
         tmp_path_factory, "seeing", lambda folder: run_together(SCRIPT, folder, folder, [names])
     )
@@ -50,6 +52,17 @@ def test_logprobs_are_those_of_the_whole_model(facts: Facts, family: str, moment
     assert facts[family][moment] < (OF_TOLD if family == "gemma 4 told" else LARGEST)
     assert facts[family]["another picture"] > 0.1
     assert facts[family]["restarted"] > 0
+
+
+@pytest.mark.parametrize("family", first_in_test(BRIEFLY))
+def test_families_with_parts_of_others_say_what_the_whole_model_does(
+    facts: Facts, family: str
+) -> None:
+    """LFM2-VL, whose layers have states, so that each sample computes its prompt; and others."""
+    found = facts[family]
+    assert max(found[moment] for moment in ("first", "later", "update")) < LARGEST
+    assert found["prompts"]
+    assert found["restarted row"]
 
 
 @pytest.mark.parametrize("family", first_in_test(FAMILIES, *SHORT))

@@ -201,6 +201,7 @@ POINTS = ("rpc.update.answer.before@2=kill", "checkpoint.shard.write.middle@4=ki
             marks=[pytest.mark.vllm, pytest.mark.long],
         ),
         pytest.param("seeing_pooled", {}, id="huggingface_pooled", marks=pytest.mark.long),
+        pytest.param("seeing_splits", {}, id="huggingface_splits", marks=pytest.mark.long),
         pytest.param(
             "seeing_told",
             {"rollout": VLLM},

@@ -5,6 +5,7 @@ are shorter than the rows of tests.
 """
 
 from tiny_models import (
+    CONVOLUTIONS,
     CORRECTED,
     DELTA_NETWORKS,
     HALF_ROTATED,
@@ -153,11 +154,6 @@ HYBRID_MIXTURE = {
     **MIXTURE,
     "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40,
-}
-CONVOLUTIONS = {
-    "num_hidden_layers": 3,
-    "layer_types": ["conv", "full_attention", "conv"],
-    "pad_token_id": 0,
 }
 GRANITE4 = {
     **MULTIPLIERS,
@@ -355,6 +351,7 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         LANGUAGE_MODELS["glm4v"],
         {"num_attention_heads": 2, "rope_parameters": HALF_ROTATED},
     ),
+    "glm_ocr": (LANGUAGE_MODELS["glm_ocr"], {"head_dim": 16, "rope_parameters": HALF_ROTATED}),
     "glm4v_moe": (
         LANGUAGE_MODELS["glm4v_moe"],
         {**CORRECTED, "head_dim": 16, "rope_parameters": HALF_ROTATED},

@@ -8,6 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from ppojob_trainer.models.config_overrides import overridable_keys
+from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.transformers_modules import rename_modules
 
 _VALUES = {
     "rope_theta": 20.0,
@@ -33,5 +35,7 @@ def overridden(model: PreTrainedModel, values: Mapping[str, object]) -> PreTrain
         else:
             setattr(config, key, value)
     other = type(model)(config).eval()
+    if other.state_dict().keys() != model.state_dict().keys():  # the trainer's names
+        rename_modules(other, FAMILIES[config.model_type])
     other.load_state_dict(model.state_dict())
     return other

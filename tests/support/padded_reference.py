@@ -22,6 +22,9 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 from transformers.models.smolvlm.image_processing_pil_smolvlm import SmolVLMImageProcessorPil
 
 from ppojob_trainer.data.media.media_form import MediaForm
+from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_grids import Lines
+from ppojob_trainer.data.media.picture_splits import Splits
 from ppojob_trainer.data.media.pictures import opened, unpacked
 from ppojob_trainer.engine.attention import use_packed_attention
 from ppojob_trainer.engine.forward_engine import packed_pass
@@ -29,6 +32,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.models.architectures import HEAD
 from ppojob_trainer.models.families import FAMILIES
+from ppojob_trainer.models.split_pictures import tower_inputs
 from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rows.experience import Experience
 
@@ -125,15 +129,31 @@ def _masks_of_windows(model: PreTrainedModel, ids: Tensor, types: Tensor) -> Any
 
 def pixels_of(folder: Path, files: Sequence[bytes]) -> dict[str, Tensor]:
     """What transformers' whole model is given of pictures."""
+    if isinstance(form := read_form(folder), Splits):
+        return _padded_splits(form, files)
     processor, options = processor_of(folder), {}
     if isinstance(processor, GotOcr2ImageProcessorPil):
         options["crop_to_patches"] = True
-    if isinstance(processor, PixtralImageProcessorPil):
-        options["patch_size"] = 2 * PATCH
+    if isinstance(form, Lines):
+        options["patch_size"] = form.multiple
     made = processor(images=[opened(one) for one in files], return_tensors="pt", **options)
     if "Unified" in _name_of_processor(folder):
         made = _joined(made["pixel_values"], made["image_position_ids"])
     return {name: one for name, one in made.items() if not name.startswith("num_")}
+
+
+def _padded_splits(form: Splits, files: Sequence[bytes]) -> dict[str, Tensor]:
+    """What `Lfm2VlImageProcessor`, which wants torchvision, makes of the tiles of pictures.
+
+    Each is padded to the patches of the largest.
+    """
+    inputs = [tower_inputs(opened(one), form) for one in files]
+    shapes = torch.cat([one["spatial_shapes"] for one in inputs])
+    lengths = shapes.prod(dim=-1).tolist()
+    tiles = torch.cat([one["pixel_values"] for one in inputs]).split(lengths)
+    masks = [torch.ones(length, dtype=torch.int32) for length in lengths]
+    padded, mask = (torch.nn.utils.rnn.pad_sequence(one, True) for one in (list(tiles), masks))
+    return {"pixel_values": padded, "pixel_attention_mask": mask, "spatial_shapes": shapes}
 
 
 def _joined(patches: Tensor, positions: Tensor) -> dict[str, Tensor]:

@@ -1,12 +1,16 @@
 """Tiny models that see pictures, as transformers has them: a tower beside a language model."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from tiny_models import (
     AROUND_POOLED,
     BEGIN_SQUARE,
+    CONVOLUTIONS,
     CORRECTED,
     CROPS,
     DELTA_NETWORKS,
@@ -20,7 +24,9 @@ from tiny_models import (
     SECTIONS,
     SEEING_TEMPLATE,
     SIZES,
+    SPLITS,
     TWO_LAYERS,
+    UNUSED,
     VIDEO,
     VIDEO_TEMPLATE,
     WIDE_HEADS,
@@ -35,8 +41,11 @@ from transformers import (
     Gemma4UnifiedForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
+    GlmOcrForConditionalGeneration,
     Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
+    Lfm2VlForConditionalGeneration,
+    LightOnOcrForConditionalGeneration,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
@@ -66,6 +75,7 @@ SEEING = {
     "seeing_crops": SmolVLMForConditionalGeneration,
     "seeing_pooled": Gemma4ForConditionalGeneration,
     "seeing_told": ToldGemma4ForConditionalGeneration,
+    "seeing_splits": Lfm2VlForConditionalGeneration,
 }
 """Models that see pictures, by what the command line calls them."""
 DEEP = {Qwen3VLForConditionalGeneration, Qwen3VLMoeForConditionalGeneration}
@@ -84,6 +94,7 @@ FILMED = [
 GLM = {
     Glm4vForConditionalGeneration: "Glm4vImageProcessor",
     Glm4vMoeForConditionalGeneration: "Glm46VImageProcessor",
+    GlmOcrForConditionalGeneration: "Glm46VImageProcessor",
 }
 """With the processors of which GLM-4.1V and GLM-4.6V have one each."""
 CROPPED = {
@@ -112,11 +123,15 @@ MARKS = {
     **dict.fromkeys(CROPPED, CROPS),
     InternVLForConditionalGeneration: ("<img>", "</img>"),
     Mistral3ForConditionalGeneration: ("[IMG_BREAK]", "[IMG_END]"),
+    LightOnOcrForConditionalGeneration: UNUSED,
+    Lfm2VlForConditionalGeneration: SPLITS,
     Gemma3ForConditionalGeneration: (BEGIN_SQUARE, END_SQUARE),
     **dict.fromkeys(POOLED, AROUND_POOLED),
 }
 """Of those whose pictures have tokens around them, these."""
 FAMILIES = [*THREE_WAYS, *MARKS]
+AS_OTHERS = {GlmOcrForConditionalGeneration, LightOnOcrForConditionalGeneration}
+"""Of these, the ones that see by the code of GLM-4.1V and Mistral Small 3."""
 DYNAMIC = {"rope_theta": 1e4, "rope_type": "dynamic", "factor": 2.0}
 PLAIN = {"rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}, "model_type": "mistral"}
 IN_WINDOWS = {"sliding_window_pattern": 2, "sliding_window": 6}
@@ -143,6 +158,11 @@ TOLD |= {"use_bidirectional_attention": None}
 TEXTS = {
     InternVLForConditionalGeneration: {"rope_parameters": DYNAMIC, "model_type": "qwen2"},
     Mistral3ForConditionalGeneration: PLAIN,
+    LightOnOcrForConditionalGeneration: {**PLAIN, "model_type": "qwen3", "head_dim": 32},
+    Lfm2VlForConditionalGeneration: {
+        **{**PLAIN, **CONVOLUTIONS},
+        **{"model_type": "lfm2", "block_multiple_of": 8},
+    },
     Gemma3ForConditionalGeneration: IN_WINDOWS,
     Gemma4UnifiedForConditionalGeneration: {**OF_GEMMA4, "model_type": "gemma4_unified_text"},
     Gemma4ForConditionalGeneration: OF_GEMMA4,
@@ -199,6 +219,8 @@ def _token_ids(model_class: type[PreTrainedModel]) -> dict[str, int]:
         return {"video_token_id": NAMES.index(VIDEO)}
     if model_class is Gemma3ForConditionalGeneration:
         return {"mm_tokens_per_image": 4, "boi_token_index": first, "eoi_token_index": first + 1}
+    if model_class is Lfm2VlForConditionalGeneration:
+        return {"projector_hidden_size": 24}
     return {"boi_token_id": first, "eoi_token_id": first + 1} if model_class in POOLED else {}
 
 
@@ -212,6 +234,11 @@ def _draw_more(model: PreTrainedModel) -> None:
             buffer.normal_(mean=1.0, std=0.3)
         if name.endswith(("_min", "_max")):  # which cut some numbers off, as those of the hub
             buffer.fill_(0.5 if name.endswith("_max") else -0.5)
+
+
+def tried(kinds: Iterable[type[PreTrainedModel]]) -> list[Any]:
+    """Parameters of a test, of which those that see as others are tried with `-m long` alone."""
+    return [pytest.param(one, marks=[pytest.mark.long] * (one in AS_OTHERS)) for one in kinds]
 
 
 def form_of(folder: Path) -> PictureForm:
@@ -243,10 +270,14 @@ def _processor(model_class: type[PreTrainedModel]) -> dict[str, object]:
         return {"image_processor_type": kind, "size": tile, "max_patches": 4} | {
             "crop_to_patches": False  # which the model's processor asks for all the same
         }
-    if model_class is Mistral3ForConditionalGeneration:
+    if model_class in (Mistral3ForConditionalGeneration, LightOnOcrForConditionalGeneration):
         return {"image_processor_type": "PixtralImageProcessorFast", "patch_size": PATCH} | {
             "size": {"longest_edge": 16 * PATCH}
         }
+    if model_class is Lfm2VlForConditionalGeneration:
+        limits = {"min_image_tokens": 2, "max_image_tokens": 6, "max_pixels_tolerance": 1.5}
+        limits |= {"max_tiles": 4, "tile_size": TILE, "encoder_patch_size": PATCH}
+        return {"image_processor_type": "Lfm2VlImageProcessorFast", **limits}
     if model_class is Gemma3ForConditionalGeneration:
         size = {"height": TILE, "width": TILE}
         return {"image_processor_type": "Gemma3ImageProcessor", "size": size}
@@ -283,6 +314,8 @@ def _seeing_sizes(model_class: type[PreTrainedModel]) -> dict[str, object]:
         sizes |= {"num_attention_heads": 2, "num_key_value_heads": 1}
     if model_class is Glm4vMoeForConditionalGeneration:
         sizes |= {**CORRECTED, "head_dim": 16}
+    if model_class is GlmOcrForConditionalGeneration:
+        sizes |= {"head_dim": 16}
     return sizes
 
 
@@ -291,7 +324,7 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "layer_scale_init_value": 0.5}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"image_size": [TILE, TILE], "patch_size": [PATCH, PATCH]}
-    if model_class is Mistral3ForConditionalGeneration:
+    if model_class in (Mistral3ForConditionalGeneration, LightOnOcrForConditionalGeneration):
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "initializer_range": 0.2}
         return tower | {"model_type": "pixtral", "image_size": 16 * PATCH}
@@ -299,10 +332,10 @@ def _tower_sizes(model_class: type[PreTrainedModel], hidden: object) -> dict[str
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
         return tower | {"vision_use_head": False}
-    if model_class in CROPPED:
+    if model_class in (*CROPPED, Lfm2VlForConditionalGeneration):
         tower = {"num_hidden_layers": 2, "num_attention_heads": 2, "patch_size": PATCH}
         tower |= {"hidden_size": 16, "intermediate_size": 24, "image_size": TILE}
-        return tower | {"initializer_range": 0.2}
+        return tower | {"initializer_range": 0.2, "num_patches": 16, "vision_use_head": False}
     if model_class is Gemma4UnifiedForConditionalGeneration:
         tower = {"patch_size": PATCH, "pooling_kernel_size": 2, "initializer_range": 0.2}
         return tower | {"mm_embed_dim": 16, "output_proj_dims": 16, "mm_posemb_size": 70}

@@ -102,6 +102,12 @@ CORRECTED = {
     "routed_scaling_factor": 1.7,
 }
 """Of a mixture whose routers choose by a bias too."""
+CONVOLUTIONS = {
+    "num_hidden_layers": 3,
+    "layer_types": ["conv", "full_attention", "conv"],
+    "pad_token_id": 0,
+}
+"""Of layers that are short convolutions, but for one."""
 HALF_ROTATED = {**SECTIONS, "partial_rotary_factor": 0.5}
 """The sections of GLM-4.1V, of a half of each head of sixteen."""
 WIDE_HEADS = {
@@ -117,11 +123,14 @@ BEGIN_SQUARE, END_SQUARE = "<start_of_image>", "<end_of_image>"
 AROUND_POOLED = "<|image>", "<image|>"
 AROUND_CROPS = "<fake_token_around_image>"
 CROPS = (AROUND_CROPS, "<global-img>", *(f"<row_{n}_col_{m}>" for n in (1, 2) for m in (1, 2)))
+UNUSED = ("<|vision_pad|>", "<|vision_end|>")
+SPLITS = ("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>")
+SPLITS += tuple(f"<|img_row_{n}_col_{m}|>" for n in range(1, 5) for m in range(1, 5))
 SOUND = "<|AUDIO|>"
 AROUND_SOUND = ("<|audio_bos|>", "<|audio_eos|>")
 OMNI = (SOUND, *AROUND_SOUND, "<|IMAGE|>", "<|VIDEO|>", "<|vision_bos|>", "<|vision_eos|>")
 MARKS = ("<img>", "</img>", "[IMG_BREAK]", "[IMG_END]", BEGIN_SQUARE, END_SQUARE, *CROPS)
-MARKS += (*AROUND_POOLED, *OMNI)
+MARKS += (*AROUND_POOLED, *OMNI, *SPLITS, *UNUSED)
 """Tokens around pictures, and of and around sounds."""
 NAMES = ["<|pad|>", "<|im_start|>", "<|im_end|>", "\n", *map(chr, range(32, 127))]
 """The vocabulary of the tokenizer: a token a character."""
@@ -209,7 +218,7 @@ def write_model(folder: Path, model: PreTrainedModel) -> None:
     path = folder / "config.json"
     text = json.loads(path.read_text())
     name = text["model_type"]
-    apart = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe"}
+    apart = {"qwen3_vl", "qwen3_vl_moe", "qwen3_5", "qwen3_5_moe", "glm4v", "glm4v_moe", "glm_ocr"}
     apart |= {"qwen2_5_omni_thinker", "qwen3_omni_moe_thinker"}
     if name in apart and "text_config" not in text:
         whole = {key: text[key] for key in ("model_type", "architectures")}
@@ -253,7 +262,7 @@ def save_tokenizer(
     tokenizer = Tokenizer(models.BPE(vocab={n: i for i, n in enumerate(names)}, merges=[]))
     tokenizer.decoder = decoders.Fuse()
     special = ["<|im_start|>", *filter(MARKS.__contains__, names)]
-    if {BEGIN_SQUARE, AROUND_CROPS, *AROUND_POOLED} & {*names}:
+    if {BEGIN_SQUARE, AROUND_CROPS, *AROUND_POOLED, *SPLITS, *UNUSED} & {*names}:
         special.append(PICTURE)
     if BEGIN_SQUARE in names:  # which a template writes for a picture
         template = template.replace(f"'{PICTURE}'", f"'{BEGIN_SQUARE}'")

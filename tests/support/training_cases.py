@@ -27,6 +27,7 @@ from transformers import (
     Gemma4ForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
     InternVLForConditionalGeneration,
+    Lfm2VlForConditionalGeneration,
     LlamaForCausalLM,
     LlamaForSequenceClassification,
     Mistral3ForConditionalGeneration,
@@ -234,6 +235,9 @@ CASES = {
     "pictures_of_told_layers": Case(
         (0, 1, 0, 1, 0), 160, model="seeing_told", seeing=True, optimizer=SGD
     ),
+    "pictures_and_states": Case(  # biases of its tower's keys as above
+        (0, 1, 0, 1, 0), 60, model="seeing_splits", recompute=True, seeing=True, optimizer=SGD
+    ),
     "pictures": Case((0, 1, 0, 1, 0), budget=60, model="seeing", recompute=True, seeing=True),
     "full_kl": Case((0, 1, 0, 1, 0), budget=40, model="untied", full_kl=True),
     "teacher": Case((0, 1, 0, 1, 0), budget=40, teacher=Divergence("jsd", 0.3), taught=True),
@@ -335,6 +339,7 @@ def save_models(folder: Path) -> None:
         "seeing_crops": SmolVLMForConditionalGeneration,
         "seeing_pooled": Gemma4ForConditionalGeneration,
         "seeing_told": ToldGemma4ForConditionalGeneration,
+        "seeing_splits": Lfm2VlForConditionalGeneration,
     }.items():
         sizes = {"num_hidden_layers": 3, "tie_word_embeddings": True}
         if name == "seeing_told":  # two of its four layers have keys of their own

@@ -57,7 +57,7 @@ _CASES = {
         *("adapters_with_lengths", "adapters_of_biased_layers", "muon_of_adapters"),
         *("adapters_of_stacks", "adapters_of_latents", "adapters_of_halves", "pictures"),
         *("qwen3_5_text", "granitemoehybrid", "gpt_oss", "deepseek_v3", "gemma4_text", "phi3"),
-        *("lfm2", "cohere2", "gpt2", "minimax_m2"),
+        *("lfm2", "cohere2", "gpt2", "minimax_m2", "pictures_and_states"),
     ),
     "p3": (
         *(*_EACH, "even_untied", "spread", "qwen3_recomputed", "adapters_with_lengths", "teacher"),

@@ -146,6 +146,7 @@ OPTIONS = {
     "glm4_moe": {"head_dim": 2 * HALF, "tie_word_embeddings": True},
     "olmoe": {"tie_word_embeddings": True},
     "glm4v": {"rope_parameters": HALF_ROTATED},
+    "glm_ocr": {"rope_parameters": HALF_ROTATED, "head_dim": 2 * HALF},
     "glm4v_moe": {"rope_parameters": HALF_ROTATED, "head_dim": 2 * HALF},
     "ernie4_5": {"head_dim": 2 * HALF},
     "qwen3_5_text": {**STATES, "rope_parameters": PARTLY_ROTATED, "tie_word_embeddings": True},
@@ -273,7 +274,9 @@ def _chosen(model: PreTrainedModel) -> Iterator[list[torch.Tensor]]:
 def _saved(family: str, folder: Path) -> PreTrainedModel:
     """A model that lies in the folder, of a family, or a part of a larger one."""
     if family in MULTIMODAL:
-        own = {"sliding_window": WINDOW} if family.startswith("gemma") else {}
+        own: dict[str, object] = {"tie_word_embeddings": family == "lfm2_vl"}  # which vLLM ties
+        if family.startswith("gemma"):
+            own["sliding_window"] = WINDOW
         if family.startswith("gemma4"):
             own["global_head_dim"] = 4 * HALF
         save_whole(folder, family, **SIZES, head_dim=2 * HALF, **own)

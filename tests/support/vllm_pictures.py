@@ -1,7 +1,7 @@
 """Run by test_vllm_pictures.py in processes of its own: what vLLM makes of prompts with pictures.
 
-Usage: vllm_pictures.py FOLDER OUTPUT [--rank R --store FILE]: two ranks share an engine, with the
-models that a run without them has left in the folder.
+Usage: vllm_pictures.py FOLDER OUTPUT [--rank R --store FILE] [--only FAMILY...]: two ranks share
+an engine, with the models that a run without them has left in the folder.
 """
 
 import argparse
@@ -31,7 +31,10 @@ from transformers import (
     Gemma4UnifiedForConditionalGeneration,
     Glm4vForConditionalGeneration,
     Glm4vMoeForConditionalGeneration,
+    GlmOcrForConditionalGeneration,
     InternVLForConditionalGeneration,
+    Lfm2VlForConditionalGeneration,
+    LightOnOcrForConditionalGeneration,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2_5_VLForConditionalGeneration,
@@ -48,6 +51,7 @@ from ppojob_trainer.data.media.picture_forms import read_form
 from ppojob_trainer.data.media.pictures import packed, unpacked
 from ppojob_trainer.data.media.video_cells import read_videos
 from ppojob_trainer.models.vision_tower import tower_of
+from ppojob_trainer.models.weight_files import own_name
 from ppojob_trainer.rollout.protocol import (
     Finished,
     Request,
@@ -70,7 +74,12 @@ FAMILIES = {
     "gemma 4": Gemma4ForConditionalGeneration,
     "gemma 4 unified": Gemma4UnifiedForConditionalGeneration,
     "gemma 4 told": ToldGemma4ForConditionalGeneration,
+    "lfm2": Lfm2VlForConditionalGeneration,
+    "glm ocr": GlmOcrForConditionalGeneration,
+    "lighton": LightOnOcrForConditionalGeneration,
 }
+BRIEFLY = ("lfm2", "glm ocr", "lighton")
+"""Of these, one whose layers have states beside pictures, and two that see as others."""
 SHARED = ("2", "glm mixture", "gemma", "gemma 4 told")
 """Of these, plain layers, a mixture, tokens that see ahead, and layers told of tokens."""
 WHOLLY = "2"
@@ -155,7 +164,7 @@ def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
     beside = {name: one for name, one in part.named_buffers() if name.endswith(held)}
     named = {**dict(part.named_parameters()), **beside}
     weights = as_in_files(whole, {f"model.language_model.{n}": one for n, one in named.items()})
-    weights = {name.replace("language_model.", ""): one for name, one in weights.items()}
+    weights = {own_name(name): one for name, one in weights.items()}
     if not whole.config.tie_word_embeddings:
         weights["lm_head.weight"] = whole.lm_head.weight
     engine.load_weights(version, weights.items())
@@ -167,7 +176,7 @@ def saved(folder: Path, kind: type[PreTrainedModel]) -> PreTrainedModel:
         sizes = {**SIZES, **(OF_GLM if kind in GLM else {}), **TEXTS.get(kind, {})}
         if kind is ToldGemma4ForConditionalGeneration:
             sizes |= OF_TOLD
-        is_tied = kind in {FAMILIES["2"], FAMILIES["glm mixture"]}
+        is_tied = kind in {FAMILIES["2"], FAMILIES["glm mixture"], FAMILIES["lfm2"]}
         save_seeing_model(folder, kind, tie_word_embeddings=is_tied, **sizes)
     return kind.from_pretrained(folder)
 
@@ -371,7 +380,10 @@ def main() -> None:
     names = SHARED if arguments.store else arguments.families
     facts = {
         name: facts_of(
-            arguments.folder / name, FAMILIES[name], tensor, wholly=tensor == 1 or name == WHOLLY
+            arguments.folder / name,
+            FAMILIES[name],
+            tensor,
+            wholly=name == WHOLLY or (tensor == 1 and name not in BRIEFLY),
         )
         for name in names
     }

@@ -5,13 +5,15 @@ from pathlib import Path
 
 import torch
 from hearing_models import save_hearing_model
-from tiny_models import NAMES, SIZES, TWO_LAYERS, write_model
+from tiny_models import CONVOLUTIONS, NAMES, SIZES, TWO_LAYERS, write_model
 from transformers import (
     Gemma3ForConditionalGeneration,
     Gemma4ForConditionalGeneration,
     Gemma4UnifiedForConditionalGeneration,
     Idefics3ForConditionalGeneration,
     InternVLForConditionalGeneration,
+    Lfm2VlForConditionalGeneration,
+    LightOnOcrForConditionalGeneration,
     Mistral3ForConditionalGeneration,
     PreTrainedModel,
     Qwen2AudioForConditionalGeneration,
@@ -24,6 +26,8 @@ WHOLES: dict[str, type[PreTrainedModel]] = {
     "gemma4_unified": Gemma4UnifiedForConditionalGeneration,
     "mistral3": Mistral3ForConditionalGeneration,
     "internvl": InternVLForConditionalGeneration,
+    "lfm2_vl": Lfm2VlForConditionalGeneration,
+    "lighton_ocr": LightOnOcrForConditionalGeneration,
     "idefics3": Idefics3ForConditionalGeneration,
     "smolvlm": SmolVLMForConditionalGeneration,
     "qwen2_audio": Qwen2AudioForConditionalGeneration,
@@ -53,6 +57,12 @@ def save_whole(folder: Path, name: str, **changes: object) -> PreTrainedModel:
     elif name == "mistral3":
         text = {"head_dim": 8, "model_type": "mistral", **text}
         tower |= {"model_type": "pixtral", "head_dim": 8}
+    elif name == "lighton_ocr":
+        text = {"head_dim": 8, "model_type": "qwen3", **text}
+        tower |= {"model_type": "pixtral", "head_dim": 8}
+    elif name == "lfm2_vl":
+        text = {**text, **CONVOLUTIONS, "model_type": "lfm2", "block_multiple_of": 8}
+        tower |= {"num_patches": 4, "vision_use_head": False}
     elif name in ("idefics3", "smolvlm"):
         text = {"head_dim": 8, "model_type": "llama", **text}
     else:

@@ -65,7 +65,7 @@ def own_code(verl: Verl, job: Draft) -> None:
         job.leave_out(why, f"data.sampler.{name}")
 
 
-_SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl|smolvlm|idefics3")
+_SEES: Final = re.compile(r"(?i)[-_]vl\b|internvl|smolvlm|idefics3|ocr")
 """What the names of models that see pictures have."""
 
 

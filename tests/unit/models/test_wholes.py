@@ -9,7 +9,7 @@ import torch
 from padded_reference import pixels_of
 from refused_jobs import edit
 from safetensors.torch import load_file, save_file
-from seeing_models import save_seeing_model
+from seeing_models import save_seeing_model, tried
 from tiny_models import picture
 from transformers import PreTrainedModel, Qwen2VLForConditionalGeneration
 from whole_models import WHOLES, save_whole
@@ -30,6 +30,7 @@ from ppojob_trainer.models.vision_tower import tower_of
 from ppojob_trainer.models.weight_stream import stored_weights
 
 SEEING = ["gemma3", "gemma4", "gemma4_unified", "idefics3", "internvl", "mistral3", "smolvlm"]
+SEEING += ["lfm2_vl", "lighton_ocr"]
 """Of these wholes, those whose tower is read."""
 MAY_TIE = [name for name in WHOLES if name != "qwen2_audio"]
 """Those that have no output layer of their own where config.json says so."""
@@ -138,7 +139,9 @@ def test_an_export_is_a_whole_again(tmp_path: Path, name: str, has_adapters: boo
         assert all((weight == 1.0).all() for weight in found.values())
 
 
-@pytest.mark.parametrize("kind", [*map(WHOLES.get, SEEING), Qwen2VLForConditionalGeneration])
+@pytest.mark.parametrize(
+    "kind", tried([*map(WHOLES.__getitem__, SEEING), Qwen2VLForConditionalGeneration])
+)
 def test_a_tower_has_the_bits_of_its_file(tmp_path: Path, kind: type[PreTrainedModel]) -> None:
     """Those of the hub say bfloat16 in each section, which an export in float32 keeps."""
     save_seeing_model(tmp_path, kind)
@@ -153,17 +156,21 @@ def test_a_tower_has_the_bits_of_its_file(tmp_path: Path, kind: type[PreTrainedM
     assert all(torch.equal(one, said[0]) for one in said)
 
 
-@pytest.mark.parametrize("learns", [True, False])
+@pytest.mark.parametrize(
+    ("name", "learns"), [("gemma3", True), ("gemma3", False), ("lfm2_vl", True)]
+)
 def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(
-    tmp_path: Path, learns: bool
+    tmp_path: Path, name: str, learns: bool
 ) -> None:
     """Those of google/gemma-3-4b-it, which transformers 5 changes when it reads them."""
     folder, target = tmp_path / "model", tmp_path / "export"
-    save_seeing_model(folder, WHOLES["gemma3"])
+    save_seeing_model(folder, WHOLES[name])
     path = folder / "model.safetensors"
     stored = {
-        name.replace("vision_tower.", "vision_tower.vision_model."): weight
-        for name, weight in load_file(path).items()
+        at.replace("vision_tower.vision_model.", "vision_tower.").replace(
+            "vision_tower.", "vision_tower.vision_model."
+        ): weight
+        for at, weight in load_file(path).items()
     }
     save_file(stored, path, {"format": "pt"})
     report = check_model_folder(folder)
@@ -172,13 +179,13 @@ def test_names_that_the_hub_has_for_a_tower_of_siglip_are_known_and_kept(
     tower = tower_of(model)
     assert tower is not None
     (seen,) = tower.encode([picture("red")])
-    whole = WHOLES["gemma3"].from_pretrained(folder)
+    whole = WHOLES[name].from_pretrained(folder)
     (expected,) = whole.get_image_features(**pixels_of(folder, [picture("red")])).pooler_output
     torch.testing.assert_close(seen, expected, rtol=0, atol=1e-6)
     export_model(target, hf_named_tensors(model), model_folder=folder, dtype=torch.float32)
     exported = load_file(target / "model.safetensors")
     assert exported.keys() == stored.keys()
-    assert all(torch.equal(exported[name], stored[name]) for name in stored)
+    assert all(torch.equal(exported[at], stored[at]) for at in stored)
 
 
 @pytest.mark.parametrize("name", SEEING)

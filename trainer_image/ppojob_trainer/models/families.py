@@ -974,6 +974,15 @@ FAMILIES: Final[Mapping[str, Family]] = {
         always_biased=QUERIES,
         is_multimodal=True,
     ),
+    "glm_ocr": replace(
+        _GLM4,
+        models="GLM-OCR",
+        defaults={"num_key_value_heads": 8},
+        supported={"attention_bias": (False,)},
+        ropes=(None, "default"),
+        biases={},
+        is_multimodal=True,
+    ),
     "glm4v_moe": replace(
         _GLM4_MOE,
         models="GLM-4.5V, GLM-4.6V",
@@ -1009,6 +1018,8 @@ MULTIMODAL: Final[Mapping[str, Multimodal]] = {
     "gemma4_unified": Multimodal("Gemma 4 12B", "gemma4_unified_text"),
     "mistral3": Multimodal("Mistral Small 3.1 and on, Ministral 3", "mistral"),
     "qwen2_audio": Multimodal("Qwen2-Audio", "qwen2"),
+    "lfm2_vl": Multimodal("LFM2-VL, LFM2.5-VL", "lfm2"),
+    "lighton_ocr": Multimodal("LightOnOCR", "qwen3"),
     "internvl": Multimodal("InternVL 3 and 3.5 as transformers has them (`-hf`, `-HF`)", "qwen2"),
 }
 """Multimodal models whose language model, a section of config.json, is of one of `FAMILIES`.

@@ -41,7 +41,7 @@ from ppojob_trainer.models.per_layer_sizes import count_in
 from ppojob_trainer.models.problems import ModelReason, read_object
 from ppojob_trainer.models.weight_files import read_weights
 
-NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v"})
+NO_FLOAT16_IN_VLLM: Final = frozenset({"gemma2", "gemma3_text", "glm4", "glm4v", "glm_ocr"})
 """Model types that vLLM does not run in float16, whose range their activations exceed."""
 
 DEALT_KEY_HEADS: Final = frozenset({"gpt_oss", "olmoe"})

@@ -29,6 +29,7 @@ from transformers.models.auto.modeling_auto import (
 )
 from transformers.models.glm4v.modeling_glm4v import Glm4vTextModel
 from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeTextModel
+from transformers.models.glm_ocr.modeling_glm_ocr import GlmOcrTextModel
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniThinkerTextModel
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import Qwen2_5_VLTextModel
 from transformers.models.qwen2_vl.modeling_qwen2_vl import Qwen2VLTextModel
@@ -172,6 +173,7 @@ _MODELS: Final = (
     _language_model("qwen3_5", Qwen3_5TextModel, Qwen3_5TextConfig),
     _language_model("qwen3_5_moe", Qwen3_5MoeTextModel, Qwen3_5MoeTextConfig),
     _language_model("glm4v", Glm4vTextModel, Glm4Config, attention_bias=True, **_UNTIED),
+    _language_model("glm_ocr", GlmOcrTextModel, Glm4Config, attention_bias=False, **_UNTIED),
     _language_model("glm4v_moe", Glm4vMoeTextModel, Glm4MoeConfig, use_qk_norm=False),
 )
 LANGUAGE_MODELS: Final = {model.config_class.model_type: model for model in _MODELS}
@@ -271,7 +273,7 @@ def _language_values(config: PreTrainedConfig) -> dict[str, Any]:
         values["picture_layers"] = len(config.vision_config.deepstack_visual_indexes)
         # transformers always interleaves; vLLM needs the key.
         values["rope_parameters"] = {**values["rope_parameters"], "mrope_interleaved": True}
-    if config.model_type in {"glm4v", "glm4v_moe"}:
+    if config.model_type in {"glm4v", "glm4v_moe", "glm_ocr"}:
         # transformers' defaults, which vLLM lacks.
         values.setdefault("head_dim", values["hidden_size"] // values["num_attention_heads"])
         ropes = {"mrope_section": [8, 12, 12], "partial_rotary_factor": 1.0}

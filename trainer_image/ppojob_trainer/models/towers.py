@@ -9,8 +9,11 @@ from transformers.models.gemma3 import modeling_gemma3 as gemma3
 from transformers.models.gemma4 import modeling_gemma4 as gemma4
 from transformers.models.gemma4_unified import modeling_gemma4_unified as gemma4_unified
 from transformers.models.glm4v.modeling_glm4v import Glm4vVisionEmbeddings, Glm4vVisionModel
+from transformers.models.glm_ocr.modeling_glm_ocr import GlmOcrVisionModel
 from transformers.models.idefics3 import modeling_idefics3 as idefics3
 from transformers.models.internvl import modeling_internvl as internvl
+from transformers.models.lfm2_vl import modeling_lfm2_vl as lfm2_vl
+from transformers.models.lighton_ocr import modeling_lighton_ocr as lighton_ocr
 from transformers.models.mistral3 import modeling_mistral3 as mistral3
 from transformers.models.qwen2_5_omni import modeling_qwen2_5_omni as qwen2_5_omni
 from transformers.models.qwen2_5_vl.modeling_qwen2_5_vl import (
@@ -23,6 +26,7 @@ from transformers.models.qwen3_5_moe.modeling_qwen3_5_moe import Qwen3_5MoeVisio
 from transformers.models.qwen3_omni_moe import modeling_qwen3_omni_moe as qwen3_omni_moe
 from transformers.models.qwen3_vl.modeling_qwen3_vl import Qwen3VLVisionModel
 from transformers.models.qwen3_vl_moe.modeling_qwen3_vl_moe import Qwen3VLMoeVisionModel
+from transformers.models.siglip2.modeling_siglip2 import Siglip2VisionEmbeddings
 
 from ppojob_trainer.data.media.picture_files import THINKER
 
@@ -100,6 +104,76 @@ class _Mistral3Tower(_Projected, mistral3.Mistral3PreTrainedModel):  # type: ign
         """Return (tokens, h) of an image (1, 3, y, x), with `sizes` its height and width."""
         output = self.vision_tower(pixel_values, image_sizes=sizes)
         output.pooler_output = self.multi_modal_projector(output.last_hidden_state[0], sizes)
+        return output
+
+
+class _LightOnTower(lighton_ocr.LightOnOcrPreTrainedModel):  # type: ignore[misc]
+    """The tower of LightOnOCR: that of Mistral Small 3 under other names."""
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        dtype = torch.get_default_dtype()  # see `_Projected`
+        self.vision_encoder = AutoModel.from_config(config.vision_config, dtype=dtype)
+        self.vision_projection = lighton_ocr.LightOnOcrMultiModalProjector(config)
+        self.post_init()
+
+    def forward(self, pixel_values: Tensor, sizes: Tensor) -> Any:
+        """See `_Mistral3Tower.forward`."""
+        output = self.vision_encoder(pixel_values, image_sizes=sizes)
+        output.pooler_output = self.vision_projection(output.last_hidden_state[0], sizes)
+        return output
+
+
+class _ResizedPositions(Siglip2VisionEmbeddings):  # type: ignore[misc]
+    """Patch position embeddings of SigLIP 2 whose gradient is deterministic on a GPU.
+
+    transformers' own is not; see `_RepeatedPositions`.
+    """
+
+    def forward(self, pixel_values: Tensor, spatial_shapes: Tensor) -> Tensor:
+        """Return (tiles, n, h) of patches (tiles, n, y x 3), with their positions' embeddings."""
+        if not self.position_embedding.weight.requires_grad:
+            plain: Tensor = super().forward(pixel_values, spatial_shapes)
+            return plain
+        places = torch.arange(self.num_patches, device=pixel_values.device)
+        grid, side = self.position_embedding(places), self.position_embedding_size
+        with torch.autocast(grid.device.type, enabled=False):
+            # Of one-hot embeddings transformers returns each patch's interpolation weights.
+            one_hot = torch.eye(len(places), device=grid.device).view(side, side, -1)
+            shares = self.resize_positional_embeddings(
+                one_hot, spatial_shapes, pixel_values.shape[1]
+            )
+            added = (shares @ grid.float()).to(grid.dtype)
+        embedded: Tensor = self.patch_embedding(pixel_values) + added
+        return embedded
+
+
+class _Lfm2VLTower(_Projected, lfm2_vl.Lfm2VlPreTrainedModel):  # type: ignore[misc]
+    """The tower of LFM2-VL."""
+
+    projector = lfm2_vl.Lfm2VlMultiModalProjector
+
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.vision_tower.embeddings.__class__ = _ResizedPositions
+
+    def forward(self, pixel_values: Tensor, spatial_shapes: Tensor) -> Any:
+        """Return (tokens, h) of the tiles of an image, concatenated.
+
+        Args:
+            pixel_values: (n, y x 3) patches of all tiles.
+            spatial_shapes: (tiles, 2) int64, rows and columns of the patches of each.
+        """
+        tokens, lengths = [], spatial_shapes.prod(dim=-1).tolist()
+        parts = torch.split(pixel_values, lengths)
+        for patches, shape in zip(parts, spatial_shapes, strict=True):
+            mask = torch.ones(1, len(patches), dtype=torch.int32, device=patches.device)
+            output = self.vision_tower(
+                pixel_values=patches[None], pixel_attention_mask=mask, spatial_shapes=shape[None]
+            )
+            grid = output.last_hidden_state.unflatten(1, shape.tolist())
+            tokens.append(self.multi_modal_projector(grid).flatten(0, 2))
+        output.pooler_output = torch.cat(tokens)
         return output
 
 
@@ -265,11 +339,14 @@ TOWERS: Final = {
     "qwen3_5_moe_vision": Qwen3_5MoeVisionModel,
     "glm4v_vision": _GlmTower,
     "glm4v_moe_vision": _GlmTower,
+    "glm_ocr_vision": GlmOcrVisionModel,
     "gemma3": _Gemma3Tower,
     "gemma4": _Gemma4Tower,
     "gemma4_unified": _Gemma4UnifiedTower,
     "idefics3": _Idefics3Tower,
     "internvl": _InternVLTower,
+    "lfm2_vl": _Lfm2VLTower,
+    "lighton_ocr": _LightOnTower,
     "mistral3": _Mistral3Tower,
     "qwen2_5_omni_thinker": _OmniTower,
     "qwen2_audio": _Qwen2AudioTower,

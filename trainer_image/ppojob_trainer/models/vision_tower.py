@@ -15,9 +15,12 @@ from transformers import AutoConfig, PreTrainedModel
 from ppojob_trainer.data.media.media_form import MediaForm
 from ppojob_trainer.data.media.picture_form import sound_form_of
 from ppojob_trainer.data.media.picture_forms import read_form
+from ppojob_trainer.data.media.picture_grids import Lines
+from ppojob_trainer.data.media.picture_splits import Splits
 from ppojob_trainer.data.media.pictures import clip_of, opened, sound_of, unpacked
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.config_files import TOWER
+from ppojob_trainer.models.split_pictures import tower_inputs
 from ppojob_trainer.models.stored_tensors import read_tensor
 from ppojob_trainer.models.towers import TOWERS, tower_config
 from ppojob_trainer.models.weight_files import read_weights
@@ -141,10 +144,13 @@ class VisionTower:
             made = self._processor(audio_form)(samples, return_tensors="pt", **options)
             frames = made["attention_mask"].sum(-1)
             return {"pixel_values": made["input_features"], "frames": frames}
+        if isinstance(self.form, Splits):
+            return tower_inputs(opened(file), self.form)
         processor = self._processor(self.form)
         if (clip := clip_of(file)) is None:
-            options = dict(self.form.processor_arguments)
-            return processor(images=[opened(file)], return_tensors="pt", **options)
+            options, image = dict(self.form.processor_arguments), opened(file)
+            image = self.form.enlarged(image) if isinstance(self.form, Lines) else image
+            return processor(images=[image], return_tensors="pt", **options)
         frames = [opened(one) for one in clip.frames]
         made = processor(images=frames, do_resize=False, return_tensors="pt")
         # The processor repeats an image to several equal frames: take one of each.

@@ -9,7 +9,7 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import ABSENT, Problem, printable, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.config_files import OTHER_NAMES, WHOLE_NAMES, read_config
+from ppojob_trainer.models.config_files import OTHER_NAMES, TOWER, WHOLE_NAMES, read_config
 from ppojob_trainer.models.problems import ModelReason, read_object, unreadable
 from ppojob_trainer.models.quantised import fold
 from ppojob_trainer.models.weights import StoredTensor, Weights
@@ -103,7 +103,10 @@ def own_name(stored: str) -> str:
     """Return the name here of a weight, by its name in a file."""
     for beginning, own in WHOLE_NAMES.items():
         if stored.startswith(beginning):
-            return own + stored.removeprefix(beginning)
+            stored = own + stored.removeprefix(beginning)
+            break
+    if stored.startswith(TOWER):
+        return stored
     if stored.startswith(_OF_GPT2):
         stored = f"transformer.{stored}"
     for theirs, own in OTHER_NAMES.items():

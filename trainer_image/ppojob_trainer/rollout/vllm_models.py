@@ -347,6 +347,7 @@ MROPE_MODELS = {
     "qwen3_5": with_vision_tower(UnfusedQwen3Next, _VisionMRoPE),
     "qwen3_5_moe": with_vision_tower(UnfusedQwen3Next, _VisionMRoPE),
     "glm4v": with_vision_tower(Glm4ForCausalLM, _VisionMRoPE),
+    "glm_ocr": with_vision_tower(Glm4ForCausalLM, _VisionMRoPE),
     "glm4v_moe": with_vision_tower(Glm4MoeForCausalLM, _VisionMRoPE),
 }
 """Classes with three position axes, by type of the language model."""

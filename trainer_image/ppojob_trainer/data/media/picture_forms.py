@@ -24,9 +24,11 @@ from ppojob_trainer.data.media.picture_settings import (
     GridSettings,
     LinesSettings,
     PooledSettings,
+    SplitsSettings,
     SquaresSettings,
     TilesSettings,
 )
+from ppojob_trainer.data.media.picture_splits import Splits
 from ppojob_trainer.data.media.picture_squares import Crops, Squares, Tiles
 from ppojob_trainer.data.media.sound_form import MODELS, read_sound_form
 
@@ -38,6 +40,7 @@ _KINDS: Final[Mapping[str, tuple[_Read, type[msgspec.Struct]]]] = {
     "Gemma3": (Squares.read, SquaresSettings),
     **dict.fromkeys(("Gemma4Image", "Gemma4UnifiedImage"), (Pooled.read, PooledSettings)),
     **dict.fromkeys(("Idefics3", "SmolVLM"), (Crops.read, CropsSettings)),
+    "Lfm2Vl": (Splits.read, SplitsSettings),
 }
 """Supported picture processors, by prefix of their names."""
 

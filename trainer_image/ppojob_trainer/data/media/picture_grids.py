@@ -11,6 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
+from msgspec.structs import astuple
+from PIL import Image
+
 from ppojob_trainer.data.media.media_form import ProcessorArguments
 from ppojob_trainer.data.media.picture_files import added_tokens
 from ppojob_trainer.data.media.picture_form import PictureForm, ResizablePictureForm
@@ -31,6 +34,7 @@ LIMITS: Final = {
     "Glm46V": (112 * 112, 28 * 28 * 15000),
 }
 _LONGEST: Final = 1024
+_LIGHTON: Final = "lighton_ocr"
 _WITH_TOWER, _WITHOUT_TOWER = "Gemma4Image", "Gemma4UnifiedImage"
 
 
@@ -125,54 +129,76 @@ class Grid(ResizablePictureForm):
 
 @dataclass(frozen=True, slots=True)
 class Lines(ResizablePictureForm):
-    """Picture format of Mistral: lines of tokens, each followed by an end token.
+    """Picture format of Mistral and LightOnOCR: lines of tokens.
 
     Attributes:
-        line_end: the token after a line.
-        end: the token after the last line.
+        line_end: the tokens after a line: one in Mistral.
+        end: the tokens after the last line.
         unit: pixels of a side of a token.
+        multiple: pixels of whose multiples the sides of a picture are: `unit` in Mistral. In
+            LightOnOCR a rest that is no whole token is not seen.
         longest: pixels of a side at most.
     """
 
-    line_end: int
-    end: int
+    line_end: tuple[int, ...]
+    end: tuple[int, ...]
     unit: int
+    multiple: int
     longest: int
 
     @classmethod
     def read(cls, kind: str, settings: LinesSettings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete."""
-        token, added = settings.image_token_index, added_tokens(folder)
-        line_end, end = added.get("[IMG_BREAK]"), added.get("[IMG_END]")
-        if token is None or line_end is None or end is None:
-            return None
-        size = settings.processor.size
+        added, size = added_tokens(folder), settings.processor.size
         longest = _LONGEST if size is None else size.longest_edge
         unit = settings.vision_config.patch_size * settings.spatial_merge_size
-        return cls(token, kind, 1, math.inf, line_end, end, unit, longest)
+        if settings.model_type == _LIGHTON:
+            own, patch = settings.image_token_id, settings.processor.patch_size
+            if own is None or own not in added.values() or patch is None:
+                return None
+            multiple, other = (patch, patch) if isinstance(patch, int) else astuple(patch)
+            is_whole = multiple == other and not (unit % multiple or longest % multiple)
+            if not is_whole or multiple % settings.vision_config.patch_size:
+                return None
+            return cls(own, kind, 1, math.inf, (), (), unit, multiple, longest)
+        token, line_end = settings.image_token_index, added.get("[IMG_BREAK]")
+        end = added.get("[IMG_END]")
+        if token is None or line_end is None or end is None:
+            return None
+        return cls(token, kind, 1, math.inf, (line_end,), (end,), unit, unit, longest)
 
     @property
     def processor_arguments(self) -> ProcessorArguments:
         """See `MediaForm`."""
-        return {"patch_size": self.unit}
+        return {"patch_size": self.multiple}
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""
+        across, down = self._rounded(width, height)
+        return max(self.unit, across), max(self.unit, down)
+
+    def enlarged(self, image: Image.Image) -> Image.Image:
+        """Return a picture of at least one token; transformers' processor may make it smaller."""
+        if min(self._rounded(*image.size)) >= self.unit:
+            return image
+        return image.resize(self.target_size(*image.size), Image.Resampling.BICUBIC)
+
+    def _rounded(self, width: int, height: int) -> tuple[int, int]:
+        """Return the size to which transformers' processor resizes a picture."""
         pixels = width * height
         shrink = max(
             max(height, width) / self.longest,
             math.sqrt(pixels / self.most),
             min(1.0, math.sqrt(pixels / self.least)),
         )
-        down, across = (
-            max(1, -(-math.floor(side / shrink) // self.unit)) for side in (height, width)
-        )
-        return across * self.unit, down * self.unit
+        across, down = (-(-math.floor(side / shrink) // self.multiple) for side in (width, height))
+        return across * self.multiple, down * self.multiple
 
     def tokens(self, width: int, height: int) -> list[int]:
         """See `PictureForm`."""
-        line = [*[self.token] * (width // self.unit), self.line_end]
-        return [*(line * (height // self.unit))[:-1], self.end]
+        line = [*[self.token] * (width // self.unit), *self.line_end]
+        lines = line * (height // self.unit)
+        return [*lines[: len(lines) - len(self.line_end)], *self.end]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from typing import Annotated, Literal
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 _Count = Annotated[int, Meta(ge=1)]
+_Colours = tuple[float, float, float]
 _Sides = Annotated[list[_Count], Meta(min_length=2, max_length=2)]
 
 
@@ -86,6 +87,7 @@ class GridSettings(Struct):
 
 class _LinesProcessor(Struct):
     size: LongestEdge | None = None
+    patch_size: _Count | SquareSize | None = 16
 
 
 class _LinesTower(Struct):
@@ -93,11 +95,13 @@ class _LinesTower(Struct):
 
 
 class LinesSettings(Struct):
-    """A config.json of Mistral, with its image processor."""
+    """A config.json of Mistral or LightOnOCR, with its image processor."""
 
     vision_config: _LinesTower
     processor: _LinesProcessor
+    model_type: str = ""
     image_token_index: int | None = None
+    image_token_id: int | None = 151_655
     spatial_merge_size: _Count = 2
 
 
@@ -197,3 +201,35 @@ class CropsSettings(Struct):
     processor: _CropsProcessor
     image_token_id: int
     scale_factor: _Count = 2
+
+
+class _SplitsProcessor(Struct):
+    downsample_factor: _Count = 2
+    do_image_splitting: bool = True
+    min_tiles: _Count = 2
+    max_tiles: Annotated[int, Meta(ge=1, le=64)] = 10
+    use_thumbnail: bool = True
+    min_image_tokens: _Count = 64
+    max_image_tokens: _Count = 256
+    encoder_patch_size: _Count = 16
+    tile_size: _Count = 512
+    max_pixels_tolerance: int | float = 2.0
+    resample: Literal[2, 3] = 2
+    do_rescale: Literal[True] = True
+    rescale_factor: float = 1 / 255
+    do_normalize: Literal[True] = True
+    image_mean: _Colours = (0.5, 0.5, 0.5)
+    image_std: _Colours = (0.5, 0.5, 0.5)
+
+
+class _SplitsTower(Struct):
+    patch_size: _Count = 16
+
+
+class SplitsSettings(Struct):
+    """A config.json of LFM2-VL, with its image processor."""
+
+    vision_config: _SplitsTower
+    processor: _SplitsProcessor
+    image_token_id: int = 396
+    downsample_factor: _Count = 2
