@@ -34,8 +34,7 @@ class Program:
     stamped: str = ""  # a module whose version becomes that of Kubernetes itself
     stages: tuple[str, ...] = ()  # files of a module, joined into `<name>-stages.yaml`
     # What a module ships to be applied, joined into `<name>.yaml`: files, folders of kustomize, or
-    # charts with their own values. Only programs that no node needs have any; the keys of all others
-    # are as they were.
+    # charts with their own values. Only programs that no node needs have any.
     manifests: tuple[str, ...] = field(default=(), repr=False)
 
     @property
