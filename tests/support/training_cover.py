@@ -29,6 +29,10 @@ _BY_MATRICES_ALONE = (
 )
 """Of these, the ones whose tokens see others, and whose layers follow each other, as in llama,
 Qwen, Granite or Gemma."""
+_LONG_ALONE = (
+    *("cohere2_moe", "falcon_h1", "granitemoe_swa", "hy_v3", "laguna", "mistral4", "nanochat"),
+)
+"""Of the whole cross alone."""
 ALL_BUT_OF_ONE_KIND = (
     *("even", "spread", "small_micro_batches", "a_rank_without_rows", "long_rows", "full_kl"),
     *("muon", "experts", "adapters", "adapters_recomputed", "dropout", "dropout_recomputed"),
@@ -163,7 +167,9 @@ class Cover:
     def cases_of(self, layout: str) -> dict[str, Case]:
         """The cases that are run with a layout, by name."""
         is_cut = self.whole or layout == "t2"
-        families = [name for name in FAMILIES if is_cut or name not in _BY_MATRICES_ALONE]
+        left_out = () if is_cut else _BY_MATRICES_ALONE
+        left_out = left_out if self.whole else (*left_out, *_LONG_ALONE)
+        families = [name for name in FAMILIES if name not in left_out]
         names = (*_CASES[layout], *families)
         if self.whole:
             names += tuple(CASES) if layout in OF_ONE_KIND else ALL_BUT_OF_ONE_KIND
@@ -223,7 +229,7 @@ def _is_refused(layout: str, case: Case) -> bool:
         return True
     if dims.pipeline > 1 and model in ("gemma4_text", "seeing_told"):  # they take keys of others
         return True
-    if dims.pipeline > 1 and family is not None and family.positions:
+    if dims.pipeline > 1 and family and (family.positions or family.norms_embeddings):
         return True
     if model.endswith("with_mtp"):
         return dims.sequence * dims.tensor * dims.pipeline > 1

@@ -55,7 +55,7 @@ OF_LATENTS = {
 
 
 DENSE = [name for name, one in FAMILIES.items() if not one.mixture or name == "gemma4_text"]
-NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2", "nemotron")
+NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2", "nemotron", "falcon_h1")
 """Of transformers."""
 MIXTURES = [name for name, one in FAMILIES.items() if one.mixture and one.mixture.block]
 
@@ -65,7 +65,8 @@ def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
     theirs = FAMILY_MODELS[family][0].config_class.base_model_tp_plan
     if theirs is None:  # of a language model that is a part of another
         theirs = FAMILY_MODELS[family][0].text_config.base_model_tp_plan
-    others = (".experts", ".linear_attn")  # stacks, and layers that all ranks compute here
+    # Stacks, what belongs to attention itself, and layers that all ranks compute here.
+    others = (".experts", ".sinks", ".linear_attn")
     cut = {
         f"model.{name}": THEIRS[kind]
         for name, kind in theirs.items()
