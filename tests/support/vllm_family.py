@@ -139,7 +139,7 @@ OPTIONS = {
         "mamba_n_groups": 1,
     },
     "laguna": {
-        **{"head_dim": 2 * HALF, "num_attention_heads_per_layer": [2, 3, 2]},
+        **{"head_dim": 2 * HALF, "num_attention_heads_per_layer": [2, 4, 2]},
     },
     "mistral4": {"qk_nope_head_dim": HALF, "qk_rope_head_dim": HALF},
     "hy_v3": {"head_dim": 2 * HALF},

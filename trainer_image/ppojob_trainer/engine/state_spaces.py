@@ -175,9 +175,8 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     """
     keys = net.n_groups * net.ssm_state_size
     widths = [net.intermediate_size, keys, keys]
-    gate, *parts, rate = _projected(net, states).split(
-        [net.intermediate_size, *widths, net.num_heads], dim=-1
-    )
+    each = [net.intermediate_size, *widths, net.num_heads]
+    gate, *parts, rate = torch.split(_projected(net, states), each, dim=-1)
     wide = torch.promote_types(states.dtype, torch.float32)
     step = F.softplus(rate.to(wide) + local_part(net.dt_bias).to(wide))
     decay = -local_part(net.A_log).to(wide).exp() * step

@@ -119,8 +119,9 @@ def recurrent_numbers(
 
 def with_common_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     """Return a hybrid's configuration with the common keys for those of LFM2 and Mamba-2."""
-    keys = ("hidden_size", "mamba_expand", "mamba_n_heads", "mamba_d_ssm")
-    hidden, expand, heads, inner = (config.get(key) for key in keys)
+    keys = ("hidden_size", "mamba_expand", "mamba_n_heads")
+    hidden, expand, heads = (config.get(key) for key in keys)
+    inner = config.get("mamba_d_ssm")  # of Falcon-H1
     is_auto = config.get("mamba_d_head") == "auto"
     if inner is None and isinstance(hidden, int) and isinstance(expand, int):
         inner = hidden * expand

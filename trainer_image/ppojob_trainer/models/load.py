@@ -396,7 +396,8 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
 
 
 def _restore_buffers_of_layers(model: PreTrainedModel, base: Any, device: torch.device) -> None:
-    for number, rotary in enumerate(of_layers := getattr(base, "rotary_embs", ())):  # Granite's
+    of_layers: Any = getattr(base, "rotary_embs", ())  # Granite's
+    for number, rotary in enumerate(of_layers):
         of_layers[number] = type(rotary)(config=rotary.config).to(device)
     for _, mixer in recurrent_layers(model):
         if hasattr(mixer, "mup_vector"):
