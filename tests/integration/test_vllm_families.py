@@ -23,6 +23,7 @@ AS_OTHERS = (
     *("glm", "jais2", "nemotron", "olmo", "vaultgemma"),
     *("mellum", "flex_olmo", "solar_open", "arcee", "hunyuan_v1_dense", "ministral", "olmo2"),
     *("seed_oss", "helium", "nanochat", "granite_swa", "hy_v3"),
+    *("cohere2_moe", "granitemoe_swa"),
 )
 """Families that vLLM computes by the same code as others here: with `-m long` alone."""
 Differences = dict[str, float | str]

@@ -438,6 +438,16 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},
     ),
 }
+AS_OTHERS = (
+    "cohere2_moe",
+    "granite_swa",
+    "granitemoe_swa",
+    "helium",
+    "hy_v3",
+    "laguna",
+    "nanochat",
+)
+"""Families with layers of others in another order: some of their tests are `long`."""
 OTHER_HEADS = {("gpt2", TOKENS), ("gpt_neox", TOKENS)}
 """Whose class in transformers has a head of another name."""
 MIXTURE_MODELS = {

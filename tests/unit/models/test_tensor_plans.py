@@ -225,6 +225,7 @@ def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: b
         ("qwen3_next", {**SHARED, "tie_word_embeddings": False}, False),
         ("glm4v_moe", {**SHARED, "tie_word_embeddings": True}, True),
         ("qwen2", {"tie_word_embeddings": True}, False),
+        ("laguna", {**SHARED, "head_dim": 8}, True),  # the bias of whose routers vLLM drops
     ],
 )
 def test_a_judge_is_what_vllm_computes(
@@ -238,10 +239,15 @@ def test_a_judge_is_what_vllm_computes(
     )
 
 
-@pytest.mark.parametrize(("latent", "refused"), [(512, False), (448, True)])
-def test_an_engine_has_kernels_for_latents(tmp_path: Path, latent: int, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "latent", "refused"),
+    [("deepseek_v3", 512, False), ("deepseek_v3", 448, True), ("mistral4", 256, False)],
+)
+def test_an_engine_has_kernels_for_latents(
+    tmp_path: Path, family: str, latent: int, refused: bool
+) -> None:
     widths = {"kv_lora_rank": latent, "n_routed_experts": 6, "n_shared_experts": 1}
-    config = {**SIZES, **EXPERTS, **widths, "model_type": "deepseek_v3"}
+    config = {**SIZES, **EXPERTS, **widths, "model_type": family}
     found = problems(tmp_path, {"model": config}, rollout={"engine": "vllm"})
     assert [(one.where, one.reason_code) for one in found] == (
         [("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else []
@@ -465,6 +471,16 @@ def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, all
 APART = {"model_type": "gemma4_text", **HEADS, "num_hidden_layers": 4, "num_key_value_heads": 4}
 EXPERTS_BESIDE = {**MIXTURE, "enable_moe_block": True, "top_k_experts": 2}
 JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+HEADS_OF_LAYERS = "num_attention_heads_per_layer"
+OF_LAGUNA = {
+    **{
+        "model_type": "laguna",
+        **MIXTURE,
+        "moe_intermediate_size": 32,
+        HEADS_OF_LAYERS: [4, 8, 4, 8],
+    },
+    **{"shared_expert_intermediate_size": 32, "head_dim": 8, "intermediate_size": 32},
+}
 
 
 @pytest.mark.parametrize(
@@ -482,6 +498,9 @@ JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
         ({"sequence": 4}, JOINT, None),
         ({"tensor": 2}, EXPERTS_BESIDE, None),
         ({"expert": 2}, EXPERTS_BESIDE, None),
+        ({"pipeline": 2}, {"model_type": "nanochat"}, "at most 1"),
+        ({"tensor": 4}, OF_LAGUNA, None),
+        ({"sequence": 4}, {**OF_LAGUNA, HEADS_OF_LAYERS: [4, 6, 4, 6]}, "a divisor of 2"),
     ],
 )
 def test_ranks_of_layers_that_differ(tmp_path: Path, ranks, changes, allowed) -> None:
