@@ -226,6 +226,7 @@ def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: b
         ("glm4v_moe", {**SHARED, "tie_word_embeddings": True}, True),
         ("qwen2", {"tie_word_embeddings": True}, False),
         ("laguna", {**SHARED, "head_dim": 8}, True),  # the bias of whose routers vLLM drops
+        ("mistral4", SHARED, True),
     ],
 )
 def test_a_judge_is_what_vllm_computes(

@@ -64,8 +64,11 @@ Engines are sent one; a server would use uninitialized weights.
 ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "cohere2_moe", "gemma2", "lfm2", "lfm2_moe"})
 """Model types whose output layer vLLM always ties, whatever config.json says."""
 
-UNREAD: Final = frozenset({"laguna"})
-"""Model types of whose files vLLM drops a tensor without a warning. Engines are sent it."""
+NOT_SERVED: Final = {
+    "laguna": "does not read the bias of its routers",
+    "mistral4": "has no kernel for its latents",
+}
+"""Model types that a server of vLLM does not compute, and why; engines do, as they are told."""
 
 _TIES: Final = "ties the output layer to the embedding, which this model does not"
 
@@ -318,9 +321,9 @@ def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
         allowed = "one with an output layer of its own"
         got = f"{kind} with tie_word_embeddings"
         yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
-    if sizes.model_type in UNREAD:
-        why, allowed = "vLLM serves it, and does not read the bias of its routers", "another model"
-        yield Problem(JUDGE.where, kind, why, allowed, ReasonCode.CONFLICT)
+    if reason := NOT_SERVED.get(sizes.model_type):
+        why = f"vLLM serves it, and {reason}"
+        yield Problem(JUDGE.where, kind, why, "another model", ReasonCode.CONFLICT)
     if _is_untied_there(sizes):
         why = f"vLLM serves it, and {_TIES}"
         got, allowed = f"{kind} without tie_word_embeddings", "one without such a layer"
@@ -338,8 +341,8 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         yield _not_vllm(f"vLLM {_TIES} in a {model} without tie_word_embeddings")
     if sizes.is_tied and FAMILIES[sizes.model_type].has_head_bias:
         yield _not_vllm(f"vLLM has no bias of an output layer that is the embedding of a {model}")
-    is_cached = sizes.mla and not FAMILIES[sizes.model_type].caches_heads
-    if is_cached and sizes.mla and sizes.mla.cached != VLLM_LATENT:
+    caches_heads = FAMILIES[sizes.model_type].caches_heads
+    if sizes.mla and not caches_heads and sizes.mla.cached != VLLM_LATENT:
         yield _not_vllm(
             f"vLLM has no kernel for latents of {sizes.mla.cached} numbers a token",
             f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
