@@ -23,6 +23,7 @@ DEALT = ("deepseek_v3", "gpt_oss", "granitemoehybrid")
 SHORT = (
     *("gemma3_text", "gemma4_text", "qwen3_5_text", "nemotron_h", "lfm2", "cohere2", "phi3"),
     *("deepseek_v3", "gpt_oss", "granitemoehybrid", "glm4_moe", "olmo3", "qwen3_vl"),
+    *("falcon_h1", "mistral4"),
 )
 """Families of `make test`, which vLLM computes most unlike others."""
 Differences = dict[str, float | str]

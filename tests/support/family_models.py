@@ -19,6 +19,7 @@ from transformers import (
     ApertusForCausalLM,
     ArceeForCausalLM,
     Cohere2ForCausalLM,
+    Cohere2MoeForCausalLM,
     CohereForCausalLM,
     CwmForCausalLM,
     DeepseekV2ForCausalLM,
@@ -28,6 +29,7 @@ from transformers import (
     Ernie4_5ForCausalLM,
     Exaone4ForCausalLM,
     ExaoneMoeForCausalLM,
+    FalconH1ForCausalLM,
     FlexOlmoForCausalLM,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -45,10 +47,15 @@ from transformers import (
     GraniteMoeForCausalLM,
     GraniteMoeHybridForCausalLM,
     GraniteMoeSharedForCausalLM,
+    GraniteMoeSWAForCausalLM,
+    GraniteSWAForCausalLM,
+    HeliumForCausalLM,
     HunYuanDenseV1ForCausalLM,
     HunYuanMoEV1ForCausalLM,
     HyperCLOVAXForCausalLM,
+    HYV3ForCausalLM,
     Jais2ForCausalLM,
+    LagunaForCausalLM,
     Lfm2ForCausalLM,
     Lfm2MoeForCausalLM,
     LlamaForCausalLM,
@@ -56,8 +63,10 @@ from transformers import (
     MiniMaxM2ForCausalLM,
     Ministral3ForCausalLM,
     MinistralForCausalLM,
+    Mistral4ForCausalLM,
     MistralForCausalLM,
     MixtralForCausalLM,
+    NanoChatForCausalLM,
     NemotronForCausalLM,
     NemotronHForCausalLM,
     Olmo2ForCausalLM,
@@ -149,6 +158,13 @@ LATENT = {
     "qk_rope_head_dim": 4,
     "v_head_dim": 6,
 }
+SINKS = {
+    **MULTIPLIERS,
+    "sliding_window": WINDOW,
+    "num_hidden_layers": 3,
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "layer_rope_theta": [1e4, 5e2, 0],
+}
 HYBRID_MIXTURE = {
     **DELTA_NETWORKS,
     **MIXTURE,
@@ -164,6 +180,21 @@ GRANITE4 = {
     "shared_intermediate_size": 40,
     "mamba_n_heads": 8,
     "mamba_d_state": 6,
+}
+FALCON = {
+    "mamba_d_ssm": 48,
+    "mamba_n_heads": 8,
+    "mamba_d_state": 6,
+    "mamba_n_groups": 2,
+    "embedding_multiplier": 3.0,
+    "key_multiplier": 0.7,
+    "attention_in_multiplier": 1.5,
+    "attention_out_multiplier": 0.8,
+    "ssm_multipliers": [0.9, 1.3, 0.6, 1.2, 0.8],
+    "ssm_in_multiplier": 1.4,
+    "ssm_out_multiplier": 0.6,
+    "mlp_multipliers": [1.3, 0.7],
+    "lm_head_multiplier": 0.5,
 }
 NEMOTRON = {
     "layers_block_type": ["linear_attention", "mlp", "full_attention", "linear_attention", "moe"],
@@ -201,6 +232,17 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "mimo": (MiMoForCausalLM, {}),
     "qwen3": (Qwen3ForCausalLM, {"head_dim": 8, "attention_bias": True}),
     "qwen3_moe": (Qwen3MoeForCausalLM, MIXTURE),
+    "laguna": (
+        LagunaForCausalLM,
+        {
+            **MIXTURE,
+            **{"head_dim": 8, "sliding_window": WINDOW, "num_hidden_layers": 3},
+            "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+            "num_attention_heads_per_layer": [4, 8, 4],
+            "shared_expert_intermediate_size": 24,
+            "moe_routed_scaling_factor": 1.7,
+        },
+    ),
     "mellum": (
         MellumForCausalLM,
         {
@@ -217,6 +259,13 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "glm4_moe_lite": (
         Glm4MoeLiteForCausalLM,
         {**CORRECTED, **LATENT, "num_attention_heads": 4, "num_key_value_heads": 4},
+    ),
+    "mistral4": (
+        Mistral4ForCausalLM,
+        {
+            **{**CORRECTED, **LATENT, "n_group": 1, "topk_group": 1},
+            "rope_parameters": {**SCALED_QUERIES, "rope_theta": 1e4},
+        },
     ),
     "youtu": (
         YoutuForCausalLM,
@@ -271,7 +320,10 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         GraniteMoeSharedForCausalLM,
         {**MULTIPLIERS, "num_local_experts": 6, "shared_intermediate_size": 40},
     ),
+    "granite_swa": (GraniteSWAForCausalLM, SINKS),
+    "granitemoe_swa": (GraniteMoeSWAForCausalLM, {**SINKS, "num_local_experts": 6}),
     "granitemoehybrid": (GraniteMoeHybridForCausalLM, GRANITE4),
+    "falcon_h1": (FalconH1ForCausalLM, FALCON),
     "nemotron_h": (NemotronHForCausalLM, NEMOTRON),
     "gemma": (GemmaForCausalLM, {"head_dim": 12}),
     "gemma2": (
@@ -307,6 +359,10 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
             "rope_parameters": DYNAMIC,
         },
     ),
+    "hy_v3": (
+        HYV3ForCausalLM,
+        {**MIXTURE, "head_dim": 8, "num_shared_experts": 2, "router_scaling_factor": 1.7},
+    ),
     "hunyuan_v1_moe": (
         HunYuanMoEV1ForCausalLM,
         {"head_dim": 8, "rope_parameters": DYNAMIC, "num_experts": 6, "moe_topk": [2] * 3},
@@ -315,6 +371,15 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "cohere2": (
         Cohere2ForCausalLM,
         {"sliding_window": WINDOW, "sliding_window_pattern": 2, "logit_scale": 0.3},
+    ),
+    "cohere2_moe": (
+        Cohere2MoeForCausalLM,
+        {
+            **{"head_dim": 8, "sliding_window": WINDOW, "sliding_window_pattern": 2},
+            **{"num_experts": 6, "num_shared_experts": 2, "first_k_dense_replace": 1},
+            **{"expert_selection_fn": "sigmoid", "prefix_dense_intermediate_size": 40},
+            "logit_scale": 0.3,
+        },
     ),
     "hyperclovax": (HyperCLOVAXForCausalLM, MULTIPLIERS),
     "ernie4_5_moe": (
@@ -330,6 +395,8 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
     "gpt2": (GPT2LMHeadModel, {"attn_pdrop": 0.0, "embd_pdrop": 0.0, "resid_pdrop": 0.0}),
     "opt": (OPTForCausalLM, {"dropout": 0.0, "pad_token_id": 0}),
     "phi": (PhiForCausalLM, {}),
+    "helium": (HeliumForCausalLM, {"head_dim": 8, "attention_bias": True, "mlp_bias": True}),
+    "nanochat": (NanoChatForCausalLM, {"attention_bias": True, "pad_token_id": 0}),
     "starcoder2": (Starcoder2ForCausalLM, {"sliding_window": WINDOW}),
     "stablelm": (StableLmForCausalLM, {"use_qkv_bias": True}),
     "qwen2_vl": (LANGUAGE_MODELS["qwen2_vl"], {"rope_parameters": SECTIONS}),
@@ -368,6 +435,16 @@ FAMILY_MODELS: dict[str, tuple[type[PreTrainedModel], dict[str, object]]] = {
         {**DELTA_NETWORKS, **MIXTURE, "shared_expert_intermediate_size": 24},
     ),
 }
+AS_OTHERS = (
+    "cohere2_moe",
+    "granite_swa",
+    "granitemoe_swa",
+    "helium",
+    "hy_v3",
+    "laguna",
+    "nanochat",
+)
+"""Families with layers of others in another order: some of their tests are `long`."""
 OTHER_HEADS = {("gpt2", TOKENS), ("gpt_neox", TOKENS)}
 """Whose class in transformers has a head of another name."""
 MIXTURE_MODELS = {

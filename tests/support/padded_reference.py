@@ -199,7 +199,8 @@ def as_in_files(model: PreTrainedModel, stacked: dict[str, Tensor]) -> dict[str,
         converted = revert_weight_conversion(model, dict(stacked))
     if model.config.model_type == "qwen3_vl_moe":
         converted = turned(converted)
-    return {own_name(name): tensor.contiguous() for name, tensor in converted.items()}
+    kind = model.config.model_type
+    return {own_name(name, kind): tensor.contiguous() for name, tensor in converted.items()}
 
 
 def _of_files(name: str) -> str:

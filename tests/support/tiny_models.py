@@ -188,7 +188,7 @@ def make_model(
 
 def draw_corrections(model: PreTrainedModel) -> None:
     """Draw what nobody trains."""
-    for name, held in model.named_buffers():
+    for name, held in (*model.named_buffers(), *model.named_parameters()):
         if name.endswith(("e_score_correction_bias", "expert_bias")):
             held.normal_(std=0.3)  # large enough to choose other experts
         elif name.endswith("layer_scalar"):

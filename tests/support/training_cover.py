@@ -178,7 +178,7 @@ def _is_refused(layout: str, case: Case) -> bool:
         return True
     if dims.pipeline > 1 and model in ("gemma4_text", "seeing_told"):  # they take keys of others
         return True
-    if dims.pipeline > 1 and family is not None and family.positions:
+    if dims.pipeline > 1 and family and (family.positions or family.norms_embeddings):
         return True
     if model.endswith("with_mtp"):
         return dims.sequence * dims.tensor * dims.pipeline > 1

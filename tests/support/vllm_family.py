@@ -134,6 +134,17 @@ OPTIONS = {
         "mamba_head_dim": HALF,
         "ssm_state_size": HALF,
     },
+    "falcon_h1": {
+        **{"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_state": HALF},
+        "mamba_n_groups": 1,
+    },
+    "laguna": {
+        **{"head_dim": 2 * HALF, "num_attention_heads_per_layer": [2, 4, 2]},
+    },
+    "mistral4": {"qk_nope_head_dim": HALF, "qk_rope_head_dim": HALF},
+    "hy_v3": {"head_dim": 2 * HALF},
+    "cohere2_moe": {"head_dim": 2 * HALF},
+    "helium": {"head_dim": 2 * HALF},
     "glm4": {"head_dim": 2 * HALF},
     "glm": {"head_dim": 2 * HALF},
     "hunyuan_v1_moe": {"head_dim": 2 * HALF, "moe_intermediate_size": [64] * 2},
@@ -170,8 +181,9 @@ ADAPTED = ("phi3", "glm4", "glm4v", "opt", "gpt_neox", "phi")
 layers that transformers has another name for."""
 
 OF_TRANSFORMERS = (
-    *("arcee", "cwm", "flex_olmo", "glm", "gpt_neox", "hunyuan_v1_dense", "hunyuan_v1_moe"),
-    *("jais2", "mellum", "ministral", "olmo", "olmo2", "olmo3", "phi", "seed_oss", "smollm3"),
+    *("arcee", "cwm", "flex_olmo", "glm", "gpt_neox", "helium", "hunyuan_v1_dense"),
+    *("hunyuan_v1_moe", "jais2", "mellum", "ministral", "nanochat", "olmo", "olmo2", "olmo3"),
+    *("phi", "seed_oss", "smollm3"),
     *("starcoder2", "vaultgemma", "youtu"),
 )
 """Families that vLLM makes of transformers' classes, by which a trainer computes beside it."""

@@ -23,7 +23,7 @@ from ppojob_trainer.engine.fused_logprobs import LogprobSettings
 from ppojob_trainer.engine.head import PolicyHead
 from ppojob_trainer.engine.policy_objective import PolicyObjective
 from ppojob_trainer.engine.train_engine import TrainEngine
-from ppojob_trainer.models.experts import freeze_routers
+from ppojob_trainer.models.experts import freeze_routers, mixture_of
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.load import load_model
 from ppojob_trainer.models.transformers_modules import unify_modules
@@ -83,10 +83,10 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
     """What the routers of transformers choose, layer by layer; or are made to, as GSPO has it."""
     found: list[Tensor] = []
 
-    mixture = FAMILIES[model.config.model_type].mixture
+    mixture = mixture_of(model)
 
     def route(router, _args, told):
-        logits, weights, chosen = told[::-1] if mixture.topk_before_softmax else told
+        logits, weights, chosen = told[::-1] if mixture.returns_experts_first else told
         if forced is not None:
             chosen = forced[:, :, first + len(found)].flatten(0, 1).long()
             is_sigmoid = mixture.scoring == "sigmoid"
@@ -101,7 +101,7 @@ def watched(model: PreTrainedModel, forced: Tensor | None = None) -> Iterator[li
             weights = weights if scales is None else weights * scales[chosen]
         found.append(chosen)
         told = logits, weights, chosen
-        return told[::-1] if mixture.topk_before_softmax else told
+        return told[::-1] if mixture.returns_experts_first else told
 
     routers = routers_of(model)
     first = len(model.model.layers) - len(routers)
@@ -171,7 +171,8 @@ def test_later_passes_take_the_record_with_weights_of_then(make_rows, tmp_path, 
         references = gradients(theirs, (factors * expected).sum())
     if not FAMILIES[family].mixture.is_out_first:
         converted = revert_weight_conversion(theirs, references)  # to the names of files
-        references = {own_name(name): gradient for name, gradient in converted.items()}
+        kind = theirs.config.model_type
+        references = {own_name(name, kind): gradient for name, gradient in converted.items()}
     assert len(found) == len(routers_of(theirs))
     logprobs = packed_pass(engine.model, HEAD, rows).outputs[0]
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)

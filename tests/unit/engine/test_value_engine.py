@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from family_models import FAMILY_MODELS
+from family_models import AS_OTHERS, FAMILY_MODELS
 from padded_reference import assert_gradients, padded_logits
 from tiny_models import TWO_LAYERS, make_model, write_model
 from torch.nn import functional as F
@@ -75,7 +75,14 @@ class Literal:
         return SimpleNamespace(logits=F.linear(states, self.weight) + 0.25)
 
 
-@pytest.mark.parametrize("family", [one for one in FAMILY_MODELS if not TABLE[one].is_multimodal])
+@pytest.mark.parametrize(
+    "family",
+    [
+        pytest.param(one, marks=[pytest.mark.long] * (one in AS_OTHERS))
+        for one in FAMILY_MODELS
+        if not TABLE[one].is_multimodal
+    ],
+)
 def test_a_critic_of_any_family_is_its_decoder_and_a_product(tmp_path, make_rows, family):
     """Of the folder of a policy; products of experts are none of float64."""
     kind, own = FAMILY_MODELS[family]

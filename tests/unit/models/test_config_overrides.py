@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from family_models import FAMILY_MODELS, MIXTURE_MODELS
+from family_models import AS_OTHERS, FAMILY_MODELS, MIXTURE_MODELS
 from overridden import other_values, overridden
 from padded_reference import padded_logprobs
 from tiny_models import TWO_LAYERS, save_model
@@ -42,7 +42,9 @@ def rows() -> Experience:
     )
 
 
-@pytest.mark.parametrize("family", MODELS)
+@pytest.mark.parametrize(
+    "family", [pytest.param(one, marks=[pytest.mark.long] * (one in AS_OTHERS)) for one in MODELS]
+)
 @torch.no_grad()
 def test_trainer_and_export_follow_each_key(family: str, tmp_path: Path):
     kind, options = MODELS[family]

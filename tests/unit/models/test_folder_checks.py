@@ -46,7 +46,7 @@ def maker(model_class, **options):
 ERNIE = FAMILY_MODELS["ernie4_5_moe"]
 NO_DEFAULTS = (
     *("deepseek_v2", "dots1", "hunyuan_v1_dense", "granitemoehybrid", "granitemoeshared"),
-    *("hunyuan_v1_moe", "lfm2_moe", "ministral"),
+    *("hunyuan_v1_moe", "lfm2_moe", "ministral", "helium"),
 )
 """Families whose defaults are no model beside other sizes."""
 MODELS = {
@@ -57,6 +57,7 @@ MODELS = {
         if family not in (*NO_DEFAULTS, "gemma4_text")
     },
     **{family: maker(kind, **options) for family, (kind, options) in FAMILY_MODELS.items()},
+    "helium": maker(FAMILY_MODELS["helium"][0], head_dim=4),  # as wide as the hidden states
     "llama with wide heads": maker(LlamaForCausalLM, head_dim=8),
     "gemma 4 with experts": maker(
         MIXTURE_MODELS["gemma4_text"][0], **MIXTURE_MODELS["gemma4_text"][1]

@@ -53,7 +53,7 @@ def states(model: PreTrainedModel) -> torch.Tensor:
         return model.base_model(input_ids=TOKENS, use_cache=False).last_hidden_state
 
 
-@pytest.mark.parametrize("family", LAYERS)
+@pytest.mark.parametrize("family", [*LAYERS, "hy_v3", "laguna", "falcon_h1"])
 def test_exports_have_the_names_of_files_and_transformers_loads_them(tmp_path: Path, family: str):
     saved(tmp_path / "model", family)
     model = load_model(tmp_path / "model")

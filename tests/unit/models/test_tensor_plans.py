@@ -55,7 +55,7 @@ OF_LATENTS = {
 
 
 DENSE = [name for name, one in FAMILIES.items() if not one.mixture or name == "gemma4_text"]
-NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2", "nemotron")
+NO_PLAN = ("hunyuan_v1_dense", "gpt2", "opt", "stablelm", "lfm2", "nemotron", "falcon_h1")
 """Of transformers."""
 MIXTURES = [name for name, one in FAMILIES.items() if one.mixture and one.mixture.block]
 
@@ -65,7 +65,8 @@ def test_what_transformers_cuts_is_cut_alike(family: str) -> None:
     theirs = FAMILY_MODELS[family][0].config_class.base_model_tp_plan
     if theirs is None:  # of a language model that is a part of another
         theirs = FAMILY_MODELS[family][0].text_config.base_model_tp_plan
-    others = (".experts", ".linear_attn")  # stacks, and layers that all ranks compute here
+    # Stacks, what belongs to attention itself, and layers that all ranks compute here.
+    others = (".experts", ".sinks", ".linear_attn")
     cut = {
         f"model.{name}": THEIRS[kind]
         for name, kind in theirs.items()
@@ -224,6 +225,8 @@ def test_an_engine_drafts_without_states(tmp_path: Path, family: str, refused: b
         ("qwen3_next", {**SHARED, "tie_word_embeddings": False}, False),
         ("glm4v_moe", {**SHARED, "tie_word_embeddings": True}, True),
         ("qwen2", {"tie_word_embeddings": True}, False),
+        ("laguna", {**SHARED, "head_dim": 8}, True),  # the bias of whose routers vLLM drops
+        ("mistral4", SHARED, True),
     ],
 )
 def test_a_judge_is_what_vllm_computes(
@@ -237,10 +240,15 @@ def test_a_judge_is_what_vllm_computes(
     )
 
 
-@pytest.mark.parametrize(("latent", "refused"), [(512, False), (448, True)])
-def test_an_engine_has_kernels_for_latents(tmp_path: Path, latent: int, refused: bool) -> None:
+@pytest.mark.parametrize(
+    ("family", "latent", "refused"),
+    [("deepseek_v3", 512, False), ("deepseek_v3", 448, True), ("mistral4", 256, False)],
+)
+def test_an_engine_has_kernels_for_latents(
+    tmp_path: Path, family: str, latent: int, refused: bool
+) -> None:
     widths = {"kv_lora_rank": latent, "n_routed_experts": 6, "n_shared_experts": 1}
-    config = {**SIZES, **EXPERTS, **widths, "model_type": "deepseek_v3"}
+    config = {**SIZES, **EXPERTS, **widths, "model_type": family}
     found = problems(tmp_path, {"model": config}, rollout={"engine": "vllm"})
     assert [(one.where, one.reason_code) for one in found] == (
         [("spec.rollout.engine", ReasonCode.CONFLICT)] if refused else []
@@ -464,6 +472,16 @@ def test_ranks_have_whole_heads(tmp_path: Path, ranks: int, changes: object, all
 APART = {"model_type": "gemma4_text", **HEADS, "num_hidden_layers": 4, "num_key_value_heads": 4}
 EXPERTS_BESIDE = {**MIXTURE, "enable_moe_block": True, "top_k_experts": 2}
 JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
+HEADS_OF_LAYERS = "num_attention_heads_per_layer"
+OF_LAGUNA = {
+    **{
+        "model_type": "laguna",
+        **MIXTURE,
+        "moe_intermediate_size": 32,
+        HEADS_OF_LAYERS: [4, 8, 4, 8],
+    },
+    **{"shared_expert_intermediate_size": 32, "head_dim": 8, "intermediate_size": 32},
+}
 
 
 @pytest.mark.parametrize(
@@ -481,6 +499,9 @@ JOINT = {"attention_k_eq_v": True, "num_global_key_value_heads": 2}
         ({"sequence": 4}, JOINT, None),
         ({"tensor": 2}, EXPERTS_BESIDE, None),
         ({"expert": 2}, EXPERTS_BESIDE, None),
+        ({"pipeline": 2}, {"model_type": "nanochat"}, "at most 1"),
+        ({"tensor": 4}, OF_LAGUNA, None),
+        ({"sequence": 4}, {**OF_LAGUNA, HEADS_OF_LAYERS: [4, 6, 4, 6]}, "a divisor of 2"),
     ],
 )
 def test_ranks_of_layers_that_differ(tmp_path: Path, ranks, changes, allowed) -> None:

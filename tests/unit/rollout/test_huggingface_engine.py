@@ -4,7 +4,7 @@ from dataclasses import replace
 import pytest
 import torch
 from engine_phase import generate
-from family_models import FAMILY_MODELS
+from family_models import AS_OTHERS, FAMILY_MODELS
 from tiny_models import TWO_LAYERS, make_model
 from transformers import PreTrainedModel, RepetitionPenaltyLogitsProcessor
 
@@ -86,7 +86,10 @@ def test_adapters_beside_weights_are_taken_alone_once_the_weights_are_there(has_
         engine.load_weights(3, list(named_full_adapters(adapted))[1:])
 
 
-@pytest.mark.parametrize("family", FAMILY_MODELS)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(one, marks=[pytest.mark.long] * (one in AS_OTHERS)) for one in FAMILY_MODELS],
+)
 def test_logprobs_equal_a_forward_over_the_whole_text(family: str) -> None:
     """Without cache, padding or batch; rows that top-k and top-p cut are left out."""
     requests = [r for r in mixed_requests() if r.sampling.top_k == -1]

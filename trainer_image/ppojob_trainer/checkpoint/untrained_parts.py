@@ -104,7 +104,7 @@ class UntrainedParts:
 
     def dequantised(self, name: str, tensor: Tensor) -> Tensor:
         """Return a copied tensor, by its name in files; a quantized one is read and dequantized."""
-        own = own_name(name)
+        own = own_name(name, self.model_type)
         return read_tensor(self.weights, own) if own in self.weights.quantised else tensor
 
     def in_files(self, given: Mapping[str, Tensor]) -> dict[str, Tensor]:

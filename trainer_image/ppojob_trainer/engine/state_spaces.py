@@ -175,9 +175,8 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     """
     keys = net.n_groups * net.ssm_state_size
     widths = [net.intermediate_size, keys, keys]
-    gate, *parts, rate = net.in_proj(states).split(
-        [net.intermediate_size, *widths, net.num_heads], dim=-1
-    )
+    each = [net.intermediate_size, *widths, net.num_heads]
+    gate, *parts, rate = torch.split(_projected(net, states), each, dim=-1)
     wide = torch.promote_types(states.dtype, torch.float32)
     step = F.softplus(rate.to(wide) + local_part(net.dt_bias).to(wide))
     decay = -local_part(net.A_log).to(wide).exp() * step
@@ -208,8 +207,20 @@ def compute_packed(net: Any, states: Tensor, plans: HasChunks, ranks: SequenceRa
     step, decay = ranks.to_columns(step, decay)
     runs = in_runs(mixed, step, decay, weights, sizes)
     read = torch.cat([checkpointed(mix_rows, *run, plan) for run in runs], dim=1)
-    output: Tensor = net.out_proj(net.norm(ranks.to_tokens(read).flatten(1), gate).to(states.dtype))
+    own_read = ranks.to_tokens(read).flatten(1)
+    is_normed = not isinstance(net.norm, nn.Identity)
+    gated = net.norm(own_read, gate) if is_normed else own_read * F.silu(gate)
+    output: Tensor = net.out_proj(gated.to(states.dtype))
     return output
+
+
+def _projected(net: Any, states: Tensor) -> Tensor:
+    """Return gates, values, keys, queries and steps, with Falcon's multiplier of each."""
+    if not hasattr(net, "mup_vector"):
+        projected: Tensor = net.in_proj(states)
+        return projected
+    scaled: Tensor = net.in_proj(states * net.ssm_in_multiplier) * net.mup_vector[0, 0]
+    return scaled
 
 
 def use_packed_states(model: PreTrainedModel) -> None:

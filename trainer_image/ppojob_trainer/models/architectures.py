@@ -38,6 +38,7 @@ from ppojob_trainer.models.per_layer_sizes import (
     Attention,
     PerLayerSizes,
     count_in,
+    read_head_counts,
     read_per_layer_sizes,
 )
 from ppojob_trainer.models.problems import ModelReason
@@ -100,6 +101,7 @@ class Sizes:
     mla: MlaSizes | None = None
     recurrence: RecurrenceSizes | None = None
     per_layer: PerLayerSizes | None = None  # of models whose layers have different sizes
+    gates_heads: bool = False  # whether each head has one gate; of Laguna
     positions: int = 0  # rows of the learned position embedding; 0 without one
 
     @property
@@ -125,7 +127,14 @@ class Sizes:
 
     def has_attention(self, layer: int) -> bool:
         """Whether a layer has attention."""
-        return not self.is_recurrent(layer) and (not self.types or self.types[layer] == ATTENTION)
+        if self.is_recurrent(layer) and not self.attends_beside:
+            return False
+        return not self.types or self.types[layer] == ATTENTION
+
+    @property
+    def attends_beside(self) -> bool:
+        """Whether recurrent layers have attention too."""
+        return self.recurrence is not None and self.recurrence.kind.is_beside_attention
 
     def has_experts(self, layer: int) -> bool:
         """Whether a layer has MoE experts."""
@@ -138,7 +147,9 @@ class Sizes:
         if self.types:
             return self.types[layer] == DENSE
         own = FAMILIES[self.model_type].feed_forward
-        return not self.has_experts(layer) or (own is not None and own.in_moe_layers)
+        return not self.has_experts(layer) or (
+            own is not None and own.in_moe_layers and self.plain > 0
+        )
 
     def has_tiles(self, layer: int) -> bool:
         """Whether that block is a module, so it can be tiled over tokens."""
@@ -148,7 +159,12 @@ class Sizes:
         """Return the attention sizes of an attention layer."""
         if self.per_layer:
             return self.per_layer.attention[layer]
-        return Attention(self.key_heads, self.head_size)
+        return Attention(self.heads, self.key_heads, self.head_size)
+
+    @property
+    def numbers_of_heads(self) -> list[int]:
+        """The distinct numbers of query heads over all layers."""
+        return sorted({self.attention(layer).heads for layer in range(self.layers)})
 
     @property
     def numbers_of_key_heads(self) -> list[int]:
@@ -160,7 +176,7 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
     """Read the sizes of a model of `FAMILIES`, with transformers' defaults."""
     model_type = str(config["model_type"])
     family = FAMILIES[model_type]
-    config = with_usual_keys({**family.defaults, **config})
+    config = with_usual_keys({**family.defaults, **with_usual_keys(config)})
     types = layer_types(config)
     if family.has_one_block and types is not None:
         config["num_hidden_layers"] = len(types)
@@ -214,15 +230,22 @@ def read_sizes(config: Mapping[str, Json], path: Path) -> Sizes | list[Problem]:
         recurrence=RecurrenceSizes.of(recurrence, recurrent, required)
         if recurrence and recurrent
         else None,
-        per_layer=read_per_layer_sizes(
-            config, Attention(key_heads, head_size), required["num_hidden_layers"]
-        )
-        if family.has_per_layer_sizes
-        else None,
+        per_layer=_per_layer(config, family, Attention(heads, key_heads, head_size)),
+        gates_heads=config.get("gating", True) != "per-element",
         positions=required["max_position_embeddings"] + family.positions[1]
         if family.positions
         else 0,
     )
+
+
+def _per_layer(
+    config: Mapping[str, Json], family: Family, usual: Attention
+) -> PerLayerSizes | None:
+    """Return the sizes of each layer, of families whose layers differ."""
+    layers = count_in(config, "num_hidden_layers")
+    if family.heads_key:
+        return read_head_counts(config.get(family.heads_key), usual, layers)
+    return read_per_layer_sizes(config, usual, layers) if family.has_per_layer_sizes else None
 
 
 def _biased(config: Mapping[str, Json], family: Family) -> frozenset[str]:
@@ -277,9 +300,9 @@ def linear_layers(sizes: Sizes, layer: int) -> dict[str, Shape]:
     found: dict[str, Shape] = {}
     if sizes.has_attention(layer):
         found = _attention(sizes, layer)
-    elif sizes.recurrence and sizes.is_recurrent(layer):
+    if sizes.recurrence and sizes.is_recurrent(layer):
         is_fused = "in_proj_qkvz" in FAMILIES[sizes.model_type].fused
-        found = sizes.recurrence.linear_layers(sizes.hidden, is_fused=is_fused)
+        found |= sizes.recurrence.linear_layers(sizes.hidden, is_fused=is_fused)
     if (mixture := sizes.mixture) and sizes.has_experts(layer):
         found |= shared_layers(mixture, sizes.hidden, sizes.shared)
         found |= latent_layers(mixture, sizes.hidden, sizes.latent)
@@ -294,7 +317,7 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
     if sizes.mla:
         return _mla(sizes.mla, sizes.hidden, sizes.heads)
     family, hidden, own = FAMILIES[sizes.model_type], sizes.hidden, sizes.attention(layer)
-    query, key, at = sizes.heads * own.head_size, own.key_heads * own.head_size, family.attention
+    query, key, at = own.heads * own.head_size, own.key_heads * own.head_size, family.attention
     found: dict[str, Shape] = {
         f"{at}.q_proj": (2 * query if family.has_attention_gates else query, hidden)
     }
@@ -305,7 +328,8 @@ def _attention(sizes: Sizes, layer: int) -> dict[str, Shape]:
     if "qkv_proj" in family.fused:
         found = {f"{at}.{family.attention_in}": (query + 2 * key, hidden)}
     if family.attention_gate:
-        found[f"{at}.{family.attention_gate}"] = (query, hidden)
+        gates = own.heads if family.heads_key and sizes.gates_heads else query
+        found[f"{at}.{family.attention_gate}"] = (gates, hidden)
     return found | {f"{at}.{family.attention_out}": (hidden, query)}
 
 

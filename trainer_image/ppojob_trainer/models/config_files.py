@@ -11,7 +11,7 @@ from ppojob_trainer.data.media.picture_files import THINKER, of_thinker
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.models.adapter_names import LAYERS
 from ppojob_trainer.models.families import FAMILIES, MULTIMODAL
-from ppojob_trainer.models.family import LANGUAGE_MODULE
+from ppojob_trainer.models.family import DENSE_WIDTH, LANGUAGE_MODULE
 from ppojob_trainer.models.problems import ModelReason, read_object
 
 TEXT_SECTION: Final = "text_config"
@@ -45,10 +45,6 @@ WHOLE_NAMES: Final = {
     "language_model.lm_head.": "lm_head.",
 }
 """Prefixes of names in multimodal models' files, and those of the same weights here."""
-OTHER_NAMES: Final = {
-    theirs: own for family in FAMILIES.values() for theirs, own in family.file_names.items()
-}
-"""Parts of names in the files of some families, and their replacements."""
 SOUND: Final = (f"{TOWER}audio_tower.", f"{TOWER}embed_audio.")
 """Prefixes of the weights of audio encoders, which are not trained."""
 TOWER_NAMES: Final = (TOWER, *(name for name, own in WHOLE_NAMES.items() if TOWER in own))
@@ -67,6 +63,7 @@ def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
     """Return a language model's configuration with the usual keys of other models.
 
     GPT-2's feed-forward blocks are four times as wide as its hidden states if `n_inner` is absent.
+    transformers 5 writes a list of layers in place of the number of dense ones.
     """
     family, found = FAMILIES.get(str(config.get("model_type"))), dict(config)
     for own, theirs in family.key_aliases.items() if family else ():
@@ -77,6 +74,12 @@ def with_usual_keys(config: Mapping[str, Json]) -> dict[str, Json]:
         found["intermediate_size"] = (
             4 * hidden if inner is None and isinstance(hidden, int) else inner
         )
+    mixture, kinds = family.mixture if family else None, config.get("mlp_layer_types")
+    if mixture and mixture.dense_first and isinstance(kinds, list):
+        dense = next((n for n, kind in enumerate(kinds) if kind != "dense"), len(kinds))
+        found.setdefault(mixture.dense_first, dense)
+    if config.get("model_type") == "cohere2_moe" and found.get(DENSE_WIDTH) is None:
+        found[DENSE_WIDTH] = found.get("intermediate_size")
     return found
 
 

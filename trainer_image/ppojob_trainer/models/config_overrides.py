@@ -76,7 +76,8 @@ def overridable_keys(config: Mapping[str, Json]) -> list[str]:
 
 def has_no_positions(family: Family, config: Mapping[str, Json]) -> bool:
     """Whether the attention of a Mamba-2 hybrid has no positions (NoPE)."""
-    is_of_mamba = family.recurrence is not None and family.recurrence.rule == "mamba"
+    own = family.recurrence
+    is_of_mamba = own is not None and own.rule == "mamba" and not own.is_beside_attention
     return is_of_mamba and config.get("position_embedding_type") != "rope"
 
 

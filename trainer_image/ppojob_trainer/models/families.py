@@ -13,6 +13,7 @@ from ppojob_trainer.models.family import (
     ATTENTION_BIASES,
     BIAS_MODULE,
     CORRECTION,
+    DENSE_WIDTH,
     EXPERT_BIAS,
     FIXED_ROPES,
     QUERIES,
@@ -39,13 +40,15 @@ _DELTA_NETWORK_SIZES: Final[Mapping[str, Json]] = {
     "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4,
 }
+_OF_TRANSFORMERS: Final[Mapping[str, Json]] = {"architectures": ["TransformersForCausalLM"]}
+"""Whose class vLLM takes from transformers without knowing it by name."""
 _TOP_K: Final = ("num_experts_per_tok",)
 _SCALED_TOP_K: Final = (*_TOP_K, "norm_topk_prob", "routed_scaling_factor")
 _LAYER_NORM: Final = ("layer_norm_eps", "rope_theta")
-_MULTIPLIERS: Final = (
-    *RMS_NORM,
-    *("embedding_multiplier", "residual_multiplier", "attention_multiplier"),
+_MULTIPLIERS_ALONE: Final = (
+    *("rms_norm_eps", "embedding_multiplier", "residual_multiplier", "attention_multiplier"),
 )
+_MULTIPLIERS: Final = (*_MULTIPLIERS_ALONE, "rope_theta")
 _DELTA_NETWORKS: Final = Recurrence("linear_attn", tuple(_DELTA_NETWORK_SIZES))
 _LFM2: Final = Family(
     "LFM2, LFM2.5",
@@ -232,11 +235,32 @@ _QWEN3_5_MOE: Final = replace(
     },
     mixture=replace(_WITH_SHARED, is_stacked=True, is_out_first=True, overridable=_TOP_K),
 )
+_GRANITE: Final = Family(
+    "Granite 3",
+    biases={**ATTENTION_BIASES, **_FEED_FORWARD},
+    logit_divisor="logits_scaling",
+    overridable=_MULTIPLIERS,
+)
 _GRANITE_SHARED: Final = FeedForward(
     {"shared_mlp.input_linear": 2},
     "shared_mlp.output_linear",
     inner="shared_intermediate_size",
     in_moe_layers=True,
+)
+_GRANITE_EXPERTS: Final = Mixture(
+    "block_sparse_moe",
+    inner="intermediate_size",
+    router="router",
+    is_stacked=True,
+    is_out_first=True,
+    topk_before_softmax=True,
+    returns_experts_first=True,
+    overridable=_TOP_K,
+)
+_GRANITE_STATES: Final = Recurrence(
+    "mamba",
+    ("mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
+    "mamba",
 )
 _GRANITE_MOE: Final = Family(
     "Granite 3 MoE, PowerMoE",
@@ -248,15 +272,7 @@ _GRANITE_MOE: Final = Family(
         ".block_sparse_moe.output_linear.weight": ".block_sparse_moe.experts.down_proj",
         ".block_sparse_moe.router.layer.": ".block_sparse_moe.router.",
     },
-    mixture=Mixture(
-        "block_sparse_moe",
-        inner="intermediate_size",
-        router="router",
-        is_stacked=True,
-        is_out_first=True,
-        topk_before_softmax=True,
-        overridable=_TOP_K,
-    ),
+    mixture=_GRANITE_EXPERTS,
     logit_divisor="logits_scaling",
     overridable=_MULTIPLIERS,
 )
@@ -368,6 +384,34 @@ FAMILIES: Final[Mapping[str, Family]] = {
         qk_norm="each head",
         mixture=Mixture(),
     ),
+    "laguna": Family(
+        "Laguna XS.2, M.1",
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "first_k_dense_replace": 1},
+        supported={
+            "hidden_act": ("silu",),
+            "gating": (True, "per-head", "per-element"),
+            "moe_apply_router_weight_on_input": (False,),
+            "swa_attention_sink_enabled": (False, None),
+            "swa_rope_parameters": (None,),
+        },
+        has_windows=True,
+        has_ropes_by_layer=True,
+        biases=ATTENTION_BIASES,
+        qk_norm="each head",
+        attention_gate="g_proj",
+        heads_key="num_attention_heads_per_layer",
+        file_names={
+            f".mlp.experts.{CORRECTION}": f".mlp.gate.{CORRECTION}",
+            ".mlp.shared_expert.": ".mlp.shared_experts.",
+        },
+        mixture=replace(
+            _CORRECTED,
+            shared_inner=("shared_expert_intermediate_size",),
+            weight_epsilon=0.0,
+            overridable=_TOP_K,
+        ),
+        overridable=("rms_norm_eps",),
+    ),
     "mellum": Family(
         "Mellum 2",
         defaults={"head_dim": 128, "num_key_value_heads": 4},
@@ -449,6 +493,32 @@ FAMILIES: Final[Mapping[str, Family]] = {
         },
         supported={**_DEEPSEEK3.supported, "first_k_dense_replace": (None, 1)},
         vllm_overrides={"first_k_dense_replace": 1},
+    ),
+    "mistral4": replace(
+        _DEEPSEEK3,
+        models="Mistral Small 4 (text)",
+        defaults={**_LATENT, "q_lora_rank": 1024, "kv_lora_rank": 256, "qk_nope_head_dim": 64},
+        supported={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "rope_interleave": (True,),
+            "n_group": (None, 1),
+        },
+        ropes=(None, "default", "yarn"),
+        caches_heads=True,
+        vllm_overrides={
+            "architectures": ["DeepseekV3ForCausalLM"],
+            **{"topk_method": "greedy", "scoring_func": "softmax"},
+            **{"n_group": 1, "topk_group": 1},
+        },
+        mixture=replace(
+            _CORRECTED,
+            scoring="softmax",
+            selection_bias="",
+            is_stacked=True,
+            is_out_first=True,
+            is_split_in_vllm=True,
+        ),
     ),
     "youtu": replace(
         _DEEPSEEK3,
@@ -552,7 +622,7 @@ FAMILIES: Final[Mapping[str, Family]] = {
         "Ministral 8B of 2024",
         defaults={"num_key_value_heads": 8},
         has_windows=True,
-        vllm_overrides={"architectures": ["TransformersForCausalLM"]},
+        vllm_overrides=_OF_TRANSFORMERS,
     ),
     "ministral3": Family(
         "Ministral 3 (text)",
@@ -593,18 +663,34 @@ FAMILIES: Final[Mapping[str, Family]] = {
         supported={"hidden_act": ("silu",)},
         mixture=Mixture(inner="intermediate_size", overridable=_TOP_K),
     ),
-    "granite": Family(
-        "Granite 3",
-        biases={**ATTENTION_BIASES, **_FEED_FORWARD},
-        logit_divisor="logits_scaling",
-        overridable=_MULTIPLIERS,
-    ),
+    "granite": _GRANITE,
     "granitemoe": _GRANITE_MOE,
     "granitemoeshared": replace(
         _GRANITE_MOE,
         models="Granite 3 MoE with a shared expert",
         defaults={"num_local_experts": 8, "shared_intermediate_size": 0},
         feed_forward=_GRANITE_SHARED,
+    ),
+    "granite_swa": replace(
+        _GRANITE,
+        models="Granite SWASH",
+        defaults={"num_key_value_heads": 4, "tie_word_embeddings": True},
+        has_windows=True,
+        has_ropes_by_layer=True,
+        has_sinks=True,
+        overridable=_MULTIPLIERS_ALONE,
+    ),
+    "granitemoe_swa": replace(
+        _GRANITE_MOE,
+        models="Granite SWASH MoE",
+        defaults={"num_local_experts": 8, "shared_intermediate_size": 0},
+        has_windows=True,
+        has_ropes_by_layer=True,
+        has_sinks=True,
+        feed_forward=_GRANITE_SHARED,
+        file_names={},
+        mixture=replace(_GRANITE_EXPERTS, returns_experts_first=False, may_share_none=True),
+        overridable=_MULTIPLIERS_ALONE,
     ),
     "granitemoehybrid": Family(
         "Granite 4",
@@ -627,16 +713,44 @@ FAMILIES: Final[Mapping[str, Family]] = {
             "time_step_limit": _NO_STEP_LIMITS,
             "normalization_function": (None, "rmsnorm"),
         },
-        recurrence=Recurrence(
-            "mamba",
-            ("mamba_n_groups", "mamba_n_heads", "mamba_d_state", "mamba_d_head", "mamba_d_conv"),
-            "mamba",
-        ),
+        recurrence=_GRANITE_STATES,
         feed_forward=_GRANITE_SHARED,
         file_names=_GRANITE_MOE.file_names,
-        mixture=_GRANITE_MOE.mixture,
+        mixture=_GRANITE_EXPERTS,
         logit_divisor="logits_scaling",
         overridable=_MULTIPLIERS,
+    ),
+    "falcon_h1": Family(
+        "Falcon-H1",
+        defaults={
+            "num_key_value_heads": 8,
+            "mamba_d_ssm": 1024,
+            "mamba_n_groups": 1,
+            "mamba_n_heads": 128,
+            "mamba_d_state": 256,
+            "mamba_d_head": "auto",
+            "mamba_expand": 2,
+            "mamba_d_conv": 4,
+        },
+        supported={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "mamba_rms_norm": (False,),
+            "mamba_conv_bias": (True,),
+            "mamba_proj_bias": (False,),
+            "projectors_bias": (False,),
+            "time_step_limit": _NO_STEP_LIMITS,
+            "attn_rotary_emb": (None,),
+        },
+        norms=("input_layernorm", "pre_ff_layernorm"),
+        recurrence=replace(_GRANITE_STATES, is_beside_attention=True),
+        feed_forward=FeedForward(
+            {"feed_forward.gate_proj": 1, "feed_forward.up_proj": 1}, "feed_forward.down_proj"
+        ),
+        modules={"final_layernorm": "norm"},
+        file_names={"model.final_layernorm.": "model.norm."},
+        logit_multiplier="lm_head_multiplier",
     ),
     "nemotron_h": Family(
         "Nemotron-H, Nemotron Nano 2 and 3, Nemotron 3 Super",
@@ -770,6 +884,32 @@ FAMILIES: Final[Mapping[str, Family]] = {
         supported={"use_bias": (False,)},
     ),
     "hunyuan_v1_dense": _HUNYUAN,
+    "hy_v3": Family(
+        "Hy3",
+        defaults={"head_dim": 128, "num_key_value_heads": 8, "first_k_dense_replace": 1},
+        supported={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "mlp_bias": (False,),
+            "qk_norm": (None, True),
+            "route_norm": (None, True),
+            "first_k_dense_replace": (None, 1),
+        },
+        qk_norm="each head",
+        vllm_overrides={"qk_norm": True, "route_norm": True, "first_k_dense_replace": 1},
+        file_names={
+            ".mlp.router.gate.": ".mlp.gate.",
+            f".mlp.{EXPERT_BIAS}": f".mlp.{CORRECTION}",
+            ".mlp.shared_mlp.": ".mlp.shared_experts.",
+        },
+        mixture=replace(
+            _CORRECTED,
+            shared_inner=("moe_intermediate_size", "num_shared_experts"),
+            selection_bias=CORRECTION,
+            scale="router_scaling_factor",
+            overridable=_TOP_K,
+        ),
+    ),
     "hunyuan_v1_moe": replace(
         _HUNYUAN,
         models="Hunyuan-A13B",
@@ -789,6 +929,33 @@ FAMILIES: Final[Mapping[str, Family]] = {
         models="Command R7B, Command A",
         supported={"hidden_act": ("silu",), "attention_bias": (False,)},
         has_windows=True,
+    ),
+    "cohere2_moe": replace(
+        _COHERE,
+        models="Command A+",
+        defaults={"head_dim": 128, "tie_word_embeddings": True, "num_shared_experts": 0},
+        supported={
+            "hidden_act": ("silu",),
+            "attention_bias": (False,),
+            "expert_selection_fn": ("softmax", "sigmoid"),
+            "norm_topk_prob": (True,),
+        },
+        has_windows=True,
+        feed_forward=FeedForward(
+            {"mlp.gate_proj": 1, "mlp.up_proj": 1}, "mlp.down_proj", DENSE_WIDTH
+        ),
+        mixture=Mixture(
+            inner="intermediate_size",
+            shared="shared_experts",
+            shared_inner=("intermediate_size", "num_shared_experts"),
+            may_share_none=True,
+            dense_first="first_k_dense_replace",
+            scoring_key="expert_selection_fn",
+            topk_before_softmax=True,
+            weight_epsilon=0.0,
+            overridable=_TOP_K,
+        ),
+        overridable=("rope_theta",),  # its norms have an epsilon under either of two keys
     ),
     "hyperclovax": Family(
         "HyperCLOVA X SEED Think",
@@ -921,6 +1088,22 @@ FAMILIES: Final[Mapping[str, Family]] = {
         modules={"final_layernorm": "norm"},
         file_names={"model.final_layernorm.": "model.norm."},
         overridable=_LAYER_NORM,
+    ),
+    "helium": Family(
+        "Helium 1",
+        defaults={"head_dim": 128, "num_key_value_heads": 20},
+        biases={"attention_bias": QUERIES, **_FEED_FORWARD},
+        vllm_overrides=_OF_TRANSFORMERS,
+    ),
+    "nanochat": Family(
+        "nanochat",
+        supported={"hidden_act": ("relu2",)},
+        biases=ATTENTION_BIASES,
+        norm_type=("unweighted",),
+        norms_embeddings=True,
+        feed_forward=FeedForward({"mlp.fc1": 1}, "mlp.fc2"),
+        vllm_overrides=_OF_TRANSFORMERS,
+        logit_cap="final_logit_softcapping",
     ),
     "starcoder2": Family(
         "StarCoder2",

@@ -16,6 +16,8 @@ CORRECTION: Final = "e_score_correction_bias"
 """A router's selection bias; float32 whatever the dtype of the weights."""
 EXPERT_BIAS: Final = "expert_bias"
 """LFM2's name of it."""
+DENSE_WIDTH: Final = "prefix_dense_intermediate_size"
+"""Cohere's key of the width of dense blocks; its default is that of experts."""
 BIAS_MODULE: Final = "moe_statics"
 """ERNIE's module of it, in whose files it is a matrix of one row."""
 
@@ -34,7 +36,8 @@ class Mixture:
     inner: str = "moe_intermediate_size"  # key of an expert's intermediate width
     shared: str = ""  # the shared expert's name in the block, if there is one
     shared_inner: tuple[str, ...] = ()  # keys whose product is its intermediate width
-    may_share_none: bool = False  # whether the last of them may be 0: no shared expert
+    # Whether the last of them, or without any the dense block's, may be 0: no shared expert.
+    may_share_none: bool = False
     shared_gate: str = ""  # the layer that gates the shared expert, if there is one
     dense_first: str = ""  # key of the number of first layers, dense, of `intermediate_size`
     router: str = "gate"
@@ -42,13 +45,15 @@ class Mixture:
     # Whether files stack the experts: `gate_up_proj` (e, h, 2 i) and `down_proj` (e, i, h),
     is_stacked: bool = False
     is_out_first: bool = False  # or (e, 2 i, h) and (e, h, i), as in transformers.
+    is_split_in_vllm: bool = False  # whether vLLM's class reads no such stacks
     # Whether routers and experts have biases, and experts compute
     # `(up + 1) * gate * sigmoid(1.702 gate)` with gate at most 7 and up within -7 and 7,
     # interleaved in a stack (gpt-oss: arXiv:2508.10925, section 2.3).
     is_clamped: bool = False
     scoring: Literal["softmax", "sigmoid"] = "softmax"  # from router logits to scores
-    # Whether the softmax is that of top-k logits only. Such routers return the experts first.
-    topk_before_softmax: bool = False
+    scoring_key: str = ""  # key of config.json that says which, if it is not always the same
+    topk_before_softmax: bool = False  # whether the softmax is that of top-k logits only
+    returns_experts_first: bool = False  # whether routers return experts, weights and logits
     # Bias added to scores for top-k only, without gradient (DeepSeek-V3: arXiv:2412.19437, 2.1.2).
     selection_bias: str = ""
     scale: str = "routed_scaling_factor"  # router attribute: factor of the experts' weights
@@ -82,6 +87,9 @@ class Recurrence:
     # Gated delta network (arXiv:2412.06464), Mamba-2 (arXiv:2405.21060), or short convolution,
     # whose state is its last inputs (LFM2: arXiv:2511.23404).
     rule: Literal["delta", "mamba", "convolution"] = "delta"
+    # Whether such layers also have attention, with the same input (Falcon-H1: arXiv:2507.22448);
+    # these have no norm of outputs, and return tuples.
+    is_beside_attention: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class Family:
     qk_norm_names: tuple[str, str] = ("q_norm", "k_norm")
     qk_norm_key: str = ""  # key that switches QK-norm on; empty: always on
     has_mla: bool = False  # attention is MLA (DeepSeek-V2: arXiv:2405.04434, section 2.1)
+    caches_heads: bool = False  # whether vLLM caches keys and values of MLA, not the latents
     has_sinks: bool = False  # each head has a learned attention sink
     attention: str = "self_attn"  # attention's name in a layer
     attention_out: str = "o_proj"  # the output projection's name in it
@@ -140,6 +149,7 @@ class Family:
     frozen_scalars: tuple[str, ...] = ()  # in files, never trained
     zero_dim_scalars: tuple[str, ...] = ()  # those of them that are 0-dimensional in files
     has_per_layer_sizes: bool = False  # see `read_per_layer_sizes`
+    heads_key: str = ""  # key of the list of query heads of each layer
     # Common keys of config.json, and this family's for the same.
     key_aliases: Mapping[str, str] = field(default_factory=dict)
     dropouts: tuple[str, ...] = ()  # keys of dropouts, off unless the job overrides them
@@ -149,6 +159,7 @@ class Family:
     # transformers' names of modules of the whole model and of the base model, and the common ones.
     whole_modules: Mapping[str, str] = field(default_factory=dict)
     modules: Mapping[str, str] = field(default_factory=dict)
+    norms_embeddings: bool = False  # whether the final norm is also applied to embeddings
     # Parts of weight names in files, and their replacements here, where the two differ.
     file_names: Mapping[str, str] = field(default_factory=dict)
     mixture: Mixture | None = None  # of MoE models

@@ -98,7 +98,7 @@ class RecurrenceSizes:
 
     def norms(self) -> Tensors:
         """Return the norm's name and shape, if there is one: per head, or in Mamba-2 over all."""
-        if self.kind.rule != "convolution":
+        if self.kind.rule != "convolution" and not self.kind.is_beside_attention:
             width = self.inner if self.kind.rule == "mamba" else self.value
             yield f"{self.kind.mixer}.norm.weight", (width,)
 
@@ -118,12 +118,15 @@ def recurrent_numbers(
 
 
 def with_common_keys(config: Mapping[str, Json]) -> dict[str, Json]:
-    """Return a hybrid's configuration with the common keys for those of LFM2 and Granite."""
+    """Return a hybrid's configuration with the common keys for those of LFM2 and Mamba-2."""
     keys = ("hidden_size", "mamba_expand", "mamba_n_heads")
     hidden, expand, heads = (config.get(key) for key in keys)
+    inner = config.get("mamba_d_ssm")  # of Falcon-H1
     is_auto = config.get("mamba_d_head") == "auto"
-    if is_auto and isinstance(hidden, int) and isinstance(expand, int) and isinstance(heads, int):
-        return {**config, "mamba_d_head": hidden * expand // max(1, heads)}
+    if inner is None and isinstance(hidden, int) and isinstance(expand, int):
+        inner = hidden * expand
+    if is_auto and isinstance(inner, int) and isinstance(heads, int):
+        return {**config, "mamba_d_head": inner // max(1, heads)}
     layers = config.get("num_hidden_layers")
     if "conv_L_cache" not in config or not isinstance(layers, int):
         return dict(config)

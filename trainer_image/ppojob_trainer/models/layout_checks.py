@@ -53,7 +53,7 @@ PLAIN_IN_VLLM: Final = frozenset({"gpt2", "stablelm", "youtu"})
 OWN_HEADS: Final = frozenset(
     {
         *("afmoe", "deepseek_v2", "deepseek_v3", "dots1", "glm4_moe", "glm4_moe_lite"),
-        *("glm4v_moe", "solar_open", "gpt_oss", "minimax_m2", "olmoe", "qwen3_next"),
+        *("glm4v_moe", "mistral4", "solar_open", "gpt_oss", "minimax_m2", "olmoe", "qwen3_next"),
     }
 )
 """Model types to which vLLM gives a separate output layer even if it is tied.
@@ -61,8 +61,14 @@ OWN_HEADS: Final = frozenset(
 Engines are sent one; a server would use uninitialized weights.
 """
 
-ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "gemma2", "lfm2", "lfm2_moe"})
+ALWAYS_TIED: Final = frozenset({"cohere", "cohere2", "cohere2_moe", "gemma2", "lfm2", "lfm2_moe"})
 """Model types whose output layer vLLM always ties, whatever config.json says."""
+
+NOT_SERVED: Final = {
+    "laguna": "does not read the bias of its routers",
+    "mistral4": "has no kernel for its latents",
+}
+"""Model types that a server of vLLM does not compute, and why; engines do, as they are told."""
 
 _TIES: Final = "ties the output layer to the embedding, which this model does not"
 
@@ -99,7 +105,7 @@ def check_layouts(spec: PPOJobSpec) -> Iterator[Problem]:
         layout, sizes = pods[host].parallelism, sizes_of(folder)
         if sizes is None:
             continue
-        heads, tensor = sizes.heads, layout.tensor
+        heads, tensor = gcd(*sizes.numbers_of_heads), layout.tensor
         attention = map(sizes.attention, range(sizes.layers))
         keys = (own.key_heads * own.head_size for own in attention)  # a shared head has parts
         most = gcd(heads, *keys, sizes.inner, sizes.shared, sizes.plain)
@@ -131,9 +137,10 @@ def _fitting(most: int, sizes: Sizes) -> list[int]:
 
 
 def _why_tensor(sizes: Sizes, inner: int, folder: str) -> str:
+    heads = " or ".join(map(str, sizes.numbers_of_heads))
     keys = " or ".join(map(str, sizes.numbers_of_key_heads))
     return (
-        f"tensor parallelism splits {sizes.heads} query heads, {keys} key heads and {inner} inner "
+        f"tensor parallelism splits {heads} query heads, {keys} key heads and {inner} inner "
         f"features of {folder}"
     )
 
@@ -156,6 +163,8 @@ def _check_pipeline(where: str, stages: int, folder: str, sizes: Sizes) -> Itera
         why, most = f"{folder} has an embedding for each layer", 1
     elif sizes.positions:
         why, most = f"only the first layer of {folder} gets positions", 1
+    elif FAMILIES[sizes.model_type].norms_embeddings:
+        why, most = f"one norm of {folder} is before its layers and behind them", 1
     if most < stages:
         yield Problem(where, shown(stages), why, f"at most {most}", ReasonCode.OUT_OF_RANGE)
 
@@ -312,6 +321,9 @@ def _check_judge(spec: PPOJobSpec) -> Iterator[Problem]:
         allowed = "one with an output layer of its own"
         got = f"{kind} with tie_word_embeddings"
         yield Problem(JUDGE.where, got, why, allowed, ReasonCode.CONFLICT)
+    if reason := NOT_SERVED.get(sizes.model_type):
+        why = f"vLLM serves it, and {reason}"
+        yield Problem(JUDGE.where, kind, why, "another model", ReasonCode.CONFLICT)
     if _is_untied_there(sizes):
         why = f"vLLM serves it, and {_TIES}"
         got, allowed = f"{kind} without tie_word_embeddings", "one without such a layer"
@@ -329,7 +341,8 @@ def _check_vllm(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
         yield _not_vllm(f"vLLM {_TIES} in a {model} without tie_word_embeddings")
     if sizes.is_tied and FAMILIES[sizes.model_type].has_head_bias:
         yield _not_vllm(f"vLLM has no bias of an output layer that is the embedding of a {model}")
-    if sizes.mla and sizes.mla.cached != VLLM_LATENT:
+    caches_heads = FAMILIES[sizes.model_type].caches_heads
+    if sizes.mla and not caches_heads and sizes.mla.cached != VLLM_LATENT:
         yield _not_vllm(
             f"vLLM has no kernel for latents of {sizes.mla.cached} numbers a token",
             f"huggingface, or a model with {VLLM_LATENT} of them (kv_lora_rank + qk_rope_head_dim)",
@@ -391,7 +404,7 @@ def _check_engine_ranks(spec: PPOJobSpec, sizes: Sizes) -> Iterator[Problem]:
     """Report heads and widths that the engine's ranks cannot share; each has a key head."""
     tensor = spec.rollout.parallelism.tensor
     inner = sizes.plain if spec.rollout.parallelism.expert > 1 else sizes.inner
-    most = gcd(sizes.heads, inner, sizes.shared, sizes.plain)
+    most = gcd(*sizes.numbers_of_heads, inner, sizes.shared, sizes.plain)
     if sizes.model_type in DEALT_KEY_HEADS:
         most = gcd(most, *sizes.numbers_of_key_heads)
     of_states = ""

@@ -12,6 +12,7 @@ import transformers
 from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.models.falcon_h1.modeling_falcon_h1 import compute_mup_vector
 
 from ppojob_api.problem import Problem
 from ppojob_api.v1alpha1.model import LoraSpec
@@ -46,7 +47,7 @@ from ppojob_trainer.models.nf4 import is_scales, nf4_layers, quantised, scales_o
 from ppojob_trainer.models.pipeline_stages import keep_stage, outline_of, stage_of
 from ppojob_trainer.models.stored_tensors import read_part, read_tensor
 from ppojob_trainer.models.tensor_plans import styles_of
-from ppojob_trainer.models.transformers_modules import unify_modules
+from ppojob_trainer.models.transformers_modules import recurrent_layers, unify_modules
 from ppojob_trainer.models.vision_tower import attach_tower, trained_tower
 from ppojob_trainer.models.weight_files import listed, read_weights
 from ppojob_trainer.models.weights import Weights
@@ -372,13 +373,14 @@ def _own(weight: Tensor) -> Tensor:
 
 
 def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
-    """Compute the buffers that no folder holds: RoPE frequencies, Gemma's embedding scale.
+    """Compute the buffers that no folder holds: RoPE frequencies, scales of Gemma and Falcon.
 
     The meta device has no values.
     """
     base: Any = model.base_model
     if (rotary := getattr(base, "rotary_emb", None)) is not None:  # Mamba hybrids may have none
         base.rotary_emb = type(rotary)(config=model.config).to(device)
+    _restore_buffers_of_layers(model, base, device)
     tower = trained_tower(model)
     for module in () if tower is None else list[Any](tower.modules()):
         for name, part in module.named_children():
@@ -391,6 +393,15 @@ def _restore_buffers(model: PreTrainedModel, device: torch.device) -> None:
             embedding.embed_scale = torch.tensor(scale, dtype=torch.float32, device=device)
     left = [name for name, buffer in model.named_buffers() if buffer.is_meta]
     assert not left, f"{left[0]}: this buffer is not computed"
+
+
+def _restore_buffers_of_layers(model: PreTrainedModel, base: Any, device: torch.device) -> None:
+    of_layers: Any = getattr(base, "rotary_embs", ())  # Granite's
+    for number, rotary in enumerate(of_layers):
+        of_layers[number] = type(rotary)(config=rotary.config).to(device)
+    for _, mixer in recurrent_layers(model):
+        if hasattr(mixer, "mup_vector"):
+            mixer.mup_vector = compute_mup_vector(model.config).to(device)
 
 
 def _check_values(

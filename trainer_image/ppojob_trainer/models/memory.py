@@ -288,7 +288,7 @@ def least_cache(judge: JudgeSpec, tokens: int, gpus: int) -> int:
         return 0
     layers = [sizes.attention(n) for n in range(sizes.layers) if sizes.has_attention(n)]
     numbers = [2 * max(1, one.key_heads // max(1, gpus)) * one.head_size for one in layers]
-    if sizes.mla is not None:
+    if sizes.mla is not None and not FAMILIES[sizes.model_type].caches_heads:
         numbers = [sizes.mla.cached for _ in layers]
     return _WEIGHT_BYTES[judge.dtype] * tokens * sum(numbers)
 

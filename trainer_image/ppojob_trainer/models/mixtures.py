@@ -5,6 +5,7 @@ probabilities (Shazeer et al. 2017, arXiv:1701.06538). Does not import torch.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
@@ -68,6 +69,8 @@ def mixture_in(config: Mapping[str, Json]) -> Mixture | None:
     mixture = family.mixture
     if mixture and mixture.enabled_by:
         is_plain = config.get(mixture.enabled_by) is not True
+    if mixture and config.get(mixture.scoring_key) == "sigmoid":
+        mixture = replace(mixture, scoring="sigmoid")
     return None if is_plain else mixture
 
 
@@ -81,7 +84,7 @@ def required_sizes(config: Mapping[str, Json]) -> dict[str, range]:
     plain = (inner,) if mixture.dense_first or own else ()
     widths = dict.fromkeys((*plain, mixture.inner, *mixture.shared_inner), WIDTHS)
     if mixture.may_share_none:
-        widths[mixture.shared_inner[-1]] = range(WIDTHS.stop)
+        widths[(*plain, *mixture.shared_inner)[-1]] = range(WIDTHS.stop)
     return {experts_key(config): _COUNTS, **widths}
 
 

@@ -16,6 +16,8 @@ from transformers import (
     AutoModelForCausalLM,
     Glm4Config,
     Glm4MoeConfig,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     PreTrainedConfig,
     Qwen2Config,
     Qwen2ForCausalLM,
@@ -23,10 +25,7 @@ from transformers import (
     Qwen3MoeConfig,
 )
 from transformers.modeling_outputs import CausalLMOutputWithPast
-from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
-    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
-)
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from transformers.models.glm4v.modeling_glm4v import Glm4vTextModel
 from transformers.models.glm4v_moe.modeling_glm4v_moe import Glm4vMoeTextModel
 from transformers.models.glm_ocr.modeling_glm_ocr import GlmOcrTextModel
@@ -65,6 +64,8 @@ class MiMoForCausalLM(Qwen2ForCausalLM):  # type: ignore[misc]
 
 AutoConfig.register(MiMoConfig.model_type, MiMoConfig, exist_ok=True)
 AutoModelForCausalLM.register(MiMoConfig, MiMoForCausalLM, exist_ok=True)
+# transformers has it as a part of multimodal models alone.
+AutoModelForCausalLM.register(Mistral4Config, Mistral4ForCausalLM, exist_ok=True)
 
 
 class _LanguageModel:
@@ -261,7 +262,7 @@ def _part_of_whole(config: PreTrainedConfig) -> PreTrainedConfig:
     sizes = sizes_of(config.name_or_path)
     assert sizes is not None, "the folder has been checked"
     part.tie_word_embeddings = sizes.is_tied
-    part.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[part.model_type]]
+    part.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(part)].__name__]
     return part
 
 

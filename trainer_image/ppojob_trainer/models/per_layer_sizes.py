@@ -1,12 +1,13 @@
-"""Per-layer sizes of models whose layers differ, as Gemma 4's, from config.json; torch-free.
+"""Per-layer sizes of models whose layers differ, from config.json; torch-free.
 
-Full-attention layers have another number and width of heads. The last layers share keys and values
+In Laguna some layers have another number of query heads. In Gemma 4 full-attention layers have
+another number and width of key heads. The last layers share keys and values
 with earlier ones (cross-layer attention: Brandon et al. 2024, arXiv:2405.12981). Layers may get
 per-layer embeddings.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from ppojob_trainer.json_value import Json
@@ -27,6 +28,7 @@ def count_in(section: Mapping[str, Json] | Json, key: str) -> int:
 class Attention:
     """Attention sizes of a layer."""
 
+    heads: int  # query heads
     key_heads: int  # key and value heads
     head_size: int
     has_keys: bool = True  # projects its own keys and values; else it uses an earlier layer's
@@ -65,6 +67,13 @@ class PerLayerSizes:
             yield "model.per_layer_projection_norm.weight", (self.layer_embedding,)
 
 
+def read_head_counts(heads: Json, usual: Attention, layers: int) -> PerLayerSizes:
+    """Read the query heads of each layer from such a list; else they are as `usual`."""
+    counts = heads if isinstance(heads, list) and len(heads) == layers else [usual.heads] * layers
+    attention = (replace(usual, heads=one if isinstance(one, int) else 0) for one in counts)
+    return PerLayerSizes(tuple(attention), 0, 0, 0)
+
+
 def read_per_layer_sizes(
     config: Mapping[str, Json], usual: Attention, layers: int
 ) -> PerLayerSizes:
@@ -83,6 +92,7 @@ def read_per_layer_sizes(
     first_sharing = layers - count_in(config, "num_kv_shared_layers")
     attention = tuple(
         Attention(
+            usual.heads,
             count_in(own.get(layer), "num_key_value_heads") or usual.key_heads,
             count_in(own.get(layer), "head_dim") or usual.head_size,
             has_keys=layer < first_sharing,

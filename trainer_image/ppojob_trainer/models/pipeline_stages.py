@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from ppojob_trainer.models.config_files import TOWER, TOWER_NAMES
 from ppojob_trainer.models.experts import Experts, experts_of
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.parallel.boxes import is_first_holder
 from ppojob_trainer.parallel.experts import ExpertRanks
 from ppojob_trainer.parallel.pipeline import PipelineRanks
@@ -38,9 +39,17 @@ class PassThrough(nn.Module):
 
     block_type = ""  # read by Nemotron's decoder
 
-    def forward(self, hidden_states: Tensor, *_args: object, **_options: object) -> Tensor:
+    def forward(self, hidden_states: Tensor, *_args: object, **_options: object) -> Any:
         """Return the hidden states unchanged."""
         return hidden_states
+
+
+class TuplePassThrough(PassThrough):
+    """The same in place of a layer that returns a tuple."""
+
+    def forward(self, hidden_states: Tensor, *_args: object, **_options: object) -> Any:
+        """Return the hidden states unchanged, in a tuple."""
+        return (hidden_states,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,9 +149,11 @@ def _keep_layers(model: nn.Module, ranks: PipelineRanks) -> bool:
     embedding = base.embed_tokens.weight
     tied = {name for name, head in heads.items() if getattr(head, "weight", None) is embedding}
     own = layers_of(ranks.number, range(ranks.size), layers)
+    recurrence = FAMILIES[base.config.model_type].recurrence
+    has_tuples = recurrence is not None and recurrence.is_beside_attention
     for layer in range(layers):
         if layer not in own:
-            base.layers[layer] = PassThrough()
+            base.layers[layer] = TuplePassThrough() if has_tuples else PassThrough()
     if not ranks.is_first and not (tied and ranks.is_last):
         base.embed_tokens = PassThrough()
     if not ranks.is_first:

@@ -90,10 +90,12 @@ def _weights_of(router: Any, mixture: Mixture, logits: Tensor, chosen: Tensor) -
     if mixture.topk_before_softmax or hasattr(router, "bias"):  # equal up to the last digit
         return logits.gather(-1, chosen).softmax(dim=-1)
     weights = torch.softmax(logits, dim=-1, dtype=torch.float).gather(-1, chosen)
-    if (scale := getattr(router, mixture.scale, None)) is not None:  # DeepSeek-V2
-        return weights * float(scale)
-    if getattr(router, "norm_topk_prob", True):  # Mixtral's always normalizes
+    scale = getattr(router, mixture.scale, None)
+    # Mixtral's always normalizes, DeepSeek-V2's never.
+    if getattr(router, "norm_topk_prob", scale is None):
         weights = weights / weights.sum(dim=-1, keepdim=True)
+    if scale is not None:
+        return weights * float(scale)
     return weights * router.per_expert_scale[chosen] if mixture.has_scales else weights
 
 
@@ -142,7 +144,7 @@ def follow_routes(
     def replay(router: nn.Module, _args: Any, output: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         if of_call[0] is None:
             return output
-        order = slice(None, None, -1 if mixture.topk_before_softmax else 1)
+        order = slice(None, None, -1 if mixture.returns_experts_first else 1)
         return of_call[0].apply(number, router, mixture, output[order])[order]
 
     layer.register_forward_pre_hook(pop_routes, with_kwargs=True)

@@ -127,6 +127,8 @@ def plan_of(family: Family) -> dict[str, Style]:
         plan[f"model.layers.*.{family.attention}"] = Style(
             TensorLayer, own, counts=family.head_counts
         )
+    if family.recurrence and family.recurrence.is_beside_attention:
+        plan[f"model.layers.*.{family.attention}"] = STATES_TO_COLWISE
     if not family.norms:
         plan[f"model.layers.*.{family.attention}"] = STATES_TO_COLWISE
         plan["model.layers.*.mlp"] = STATES_TO_PARTIAL_SUMS if mixture else STATES_TO_COLWISE

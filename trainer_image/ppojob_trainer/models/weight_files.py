@@ -9,7 +9,8 @@ from safetensors import SafetensorError, safe_open
 
 from ppojob_api.problem import ABSENT, Problem, printable, shown
 from ppojob_trainer.json_value import Json
-from ppojob_trainer.models.config_files import OTHER_NAMES, TOWER, WHOLE_NAMES, read_config
+from ppojob_trainer.models.config_files import TOWER, WHOLE_NAMES, read_config
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.problems import ModelReason, read_object, unreadable
 from ppojob_trainer.models.quantised import fold
 from ppojob_trainer.models.weights import StoredTensor, Weights
@@ -71,20 +72,22 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
 def read_weights(folder: Path) -> Weights:
     """Read the headers of all files that the loader would read; no tensor is read."""
     weights = Weights()
+    config = read_config(folder / "config.json")
+    model_type = "" if isinstance(config, Problem) else str(config.get("model_type"))
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if os.path.lexists(single):
-        _add(weights, single)
+        _add(weights, single, model_type)
         _warn_of_others(weights, folder, {SINGLE_FILE})
     elif os.path.lexists(index):
-        _read_shards(weights, folder, index)
+        _read_shards(weights, folder, index, model_type)
     else:
         weights.problems.append(_no_weights(folder))
-    if not isinstance(config := read_config(folder / "config.json"), Problem):
+    if not isinstance(config, Problem):
         fold(weights, config)
     return weights
 
 
-def _add(weights: Weights, path: Path) -> None:
+def _add(weights: Weights, path: Path, model_type: str) -> None:
     """Read the header of one file."""
     try:
         found = read_header(path)
@@ -92,24 +95,28 @@ def _add(weights: Weights, path: Path) -> None:
         weights.problems.append(bad.problem)
         return
     for stored, tensor in found.items():
-        name = own_name(stored)
+        name = own_name(stored, model_type)
         if name.endswith(_COMPUTED):
             continue
         tensor = replace(tensor, shape=tensor.shape or (1,))  # 0-dimensional tensors are held so
         weights.tensors[name], weights.files[name], weights.stored[name] = tensor, path, stored
 
 
-def own_name(stored: str) -> str:
-    """Return the name here of a weight, by its name in a file."""
+def own_name(stored: str, model_type: str = "") -> str:
+    """Return the name here of a weight, by its name in a file of a (language) model of this type.
+
+    Without a type only the names of parts of multimodal models are known.
+    """
     for beginning, own in WHOLE_NAMES.items():
         if stored.startswith(beginning):
             stored = own + stored.removeprefix(beginning)
             break
     if stored.startswith(TOWER):
         return stored
-    if stored.startswith(_OF_GPT2):
+    if model_type == "gpt2" and stored.startswith(_OF_GPT2):
         stored = f"transformer.{stored}"
-    for theirs, own in OTHER_NAMES.items():
+    family = FAMILIES.get(model_type)
+    for theirs, own in family.file_names.items() if family else ():
         stored = stored.replace(theirs, own)
     return stored
 
@@ -120,7 +127,7 @@ def listed(names: list[str]) -> str:
     return head if len(names) <= _LISTED else f"{head} and {len(names) - _LISTED} more"
 
 
-def _read_shards(weights: Weights, folder: Path, index: Path) -> None:
+def _read_shards(weights: Weights, folder: Path, index: Path, model_type: str) -> None:
     read = read_object(index, ModelReason.BAD_INDEX)
     shards = _shards(index, read.get("weight_map")) if isinstance(read, dict) else read
     if isinstance(shards, Problem):
@@ -129,7 +136,7 @@ def _read_shards(weights: Weights, folder: Path, index: Path) -> None:
     for name in sorted(shards):
         path = folder / name
         if os.path.isfile(path):
-            _add(weights, path)
+            _add(weights, path, model_type)
             continue
         got = "a link to nothing" if path.is_symlink() else "no such file"
         why = f"{index.name} expects {listed(shards[name])} in it"

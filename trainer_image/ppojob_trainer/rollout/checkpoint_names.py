@@ -13,6 +13,7 @@ from ppojob_trainer.models.architectures import (
     backbone_tensors,
     read_sizes,
 )
+from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.kinds import POLICY
 
 
@@ -49,7 +50,7 @@ def key_value_bytes_per_token(config: PretrainedConfig, dtype: torch.dtype, rank
     one each.
     """
     latent = getattr(config, "kv_lora_rank", None)
-    if latent is not None:  # shared by all heads
+    if latent is not None and not FAMILIES[config.model_type].caches_heads:  # shared by all heads
         width = latent + config.qk_rope_head_dim
         return int(config.num_hidden_layers * width * dtype.itemsize)
     sizes = _sizes(config)

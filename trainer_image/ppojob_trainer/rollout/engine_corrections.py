@@ -29,7 +29,7 @@ def operations(config: PreTrainedConfig) -> list[str] | None:
     """Return the CPU kernels (`custom_ops`) for a model; None for all of them."""
     family = FAMILIES.get(config.model_type)
     rule = family and family.recurrence and family.recurrence.rule
-    is_misread = family is not None and (family.has_mla or rule == "convolution")
+    is_misread = _caches_latents(config) or rule == "convolution"
     return list(_OPERATIONS) if is_misread else None
 
 
@@ -39,8 +39,12 @@ def attention_backend(config: PreTrainedConfig) -> str | None:
     With AMX the default for latent attention has bfloat16 and the sizes of DeepSeek-V3 only, and
     its sums depend on the longest row of a batch.
     """
+    return "CPU_MLA" if _caches_latents(config) else None
+
+
+def _caches_latents(config: PreTrainedConfig) -> bool:
     family = FAMILIES.get(config.model_type)
-    return "CPU_MLA" if family is not None and family.has_mla else None
+    return family is not None and family.has_mla and not family.caches_heads
 
 
 def settings(config: PreTrainedConfig) -> Mapping[str, Json]:
@@ -55,10 +59,12 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
     if beta := ropes.get("llama_4_scaling_beta"):  # which vLLM reads under another key
         positions = ropes["original_max_position_embeddings"]
         config.llama_4_scaling = {"original_max_position_embeddings": positions, "beta": beta}
+    if config.model_type == "mistral4":  # of whose RoPE vLLM reads the width and the part of it
+        config.rope_parameters = {**ropes, "partial_rotary_factor": 1.0}
     if ropes.get("rope_type") == "dynamic":
         # Rows within the trained length are not scaled; vLLM would scale all of them.
         config.rope_parameters = {**ropes, **_base(config), "rope_type": "default"}
-    if config.model_type == "cohere2" and config.sliding_window:
+    if config.model_type in ("cohere2", "cohere2_moe") and config.sliding_window:
         # vLLM's windows are one token longer.
         config.sliding_window -= 1
     if settings(config).get(_CLASS) == _GLM:  # which reads both, and else rotates half of a head
@@ -71,6 +77,8 @@ def corrected(config: PreTrainedConfig) -> PreTrainedConfig:
     if config.model_type == "hunyuan_v1_moe":  # whose folders list both for each layer
         config.moe_topk = top_k_of(config.to_dict())
         config.moe_intermediate_size = config.intermediate_size
+    if config.model_type == "hy_v3":  # which vLLM reads under keys of the hub
+        config.expert_hidden_dim = config.moe_intermediate_size
     if config.model_type == "lfm2":  # whose widths it has under keys of the hub alone
         config.block_dim = config.conv_dim = config.hidden_size
     return config

@@ -26,7 +26,7 @@ from ppojob_api.v1alpha1.model import LoraSpec
 from ppojob_trainer.models.adapter_names import LAYERS, is_adapter, peft_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
 from ppojob_trainer.models.config_files import file_name
-from ppojob_trainer.models.family import Mixture
+from ppojob_trainer.models.family import CORRECTION, Mixture
 from ppojob_trainer.models.mixtures import is_sent_float32, mixture_in
 from ppojob_trainer.rollout.checkpoint_names import adapter_names, checkpoint_names
 from ppojob_trainer.rollout.protocol import RolloutError
@@ -55,6 +55,8 @@ class EngineWeights:
         self.adapter_names = frozenset[str]() if lora is None else adapter_names(config, lora)
         self._is_tied = bool(getattr(config, "tie_word_embeddings", False))
         self._mixture, self._model_type = mixture_in(config.to_dict()), config.model_type
+        # What vLLM's loaders leave out: sinks, and Laguna's bias, as they know only experts' names.
+        self._apart = (_SINKS, CORRECTION) if config.model_type == "laguna" else (_SINKS,)
         self._dtype, self._on_cpu = dtype, on_cpu
         self.is_loaded = False
 
@@ -65,7 +67,7 @@ class EngineWeights:
         names = self.adapter_names | (frozenset() if has_adapters_alone else self._names)
         given = self._checked(chain([first], tensors), names)
         adapters: dict[str, Tensor] = {}
-        sinks: dict[str, Tensor] = {}
+        apart: dict[str, Tensor] = {}
         if has_adapters_alone:
             adapters.update(given)
         else:
@@ -73,7 +75,8 @@ class EngineWeights:
             if self._on_cpu:
                 engine.apply_model(_reset_packed_experts)
                 engine.apply_model(_apply_selection_bias)
-            weights = _by_expert(_weights_of(given, adapters, sinks), self._mixture)
+            weights = _weights_of(given, adapters, apart, self._apart)
+            weights = _by_expert(weights, self._mixture)
             if self._is_tied and any(
                 engine.apply_model(lambda model: HEAD in dict(model.named_parameters()))
             ):
@@ -83,8 +86,8 @@ class EngineWeights:
             engine.apply_model(_repack_tied_heads)
             engine.apply_model(_refresh_conv_filters)
             ranks = parallel_state.get_tp_group()
-            arguments = {"sinks": sinks, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
-            engine.apply_model(partial(_set_sinks, **arguments))
+            arguments = {"tensors": apart, "rank": ranks.rank_in_group, "ranks": ranks.world_size}
+            engine.apply_model(partial(_set_apart, **arguments))
             self.is_loaded = True
         if self._lora is not None:
             layers = file_name(f"{LAYERS}.", self._model_type).rstrip(".")
@@ -100,9 +103,9 @@ class EngineWeights:
             if name not in names and name != "lm_head.weight":
                 raise RolloutError(f"load_weights: got {name!r}: the model has no such tensor")
             missing.discard(name)
-            # Copied: vLLM scales adapters in place, and sinks are set last.
+            # Copied: vLLM scales adapters in place, and some tensors are set last.
             kind = torch.float32 if is_sent_float32(name) else self._dtype
-            is_stored = is_adapter(name) or name.endswith(_SINKS)
+            is_stored = is_adapter(name) or name.endswith(self._apart)
             yield name, tensor.detach().to(kind, copy=is_stored)
         if missing:
             raise RolloutError(
@@ -111,14 +114,17 @@ class EngineWeights:
 
 
 def _weights_of(
-    tensors: Iterable[tuple[str, Tensor]], adapters: dict[str, Tensor], sinks: dict[str, Tensor]
+    tensors: Iterable[tuple[str, Tensor]],
+    adapters: dict[str, Tensor],
+    apart: dict[str, Tensor],
+    ends: tuple[str, ...],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield the weights among tensors; adapters and sinks are stored in the dictionaries."""
+    """Yield the weights among tensors; adapters, and those with such `ends`, are stored apart."""
     for name, tensor in tensors:
         if is_adapter(name):
             adapters[name] = tensor
-        elif name.endswith(_SINKS):
-            sinks[name] = tensor
+        elif name.endswith(ends):
+            apart[name] = tensor
         else:
             yield name, tensor
 
@@ -130,7 +136,8 @@ def _by_expert(
 
     Granite's model reads single ones only if all ranks of an engine have a part of each.
     """
-    if mixture is None or not mixture.is_stacked or mixture.is_out_first:
+    reads_stacks = mixture and mixture.is_out_first and not mixture.is_split_in_vllm
+    if mixture is None or not mixture.is_stacked or reads_stacks:
         yield from tensors
         return
     for name, tensor in tensors:
@@ -143,7 +150,8 @@ def _by_expert(
                 yield f"{at}.{number}.{kind}", own
                 continue
             names = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)
-            for part, matrix in zip(names, own.mT.chunk(len(names)), strict=True):
+            rows = own if mixture.is_out_first else own.mT
+            for part, matrix in zip(names, rows.chunk(len(names)), strict=True):
                 yield f"{at}.{number}.{part}.weight", matrix
 
 
@@ -155,11 +163,17 @@ def _with_head(tensors: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Ten
             yield HEAD, tensor
 
 
-def _set_sinks(model: nn.Module, sinks: Mapping[str, Tensor], rank: int, ranks: int) -> None:
-    """Set the attention sinks of this rank's layers, (H,) by name; kernels may have a copy."""
-    for name, whole in sinks.items():
-        place = name.removesuffix(_SINKS).replace(".self_attn", ".attn")
-        attention: Any = model.get_submodule(place)
+def _set_apart(model: nn.Module, tensors: Mapping[str, Tensor], rank: int, ranks: int) -> None:
+    """Set attention sinks (H,), of which kernels may have a copy, and selection biases (E,)."""
+    for name, whole in tensors.items():
+        if name.endswith(CORRECTION):
+            block = name.removesuffix(f".gate.{CORRECTION}")
+            experts: Any = model.get_submodule(f"{block}.experts.routed_experts")
+            experts.e_score_correction_bias.data.copy_(whole)
+            continue
+        layer, _, place = name.removesuffix(_SINKS).rpartition(".")
+        of_layer: Any = model.get_submodule(layer)
+        attention = getattr(of_layer, place, None) or of_layer.attn
         for held in (attention.sinks, attention.attn.impl.sinks):
             held.data.copy_(whole.chunk(ranks)[rank])
 
