@@ -3,8 +3,8 @@
 #     docker build --target operator -t ppojob-operator:0.1.0 .
 #     docker build --target trainer  -t ppojob-trainer:0.1.0 --build-arg ACCELERATOR=cuda .
 #
-# BASE is a Debian or Ubuntu image with Python 3.11 or 3.12 and with ca-certificates: uv trusts what
-# the base trusts. Both targets keep its interpreter, so one base serves both. Everything is installed
+# BASE is a Debian or Ubuntu image with Python 3.11, 3.12 or 3.13, and with ca-certificates: uv trusts
+# what the base trusts. Both targets keep its interpreter, so one base serves both. Everything is installed
 # by hash (requirements/), CUDA too, then the wheel without dependencies. At run time nothing needs a
 # shell, root, or a file system that can be written.
 ARG BASE=python:3.11-slim-bookworm

@@ -1,4 +1,4 @@
-# Everything a person does here; `make help` lists it. A fresh clone needs Python 3.11 or 3.12 and make.
+# Everything a person does here; `make help` lists it. A fresh clone needs Python 3.11, 3.12 or 3.13, and make.
 .DEFAULT_GOAL := help
 SHELL := /bin/bash
 PYTHON ?= python3
@@ -28,8 +28,8 @@ setup: $(VENV)/.installed ## install everything into .venv (about two minutes, 6
 # Hashed requirements first, then ourselves without dependencies: overrides do not travel in a wheel.
 # Compiled once here, PyTorch and vLLM are imported in half the time by every process.
 $(VENV)/.installed: $(LOCKS) $(if $(filter $(INSTALLED),$(ACCELERATOR)),,anew)
-	test -x $(BIN)/pip || { $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 13) or sys.exit( \
-	  f"PYTHON: got {sys.version}: Python 3.11 or 3.12 is needed; say make PYTHON=python3.12")' \
+	@test -x $(BIN)/pip || { $(PYTHON) -c 'import sys; (3, 11) <= sys.version_info < (3, 14) or sys.exit( \
+	  f"PYTHON: got {sys.version}: Python 3.11, 3.12 or 3.13 is needed; say make PYTHON=python3.13")' \
 	  && $(PYTHON) -m venv $(VENV); }
 	test -x $(UV) || $(BIN)/python -m pip install --quiet --require-hashes -r requirements/uv.txt
 	$(UV) pip sync --quiet --compile-bytecode --require-hashes requirements/$(ACCELERATOR).txt

@@ -51,12 +51,15 @@ def listed(*items: Any) -> Answer:
     return Answer(value={"metadata": {}, "items": list(items)})
 
 
-def kubeconfig(server: str, user: dict[str, str], **context: str) -> str:
-    """What leads to a server."""
+def kubeconfig(
+    server: str, user: dict[str, str], authority: Path | None = None, **context: str
+) -> str:
+    """What leads to a server; `authority` is the certificate of who signed for it."""
+    trust = {} if authority is None else {"certificate-authority": str(authority)}
     config = {
         "apiVersion": "v1",
         "kind": "Config",
-        "clusters": [{"name": "c", "cluster": {"server": server}}],
+        "clusters": [{"name": "c", "cluster": {"server": server, **trust}}],
         "users": [{"name": "me", "user": user}],
         "contexts": [{"name": "here", "context": {"cluster": "c", "user": "me", **context}}],
         "current-context": "here",

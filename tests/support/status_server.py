@@ -86,20 +86,35 @@ class StatusServer(FakeApiServer):
 @contextmanager
 def status_server(folder: Path) -> Iterator[StatusServer]:
     """A server with a certificate, and a token, in a folder."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    context.load_cert_chain(*make_certificate(folder))
-    with serving(lambda: StatusServer(folder=folder), context) as one:
+    with serving(lambda: StatusServer(folder=folder), make_context(folder)) as one:
         one.set_token("first")
         yield one
 
 
+def make_context(folder: Path) -> ssl.SSLContext:
+    """TLS settings of a server with a certificate of the folder's authority, `ca.crt`."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(*make_certificate(folder))
+    return context
+
+
 def make_certificate(folder: Path) -> tuple[Path, Path]:
-    """A certificate for 127.0.0.1 that signs itself, `ca.crt`, and its key."""
-    certificate, key = folder / "ca.crt", folder / "server.key"
-    subject = ("-subj", "/CN=test", "-addext", "subjectAltName=IP:127.0.0.1", "-days", "2")
+    """A certificate for 127.0.0.1, and its key; the authority, `ca.crt`, is like an old cluster's.
+
+    Its basic constraints are not critical, which RFC 5280 asks for and kubectl does not.
+    """
+    authority, certificate, key = (folder / one for one in ("ca.crt", "server.crt", "server.key"))
+    _openssl(authority, folder / "ca.key", "basicConstraints=CA:TRUE")
+    signer = ("-CA", str(authority), "-CAkey", str(folder / "ca.key"))
+    names = ("basicConstraints=critical,CA:FALSE", "-addext", "subjectAltName=IP:127.0.0.1")
+    _openssl(certificate, key, *names, *signer)
+    return certificate, key
+
+
+def _openssl(certificate: Path, key: Path, *extensions: str) -> None:
     curve = ("-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes")
+    subject = ("-subj", f"/CN={certificate.stem}", "-days", "2", "-addext", *extensions)
     files = ("-keyout", str(key), "-out", str(certificate))
     subprocess.run(
         ["openssl", "req", "-x509", *curve, *files, *subject], check=True, capture_output=True
     )
-    return certificate, key

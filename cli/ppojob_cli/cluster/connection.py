@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlencode
 
 from ppojob_cli.input_error import InputError
+from ppojob_operator.connection import trust
 from ppojob_operator.errors import UnavailableError, error_of, message_of
 from ppojob_operator.state import Manifest, Time
 
@@ -164,6 +165,16 @@ def _broken_is_no_answer(host: str) -> Iterator[None]:
         raise _no_answer(host, why) from problem
 
 
+def _trust_as_kubectl(api: "ApiClient") -> None:
+    given = api.configuration
+    tls = trust(given.ssl_ca_cert)
+    if given.cert_file:
+        tls.load_cert_chain(given.cert_file, given.key_file)
+    # Loaded once: the connections share these settings, and may not change them while others run.
+    files = dict.fromkeys(("ca_certs", "ca_cert_data", "cert_file", "key_file"))
+    api.rest_client.pool_manager.connection_pool_kw |= {**files, "ssl_context": tls}
+
+
 def connect(
     context: str | None, namespace: str | None, kubeconfig: str | None = None
 ) -> ClusterConnection:
@@ -191,6 +202,9 @@ def connect(
         config.load_kube_config(  # type: ignore[no-untyped-call]
             file, context=context, client_configuration=configuration
         )
+        api = client.ApiClient(configuration)
+        if configuration.verify_ssl:
+            _trust_as_kubectl(api)
     except (
         config.ConfigException,
         YAMLError,
@@ -206,4 +220,4 @@ def connect(
             "`ppojob run` keeps logs and status in its run folder"
         ) from problem
     default = chosen["context"].get("namespace") or "default"
-    return ClusterConnection(client.ApiClient(configuration), namespace or default)
+    return ClusterConnection(api, namespace or default)

@@ -1,10 +1,21 @@
 """`status`, and what it shares with all commands about a job on a cluster: over real HTTP."""
 
+import ssl
 from pathlib import Path
 
 import pytest
 from cluster_commands import JOB, JOBS, call, job, status_of
-from fake_api_server import TOKEN, Answer, FakeApiServer, Request, listed, refusal
+from fake_api_server import (
+    TOKEN,
+    Answer,
+    FakeApiServer,
+    Request,
+    kubeconfig,
+    listed,
+    refusal,
+    serving,
+)
+from status_server import make_certificate, make_context
 
 from ppojob_cli.cluster import lifecycle
 
@@ -89,6 +100,33 @@ def test_the_namespace_and_the_token_of_the_kubeconfig_are_used(server: FakeApiS
     call("status", "sum", "-n", "elsewhere")
     assert [one.path for one in server.requests] == [JOB, other]
     assert {one.headers["authorization"] for one in server.requests} == {f"Bearer {TOKEN}"}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("known", [True, False])
+def test_certificates_of_the_kubeconfig_are_used_as_kubectl_does(
+    known: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    context = make_context(tmp_path)
+    context.load_verify_locations(tmp_path / "ca.crt")
+    context.verify_mode = ssl.CERT_REQUIRED
+    mine = {
+        "client-certificate": str(tmp_path / "server.crt"),
+        "client-key": str(tmp_path / "server.key"),
+    }
+    (tmp_path / "other").mkdir()
+    make_certificate(tmp_path / "other")
+    authority = (tmp_path if known else tmp_path / "other") / "ca.crt"
+    with serving(context=context) as server:
+        server.routes[f"GET {JOB}"] = Answer(value=job())
+        place = f"https://127.0.0.1:{server.port}"
+        (tmp_path / "config").write_text(kubeconfig(place, mine, authority, namespace="lab"))
+        monkeypatch.setenv("KUBECONFIG", str(tmp_path / "config"))
+        if known:
+            call("status", "sum")
+        else:
+            assert refused("status", "sum").startswith(f"cluster: got no answer from {place}: ")
+        assert [one.path for one in server.requests] == [JOB] * known
 
 
 def test_where_the_cluster_is_may_stand_before_the_command(

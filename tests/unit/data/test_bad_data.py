@@ -262,7 +262,9 @@ CASES: dict[str, Case] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_bad_data(name: str, files: PromptFiles) -> None:
-    assert_lines(CASES[name](files), EXPECTED[name])
+    # Since Python 3.13 json says which number is not JSON.
+    lines = [line.replace("compliant: nan", "compliant") for line in CASES[name](files)]
+    assert_lines(lines, EXPECTED[name])
 
 
 def test_a_file_that_is_read_twice_is_told_of_once(files: PromptFiles) -> None:

@@ -1,9 +1,11 @@
 """What the environment and a kubeconfig tell the operator."""
 
+from http.client import HTTPSConnection
 from pathlib import Path
 
 import pytest
-from fake_api_server import kubeconfig
+from fake_api_server import Answer, kubeconfig, serving
+from status_server import make_context
 
 from ppojob_operator.connection import connect, from_kubeconfig
 from ppojob_operator.settings import Settings, read_settings
@@ -50,6 +52,18 @@ def test_a_kubeconfig_is_read(tmp_path: Path) -> None:
     connection = connect({"KUBECONFIG": str(file)})
     assert (connection.server, connection.token()) == ("http://127.0.0.1:8001", "secret")
     assert connection.ssl is None
+
+
+@pytest.mark.processes
+def test_an_authority_that_kubectl_trusts_is_trusted(tmp_path: Path) -> None:
+    file = tmp_path / "config"
+    with serving(context=make_context(tmp_path)) as server:
+        server.routes["GET /livez"] = Answer(value="ok")
+        file.write_text(kubeconfig(f"https://127.0.0.1:{server.port}", {}, tmp_path / "ca.crt"))
+        client = HTTPSConnection("127.0.0.1", server.port, context=from_kubeconfig(file).ssl)
+        client.request("GET", "/livez")
+        assert client.getresponse().read() == b'"ok"'
+        client.close()
 
 
 @pytest.mark.parametrize("text", ["", "clusters: []", KUBECONFIG.replace('"here"}', '"there"}')])

@@ -129,6 +129,8 @@ class JobResource:
         try:
             token = (self.access.credentials / "token").read_text().strip()
             trusted = ssl.create_default_context(cafile=str(self.access.credentials / "ca.crt"))
+            # As kubectl does: since Python 3.13 the authorities of many clusters would be refused.
+            trusted.verify_flags &= ~ssl.VERIFY_X509_STRICT
             connection = http.client.HTTPSConnection(
                 self.access.host, self.access.port, timeout=self.seconds, context=trusted
             )
