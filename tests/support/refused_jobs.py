@@ -67,10 +67,9 @@ class RefusedJob:
         return [line for line in lines if not line.startswith("warning: ")]
 
     def bare(self, text: str) -> str:
-        """A text without folders, the user's number, and families that bad_folders.txt lists."""
+        """A text without folders and the user's number."""
         for folder in (self.files, self.folder):
             text = text.replace(f"{folder}/", "").replace(str(folder), ".")
-        text = re.sub(r"one of llama, [a-z0-9_, ]+", "one of FAMILIES", text)
         return re.sub(r"as uid \d+ in [^;]*", "as uid UID in CWD", text)
 
 

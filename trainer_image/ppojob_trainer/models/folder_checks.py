@@ -4,6 +4,7 @@ Reads configuration, index and headers, never a tensor: seconds and megabytes ev
 takes minutes and gigabytes to load. Imports neither torch nor transformers.
 """
 
+import difflib
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
@@ -201,7 +202,8 @@ def check_config(config: Mapping[str, Json], path: Path, kind: ModelKind) -> Ite
     if family is None:
         got = ABSENT if model_type is None else shown(model_type)
         why = "models of this type are not supported"
-        allowed = f"one of {', '.join([*FAMILIES, *MULTIMODAL])}"
+        near = difflib.get_close_matches(str(model_type), [*FAMILIES, *MULTIMODAL])
+        allowed = "one that docs/models.md lists" + (f", such as {', '.join(near)}" if near else "")
         yield _unsupported(f"{path}:model_type", got, why, allowed)
     yield from _check_class(config, path, kind)
     if family is not None:
