@@ -282,7 +282,7 @@ def as_the_whole(
         for name, one in as_in_files(of_files, inner).items()
     }
     theirs |= {HEAD: found[HEAD]} if HEAD in found else {}
-    named = {own_name(name): one for name, one in theirs.items()}
+    named = {own_name(name, model.config.model_type): one for name, one in theirs.items()}
     if not learns:
         named = {name: one for name, one in named.items() if not name.startswith("visual.")}
     assert relative_difference(ours, named) < 4e-5

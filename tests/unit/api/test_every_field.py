@@ -51,7 +51,8 @@ CANNOT_BE_SET = {
     *("spec.algorithm.gigpo", "spec.algorithm.spo"),
     *("spec.algorithm.guidance", "spec.data.guidanceKey"),
     *("spec.algorithm.prime", "spec.critic.referencePath"),
-    *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus", "spec.scheduling.kueue"),
+    *("spec.algorithm.grpo", "spec.algorithm.reinforcePlusPlus"),
+    *("spec.scheduling.kueue", "spec.scheduling.coscheduling"),
     *(
         f"spec{model}.optimizer.{name}"
         for model in ("", ".critic")
