@@ -164,7 +164,7 @@ def load(engine: VllmEngine, version: int, whole: PreTrainedModel) -> None:
     beside = {name: one for name, one in part.named_buffers() if name.endswith(held)}
     named = {**dict(part.named_parameters()), **beside}
     weights = as_in_files(whole, {f"model.language_model.{n}": one for n, one in named.items()})
-    weights = {own_name(name): one for name, one in weights.items()}
+    weights = {own_name(name, part.config.model_type): one for name, one in weights.items()}
     if not whole.config.tie_word_embeddings:
         weights["lm_head.weight"] = whole.lm_head.weight
     engine.load_weights(version, weights.items())
