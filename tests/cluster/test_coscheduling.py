@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import node_gpus
 import pytest
-from cluster_access import eventually
+from cluster_access import Cluster, eventually
 from cluster_jobs import says, wait_for_pods
 from gangs_on_cluster import (
     SMALL,
@@ -35,6 +35,11 @@ def operator(cluster, crd, tmp_path_factory) -> Iterator[None]:
         cluster.kubectl("delete", "ppojobs", "--all")
 
 
+def look_again(cluster: Cluster, name: str) -> None:
+    """Change a PodGroup: the plugin does not look for room in nodes that change."""
+    cluster.kubectl("annotate", GROUP, f"ppojob-{name}", "look=again", "--overwrite")
+
+
 def test_a_gang_is_placed_as_a_whole(cluster, operator):
     roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}, "reward": {"replicas": 2}}
     whole = gang("whole", TOGETHER, roles=roles, pods=[{**SMALL, "gpuResource": GPU}])
@@ -46,6 +51,7 @@ def test_a_gang_is_placed_as_a_whole(cluster, operator):
         eventually(lambda: GPU in admitted(cluster, "whole")["message"])
         assert nodes(cluster, "whole") == [""] * 5
     with node_gpus.offered(cluster, 2, resource=GPU):
+        look_again(cluster, "whole")
         placed(cluster, "whole", 5)
         # The group is for those that come back as well.
         cluster.kubectl("delete", "pod", "whole-reward-0", "--wait=false")
@@ -60,4 +66,4 @@ def test_a_gang_is_placed_as_a_whole(cluster, operator):
 
 
 def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster, operator):
-    never_hold_halves(cluster, TOGETHER, GPU)
+    never_hold_halves(cluster, TOGETHER, GPU, look_again)

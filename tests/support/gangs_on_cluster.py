@@ -1,6 +1,6 @@
 """Jobs whose pods are placed together on a test cluster, and an operator with the rights for it."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -73,7 +73,12 @@ def placed(cluster: Cluster, name: str, number: int) -> None:
     eventually(lambda: admitted(cluster, name).get("status") == "True")
 
 
-def never_hold_halves(cluster: Cluster, scheduling: dict[str, Any], gpu: str) -> None:
+def never_hold_halves(
+    cluster: Cluster,
+    scheduling: dict[str, Any],
+    gpu: str,
+    look_again: Callable[[Cluster, str], None] = lambda *_: None,
+) -> None:
     """Apply two jobs that fit one by one: one waits without a node until the other has gone."""
     roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}}
     pods = [{**SMALL, "gpuResource": gpu}]
@@ -87,5 +92,7 @@ def never_hold_halves(cluster: Cluster, scheduling: dict[str, Any], gpu: str) ->
         says(cluster, second, "GangPending")
         assert nodes(cluster, second) == [""] * 4
         cluster.kubectl("delete", "ppojob", first)
+        eventually(lambda: not nodes(cluster, first))
+        look_again(cluster, second)
         placed(cluster, second, 4)
         cluster.kubectl("delete", "ppojob", second)

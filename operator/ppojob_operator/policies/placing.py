@@ -174,7 +174,7 @@ def _of_scheduler(gang: Gang, observed: Observed) -> Admission:
 
 
 def _last_message(group: Child, observed: Observed) -> str:
-    """The scheduler's last condition of the PodGroup, or why it does not schedule a pod."""
+    """The scheduler's last condition of the PodGroup, or why it schedules no pod."""
     status = group.manifest.get("status") or {}
     conditions = [
         f"{one.get('reason', '')}: {one.get('message', '')}"
@@ -182,5 +182,6 @@ def _last_message(group: Child, observed: Observed) -> str:
             status.get("conditions") or (), key=lambda one: one.get("lastTransitionTime", "")
         )
     ]
-    messages = conditions[-1:] or [pod.unschedulable for pod in observed.pods if pod.unschedulable]
-    return inert(messages[0]) if messages else "the scheduler has not seen the PodGroup yet"
+    pods = dict.fromkeys(pod.unschedulable for pod in observed.pods if pod.unschedulable)
+    message = conditions[-1] if conditions else "; ".join(pods)
+    return inert(message) or "the scheduler has not seen the PodGroup yet"
