@@ -98,7 +98,7 @@ def sections_of(pairs: Path, kind: str, **changes: object) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(scope="module", params=first_in_test(KINDS, "dpo", "reward_model"))
+@pytest.fixture(scope="module", params=first_in_test(KINDS.keys(), "dpo", "reward_model"))
 def kind(request: pytest.FixtureRequest) -> str:
     return request.param
 
