@@ -2,19 +2,9 @@
 
 from collections.abc import Iterator
 
-import node_gpus
 import pytest
-from cluster_access import Cluster, eventually
-from cluster_jobs import says, wait_for_pods
-from gangs_on_cluster import (
-    SMALL,
-    admitted,
-    gang,
-    never_hold_halves,
-    nodes,
-    operator_of,
-    placed,
-)
+from cluster_access import Cluster
+from gangs_on_cluster import never_hold_halves, operator_of, place_as_a_whole
 from placing_controllers import Coscheduling
 
 pytestmark = [pytest.mark.cluster, pytest.mark.placing, pytest.mark.timeout(3600)]
@@ -41,28 +31,7 @@ def look_again(cluster: Cluster, name: str) -> None:
 
 
 def test_a_gang_is_placed_as_a_whole(cluster, operator):
-    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}, "reward": {"replicas": 2}}
-    whole = gang("whole", TOGETHER, roles=roles, pods=[{**SMALL, "gpuResource": GPU}])
-    with node_gpus.offered(cluster, 1, resource=GPU):
-        cluster.apply(whole)
-        wait_for_pods(cluster, "whole", 5)
-        says(cluster, "whole", "GangPending")
-        # One of the two actors would find a place, and so would all other roles.
-        eventually(lambda: GPU in admitted(cluster, "whole")["message"])
-        assert nodes(cluster, "whole") == [""] * 5
-    with node_gpus.offered(cluster, 2, resource=GPU):
-        look_again(cluster, "whole")
-        placed(cluster, "whole", 5)
-        # The group is for those that come back as well.
-        cluster.kubectl("delete", "pod", "whole-reward-0", "--wait=false")
-        placed(cluster, "whole", 5)
-        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": True}}})
-        wait_for_pods(cluster, "whole", 0)
-        eventually(lambda: "NotFound" in cluster.outcome("get", GROUP, "ppojob-whole"))
-        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": False}}})
-        placed(cluster, "whole", 5)
-    cluster.kubectl("delete", "ppojob", "whole")
-    eventually(lambda: "NotFound" in cluster.outcome("get", GROUP, "ppojob-whole"))
+    place_as_a_whole(cluster, TOGETHER, GPU, GROUP, why=GPU, look_again=look_again)
 
 
 def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster, operator):

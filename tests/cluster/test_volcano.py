@@ -3,7 +3,6 @@
 import json
 from collections.abc import Iterator
 
-import node_gpus
 import pytest
 from cluster_access import eventually
 from cluster_jobs import says, wait_for_pods
@@ -15,6 +14,7 @@ from gangs_on_cluster import (
     never_hold_halves,
     nodes,
     operator_of,
+    place_as_a_whole,
     placed,
 )
 from placing_controllers import Volcano
@@ -37,27 +37,7 @@ def operator(cluster, crd, tmp_path_factory) -> Iterator[None]:
 
 
 def test_a_gang_is_placed_as_a_whole_by_volcanos_scheduler(cluster, operator):
-    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}, "reward": {"replicas": 2}}
-    whole = gang("whole", {"type": "volcano"}, roles=roles, pods=[{**SMALL, "gpuResource": GPU}])
-    with node_gpus.offered(cluster, 1, resource=GPU):
-        cluster.apply(whole)
-        wait_for_pods(cluster, "whole", 5)
-        says(cluster, "whole", "GangPending")
-        eventually(lambda: "NotEnoughResources" in admitted(cluster, "whole")["message"])
-        # One of the two actors would find a place, and so would all other roles.
-        assert nodes(cluster, "whole") == [""] * 5
-    with node_gpus.offered(cluster, 2, resource=GPU):
-        placed(cluster, "whole", 5)
-        # The group is for those that come back as well.
-        cluster.kubectl("delete", "pod", "whole-reward-0", "--wait=false")
-        placed(cluster, "whole", 5)
-        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": True}}})
-        wait_for_pods(cluster, "whole", 0)
-        eventually(lambda: "NotFound" in cluster.outcome("get", GROUP, "ppojob-whole"))
-        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": False}}})
-        placed(cluster, "whole", 5)
-    cluster.kubectl("delete", "ppojob", "whole")
-    eventually(lambda: "NotFound" in cluster.outcome("get", GROUP, "ppojob-whole"))
+    place_as_a_whole(cluster, {"type": "volcano"}, GPU, GROUP, why="NotEnoughResources")
 
 
 def test_two_gangs_that_fit_one_by_one_never_hold_halves(cluster, operator):

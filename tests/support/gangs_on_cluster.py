@@ -8,7 +8,7 @@ from typing import Any
 import node_gpus
 import operator_rights
 from cluster_access import Cluster, eventually
-from cluster_jobs import claim, job, says
+from cluster_jobs import claim, job, says, wait_for_pods
 from operator_replica import Operator
 
 SMALL = {"image": "localhost/ppojob/no-such-image:1", "resources": {"cpu": "10m"}}
@@ -96,3 +96,40 @@ def never_hold_halves(
         look_again(cluster, second)
         placed(cluster, second, 4)
         cluster.kubectl("delete", "ppojob", second)
+
+
+def place_as_a_whole(
+    cluster: Cluster,
+    scheduling: dict[str, Any],
+    gpu: str,
+    group: str,
+    *,
+    why: str,
+    look_again: Callable[[Cluster, str], None] = lambda *_: None,
+) -> None:
+    """Apply a job that fits but for one GPU: no pod has a node, and it is said why; then all have.
+
+    `group` is the kind of its PodGroup, which is gone while the job is suspended, and behind it.
+    """
+    roles = {"actorRollout": {"replicas": 2, "gpusPerReplica": 1}, "reward": {"replicas": 2}}
+    whole = gang("whole", scheduling, roles=roles, pods=[{**SMALL, "gpuResource": gpu}])
+    with node_gpus.offered(cluster, 1, resource=gpu):
+        cluster.apply(whole)
+        wait_for_pods(cluster, "whole", 5)
+        says(cluster, "whole", "GangPending")
+        eventually(lambda: why in admitted(cluster, "whole")["message"])
+        # One of the two actors would find a place, and so would all other roles.
+        assert nodes(cluster, "whole") == [""] * 5
+    with node_gpus.offered(cluster, 2, resource=gpu):
+        look_again(cluster, "whole")
+        placed(cluster, "whole", 5)
+        # The group is for those that come back as well.
+        cluster.kubectl("delete", "pod", "whole-reward-0", "--wait=false")
+        placed(cluster, "whole", 5)
+        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": True}}})
+        wait_for_pods(cluster, "whole", 0)
+        eventually(lambda: "NotFound" in cluster.outcome("get", group, "ppojob-whole"))
+        cluster.apply({**whole, "spec": {**whole["spec"], "lifecycle": {"suspend": False}}})
+        placed(cluster, "whole", 5)
+    cluster.kubectl("delete", "ppojob", "whole")
+    eventually(lambda: "NotFound" in cluster.outcome("get", group, "ppojob-whole"))
