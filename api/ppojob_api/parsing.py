@@ -46,10 +46,8 @@ def parse(
         fields; None if nothing can be checked. The problems of single fields. The paths whose value
         in the job is not the author's.
     """
-    if not isinstance(value, dict):
-        got, why = shown(value), f"{_kind(value)} is not a job"
-        problem = Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)
-        return None, [problem], set()
+    if not isinstance(value, dict) or _is_another_object(value):
+        return None, [_no_job(value)], set()
     tree = _given({str(key): item for key, item in value.items()})
     # A doubtful value of an unknown field is still reported as an unknown field.
     unknown = {path for path in doubtful if shapes.at(path) is not None}
@@ -72,6 +70,21 @@ def parse(
         else:
             return job, list(problems.values()), unknown
     return None, list(problems.values()), unknown
+
+
+def _no_job(value: object) -> Problem:
+    """The problem of a value that is no job, whatever its fields are."""
+    if isinstance(value, dict):
+        why, allowed = "the file describes another kind of object", "a file of kind PPOJob"
+        return Problem("kind", shown(value["kind"]), why, allowed, ReasonCode.NOT_ONE_OF)
+    got, why = shown(value), f"{_kind(value)} is not a job"
+    return Problem("PPOJob", got, why, "an object with spec", ReasonCode.WRONG_TYPE)
+
+
+def _is_another_object(value: dict[str, Any]) -> bool:
+    """Whether it is of another kind, so that its fields are not a job's with mistakes."""
+    kind = value.get("kind")
+    return isinstance(kind, str) and kind.lower() != "ppojob"
 
 
 def _given(value: Any, path: PathKey = ()) -> Any:

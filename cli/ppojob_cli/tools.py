@@ -17,6 +17,8 @@ from ppojob_cli.verl_tools import read_verl_agent, wrong_agent
 if TYPE_CHECKING:
     from ppojob_trainer.tools.wire import Described
 
+_PYTHON = re.compile(r"(?P<path>.+\.py)(:(?P<environment>\w+))?")
+
 
 @click.command()
 @click.argument("file", metavar="[FILE]", required=False)
@@ -31,8 +33,9 @@ def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None
     """Print spec.agent of tools in Python, YAML or an MCP server.
 
     The YAML is verl's, of tools or of interactions. Of a Python file the tools are all public
-    functions, or those that verl's @function_tool marks. Descriptions come from signatures and
-    docstrings; the file itself is not copied. Of an MCP server it prints all tools, with what a job
+    functions, or those that verl's @function_tool marks; of FILE.py:CLASS they are the methods of
+    that class, an environment. Descriptions come from signatures and docstrings; the file itself is
+    not copied. Of an MCP server it prints all tools, with what a job
     needs to call them.
     """
     if (file is None) == (mcp is None):
@@ -43,8 +46,8 @@ def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None
         agent = _of_server(str(mcp), name, key_variable)
     elif file.endswith((".yaml", ".yml", ".json")):
         agent = read_verl_agent(file)
-    elif file.endswith(".py"):
-        agent = {"tools": _of_functions(file)}
+    elif (found := _PYTHON.fullmatch(file)) is not None:
+        agent = {"tools": _of_python(found["path"], found["environment"] or "")}
     else:
         why = "tools are in YAML or in Python"
         raise InputError(f"FILE: got {shown(file)}: {why}; a name that ends in .yaml or .py")
@@ -53,12 +56,12 @@ def tools(file: str | None, mcp: str | None, name: str, key_variable: str | None
     click.echo(to_yaml({"agent": agent}), nl=False)
 
 
-def _of_functions(file: str) -> list[dict[str, Any]]:
-    """Describe each function of a Python file."""
+def _of_python(file: str, environment: str) -> list[dict[str, Any]]:
+    """Describe each function of a Python file, or each method of an environment."""
     from ppojob_trainer.tools.describe import read_tools
 
     with input_errors():
-        described = read_tools(file)
+        described = read_tools(file, environment)
     path = str(Path(file))
     return list(_tools(described, lambda one: {"path": path, "function": one.function}))
 

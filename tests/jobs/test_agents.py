@@ -234,7 +234,8 @@ def test_conversations_go_on_with_newer_weights(
 ):
     """Turns and calls of several steps side by side: no kill and no latency changes a bit.
 
-    Turns are compared with those that began from the same, under every kill alike.
+    Turns are compared with those that began from the same, under every kill alike. Each row has an
+    environment, which is lost with its process and made again.
     """
     sections = agent_jobs.talking(talking_folder, {})
     compared = {"type": "gigpo", "promptsPerStep": 4, "samplesPerPrompt": 4}
@@ -243,6 +244,7 @@ def test_conversations_go_on_with_newer_weights(
         tmp_path / "job",
         talking_folder,
         seconds=0.01,
+        function="Till.add",
         rollout=rollout,
         roles=roles,
         algorithm=compared,

@@ -20,6 +20,17 @@ def draw(a: int, b: int) -> str:
     with open({calls!r}, "a") as calls:
         calls.write("x")
     return str(random.randrange(10**6))
+
+class Till:
+    """Its answers depend on all calls of its row."""
+
+    def __init__(self):
+        self.total = 0
+
+    def add(self, a: int, b: int) -> tuple[str, float]:
+        """Adds two numbers to the total, sometimes slowly."""
+        self.total += a + b
+        return add(self.total, 0)
 '''
 REWARD = '''
 def talk(data_source, solution_str, ground_truth, extra_info):

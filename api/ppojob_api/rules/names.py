@@ -209,10 +209,15 @@ NAME_RULES = (
         must: self.$FIELD.all(one, !has(one.source) || !has(one.source.configMap))
 
         spec.rewards[] $ONE_FUNCTION | function | BadForm | here
-        spec.agent.tools[].source spec.agent.interactions[].source | function | BadForm | here
+        spec.agent.interactions[].source | function | BadForm | here
             it is not a Python identifier; the name of a function or class
         when: has(self.function)
         must: self.function.matches(r'$IDENTIFIER') && !(self.function in $KEYWORDS)
+
+        spec.agent.tools[].source | function | BadForm | here
+            it is not a name in Python; that of a function or class, or CLASS.METHOD
+        when: has(self.function)
+        must: self.function.matches(r'$NAME') && !(self.function in $KEYWORDS)
 
         spec | rewards | Duplicate | here
             two rewards are the same function; each function once, with the sum of the weights
@@ -238,6 +243,7 @@ NAME_RULES = (
         ENDINGS=", ".join(DATA_ENDINGS),
         ENDING_PATTERNS="|".join(map(re.escape, DATA_ENDINGS)),
         IDENTIFIER=r"^[^\W\d]\w*$",
+        NAME=r"^[^\W\d]\w*(\.[^\W\d]\w*)?$",
         KEYWORDS=words(keyword.kwlist),
         OTHER_SOURCE=_source("other"),
         ONE_SOURCE=_source("one"),

@@ -48,8 +48,8 @@ class ToolSource(CodeSource):
     """Where the calls of a tool go; one of path, configMap, url and mcpServer."""
 
     function: Annotated[str, Field(min_length=1, max_length=253)] | None = None
-    """Function, or class in verl's form, in that file; absent: the name of the tool or
-    interaction."""
+    """Function, class in verl's form, or `CLASS.METHOD` of an environment in that file; absent: the
+    name of the tool. Each row has an environment of its own, which its tools share."""
 
     url: Url | None = None
     """HTTP service: each call POSTs the arguments as a JSON object to http://HOST:PORT/PATH."""
@@ -87,6 +87,12 @@ class ToolSpec(Section):
 
     time_limit_seconds: Seconds = 30.0
     """Time limit of a call; a longer call is killed."""
+
+    @property
+    def environment(self) -> str | None:
+        """The class of which each row has an object, whose method the tool is; None without one."""
+        function = self.source.function if self.source else None
+        return function.partition(".")[0] if function and "." in function else None
 
 
 class RetrieverSpec(Section):

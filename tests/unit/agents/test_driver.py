@@ -15,7 +15,7 @@ import pytest
 import torch
 from tiny_models import TWO_LAYERS, make_model
 
-from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec
+from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_trainer.agents.driver import Driver, ToolFailed
 from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.row_state import RowState
@@ -150,14 +150,24 @@ class Workers:
     started: list[tuple[int, int]] = field(default_factory=list)
     asked: list[tuple[int, tuple[int, ...]]] = field(default_factory=list)
     given_up: int = 0
+    acted: dict[int, list[ToolCall]] = field(default_factory=dict)
+    closed: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._random, self._lock = random.Random(self.seed), threading.Lock()
 
     def start(
-        self, number: int, turn: int, calls: Sequence[ToolCall], _: None
+        self,
+        number: int,
+        turn: int,
+        calls: Sequence[ToolCall],
+        _: None,
+        before: Sequence[ToolCall],
     ) -> Future[list[ToolAnswer]]:
         self.started.append((number, turn))
+        if before:
+            assert list(before) == self.acted[number]
+        self.acted[number] = [*before, *calls]
         return POOL.submit(self._act, number, calls)
 
     def wait(self, begun: Future[list[ToolAnswer]]) -> list[ToolAnswer]:
@@ -165,6 +175,10 @@ class Workers:
 
     def cancel(self, begun: Future[list[ToolAnswer]]) -> None:
         self.given_up += 1
+
+    def close_environment(self, number: int, _: int) -> Future[list[ToolAnswer]]:
+        self.closed.append(number)
+        return POOL.submit(list)
 
     def _act(self, number: int, calls: Sequence[ToolCall]) -> list[ToolAnswer]:
         with self._lock:
@@ -378,6 +392,25 @@ def test_rows_go_on_in_later_phases_as_if_in_one(form, user, begins, delay: floa
         assert found.logprobs == pytest.approx(expected.logprobs, abs=1e-5)
         assert turn_rewards([found]) == turn_rewards([expected])
         assert (found.finish_reason, one.figures) == (expected.finish_reason, other.figures)
+
+
+@pytest.mark.parametrize("steps", [3, TOKENS])
+def test_an_environment_has_the_calls_of_its_row_and_is_closed_with_it(steps: int) -> None:
+    """`Workers` compares the earlier calls at each turn."""
+    method = {"name": "sum", "description": "d", "parameters": {"type": "object"}}
+    method["source"] = {"path": "/sums.py", "function": "Sums.sum"}
+    tool = ToolSpec.model_validate(method)
+    episodes, tools = rows(tools=(tool,), temperature=0.0), Workers()
+    while under_way := [one for one in episodes if not one.state.is_over]:
+        # Workers know rows by their numbers, which would be others in a later phase.
+        tools.acted = {n: list(one.state.acted) for n, one in enumerate(under_way)}
+        Driver(engine(), tools, 3, is_enough=lambda now, _: now == steps).run(under_way)
+    acted = [one.state.acted for one in episodes]
+    assert sum(map(bool, acted)) == len(tools.closed) > 2
+    assert max(map(len, acted)) > 2
+    plain = rows(temperature=0.0)
+    Driver(engine(), Workers(), 3).run(plain)
+    assert not any(one.state.acted for one in plain)
 
 
 def test_texts_end_a_turn_that_two_phases_draw() -> None:

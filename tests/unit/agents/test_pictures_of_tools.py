@@ -60,8 +60,14 @@ class Showing:
         self.given: list[tuple[int, list[SeenPicture] | None]] = []
 
     def start(
-        self, number: int, turn: int, calls: Sequence[ToolCall], seen: list[SeenPicture] | None
+        self,
+        number: int,
+        turn: int,
+        calls: Sequence[ToolCall],
+        seen: list[SeenPicture] | None,
+        before: Sequence[ToolCall],
     ) -> tuple[int, int]:
+        assert not before
         self.given.append((number, seen))
         return number, turn
 

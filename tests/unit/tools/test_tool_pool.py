@@ -51,6 +51,10 @@ class Refuses:
         raise KeyError("depth")
     create = execute = release = None
 
+class Room:
+    def look(self, where):
+        return where
+
 number = 7
 """
 
@@ -157,6 +161,10 @@ def test_tools_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "bare class": tool(file, "Bare"),
         "class that raises": tool(file, "Refuses"),
         "settings of a function": tool(file, "same", config={"a": 1}),
+        "no class": tool(file, "number.look"),
+        "no method": tool(file, "Room.sit"),
+        "arguments of a method": tool(file, "Room.look"),
+        "settings of an environment": tool(file, "Room.look", config={"a": 1}),
     }
     chosen = list(tools.values()) if case == "all at once" else [tools[case]]
     named = [

@@ -67,6 +67,8 @@ class Driver:
     """Numbers of rows by the id of their request."""
     _waiting: dict[int, _Waiting] = field(default_factory=dict)
     """By number of the row."""
+    _closing: list[Any] = field(default_factory=list)
+    """Started calls that close environments."""
 
     def run(self, episodes: Sequence[Episode]) -> None:
         """Run unfinished rows of distinct names to their ends: one generation phase.
@@ -91,10 +93,13 @@ class Driver:
                             self._end_phase()
                     elif self._running:
                         raise lost_requests(list(self._running))
+                while self._closing:
+                    self._tools.wait(self._closing.pop())
             finally:
-                for waiting in self._waiting.values():  # only after an error
-                    if waiting.started is not None:
-                        self._tools.cancel(waiting.started)
+                left = (waiting.started for waiting in self._waiting.values())
+                for started in (*left, *self._closing):  # only after an error
+                    if started is not None:
+                        self._tools.cancel(started)
 
     def _begin_turn(self, number: int, submit: Callable[[Request], None]) -> None:
         """Submit the next turn of a row to the engine."""
@@ -140,6 +145,7 @@ class Driver:
                     f"{answer.text}"
                 )
         del self._waiting[number]
+        self._close_if_over(episode, number)
 
     def _step(self) -> None:
         """Run one engine step, and start the calls of turns that ended."""
@@ -152,13 +158,19 @@ class Driver:
             wanted = episode.add_response(response)
             if episode.state.is_waiting:
                 self._wait(number, wanted)
+            self._close_if_over(episode, number)
+
+    def _close_if_over(self, episode: Episode, number: int) -> None:
+        """Close the environment of a row that has ended, while others go on."""
+        if episode.state.is_over and episode.state.acted:
+            self._closing.append(self._tools.close_environment(number, episode.state.answered))
 
     def _wait(self, number: int, wanted: Turn) -> None:
         """Let a row wait for its answers; starts its calls."""
         episode, started = self._episodes[number], None
         if wanted.calls:
-            turn, seen = episode.state.answered, episode.seen
-            started = self._tools.start(number, turn, wanted.calls, seen)
+            state, seen = episode.state, episode.seen
+            started = self._tools.start(number, state.answered, wanted.calls, seen, state.acted)
         self._waiting[number] = _Waiting(self._clock + self.delay, wanted, started)
 
     @property

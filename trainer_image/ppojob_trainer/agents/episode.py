@@ -9,7 +9,7 @@ row of a job without an agent is a single turn.
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -23,7 +23,12 @@ from ppojob_trainer.data.template_renderer import BadChatTemplate
 from ppojob_trainer.metrics.step_metrics import RowFigures
 from ppojob_trainer.rollout.protocol import Finished, Request, SamplingParams
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
-from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer, ToolCall
+from ppojob_trainer.rpc.messages.agents import (
+    SeenPicture,
+    ToolAnswer,
+    ToolCall,
+    reached_environment,
+)
 from ppojob_trainer.rpc.messages.rollout import Interaction
 from ppojob_trainer.tools.wire import Conversation, Message, ModelRequest, ModelTurn
 
@@ -211,6 +216,7 @@ class Episode:
             take = self._add_program_request if of_program else self._add_user_answer
             return [take(answers[0])]
         self.state.answers += map(_without_words, answers)
+        self.state.acted += self._acted(calls, answers)
         texts = [answer.text for answer in answers]
         for text in texts:
             self._record("tool", text)
@@ -218,6 +224,15 @@ class Episode:
         given = self._form.encode_answers(self.state.written, calls, texts, held)
         self._append_given(given, [file for one in held for file in unpacked(one)])
         return answers
+
+    def _acted(
+        self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]
+    ) -> Iterator[ToolCall]:
+        """Yield the calls that the row's environment has answered."""
+        methods = {tool.name for tool in self.agent.tools if tool.environment}
+        for call, answer in zip(calls, answers, strict=True):
+            if call.name in methods and reached_environment(answer):
+                yield call
 
     def _add_user_answer(self, answer: ToolAnswer) -> ToolAnswer:
         """Store the user simulator's answer; its last message is not part of the row."""

@@ -3,7 +3,7 @@
 Calls of `search` go to the role `retriever`, if there is one, all others to the role `tools`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -33,6 +33,7 @@ class RemoteTools:
         step: of the phase, which may also generate rows of later steps.
         rows: (rows,) batch and number in it of each row of the phase.
         prompts: (rows,) prompt of each row, with its tools and their constructor arguments.
+        environments: class of the environment by the name of its tools; others have none.
         attempt: of the engines: calls of regenerated rows are other calls.
         world: this rank's. Of ranks that share an engine the first makes the calls and broadcasts
             the answers, since a tool may answer differently the second time.
@@ -44,6 +45,7 @@ class RemoteTools:
     step: int
     rows: Sequence[tuple[BatchName, int]]
     prompts: Sequence[PromptTokens]
+    environments: Mapping[str, str] = field(default_factory=dict)
     attempt: int = 0
     world: World = field(default_factory=World.alone)
 
@@ -53,11 +55,12 @@ class RemoteTools:
         turn: int,
         calls: Sequence[ToolCall],
         pictures: list[SeenPicture] | None = None,
+        before: Sequence[ToolCall] = (),
     ) -> Started | None:
         """Send the calls, at least one, of a row that had `turn` answers before.
 
         Only the first rank of an engine sends. `pictures` are those of the row so far; None if
-        tools cannot show it any.
+        tools cannot show it any. `before` are the earlier calls to the row's environment.
         """
         if not self.world.leads_engine:
             return None
@@ -68,16 +71,27 @@ class RemoteTools:
             mine = [place for place, call in enumerate(calls) if self._peers(call) is peers]
             if not mine:
                 continue
-            own = [_with_arguments(calls[place], prompt) for place in mine]
-            # No attempt: any attempt of the role may answer, as its loss costs no step.
-            stage = f"{batch.step}/{batch.label}/{label}/{row}/{self.attempt}"
-            id_ = RequestId(0, self.step, stage, turn, batch.rewinds)
-            peer = peers[row % len(peers)]
+            own = [self._with_arguments(calls[place], prompt) for place in mine]
             seen = None if peers is self.retrievers or own[0].to_user else pictures
-            act = Act(batch, row, turn, own, prompt.tools, seen)
-            requests.append(Call(peer, ACT, act, id_))
+            earlier = [] if peers is self.retrievers else before
+            acted = [self._with_arguments(call, prompt) for call in earlier]
+            act = Act(batch, row, turn, own, prompt.tools, seen, acted)
+            requests.append(self._call(label, peers[row % len(peers)], act))
             places += mine
         return self.caller.start(requests), places
+
+    def close_environment(self, number: int, turn: int) -> Started | None:
+        """Say that a row has ended, which had `turn` answers; to be waited for as for calls."""
+        if not self.world.leads_engine:
+            return None
+        batch, row = self.rows[number]
+        act = Act(batch, row, turn, [])
+        return self.caller.start([self._call("close", self.tools[row % len(self.tools)], act)]), ()
+
+    def _call(self, label: str, peer: Peer, act: Act) -> Call[Acted]:
+        # No attempt: any attempt of the role may answer, as its loss costs no step.
+        stage = f"{act.batch.step}/{act.batch.label}/{label}/{act.row}/{self.attempt}"
+        return Call(peer, ACT, act, RequestId(0, self.step, stage, act.turn, act.batch.rewinds))
 
     def wait(self, started: Started | None) -> list[ToolAnswer]:
         """Wait for the calls of a turn; one answer each, in the order of the calls."""
@@ -99,9 +113,9 @@ class RemoteTools:
         is_search = call.name == SEARCH_TOOL and not call.to_user
         return self.retrievers if self.retrievers and (is_search or not self.tools) else self.tools
 
-
-def _with_arguments(call: ToolCall, prompt: PromptTokens) -> ToolCall:
-    """Return a call with its tool's constructor arguments from the row."""
-    if call.to_user:
-        return call
-    return msgspec.structs.replace(call, created=prompt.created.get(call.name, call.created))
+    def _with_arguments(self, call: ToolCall, prompt: PromptTokens) -> ToolCall:
+        """Return a call with the row's constructor arguments of its tool or environment."""
+        if call.to_user:
+            return call
+        name = self.environments.get(call.name, call.name)
+        return msgspec.structs.replace(call, created=prompt.created.get(name, call.created))

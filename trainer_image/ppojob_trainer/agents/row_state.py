@@ -7,7 +7,7 @@ import msgspec
 from ppojob_trainer.data.media.pictures import LaterPicture
 from ppojob_trainer.rollout.protocol import FinishReason
 from ppojob_trainer.rollout.trajectory import Segment
-from ppojob_trainer.rpc.messages.agents import ToolAnswer
+from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall
 from ppojob_trainer.tools.wire import Conversation
 
 
@@ -26,6 +26,7 @@ class RowState:
         of_user: of its user simulator, likewise.
         conversation: messages for the user simulator; None before the first turn.
         shown: pictures after the prompt.
+        acted: calls that its environment has answered, in order.
     """
 
     segments: list[Segment] = field(default_factory=list)
@@ -40,6 +41,7 @@ class RowState:
     of_user: list[ToolAnswer] = field(default_factory=list)
     conversation: Conversation | None = None
     shown: list[LaterPicture] = field(default_factory=list)
+    acted: list[ToolCall] = field(default_factory=list)
 
     @property
     def is_over(self) -> bool:
@@ -84,4 +86,5 @@ class RowState:
                 model_turns=list(own.model_turns),
             ),
             shown=list(self.shown),
+            acted=list(self.acted),
         )

@@ -1,10 +1,10 @@
 """Child pool: children of one kind, each loaded before its first call, and replaced at death."""
 
 import logging
-import queue
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -31,6 +31,18 @@ class NotStarted(Exception):  # noqa: N818  it says what happened
 
 class PoolClosed(ChildDied):
     """The pool is closed, and starts no more children."""
+
+
+@dataclass(slots=True)
+class Home:
+    """The child that made the last of some calls, and has their state; none before the first."""
+
+    child: BoundedProcess | None = None
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the state is there."""
+        return self.child is not None and self.child.is_alive
 
 
 class ChildPool(Closeable):
@@ -65,7 +77,8 @@ class ChildPool(Closeable):
         self._variables = tuple(variables)
         self._log = log
         # Last in, first out: further children start only when they are needed.
-        self._idle: queue.LifoQueue[BoundedProcess | None] = queue.LifoQueue()
+        self._idle: list[BoundedProcess | None] = []
+        self._returned = threading.Condition()
         self._threads = ThreadPoolExecutor(count, thread_name_prefix="children")
         self.submit = self._threads.submit
         self._children: set[BoundedProcess] = set()
@@ -76,13 +89,13 @@ class ChildPool(Closeable):
         except BaseException:
             self._threads.shutdown()
             raise
-        for one in (*[None] * (count - 1), first):
-            self._idle.put(one)
+        self._idle += [*[None] * (count - 1), first]
 
-    def call(self, request: Numbered, seconds: float, form: type[A]) -> A:
+    def call(self, request: Numbered, seconds: float, form: type[A], home: Home | None = None) -> A:
         """Wait for an idle child, start it if needed, and call it.
 
-        The time limit does not include the start. A child with an invalid answer is killed.
+        The time limit does not include the start. A child with an invalid answer is killed. With a
+        `home` it waits for that child, while it lives, and stores the one that it called.
 
         Raises:
             ChildTimeout: no answer in time. The child has been killed.
@@ -94,10 +107,12 @@ class ChildPool(Closeable):
             NotStarted: children are repeatedly killed while they load.
         """
         body = msgspec.msgpack.encode(request)
-        child = self._idle.get()
+        child = self._take(home or Home())
         try:
             if child is None or not child.is_alive:
                 child = self._start()
+            if home is not None:
+                home.child = child
             answered = child.call(body, seconds)
             try:
                 answer = msgspec.msgpack.decode(answered, type=form)
@@ -108,7 +123,22 @@ class ChildPool(Closeable):
                 raise
             return answer
         finally:
-            self._idle.put(child)
+            with self._returned:
+                self._idle.append(child)
+                self._returned.notify_all()
+
+    def _take(self, home: Home) -> BoundedProcess | None:
+        """Wait for the child of a home, while it lives, or for any other."""
+
+        def free() -> bool:
+            return home.child in self._idle if home.is_alive else bool(self._idle)
+
+        with self._returned:
+            self._returned.wait_for(free)
+            if home.is_alive and home.child in self._idle:
+                self._idle.remove(home.child)
+                return home.child
+            return self._idle.pop()
 
     def close(self) -> None:
         """Kill all children, also busy ones. Idempotent."""

@@ -29,8 +29,17 @@ from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
 from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
-from ppojob_trainer.tools.custom import Tool, User, http_tool, load_program, load_tool, load_user
+from ppojob_trainer.tools.custom import (
+    Tool,
+    User,
+    http_tool,
+    load_environment,
+    load_program,
+    load_tool,
+    load_user,
+)
 from ppojob_trainer.tools.describe import describe_tools
+from ppojob_trainer.tools.environments import Environments, Method
 from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.program import Program, ProgramRaised, awaited, open_listener
@@ -38,6 +47,7 @@ from ppojob_trainer.tools.schemas import tool_schema
 from ppojob_trainer.tools.wire import (
     AgentCode,
     CallTool,
+    CloseEnvironment,
     Conversation,
     Described,
     DescribeTools,
@@ -66,12 +76,12 @@ class _Loaded:
     """A loaded tool or user simulator.
 
     Attributes:
-        call: a `Tool` or a `User`.
+        call: a `Tool`, a `Method` of an environment, or a `User`.
         folder: folder of its file; empty without one.
     """
 
     name: str
-    call: Callable[..., object]
+    call: Callable[..., object] | Method
     is_user: bool
     folder: str
 
@@ -91,6 +101,7 @@ class Tools:
         self._agent: AgentCode
         self._listener: socket | None = None
         self._imports = ImportFolder()
+        self._environments = Environments(self._method, self._finished)
 
     def load(self, request: LoadTools) -> ToolsLoaded:
         """Load all tools and users; return the problems of those that cannot be used."""
@@ -126,12 +137,7 @@ class Tools:
         tool, number = self._tools[request.tool], request.number
         try:
             self._imports.enter(tool.folder)
-            decode = _decode_conversation if tool.is_user else _decode_json
-            created = _decode_json(request.created)
-            given = () if tool.is_user else (request.pictures or [],)
-            value = tool.call(decode(request.arguments), created, request.instance, *given)
-            if inspect.isawaitable(value):
-                value = self._run(awaited(value))
+            value = self._finished(self._called(tool, request))
             if isinstance(value, ModelRequest):
                 return ToolCalled(number, asked=_encode_json(value))
             if tool.is_user:  # without the length limit of tools
@@ -156,6 +162,30 @@ class Tools:
         except BaseException as error:  # also SystemExit
             text, where = raised(error, __file__)
             return ToolCalled(number, raised=text, where=where)
+
+    def close_environment(self, request: CloseEnvironment) -> ToolCalled:
+        """Close the environment of a row."""
+        try:
+            self._environments.close(request.row)
+        except BaseException as error:
+            return ToolCalled(request.number, raised=raised(error, __file__)[0])
+        return ToolCalled(request.number)
+
+    def _called(self, tool: _Loaded, request: CallTool) -> object:
+        if isinstance(tool.call, Method):
+            return self._environments.call(request)
+        decode = _decode_conversation if tool.is_user else _decode_json
+        created = _decode_json(request.created)
+        given = () if tool.is_user else (request.pictures or [],)
+        return tool.call(decode(request.arguments), created, request.instance, *given)
+
+    def _method(self, position: int) -> Method:
+        method = self._tools[position].call
+        assert isinstance(method, Method), "calls to environments are of methods"
+        return method
+
+    def _finished(self, value: object) -> object:
+        return self._run(awaited(value)) if inspect.isawaitable(value) else value
 
     @cached_property
     def _run(self) -> Callable[[Coroutine[Any, Any, object]], object]:
@@ -192,7 +222,10 @@ class Tools:
             else:
                 user = load_user(path, name, one, modules) if path else USERS[name].answer
             return _Loaded(one.name, user, True, folder)
-        if path:
+        tool: Tool | Method
+        if path and "." in name:
+            tool = load_environment(path, name, one, modules)
+        elif path:
             tool = load_tool(path, name, one, tool_schema(one), modules)
         else:
             tool = self._without_file(one)
@@ -249,12 +282,17 @@ def serve(requests: int, answers: int) -> None:
 
     def answer(body: bytes) -> bytes:
         request = _decode(body)
-        if isinstance(request, DescribeTools):
-            server = request.server
-            return _encode(tools.describe(server) if server else describe_tools(request.path))
-        return _encode(
-            tools.load(request) if isinstance(request, LoadTools) else tools.call(request)
-        )
+        match request:
+            case LoadTools():
+                return _encode(tools.load(request))
+            case CallTool():
+                return _encode(tools.call(request))
+            case CloseEnvironment():
+                return _encode(tools.close_environment(request))
+            case DescribeTools(path, None, environment):
+                return _encode(describe_tools(path, environment))
+            case DescribeTools(_, server):
+                return _encode(tools.describe(server))
 
     guardian.answer_requests(requests, answers, answer)
 

@@ -27,6 +27,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.tools import verl_imports
 from ppojob_trainer.tools.answers import response
+from ppojob_trainer.tools.environments import Method, load_method
 from ppojob_trainer.tools.loop import Loop, without_name
 from ppojob_trainer.tools.wire import Conversation, ToolCode, UserCode
 
@@ -38,7 +39,7 @@ User = Callable[[Conversation, dict[str, Json], str], object]
 """(conversation, the row's arguments, name of the row) -> a value for `answers.read_reply`, or an
 awaitable of it.
 """
-_TOOLS: Final = "a function, or a class with verl's execute"
+_TOOLS: Final = "a function, a class with verl's execute, or CLASS.METHOD of an environment"
 _USERS: Final = "a function, or a class with verl's generate_response"
 _PROGRAMS: Final = "a function that calls the model at OPENAI_BASE_URL"
 PICTURES: Final = "images"
@@ -60,6 +61,14 @@ def load_tool(
     if isinstance(found, type):
         return _tool_of_class(name, found, tool.config, schema)
     return _tool_of_function(name, found, tool.parameters)
+
+
+def load_environment(
+    path: str, name: str, tool: ToolCode, modules: dict[str, ModuleType]
+) -> Method:
+    """Load a method of an environment, `CLASS.METHOD`, from a file; see `load_tool`."""
+    kind = _named_in(path, name.partition(".")[0], {}, modules, _TOOLS)
+    return load_method(kind, path, name, tool)
 
 
 def load_user(path: str, name: str, user: UserCode, modules: dict[str, ModuleType]) -> User:

@@ -7,6 +7,7 @@ the manifest of a job. Both readers raise `ConfigError` for what cannot be descr
 import functools
 import importlib
 import inspect
+import itertools
 import logging
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -27,10 +28,10 @@ _MODULE = "ppojob_tools"
 _FORM = "a docstring with a summary and `Args:`, and a type for each argument"
 
 
-def read_tools(path: str) -> list[Described]:
-    """Read the tools of a file, in a child process."""
-    allowed = "a file that can be imported"
-    return _described_by_child(DescribeTools(path), f"{path}: got a file whose import", allowed)
+def read_tools(path: str, environment: str = "") -> list[Described]:
+    """Read the tools of a file, or of an environment in it, in a child process."""
+    got, allowed = f"{path}: got a file whose import", "a file that can be imported"
+    return _described_by_child(DescribeTools(path, environment=environment), got, allowed)
 
 
 def read_server(server: ServerCode) -> list[Described]:
@@ -58,19 +59,29 @@ def _described_by_child(
     return described.tools
 
 
-def describe_tools(path: str) -> ToolsDescribed:
-    """Describe verl's decorated functions, or else all public ones; runs in the child."""
+def describe_tools(path: str, environment: str = "") -> ToolsDescribed:
+    """Describe verl's decorated functions, or else all public ones; runs in the child.
+
+    With an `environment`, the name of a class, its public methods, except `close`.
+    """
     verl_imports.provide()
     try:
         module = load_module(path, _MODULE, pod="tools")
     except Wrong as bad:
         return ToolsDescribed([], [f"{path}: {bad}"])
     tools, problems = list[Described](), list[str]()
-    for name, function, schema in _found(module):
+    found, prefix = _found(module), ""
+    if environment:
+        kind = vars(module).get(environment)
+        if not isinstance(kind, type):
+            why = "the file has no such class; one whose methods are tools"
+            return ToolsDescribed([], [f"{path}: got {environment}: {why}"])
+        found, prefix = _methods(kind), f"{environment}."
+    for name, function, schema in found:
         try:
-            tools.append(_described(name, function, schema))
+            tools.append(_described(name, prefix + function.__name__, function, schema))
         except Exception as error:
-            place, why = f"{path}: {function.__name__}", printable(str(error), 300)
+            place, why = f"{path}: {name}", printable(str(error), 300)
             problems.append(f"{place}: got no complete description: {why}; {_FORM}")
     if not tools and not problems:
         problems.append(f"{path}: got no function: there is no tool; public functions")
@@ -90,21 +101,34 @@ def _found(module: ModuleType) -> Iterator[tuple[str, Callable[..., object], Any
             yield name, value, None
 
 
+def _methods(environment: type) -> Iterator[tuple[str, Callable[..., object], Any]]:
+    members = (vars(base).items() for base in reversed(environment.__mro__))
+    for name, value in dict(itertools.chain.from_iterable(members)).items():
+        if inspect.isfunction(value) and not name.startswith("_") and name != "close":
+            self = next(iter(inspect.signature(value).parameters))
+            yield name, _without(value, self), None
+
+
+def _without(function: Callable[..., object], argument: str) -> Callable[..., object]:
+    """Return a function that has the same signature but for one argument."""
+    signature = inspect.signature(function)
+    reduced: Any = functools.wraps(function)(lambda: None)
+    kept = [one for one in signature.parameters.values() if one.name != argument]
+    reduced.__signature__ = signature.replace(parameters=kept)
+    hints = function.__annotations__.items()
+    reduced.__annotations__ = {name: hint for name, hint in hints if name != argument}
+    return reduced
+
+
 def _schema(function: Callable[..., object]) -> dict[str, Any]:
     """Build the schema by transformers, as verl does, so that a file means the same in both.
 
     The argument for the pictures of the row is omitted, unless its type is text.
     """
+    parameters = inspect.signature(function).parameters
+    if PICTURES in parameters and "str" not in str(function.__annotations__.get(PICTURES)):
+        function = _without(function, PICTURES)
     signature = inspect.signature(function)
-    if PICTURES in signature.parameters and "str" not in str(
-        function.__annotations__.get(PICTURES)
-    ):
-        reduced: Any = functools.wraps(function)(lambda: None)
-        kept = [one for one in signature.parameters.values() if one.name != PICTURES]
-        reduced.__signature__ = signature.replace(parameters=kept)
-        hints = function.__annotations__.items()
-        reduced.__annotations__ = {name: hint for name, hint in hints if name != PICTURES}
-        function, signature = reduced, reduced.__signature__
     for one in signature.parameters.values():
         if one.kind in (one.VAR_POSITIONAL, one.VAR_KEYWORD):
             raise ValueError(f"a schema cannot describe {one}")
@@ -112,11 +136,11 @@ def _schema(function: Callable[..., object]) -> dict[str, Any]:
     return schema
 
 
-def _described(name: str, function: Callable[..., object], schema: Any) -> Described:
+def _described(name: str, source: str, function: Callable[..., object], schema: Any) -> Described:
     if schema is None:
         schema = _schema(function)
     elif not isinstance(schema, dict):
         schema = schema.model_dump(exclude_unset=True, exclude_none=True)
     described = schema["function"]
     parameters = msgspec.json.encode(described.get("parameters", {"type": "object"}))
-    return Described(name, function.__name__, described["description"], parameters)
+    return Described(name, source, described["description"], parameters)

@@ -5,13 +5,21 @@ import logging
 import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
 from ppojob_api.v1alpha1.agent import AgentSpec, InteractionSpec, ToolSpec
 from ppojob_api.v1alpha1.rollout import SandboxSpec
 from ppojob_trainer.children.frames import FrameError
-from ppojob_trainer.children.pool import DEFAULT_MEMORY_BYTES, ChildPool, NotStarted, import_files
+from ppojob_trainer.children.pool import (
+    DEFAULT_MEMORY_BYTES,
+    ChildPool,
+    Home,
+    NotStarted,
+    import_files,
+)
 from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.data.media.picture_cells import BadPicture, read_pictures
@@ -22,7 +30,25 @@ from ppojob_trainer.sandbox.executor import Settings
 from ppojob_trainer.tools.answers import failure_text, for_the_model
 from ppojob_trainer.tools.arguments import WrongArguments, read_arguments
 from ppojob_trainer.tools.schemas import parameters_of
-from ppojob_trainer.tools.wire import AgentCode, CallTool, LoadTools, ToolCalled, ToolsLoaded
+from ppojob_trainer.tools.wire import (
+    AgentCode,
+    CallTool,
+    CloseEnvironment,
+    EnvironmentCall,
+    LoadTools,
+    ToolCalled,
+    ToolsLoaded,
+)
+
+_CLOSE_SECONDS: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Environment:
+    """The calls to the environment of a row, in order."""
+
+    row: str
+    calls: list[EnvironmentCall]
 
 
 class ToolPool(Closeable):
@@ -32,6 +58,9 @@ class ToolPool(Closeable):
     process and its descendants are killed, and the next call gets another one. A call whose process
     died is retried once, within the rest of its time: it may have been killed from outside, or
     damaged by an earlier call.
+
+    The environment of a row lives in one process. If that is lost, another one makes it again: it
+    repeats the row's earlier calls.
 
     Args:
         agent: tools and user simulators.
@@ -63,6 +92,8 @@ class ToolPool(Closeable):
         self._tools = [tool.name for tool in agent.tools]
         self._users = [user.name for user in agent.interactions]
         self._parameters = [parameters_of(tool) for tool in agent.tools]
+        self._methods = {tool.name for tool in agent.tools if tool.environment}
+        self._homes: dict[str, Home] = {}
         self._sandbox = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
         self._log = log or logging.getLogger(__name__)
         self._numbers = itertools.count(1)
@@ -87,20 +118,23 @@ class ToolPool(Closeable):
         instances: Sequence[str],
         tools: Sequence[str] = (),
         pictures: list[SeenPicture] | None = None,
+        row: str = "",
+        before: Sequence[ToolCall] = (),
     ) -> Future[list[ToolAnswer]]:
         """Run calls of the model or a user's turn in sequence, concurrently with other turns.
 
         `instances` are the names of the calls, the same in every repetition, `tools` those that may
         be called, empty for all, and `pictures` those of the row so far; None if tools cannot
-        return any.
+        return any. `before` are the calls to the environment of `row` so far.
         """
         known = tools or self._tools
 
         def run() -> list[ToolAnswer]:
             answers: list[ToolAnswer] = []
             total = sum(len(one.file) for one in pictures or ())
+            environment = _Environment(row, [self._environment_call(one) for one in before])
             for call, instance in zip(calls, instances, strict=True):
-                answer = self._run(call, instance, known, pictures)
+                answer = self._run(call, instance, known, pictures, environment)
                 size = total + len(answer.pictures)
                 if answer.pictures and size > MOST_BYTES:
                     why = f"got {size} bytes of pictures in a row; at most {MOST_BYTES}"
@@ -110,6 +144,24 @@ class ToolPool(Closeable):
                 answers.append(answer)
                 total = size
             return answers
+
+        return self._children.submit(run)
+
+    def close_environment(self, row: str) -> Future[list[ToolAnswer]]:
+        """Close the environment of a row, if it is there still; answers nothing."""
+
+        def run() -> list[ToolAnswer]:
+            home = self._homes.pop(row, Home())
+            if home.is_alive:
+                request = CloseEnvironment(next(self._numbers), row)
+                try:
+                    closed = self._children.call(request, _CLOSE_SECONDS, ToolCalled, home)
+                    failure = closed.raised
+                except (ChildTimeout, ChildDied, NotStarted) as death:
+                    failure = str(death)
+                if failure:
+                    self._log.warning("%s: its environment was not closed: %s", row, failure)
+            return []
 
         return self._children.submit(run)
 
@@ -123,6 +175,7 @@ class ToolPool(Closeable):
         instance: str,
         known: Sequence[str],
         pictures: list[SeenPicture] | None,
+        environment: "_Environment",
     ) -> ToolAnswer:
         """Run a call; a failure becomes an answer."""
         began = time.monotonic()
@@ -135,7 +188,8 @@ class ToolPool(Closeable):
             position = self._tools.index(call.name)
             try:
                 arguments = read_arguments(call.arguments, self._parameters[position])
-                answer = self._called(call, instance, position, arguments, pictures)
+                own = environment if call.name in self._methods else None
+                answer = self._called(call, instance, position, arguments, pictures, own)
             except WrongArguments as wrong:
                 answer = self._failed("arguments", call, str(wrong))
         return msgspec.structs.replace(answer, seconds=time.monotonic() - began)
@@ -147,12 +201,18 @@ class ToolPool(Closeable):
         position: int,
         arguments: bytes,
         pictures: list[SeenPicture] | None = None,
+        environment: "_Environment | None" = None,
     ) -> ToolAnswer:
         limit = self._answering[position].time_limit_seconds
         number = next(self._numbers)
         request = CallTool(number, position, instance, arguments, call.created, pictures)
+        if environment is not None:
+            row, before = environment.row, list(environment.calls)
+            request = msgspec.structs.replace(request, row=row, before=before)
         try:
             answer = self._answer(request, limit)
+            if environment is not None:
+                environment.calls.append(EnvironmentCall(position, arguments, call.created))
         except ChildTimeout:
             return self._failed("timeout", call, f"{limit:g}")
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
@@ -176,13 +236,22 @@ class ToolPool(Closeable):
         )
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
+        home = self._homes.setdefault(request.row, Home()) if request.row else Home()
+        if not home.is_alive:
+            limit *= 1 + len(request.before)  # which are repeated
         until = time.monotonic() + limit
         try:
-            return self._children.call(request, limit, ToolCalled)
+            return self._children.call(request, limit, ToolCalled, home)
         except ChildDied:
             if (left := until - time.monotonic()) <= 0:
                 raise
-            return self._children.call(request, left, ToolCalled)
+            return self._children.call(request, left, ToolCalled, home)
+
+    def _environment_call(self, call: ToolCall) -> EnvironmentCall:
+        """Return an earlier call, as it was made."""
+        position = self._tools.index(call.name)
+        arguments = read_arguments(call.arguments, self._parameters[position])
+        return EnvironmentCall(position, arguments, call.created)
 
     def _failed(self, failure: str, call: ToolCall, why: str = "") -> ToolAnswer:
         agent = self._agent

@@ -174,6 +174,20 @@ class ToolsLoaded(Loaded, frozen=True):
     loops: list[str]
 
 
+class EnvironmentCall(msgspec.Struct, frozen=True, array_like=True):
+    """A call to the environment of a row.
+
+    Attributes:
+        tool: position in ``LoadTools``.
+        arguments: JSON object.
+        created: JSON object: the row's constructor arguments of its class.
+    """
+
+    tool: int
+    arguments: bytes
+    created: bytes
+
+
 class CallTool(Numbered, frozen=True, tag=True):
     """Call a tool or a user simulator.
 
@@ -183,6 +197,8 @@ class CallTool(Numbered, frozen=True, tag=True):
         arguments: JSON object; for a user simulator the `Conversation`.
         created: JSON object: the row's constructor arguments, or arguments of the user simulator.
         pictures: pictures of the row so far; None if tools cannot return pictures.
+        row: name of the row, for a call to its environment.
+        before: earlier calls of the row to its environment, in order.
     """
 
     tool: int
@@ -190,13 +206,26 @@ class CallTool(Numbered, frozen=True, tag=True):
     arguments: bytes
     created: bytes
     pictures: list[SeenPicture] | None = None
+    row: str = ""
+    before: list[EnvironmentCall] = msgspec.field(default_factory=list)
+
+
+class CloseEnvironment(Numbered, frozen=True, tag=True):
+    """Close the environment of a row, if this process has it."""
+
+    row: str
 
 
 class DescribeTools(msgspec.Struct, frozen=True, tag=True):
-    """Describe the tools of a Python file, or of an MCP server if there is no file."""
+    """Describe the tools of a Python file, or of an MCP server if there is no file.
+
+    Attributes:
+        environment: the class whose methods are the tools; empty: functions of the file are.
+    """
 
     path: str
     server: ServerCode | None = None
+    environment: str = ""
 
 
 class Described(msgspec.Struct, frozen=True):
@@ -242,4 +271,4 @@ class ToolCalled(Numbered, frozen=True):
     asked: bytes = b""
 
 
-ToolRequest = LoadTools | CallTool | DescribeTools
+ToolRequest = LoadTools | CallTool | CloseEnvironment | DescribeTools

@@ -222,6 +222,12 @@ class Generation:
     def _tools(
         self, conversations: Conversations, step: int, rows: Sequence[Row], turns: Turns
     ) -> RemoteTools:
+        environments = {
+            tool.name: tool.environment
+            for agent in turns.agents.values()
+            for tool in agent.spec.tools
+            if tool.environment
+        }
         return RemoteTools(
             caller=self.caller,
             tools=[Peer("tools rank", at.host, at.port, "tools") for at in conversations.tools],
@@ -232,6 +238,7 @@ class Generation:
             step=step,
             rows=[(batch_name(row.batch), row.number) for row in rows],
             prompts=[_with_tools(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
+            environments=environments,
             attempt=conversations.attempt,
             world=self.world,
         )

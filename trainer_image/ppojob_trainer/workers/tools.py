@@ -1,7 +1,8 @@
 """Tools worker: runs tool calls and user simulators for the ranks that generate.
 
 It has no model, no GPU, and a key without permission to command others, since it runs user code, in
-child processes with a time limit. It has no state of a call: a lost call is repeated.
+child processes with a time limit. A lost call is repeated, and a lost environment of a row is made
+again.
 """
 
 from collections.abc import Iterator
@@ -35,7 +36,12 @@ class ToolsWorker:
             for number, call in enumerate(request.calls)
         ]
         acted: Future[Acted] = Future()
-        answers = self._pool.start(request.calls, instances, request.tools, request.pictures)
+        if request.calls:
+            answers = self._pool.start(
+                request.calls, instances, request.tools, request.pictures, row, request.before
+            )
+        else:
+            answers = self._pool.close_environment(row)
         answers.add_done_callback(lambda made: _set_acted(made, acted))
         return acted
 

@@ -42,8 +42,10 @@ class Act(msgspec.Struct, frozen=True):
 
     Attributes:
         turn: number of earlier turns with calls.
+        calls: empty: the row has ended, and its environment is closed.
         tools: names of allowed tools; empty for all.
         pictures: pictures of the row so far; None if tools cannot return pictures.
+        before: earlier calls of the row to its environment, in order.
     """
 
     batch: BatchName
@@ -52,6 +54,7 @@ class Act(msgspec.Struct, frozen=True):
     calls: list[ToolCall]
     tools: list[str] = []
     pictures: list[SeenPicture] | None = None
+    before: list[ToolCall] = []
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
@@ -75,6 +78,15 @@ class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
     pictures: bytes = b""
     context: bytes = b""
     asked: bytes = b""
+
+
+def reached_environment(answer: ToolAnswer) -> bool:
+    """Return whether a call counts as one that the environment has answered.
+
+    A call that was too slow, or whose process died, ended the environment: the next one is made
+    without it.
+    """
+    return answer.failure in ("", "raised")
 
 
 class Acted(msgspec.Struct, frozen=True):

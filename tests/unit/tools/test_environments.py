@@ -1,0 +1,192 @@
+"""Environments of rows: objects whose methods are tools, in real processes that are lost."""
+
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from ruamel.yaml import YAML
+
+from ppojob_api.v1alpha1.agent import AgentSpec
+from ppojob_trainer.rpc.messages.agents import ToolAnswer, ToolCall, reached_environment
+from ppojob_trainer.tools.describe import read_tools
+from ppojob_trainer.tools.pool import ToolPool
+
+pytestmark = pytest.mark.processes
+
+SHOP = '''
+import asyncio, os, time
+
+class Shop:
+    def __init__(self, prices, log=None):
+        if not prices:
+            raise ValueError("no prices")
+        self.prices, self.basket, self.log = prices, [], log
+        self._write("opened")
+
+    def _write(self, line):
+        if self.log:
+            with open(self.log, "a") as file:
+                file.write(line + "\\n")
+
+    async def add(self, item: str):
+        """Put an item into the basket.
+
+        Args:
+            item: Its name.
+        """
+        self.basket.append(item)
+        await asyncio.sleep(0)
+        return " ".join(self.basket), float(self.prices[item])
+
+    def pay(self):
+        """Pay for the basket."""
+        return str(sum(self.prices[item] for item in self.basket))
+
+    def wait(self):
+        """Wait for too long."""
+        self.basket.append("waited")
+        time.sleep(60)
+
+    def end(self):
+        """End the process."""
+        os._exit(3)
+
+    def close(self):
+        self._write("closed with " + " ".join(self.basket))
+'''
+REPOSITORY = Path(__file__).parents[3]
+METHODS = ("add", "pay", "wait", "end")
+PRICES = {"plum": 2, "pear": 3}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    path = tmp_path / "shop.py"
+    path.write_text(SHOP)
+    return str(path)
+
+
+def agent(file: str, *methods: str) -> AgentSpec:
+    schema = {"type": "object", "properties": {"item": {"type": "string"}}}
+    return AgentSpec.model_validate(
+        {
+            "tools": [
+                {
+                    "name": method,
+                    "description": "d",
+                    "parameters": schema if method == "add" else {"type": "object"},
+                    "source": {"path": file, "function": f"Shop.{method}"},
+                    "timeLimitSeconds": 2,
+                }
+                for method in methods
+            ]
+        }
+    )
+
+
+class Row:
+    """A row that remembers the calls to its environment, as an episode does."""
+
+    def __init__(self, pool: ToolPool, name: str, log: Path, **created: Any) -> None:
+        self.pool, self.name, self.log = pool, name, log
+        self.created = msgspec.json.encode({"prices": PRICES, "log": str(log)} | created)
+        self.before: list[ToolCall] = []
+
+    def call(self, *calls: tuple[str, str]) -> list[ToolAnswer]:
+        """The answers to the calls of one turn."""
+        made = [ToolCall(name, arguments, self.created) for name, arguments in calls]
+        names = [f"{self.name}/call {number}" for number in range(len(made))]
+        answers = self.pool.start(made, names, row=self.name, before=self.before).result()
+        reached = map(reached_environment, answers)
+        self.before += [one for one, is_known in zip(made, reached, strict=True) if is_known]
+        return answers
+
+    def texts(self, *calls: tuple[str, str]) -> list[str]:
+        return [answer.text for answer in self.call(*calls)]
+
+    def told(self) -> list[str]:
+        """What its environments have written."""
+        return self.log.read_text().splitlines()
+
+
+def add(item: str) -> tuple[str, str]:
+    return "add", f'{{"item": "{item}"}}'
+
+
+PAY = ("pay", "{}")
+
+
+@pytest.fixture
+def pool(file: str) -> Iterator[ToolPool]:
+    with ToolPool(agent(file, *METHODS), processes=2) as pool:
+        yield pool
+
+
+def test_tools_share_the_environment_of_their_row(pool: ToolPool, tmp_path: Path) -> None:
+    one, other = (Row(pool, name, tmp_path / name) for name in ("a", "b"))
+    assert [answer.reward for answer in one.call(add("plum"), add("pear"))] == [2.0, 3.0]
+    assert other.texts(add("pear"), PAY) == ["pear", "3"]
+    assert one.texts(PAY, add("plum")) == ["5", "plum pear plum"]
+    assert one.told() == ["opened"]
+    pool.close_environment("a").result()
+    assert one.told() == ["opened", "closed with plum pear plum"]
+    assert other.texts(PAY) == ["3"]
+    pool.close_environment("never opened").result()
+
+
+@pytest.mark.parametrize(("lost_by", "failure"), [("end", "died"), ("wait", "timeout")])
+def test_a_lost_environment_repeats_its_calls(
+    pool: ToolPool, tmp_path: Path, lost_by: str, failure: str
+) -> None:
+    """The call by which it was lost is left out: it would lose it again."""
+    row = Row(pool, "a", tmp_path / "log")
+    row.call(add("plum"), ("add", '{"item": "nothing of the shop"}'), ("add", "no JSON"))
+    assert [answer.failure for answer in row.call((lost_by, "{}"))] == [failure]
+    assert row.texts(add("pear")) == ["plum nothing of the shop pear"]
+    assert row.told().count("opened") >= 2
+
+
+def test_a_row_that_is_generated_again_gets_a_new_environment(
+    pool: ToolPool, tmp_path: Path
+) -> None:
+    row = Row(pool, "a", tmp_path / "log")
+    row.call(add("plum"), add("pear"))
+    del row.before[:]
+    assert row.texts(add("pear")) == ["pear"]
+    assert row.told() == ["opened", "closed with plum pear", "opened"]
+
+
+def test_an_environment_that_cannot_be_made_is_an_answer(pool: ToolPool, tmp_path: Path) -> None:
+    row = Row(pool, "a", tmp_path / "log", prices={})
+    assert row.texts(PAY, PAY) == ["Error: pay failed: ValueError: no prices"] * 2
+
+
+def test_more_rows_than_processes(pool: ToolPool, tmp_path: Path) -> None:
+    rows = [Row(pool, str(number), tmp_path / str(number)) for number in range(8)]
+    for count in (1, 2, 3):
+        assert [row.texts(add("plum")) for row in rows] == [[" ".join(["plum"] * count)]] * 8
+    assert [row.told() for row in rows] == [["opened"]] * 8
+
+
+def test_its_methods_are_described(file: str) -> None:
+    added, paid = read_tools(file, "Shop")[:2]
+    assert (added.name, added.function, paid.function) == ("add", "Shop.add", "Shop.pay")
+    assert msgspec.json.decode(added.parameters)["properties"].keys() == {"item"}
+
+
+def test_the_page_of_agents_has_what_is_printed_of_its_class(tmp_path: Path) -> None:
+    page = (REPOSITORY / "docs" / "agents.md").read_text().partition("### Environments")[2]
+    code, printed = (
+        part.partition("```")[0] for part in re.split("```(?:python|yaml)\n", page)[1:3]
+    )
+    (tmp_path / "shop.py").write_text(code)
+    command = [sys.executable, "-m", "ppojob_cli", "tools", "shop.py:Shop"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    yaml = YAML(typ="safe")
+    shown = yaml.load(printed.replace("/volume/", ""))
+    assert yaml.load(done.stdout)["agent"] == shown

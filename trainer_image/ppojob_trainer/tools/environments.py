@@ -1,0 +1,105 @@
+"""Environments: objects of users' classes, one for each row, whose methods are tools.
+
+The state of an environment is a function of its constructor arguments and of the calls so far. So
+one that is lost with its process is made again: another process repeats the calls.
+"""
+
+import contextlib
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import msgspec
+
+from ppojob_api.problem import shown
+from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.tools.wire import CallTool, EnvironmentCall, ToolCode
+
+# Bound before users' code is imported, which may replace it.
+_decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """A tool that is a method of an environment of this class."""
+
+    environment: type
+    name: str
+
+
+def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
+    """Check the method `CLASS.METHOD` of what a file has by the name of the class.
+
+    Raises `ConfigError`, with a place relative to the tool.
+    """
+    if not isinstance(found, type):
+        why, allowed = f"{path} has no such class", "a class whose methods are tools"
+        raise ConfigError(f"source.function: got {name}: {why}; {allowed}")
+    method = getattr(found, name.partition(".")[2], None)
+    if not inspect.isfunction(method):
+        raise ConfigError(
+            f"source.function: got {name}: the class has no such method; a method of it"
+        )
+    signature = inspect.signature(method)
+    try:
+        signature.bind(None, **dict.fromkeys(tool.parameters.get("properties") or {}))
+    except TypeError as error:
+        raise ConfigError(
+            f"parameters: got {name}{signature}: it cannot be called with the properties of "
+            f"parameters: {error}; the arguments of the method"
+        ) from None
+    if tool.config:
+        why = "an environment takes the create_kwargs of a row"
+        raise ConfigError(f"config: got {shown(tool.config)}: {why}; remove it")
+    return Method(found, method.__name__)
+
+
+@dataclass(slots=True)
+class _Row:
+    """The environments of a row by class, and the calls that they have had."""
+
+    objects: dict[type, object] = field(default_factory=dict)
+    calls: list[EnvironmentCall] = field(default_factory=list)
+
+
+class Environments:
+    """The environments of rows that this process has.
+
+    Args:
+        methods: returns the method of a tool, by position.
+        run: returns the value of a call, or of what it awaits.
+    """
+
+    def __init__(self, methods: Callable[[int], Method], run: Callable[[object], object]) -> None:
+        self._methods = methods
+        self._run = run
+        self._rows: dict[str, _Row] = {}
+
+    def call(self, request: CallTool) -> object:
+        """Call the environment of a row; it is made, or made again, if it is not here."""
+        row = self._rows.get(request.row)
+        if row is None or row.calls != request.before:
+            self.close(request.row)
+            row = self._rows[request.row] = _Row()
+            for earlier in request.before:
+                with contextlib.suppress(Exception):  # reported when it was first called
+                    self._call(row, earlier)
+        return self._call(row, EnvironmentCall(request.tool, request.arguments, request.created))
+
+    def close(self, name: str) -> None:
+        """Close the environments of a row: by their methods `close`, if they have one."""
+        row = self._rows.pop(name, _Row())
+        for environment in row.objects.values():
+            close = getattr(environment, "close", None)
+            if close is not None:
+                self._run(close())
+
+    def _call(self, row: _Row, call: EnvironmentCall) -> object:
+        method = self._methods(call.tool)
+        row.calls.append(call)
+        environment = row.objects.get(method.environment)
+        if environment is None:
+            environment = method.environment(**_decode(call.created))
+            row.objects[method.environment] = environment
+        return self._run(getattr(environment, method.name)(**_decode(call.arguments)))
