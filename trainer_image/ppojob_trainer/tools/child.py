@@ -282,17 +282,16 @@ def serve(requests: int, answers: int) -> None:
 
     def answer(body: bytes) -> bytes:
         request = _decode(body)
-        match request:
-            case LoadTools():
-                return _encode(tools.load(request))
-            case CallTool():
-                return _encode(tools.call(request))
-            case CloseEnvironment():
-                return _encode(tools.close_environment(request))
-            case DescribeTools(path, None, environment):
-                return _encode(describe_tools(path, environment))
-            case DescribeTools(_, server):
-                return _encode(tools.describe(server))
+        if isinstance(request, LoadTools):
+            return _encode(tools.load(request))
+        if isinstance(request, CallTool):
+            return _encode(tools.call(request))
+        if isinstance(request, CloseEnvironment):
+            return _encode(tools.close_environment(request))
+        path, server = request.path, request.server
+        return _encode(
+            tools.describe(server) if server else describe_tools(path, request.environment)
+        )
 
     guardian.answer_requests(requests, answers, answer)
 

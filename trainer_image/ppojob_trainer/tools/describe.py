@@ -117,7 +117,8 @@ def _without(function: Callable[..., object], argument: str) -> Callable[..., ob
     reduced.__signature__ = signature.replace(parameters=kept)
     hints = function.__annotations__.items()
     reduced.__annotations__ = {name: hint for name, hint in hints if name != argument}
-    return reduced
+    without: Callable[..., object] = reduced
+    return without
 
 
 def _schema(function: Callable[..., object]) -> dict[str, Any]:
