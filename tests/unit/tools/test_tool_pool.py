@@ -54,6 +54,8 @@ class Refuses:
 class Room:
     def look(self, where):
         return where
+    def see(self, text):
+        return text
 
 number = 7
 """
@@ -164,7 +166,7 @@ def test_tools_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "no class": tool(file, "number.look"),
         "no method": tool(file, "Room.sit"),
         "arguments of a method": tool(file, "Room.look"),
-        "settings of an environment": tool(file, "Room.look", config={"a": 1}),
+        "settings of an environment": tool(file, "Room.see", config={"a": 1}),
     }
     chosen = list(tools.values()) if case == "all at once" else [tools[case]]
     named = [

@@ -50,7 +50,6 @@ from ppojob_trainer.tools.wire import (
     CloseEnvironment,
     Conversation,
     Described,
-    DescribeTools,
     LoadTools,
     ModelRequest,
     ServerCode,

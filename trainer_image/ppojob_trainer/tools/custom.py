@@ -67,6 +67,7 @@ def load_environment(
     path: str, name: str, tool: ToolCode, modules: dict[str, ModuleType]
 ) -> Method:
     """Load a method of an environment, `CLASS.METHOD`, from a file; see `load_tool`."""
+    verl_imports.provide()
     kind = _named_in(path, name.partition(".")[0], {}, modules, _TOOLS)
     return load_method(kind, path, name, tool)
 
