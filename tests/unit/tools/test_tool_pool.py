@@ -163,7 +163,7 @@ def test_tools_that_cannot_be_used(case: str, file: str, tmp_path: Path) -> None
         "bare class": tool(file, "Bare"),
         "class that raises": tool(file, "Refuses"),
         "settings of a function": tool(file, "same", config={"a": 1}),
-        "no class": tool(file, "number.look"),
+        "no class": tool(file, "same.look"),
         "no method": tool(file, "Room.sit"),
         "arguments of a method": tool(file, "Room.look"),
         "settings of an environment": tool(file, "Room.see", config={"a": 1}),
