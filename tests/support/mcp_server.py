@@ -60,6 +60,14 @@ def draw() -> Image:
     return Image(data=b"P1 1 1 0", format="png")
 
 
+@server.tool()
+def ends(unless: str) -> None:
+    """Ends the server, once."""
+    if not os.path.exists(unless):
+        open(unless, "w").close()
+        os._exit(1)
+
+
 def over_http() -> None:
     app = server.streamable_http_app()
     key = os.environ.get("KEY", "")

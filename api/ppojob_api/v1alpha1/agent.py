@@ -88,12 +88,6 @@ class ToolSpec(Section):
     time_limit_seconds: Seconds = 30.0
     """Time limit of a call; a longer call is killed."""
 
-    @property
-    def environment(self) -> str | None:
-        """The class of which each row has an object, whose method the tool is; None without one."""
-        function = self.source.function if self.source else None
-        return function.partition(".")[0] if function and "." in function else None
-
 
 class RetrieverSpec(Section):
     """The corpus of the built-in tool `search`, in pods that load it once for all calls."""
@@ -120,8 +114,12 @@ class McpServerSpec(Section):
     no key."""
 
     command: Annotated[Items[Path], Field(max_length=64)] = ()
-    """Program and arguments. Each call starts it in the tools pods and speaks to it over stdin and
-    stdout."""
+    """Program and arguments. Each session starts it in the tools pods and speaks to it over stdin
+    and stdout."""
+
+    session: Literal["call", "row"] = "call"
+    """call: each call has a session of its own; row: all calls of a row share one, as a browser
+    needs it."""
 
 
 class EgressSpec(Section):
@@ -246,3 +244,16 @@ class AgentSpec(Section):
     tool_rewards: Literal["tell", "add"] = "tell"
     """What happens to rewards of tools and scores of users. tell: reward functions get them in
     extra_info. add: they are also added to the row, on the last token of their turn."""
+
+    @property
+    def environments(self) -> dict[str, str]:
+        """The environment of each tool that has one: a class, or an MCP server with sessions."""
+        with_session = {one.name for one in self.mcp_servers if one.session == "row"}
+        found = {}
+        for tool in self.tools:
+            source = tool.source or ToolSource()
+            if source.mcp_server in with_session:
+                found[tool.name] = source.mcp_server
+            elif source.function and "." in source.function:
+                found[tool.name] = source.function.partition(".")[0]
+        return found

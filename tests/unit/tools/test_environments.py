@@ -94,7 +94,8 @@ class Row:
 
     def __init__(self, pool: ToolPool, name: str, log: Path, **created: Any) -> None:
         self.pool, self.name, self.log = pool, name, log
-        self.created = msgspec.json.encode({"prices": PRICES, "log": str(log)} | created)
+        given = {"prices": PRICES, "log": str(log)} | created
+        self.created = msgspec.json.encode({"Shop": given, "Other": {}})
         self.before: list[ToolCall] = []
 
     def call(self, *calls: tuple[str, str]) -> list[ToolAnswer]:

@@ -17,6 +17,7 @@ from ppojob_api.v1alpha1.agent import AgentSpec
 from ppojob_cli.main import main
 from ppojob_trainer.data.media.pictures import unpacked
 from ppojob_trainer.errors import ConfigError
+from ppojob_trainer.rpc.messages.agents import ToolCall
 from ppojob_trainer.tools.pool import ToolPool
 
 pytestmark = pytest.mark.processes
@@ -62,7 +63,7 @@ def printed(*arguments: str) -> dict[str, Any]:
 def test_a_server_over_http_from_its_address_to_its_answers(serve: Serve) -> None:
     agent = printed("--mcp", serve())
     names = [one["name"] for one in agent["tools"]]
-    assert names == ["add", "fails", "waits", "town_people", "draw"]
+    assert names == ["add", "fails", "waits", "town_people", "draw", "ends"]
     assert agent["tools"][3]["source"] == {"mcpServer": "mcp", "tool": "town.people"}
     agent["tools"][2]["timeLimitSeconds"] = 1.0
     with ToolPool(AgentSpec.model_validate(agent)) as pool:
@@ -88,6 +89,42 @@ def test_a_command_is_started_for_each_call() -> None:
     with ToolPool(AgentSpec.model_validate(agent)) as pool:
         for _ in range(2):  # it counts its calls
             assert '"Ulm": 1' in ask(pool, "town_people", '{"town": "Ulm"}').text
+
+
+def row_asks(pool: ToolPool, row: str, before: list[ToolCall], name: str, arguments: str) -> str:
+    """The text for a call in the session of a row; it is added to the calls `before` the next."""
+    call = ToolCall(name, arguments)
+    (answer,) = pool.start([call], [row], row=row, before=before).result()
+    before.append(call)
+    return answer.text
+
+
+@pytest.mark.parametrize("place", ["command", "url"])
+def test_calls_of_a_row_share_a_session(serve: Serve, place: str) -> None:
+    agent = printed("--mcp", serve() if place == "url" else " ".join(STDIO))
+    agent["mcpServers"][0]["session"] = "row"
+    ulm = "town_people", '{"town": "Ulm"}'
+    with ToolPool(AgentSpec.model_validate(agent)) as pool:
+        one, other = list[ToolCall](), list[ToolCall]()
+        assert '"Ulm": 1' in row_asks(pool, "one", one, *ulm)
+        assert "why, says" in row_asks(pool, "one", one, "fails", '{"why": "why"}')
+        assert '"Ulm": 2' in row_asks(pool, "one", one, *ulm)
+        # A server over HTTP is one for all rows; a command is one for each.
+        assert f'"Ulm": {3 if place == "url" else 1}' in row_asks(pool, "other", other, *ulm)
+        pool.close_environment("one").result()
+        assert '"Ulm":' in row_asks(pool, "other", other, *ulm)
+
+
+def test_a_session_whose_server_has_ended_begins_again(tmp_path: Path) -> None:
+    agent = printed("--mcp", " ".join(STDIO))
+    agent["mcpServers"][0]["session"] = "row"
+    ulm, before = ("town_people", '{"town": "Ulm"}'), list[ToolCall]()
+    with ToolPool(AgentSpec.model_validate(agent)) as pool:
+        assert '"Ulm": 1' in row_asks(pool, "one", before, *ulm)
+        ended = row_asks(pool, "one", before, "ends", f'{{"unless": "{tmp_path / "ended"}"}}')
+        assert ended.startswith("Error: ends failed: McpFailed: ")
+        assert '"Ulm": 2' in row_asks(pool, "one", before, *ulm)
+        pool.close_environment("one").result()
 
 
 def test_the_key_is_sent_and_never_told(serve: Serve, monkeypatch) -> None:

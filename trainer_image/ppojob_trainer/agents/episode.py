@@ -229,7 +229,7 @@ class Episode:
         self, calls: Sequence[ToolCall], answers: Sequence[ToolAnswer]
     ) -> Iterator[ToolCall]:
         """Yield the calls that the row's environment has answered."""
-        methods = {tool.name for tool in self.agent.tools if tool.environment}
+        methods = self.agent.environments
         for call, answer in zip(calls, answers, strict=True):
             if call.name in methods and reached_environment(answer):
                 yield call

@@ -33,7 +33,7 @@ class RemoteTools:
         step: of the phase, which may also generate rows of later steps.
         rows: (rows,) batch and number in it of each row of the phase.
         prompts: (rows,) prompt of each row, with its tools and their constructor arguments.
-        environments: class of the environment by the name of its tools; others have none.
+        environments: as `AgentSpec.environments`.
         attempt: of the engines: calls of regenerated rows are other calls.
         world: this rank's. Of ranks that share an engine the first makes the calls and broadcasts
             the answers, since a tool may answer differently the second time.
@@ -74,8 +74,7 @@ class RemoteTools:
             own = [self._with_arguments(calls[place], prompt) for place in mine]
             seen = None if peers is self.retrievers or own[0].to_user else pictures
             earlier = [] if peers is self.retrievers else before
-            acted = [self._with_arguments(call, prompt) for call in earlier]
-            act = Act(batch, row, turn, own, prompt.tools, seen, acted)
+            act = Act(batch, row, turn, own, prompt.tools, seen, list(earlier))
             requests.append(self._call(label, peers[row % len(peers)], act))
             places += mine
         return self.caller.start(requests), places
@@ -114,8 +113,11 @@ class RemoteTools:
         return self.retrievers if self.retrievers and (is_search or not self.tools) else self.tools
 
     def _with_arguments(self, call: ToolCall, prompt: PromptTokens) -> ToolCall:
-        """Return a call with the row's constructor arguments of its tool or environment."""
+        """Return a call with the row's constructor arguments: of the tool, or all environments."""
         if call.to_user:
             return call
-        name = self.environments.get(call.name, call.name)
-        return msgspec.structs.replace(call, created=prompt.created.get(name, call.created))
+        if call.name in self.environments:
+            names = sorted(set(self.environments.values()))
+            created = {name: msgspec.Raw(prompt.created.get(name, b"{}")) for name in names}
+            return msgspec.structs.replace(call, created=msgspec.json.encode(created))
+        return msgspec.structs.replace(call, created=prompt.created.get(call.name, call.created))

@@ -230,7 +230,7 @@ class Tools:
             tool = self._without_file(one)
         return _Loaded(one.name, tool, False, folder)
 
-    def _without_file(self, tool: ToolCode) -> Tool:
+    def _without_file(self, tool: ToolCode) -> Tool | Method:
         source = tool.source or Source()
         if source.mcp_server is not None:
             if source.mcp_server not in self._servers:

@@ -1,7 +1,8 @@
-"""Environments: objects of users' classes, one for each row, whose methods are tools.
+"""Environments: objects of which each row has its own, and whose methods are tools.
 
-The state of an environment is a function of its constructor arguments and of the calls so far. So
-one that is lost with its process is made again: another process repeats the calls.
+They are of users' classes, or sessions with MCP servers. The state of an environment is a function
+of its constructor arguments and of the calls so far. So one that is lost with its process is made
+again: another process repeats the calls.
 """
 
 import contextlib
@@ -22,10 +23,17 @@ _decode: Final = msgspec.json.Decoder(dict[str, Any]).decode
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """A tool that is a method of an environment of this class."""
+    """A tool of an environment.
 
-    environment: type
-    name: str
+    Attributes:
+        environment: its name: that of a class, or of an MCP server.
+        create: creates the environment with the row's constructor arguments.
+        call: takes the environment, and the arguments of the call by name.
+    """
+
+    environment: str
+    create: Callable[..., object]
+    call: Callable[..., object]
 
 
 def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
@@ -52,15 +60,26 @@ def load_method(found: object, path: str, name: str, tool: ToolCode) -> Method:
     if tool.config:
         why = "an environment takes the create_kwargs of a row"
         raise ConfigError(f"config: got {shown(tool.config)}: {why}; remove it")
-    return Method(found, method.__name__)
+    return Method(found.__name__, found, method)
 
 
 @dataclass(slots=True)
 class _Row:
-    """The environments of a row by class, and the calls that they have had."""
+    """The environments of a row by what created them.
 
-    objects: dict[type, object] = field(default_factory=dict)
+    Attributes:
+        created: JSON object with the constructor arguments of each.
+        calls: all calls so far.
+    """
+
+    created: bytes
+    objects: dict[Callable[..., object], object] = field(default_factory=dict)
     calls: list[EnvironmentCall] = field(default_factory=list)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether one of them says that its state is gone, with a server, say."""
+        return any(getattr(one, "is_lost", False) for one in self.objects.values())
 
 
 class Environments:
@@ -79,18 +98,19 @@ class Environments:
     def call(self, request: CallTool) -> object:
         """Call the environment of a row; it is made, or made again, if it is not here."""
         row = self._rows.get(request.row)
-        if row is None or row.calls != request.before:
-            self.close(request.row)
-            row = self._rows[request.row] = _Row()
+        if row is None or row.calls != request.before or row.is_lost:
+            with contextlib.suppress(Exception):  # what is lost may not close
+                self.close(request.row)
+            row = self._rows[request.row] = _Row(request.created)
             for earlier in request.before:
                 with contextlib.suppress(Exception):  # reported when it was first called
                     self._call(row, earlier)
-        return self._call(row, EnvironmentCall(request.tool, request.arguments, request.created))
+        return self._call(row, EnvironmentCall(request.tool, request.arguments))
 
     def close(self, name: str) -> None:
         """Close the environments of a row: by their methods `close`, if they have one."""
-        row = self._rows.pop(name, _Row())
-        for environment in row.objects.values():
+        row = self._rows.pop(name, None)
+        for environment in row.objects.values() if row else ():
             close = getattr(environment, "close", None)
             if close is not None:
                 self._run(close())
@@ -98,8 +118,8 @@ class Environments:
     def _call(self, row: _Row, call: EnvironmentCall) -> object:
         method = self._methods(call.tool)
         row.calls.append(call)
-        environment = row.objects.get(method.environment)
+        environment = row.objects.get(method.create)
         if environment is None:
-            environment = method.environment(**_decode(call.created))
-            row.objects[method.environment] = environment
-        return self._run(getattr(environment, method.name)(**_decode(call.arguments)))
+            created = _decode(row.created).get(method.environment, {})
+            environment = row.objects[method.create] = method.create(**created)
+        return self._run(method.call(environment, **_decode(call.arguments)))

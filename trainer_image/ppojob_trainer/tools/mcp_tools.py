@@ -1,7 +1,7 @@
 """MCP tools, by the official client, in the child process that runs tools.
 
-Every call opens its own connection, to a server process of its own if the server is a command, so
-calls share no connection state.
+A call opens its own connection, to a server process of its own if the server is a command, so calls
+share no connection state; or it uses the session of its row, which is an environment.
 """
 
 import json
@@ -18,6 +18,7 @@ from ppojob_trainer.json_value import Json, without_nulls
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.tools.answers import response
 from ppojob_trainer.tools.custom import Tool
+from ppojob_trainer.tools.environments import Method
 from ppojob_trainer.tools.wire import Described, ServerCode
 
 if TYPE_CHECKING:
@@ -42,6 +43,15 @@ class McpServer:
         self._run = run
         self._key = os.environ.get(code.key_variable, "").strip() if code.key_variable else ""
 
+    @property
+    def has_sessions(self) -> bool:
+        """Whether all calls of a row share a session."""
+        return self._code.session == "row"
+
+    def open_session(self, **_: Json) -> "McpSession":
+        """Return the session of a row, which begins at its first call."""
+        return McpSession(self)
+
     def problem(self) -> Wrong | None:
         """Return the problem of its URL or key, before any request."""
         if not self._code.url:
@@ -57,7 +67,7 @@ class McpServer:
                 raise McpFailed(f"no answer in {LIST_SECONDS:g} s") from None
             except BaseException as error:  # the client raises groups of any exceptions
                 if wait is None:
-                    raise McpFailed(self._reason(error)) from None
+                    raise McpFailed(self.reason(error)) from None
                 time.sleep(wait)
             else:
                 return found
@@ -66,10 +76,14 @@ class McpServer:
     async def call(self, name: str, arguments: Mapping[str, Json]) -> object:
         """Call a tool; raises McpFailed if there is no answer, or the call failed."""
         try:
-            async with self._connected() as client:
+            async with self.connected() as client:
                 result = await client.call_tool(name, dict(arguments))
         except BaseException as error:
-            raise McpFailed(self._reason(error)) from None
+            raise McpFailed(self.reason(error)) from None
+        return self.read(result)
+
+    def read(self, result: "CallToolResult") -> object:
+        """Return an answer as a tool does; raises McpFailed if the call failed."""
         text, images = _parts_of(result)
         text = text.replace(self._key, "***") if self._key else text
         if result.is_error:
@@ -80,7 +94,7 @@ class McpServer:
         import asyncio  # late: it imports slowly, and few jobs need it
 
         found: dict[str, Described] = {}
-        async with asyncio.timeout(LIST_SECONDS), self._connected() as client:
+        async with asyncio.timeout(LIST_SECONDS), self.connected() as client:
             cursor: str | None = None
             while True:
                 page = await client.list_tools(cursor=cursor)
@@ -93,7 +107,8 @@ class McpServer:
                     return found
 
     @asynccontextmanager
-    async def _connected(self) -> "AsyncIterator[Client]":
+    async def connected(self) -> "AsyncIterator[Client]":
+        """Connect for the block."""
         import httpx2  # for mcp; both import slowly, and few jobs need them
         from mcp import Client, StdioServerParameters
         from mcp.client.streamable_http import streamable_http_client
@@ -112,7 +127,7 @@ class McpServer:
         async with Client(server, cache=None) as client:
             yield client
 
-    def _reason(self, error: BaseException) -> str:
+    def reason(self, error: BaseException) -> str:
         """Return the first exception in one line, without the key."""
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
@@ -121,13 +136,62 @@ class McpServer:
         return printable(text, _WHY_CHARACTERS)
 
 
+class McpSession:
+    """The session of a row with a server, which a task of its own holds open.
+
+    The client's connections must be opened and closed by one task, and each call is another.
+    """
+
+    def __init__(self, server: McpServer) -> None:
+        import asyncio
+
+        self._server = server
+        self._calls: asyncio.Queue[tuple[str, dict[str, Json], asyncio.Future[Any]] | None]
+        self._calls = asyncio.Queue()
+        self._task: asyncio.Task[None] | None = None
+        self.is_lost = False  # whether its connection has ended
+
+    async def call(self, name: str, arguments: dict[str, Json]) -> object:
+        """Call a tool in the session; raises as `McpServer.call`."""
+        import asyncio
+
+        self._task = self._task or asyncio.create_task(self._serve())
+        answer: asyncio.Future[CallToolResult] = asyncio.get_running_loop().create_future()
+        self._calls.put_nowait((name, arguments, answer))
+        either: set[asyncio.Future[Any]] = {answer, self._task}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        ended: asyncio.Future[Any] = answer if answer.done() else self._task
+        if (failed := ended.exception()) is not None:
+            self.is_lost = True
+            raise McpFailed(self._server.reason(failed))
+        return self._server.read(answer.result())
+
+    async def close(self) -> None:
+        """End the session, and the server if it is a command."""
+        import asyncio
+
+        if self._task is not None:
+            self._calls.put_nowait(None)
+            await asyncio.wait({self._task})
+
+    async def _serve(self) -> None:
+        async with self._server.connected() as client:
+            while (asked := await self._calls.get()) is not None:
+                name, arguments, answer = asked
+                try:
+                    answer.set_result(await client.call_tool(name, arguments))
+                except Exception as error:  # a tool's own error is a result
+                    answer.set_exception(error)
+                    return
+
+
 def mcp_tool(
     name: str,
     parameters: dict[str, Json],
     server: McpServer,
     offered: Mapping[str, Described] | None,
-) -> Tool:
-    """Make a tool that calls a server's tool of this name.
+) -> Tool | Method:
+    """Make a tool that calls a server's tool of this name, in a session of the row if it has one.
 
     Raises ConfigError if it is not among the `offered` ones, or `parameters`, the schema for the
     model, differ from theirs; None skips the comparison.
@@ -149,7 +213,12 @@ def mcp_tool(
     async def call(arguments: dict[str, Json], *_: object) -> object:
         return await server.call(name, arguments)
 
-    return call
+    async def call_in_session(session: McpSession, **arguments: Json) -> object:
+        return await session.call(name, arguments)
+
+    if not server.has_sessions:
+        return call
+    return Method(server.name, server.open_session, call_in_session)
 
 
 def _difference(ours: Json, theirs: Json, place: str) -> tuple[str, str, str] | None:

@@ -92,7 +92,7 @@ class ToolPool(Closeable):
         self._tools = [tool.name for tool in agent.tools]
         self._users = [user.name for user in agent.interactions]
         self._parameters = [parameters_of(tool) for tool in agent.tools]
-        self._methods = {tool.name for tool in agent.tools if tool.environment}
+        self._methods = agent.environments
         self._homes: dict[str, Home] = {}
         self._sandbox = msgspec.convert(sandbox or SandboxSpec(), Settings, from_attributes=True)
         self._log = log or logging.getLogger(__name__)
@@ -212,7 +212,7 @@ class ToolPool(Closeable):
         try:
             answer = self._answer(request, limit)
             if environment is not None:
-                environment.calls.append(EnvironmentCall(position, arguments, call.created))
+                environment.calls.append(EnvironmentCall(position, arguments))
         except ChildTimeout:
             return self._failed("timeout", call, f"{limit:g}")
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
@@ -251,7 +251,7 @@ class ToolPool(Closeable):
         """Return an earlier call, as it was made."""
         position = self._tools.index(call.name)
         arguments = read_arguments(call.arguments, self._parameters[position])
-        return EnvironmentCall(position, arguments, call.created)
+        return EnvironmentCall(position, arguments)
 
     def _failed(self, failure: str, call: ToolCall, why: str = "") -> ToolAnswer:
         agent = self._agent

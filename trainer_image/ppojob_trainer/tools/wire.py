@@ -111,6 +111,7 @@ class ServerCode(msgspec.Struct, frozen=True):
     url: str | None
     command: list[str]
     key_variable: str | None
+    session: str = "call"
 
 
 class Source(msgspec.Struct, frozen=True):
@@ -180,12 +181,10 @@ class EnvironmentCall(msgspec.Struct, frozen=True, array_like=True):
     Attributes:
         tool: position in ``LoadTools``.
         arguments: JSON object.
-        created: JSON object: the row's constructor arguments of its class.
     """
 
     tool: int
     arguments: bytes
-    created: bytes
 
 
 class CallTool(Numbered, frozen=True, tag=True):
@@ -195,7 +194,8 @@ class CallTool(Numbered, frozen=True, tag=True):
         tool: position in ``LoadTools``.
         instance: name of the call, the same in every repetition.
         arguments: JSON object; for a user simulator the `Conversation`.
-        created: JSON object: the row's constructor arguments, or arguments of the user simulator.
+        created: JSON object: the row's constructor arguments of the tool, or those of each of its
+            environments, or arguments of the user simulator.
         pictures: pictures of the row so far; None if tools cannot return pictures.
         row: name of the row, for a call to its environment.
         before: earlier calls of the row to its environment, in order.

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections import Counter
+from collections import ChainMap, Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -222,12 +222,7 @@ class Generation:
     def _tools(
         self, conversations: Conversations, step: int, rows: Sequence[Row], turns: Turns
     ) -> RemoteTools:
-        environments = {
-            tool.name: tool.environment
-            for agent in turns.agents.values()
-            for tool in agent.spec.tools
-            if tool.environment
-        }
+        environments = [agent.spec.environments for agent in turns.agents.values()]
         return RemoteTools(
             caller=self.caller,
             tools=[Peer("tools rank", at.host, at.port, "tools") for at in conversations.tools],
@@ -238,7 +233,7 @@ class Generation:
             step=step,
             rows=[(batch_name(row.batch), row.number) for row in rows],
             prompts=[_with_tools(row.prompt, turns.agents[row.prompt.agent]) for row in rows],
-            environments=environments,
+            environments=dict(ChainMap(*environments)),
             attempt=conversations.attempt,
             world=self.world,
         )

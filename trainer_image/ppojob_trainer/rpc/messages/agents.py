@@ -17,7 +17,8 @@ class ToolCall(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         arguments: JSON object, unchecked; of a user simulator a `tools.wire.Conversation`.
-        created: JSON object with the row's constructor arguments of the tool.
+        created: JSON object with the row's constructor arguments of the tool, or with those of each
+            environment.
         id: the model's id of the call; empty in most formats.
         to_user: whether the user simulator of this name answers.
     """
