@@ -22,7 +22,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.engines import StandaloneEngines
 from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead, PrefetchedSource
-from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows, SynchronousSource
+from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
@@ -43,16 +43,14 @@ class DynamicSampling:
 
     Attributes:
         drops: whether responses whose reward function failed are excluded from training.
-        ahead: prefetches first rounds; None without prefetch.
-        interleaved: generates later rounds with the current one; None without lookahead.
+        source: prefetches first rounds, or generates later rounds with the current one.
     """
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
     drops: bool
-    ahead: PrefetchedSource | None = None
-    interleaved: InterleavedSource | None = None
+    source: PrefetchedSource | InterleavedSource
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Generate, score and record rounds until the batch is full or no round is left."""
@@ -79,14 +77,12 @@ class DynamicSampling:
                 *(step, len(rounds), found, size, self.settings.metric),
             )
         chosen = chosen_batch(rounds, choose(signals, size, lost))
-        metrics = sampling_metrics(signals, size)
-        if self.ahead is not None:
-            later = self.ahead.later
+        source, later = self.source, self.source.later
+        if isinstance(source, PrefetchedSource):
             following = later.batches_from(step + 1, later.order.place)
             if following:
-                self.ahead.begin(step + 1, step - 1, following, timer)
-        if (source := self.ahead or self.interleaved) is not None:
-            metrics |= source.later.staleness(chosen, step)
+                source.begin(step + 1, step - 1, following, timer)
+        metrics = sampling_metrics(signals, size) | later.staleness(chosen, step)
         return Rows(chosen, is_recorded=True, metrics=metrics, rounds=rounds)
 
     def _round(
@@ -98,17 +94,17 @@ class DynamicSampling:
             prompts = draw(self.settings.prompts_per_round)
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
-        if self.interleaved is not None:
-            later = self.interleaved.later
+        source, later = self.source, self.source.later
+        if isinstance(source, InterleavedSource):
             batch.number = later.rounds_begun
             steps_left = later.total_steps - step + 1
             rounds_left = steps_left * self.settings.max_rounds - number - 1
             following = later.next_rounds(rounds_left)
-            self.interleaved.generate(step, (batch, None), following, timer)
-        elif self.ahead is None or number:
+            source.generate(step, (batch, None), following, timer)
+        elif number:
             self.stages.generate(batch, step, timer=timer)
         else:
-            self.ahead.wait(step, (batch, None), (), timer)
+            source.wait(step, (batch, None), (), timer)
         with timer("reward"):
             self.stages.score(batch, step)
         dropped = dropped_rows(batch, None, step) if self.drops else []
@@ -118,7 +114,7 @@ class DynamicSampling:
         return batch, dropped
 
 
-BatchSource: TypeAlias = SynchronousSource | PrefetchedSource | InterleavedSource | DynamicSampling
+BatchSource: TypeAlias = PrefetchedSource | InterleavedSource | DynamicSampling
 
 
 def batch_source(
@@ -133,23 +129,18 @@ def batch_source(
     later = Lookahead(
         stages,
         algorithm,
-        steps=spec.rollout.max_staleness,
+        steps=0 if spec.rollout.replay is not None else spec.rollout.max_staleness,
         total_steps=total_steps,
         passes=spec.steps.epochs,
         dataset=dataset,
         order=order,
     )
-    has_lookahead = later.steps > 0 and spec.rollout.replay is None
-    ahead, interleaved = None, None
-    if has_lookahead and isinstance(stages.engines, StandaloneEngines):
-        ahead = PrefetchedSource(later, stages.engines)
-    elif has_lookahead:
-        interleaved = InterleavedSource(later)
+    source: PrefetchedSource | InterleavedSource = InterleavedSource(later)
+    if later.steps and isinstance(stages.engines, StandaloneEngines):
+        source = PrefetchedSource(later, stages.engines)
     if sampling is not None:
-        return DynamicSampling(
-            stages, algorithm, sampling, spec.drops_responses, ahead, interleaved
-        )
-    return ahead or interleaved or SynchronousSource(stages, algorithm)
+        return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, source)
+    return source
 
 
 def has_signal(

@@ -19,7 +19,6 @@ from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import PromptRow
-from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rollout import (
@@ -309,22 +308,6 @@ def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> W
         extra_infos=whole.extra_infos[first:last],
         extras=whole.extras[rows],
     )
-
-
-@dataclass(frozen=True)
-class SynchronousSource:
-    """Batch source that generates the rows of a step when it begins."""
-
-    stages: RolloutStages
-    algorithm: AlgorithmSpec
-
-    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Generate the rows of a step; a repeated step gets the same rows."""
-        with timer("data"):
-            prompts = draw(self.algorithm.prompts_per_step)
-        batch, greedy = step_batches(self.algorithm, prompts, len(self.stages.actor.ranks))
-        self.stages.generate(batch, step, greedy, timer)
-        return Rows(batch, greedy)
 
 
 @contextmanager

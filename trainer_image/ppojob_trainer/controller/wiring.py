@@ -107,7 +107,7 @@ class _Wiring:
         self.training = self._training_step()
         self.checkpoints = self._checkpoints()
         self.roles.meanwhile = self.checkpoints.poll
-        ahead = self.source.ahead if isinstance(self.source, DynamicSampling) else self.source
+        ahead = self.source.source if isinstance(self.source, DynamicSampling) else self.source
         if isinstance(ahead, PrefetchedSource):
             self.checkpoints.write_ahead = ahead.save
         self.loop = self._loop(heartbeat)
