@@ -23,6 +23,7 @@ from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.scoring import RowScore
 
 
@@ -148,8 +149,7 @@ def test_rows_stay_with_those_who_made_them():
             samples=2,
             owners=2,
             round=number,
-            lengths=[100 * number + row for row in range(8)],
-            truncated=[row == 3 for row in range(8)],
+            metadata=[RowMetadata(100 * number + row, row == 3) for row in range(8)],
             scores=[float(row) for row in range(8)],
             extras=[b"%d" % row for row in range(8)],
         )
@@ -195,7 +195,7 @@ class Rounds:
         self.kept: list[int] = []
 
     def generate(self, batch: Batch, step: int, *_: object, ahead: object) -> None:
-        batch.lengths, batch.truncated = [1] * batch.num_rows, [False] * batch.num_rows
+        batch.metadata = [RowMetadata(1, is_truncated=False)] * batch.num_rows
 
     def score(self, batch: Batch, step: int) -> None:
         given = self.scores[batch.round]

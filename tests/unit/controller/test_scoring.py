@@ -15,6 +15,7 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RoleLost
 from ppojob_trainer.metrics.step_metrics import Spread
 from ppojob_trainer.rewards.process import ScoringPool
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.messages.scoring import (
     ModelScored,
@@ -42,9 +43,8 @@ NO_ADVANTAGE = Advantaged([], SPREAD, SPREAD, 0.0, [], [])
 
 
 def batch_of(purpose: str = "train") -> Batch:
-    rows = range(len(PROMPTS) * SAMPLES)
-    lengths, truncated = [row + 1 for row in rows], [row % 3 == 0 for row in rows]
-    return Batch(purpose, PROMPTS, SAMPLES, owners=1, lengths=lengths, truncated=truncated)
+    rows = [RowMetadata(row + 1, row % 3 == 0) for row in range(len(PROMPTS) * SAMPLES)]
+    return Batch(purpose, PROMPTS, SAMPLES, owners=1, metadata=rows)
 
 
 def score(scoring: Scoring, batch: Batch, step: int) -> None:

@@ -25,7 +25,7 @@ ROWS = StepRows(
     rewards=[0.5, 0.1, -0.5, 9.0],
     prompt_tokens=[10, 10, 20, 20],
     response_tokens=[8, 4, 8, 0],
-    finish_reasons=["length", "stop", "stop", "abort"],
+    truncated=[True, False, False, False],
     extras=[{"f/format": 1.0}, {"f/format": 0.5, "pred": "3"}, {"pred": "4"}, {"f/format": 9.0}],
 )
 ADVANTAGES = Spread(mean=0.25, max=2.0, min=-1.0)
@@ -105,7 +105,7 @@ def test_hand_computed_rows():
 
 
 def test_all_aborted_is_nan_and_not_an_error():
-    rows = StepRows([1.0], [1.0], [3], [0], ["stop"], [{}])
+    rows = StepRows([1.0], [1.0], [3], [0], [False], [{}])
     found = metrics_of(rows)
     assert math.isnan(found["critic/score/mean"])
     assert math.isnan(found["response_length_non_aborted/clip_ratio"])

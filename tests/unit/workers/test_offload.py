@@ -59,7 +59,7 @@ def a_step(worker: ActorRolloutWorker, folder: Path) -> Iterator[tuple[str, dict
     yield "restore", on_device(worker)
     ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
     request = Generate("train", 1, 0, PROMPTS, 2, (0, len(PROMPTS)))
-    lengths = ask(worker, methods.GENERATE, request).lengths
+    lengths = [row.length for row in ask(worker, methods.GENERATE, request).rows]
     yield "generate", on_device(worker)
     index = BatchIndex((3,) * len(PROMPTS), tuple(lengths), 2, (0,) * len(PROMPTS))
     scores = [float(row % 2) for row in range(rows)]

@@ -208,16 +208,9 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
         prompts=[rounds[round_].prompts[position] for round_, position in places],
         samples=samples,
         owners=rounds[0].owners,
-        lengths=[batch.lengths[row] for batch, row in rows],
-        truncated=[batch.truncated[row] for batch, row in rows],
-        versions=[batch.versions[row] for batch, row in rows if batch.versions],
-        later_picture_bytes=[
-            batch.later_picture_bytes[row] for batch, row in rows if batch.later_picture_bytes
-        ],
+        metadata=[batch.metadata[row] for batch, row in rows],
         scores=[batch.scores[row] for batch, row in rows],
         extras=[batch.extras[row] for batch, row in rows],
-        figures=[batch.figures[row] for batch, row in rows if batch.figures],
-        tool_seconds=[batch.tool_seconds[row] for batch, row in rows if batch.tool_seconds],
         counts=sum((batch.counts for batch in rounds), Counter()),
         origins=[Origin(r, position, owners[r][position]) for r, position in places],
     )

@@ -22,6 +22,7 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import Interrupted
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, Demonstration, GivenRows
 from ppojob_trainer.rpc.methods import DEMONSTRATE, MEASURE_LOSS, SUPERVISE
 from ppojob_trainer.rpc.wire import RequestId
@@ -90,16 +91,18 @@ class Demonstrations:
                 for at, row in enumerate(prompts)
             ]
         answers = [answer for row in prompts for answer in row.answers]
-        shown = [[one for part in answer for one in part.pictures] for answer in answers]
-        return Batch(
-            purpose,
-            prompts,
-            samples=samples,
-            owners=len(self.actor.ranks),
-            lengths=[sum(len(part.tokens) for part in answer) for answer in answers],
-            truncated=[False] * len(answers),
-            later_picture_bytes=[len(packed_later(later)) for later in shown],
-        )
+        metadata = [
+            RowMetadata(
+                sum(len(part.tokens) for part in answer),
+                is_truncated=False,
+                later_picture_bytes=len(
+                    packed_later([one for part in answer for one in part.pictures])
+                ),
+            )
+            for answer in answers
+        ]
+        owners = len(self.actor.ranks)
+        return Batch(purpose, prompts, samples=samples, owners=owners, metadata=metadata)
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
         for first, last in batch.shares:

@@ -88,9 +88,8 @@ class StandaloneEngines(Engines):
         rows = [one.rows for one in answers if one.rows is not None]
         if len(rows) < len(answers):
             return False
-        batches[0].set_lengths(rows)
-        for greedy in batches[1:]:
-            greedy.set_lengths([one.greedy for one in rows if one.greedy is not None])
+        first, *greedy = batches
+        first.set_metadata(rows, greedy[0] if greedy else None)
         return True
 
     def _names(self, batches: Sequence[Batch], step: int) -> list[BatchName]:

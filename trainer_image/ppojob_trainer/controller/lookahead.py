@@ -101,7 +101,8 @@ class Lookahead:
         if not self.steps:
             return {}
         given = batch.given_rows
-        drawn = [tokens for row, tokens in enumerate(batch.versions) if row not in given]
+        rows = enumerate(batch.metadata)
+        drawn = [row.versions for number, row in rows if number not in given]
         metrics = staleness_metrics(drawn, step - 1)
         if (oldest := metrics["async/staleness_max"]) > self.steps:
             raise JobFailed(

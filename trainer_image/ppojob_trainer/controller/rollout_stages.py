@@ -114,7 +114,7 @@ class RolloutStages:
         ahead: Sequence[StepBatches] = (),
         is_begun: bool = False,
     ) -> None:
-        """Generate the rows of a batch on their owners, and set its lengths.
+        """Generate the rows of a batch on their owners, and set its metadata.
 
         Args:
             batch: the batch.
@@ -133,9 +133,7 @@ class RolloutStages:
                 self.engines.prepare(step if batch.purpose == "validation" else step - 1)
         with timer("gen"):
             answers = self.run_engines(batch, step, greedy, ahead)
-            batch.set_lengths(answers)
-            if greedy is not None:
-                greedy.set_lengths([one.greedy for one in answers if one.greedy is not None])
+            batch.set_metadata(answers, greedy)
             self.engines.deliver(together, step)
 
     def run_engines(

@@ -32,7 +32,6 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.rows.row_files import ROWS_POINT, has_given, read_row_metadata
 from ppojob_trainer.rpc.messages.saving import FileEntry
-from ppojob_trainer.rpc.messages.scoring import RowScore
 
 _log = logging.getLogger(__name__)
 
@@ -287,18 +286,9 @@ class RowTape:
             check_content(folder, entry)
         try:
             found = read_row_metadata(folder / entry.path for entry in entries)
+            batch.metadata, batch.scores, batch.extras = found
         except (OSError, pa.ArrowException) as error:
             raise DamagedCheckpoint(folder.name, f"cannot be read: {error}") from error
-        batch.lengths, batch.truncated = found.lengths, found.truncated
-        batch.figures = found.figures if any(found.figures) else []
-        batch.versions = found.versions
-        batch.later_picture_bytes = found.later_picture_bytes
-        batch.set_scores(
-            [
-                RowScore(row, score, values)
-                for row, (score, values) in enumerate(zip(found.scores, found.values, strict=True))
-            ]
-        )
 
     def record(self, batch: Batch, step: int, files: Iterable[FileEntry]) -> None:
         """Journal that a batch is on disk, before training on it."""

@@ -14,8 +14,6 @@ import msgspec
 
 _T = TypeVar("_T")
 
-ABORTED: Final = "abort"
-CLIPPED: Final = "length"
 TOOL_SECONDS: Final = "timing_s/agent_loop/tool_calls"
 """Duration of a row's tool calls."""
 OWN_SCORE: Final = "/score"
@@ -121,7 +119,7 @@ class StepRows:
         rewards: (rows,) scores with penalties (KL in the reward).
         prompt_tokens: (rows,) prompt lengths.
         response_tokens: (rows,) response lengths, with the end token.
-        finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
+        truncated: (rows,) whether a length limit ended a response.
         extras: (rows,) further values of the reward functions.
         figures: (rows,) turns and tool calls; empty for single-turn rows.
         tool_seconds: (rows,) time in tool calls; empty if unknown.
@@ -134,7 +132,7 @@ class StepRows:
     rewards: Sequence[float]
     prompt_tokens: Sequence[int]
     response_tokens: Sequence[int]
-    finish_reasons: Sequence[str]
+    truncated: Sequence[bool]
     extras: Sequence[Mapping[str, float | str]]
     figures: Sequence[RowFigures] = ()
     tool_seconds: Sequence[float] = ()
@@ -159,14 +157,11 @@ def row_metrics(
     """Return metrics of scores, rewards, advantages and lengths, as far as present.
 
     Departs from verl: ``response_length/clip_ratio`` counts responses that a length limit ended,
-    where verl counts those of maximum length; and rows with the finish reason ``abort`` count as
-    aborted.
+    where verl counts those of maximum length. As there, empty responses count as aborted.
 
     Dropped rows have no score and no reward, filtered ones no reward.
     """
-    pairs = zip(rows.response_tokens, rows.finish_reasons, strict=True)
-    is_aborted = [length == 0 or reason == ABORTED for length, reason in pairs]
-    is_clipped = [reason == CLIPPED for reason in rows.finish_reasons]
+    is_aborted = [length == 0 for length in rows.response_tokens]
     at_limit = [length == max_prompt_tokens for length in rows.prompt_tokens]
     unscored, filtered = set(rows.dropped), set(rows.filtered)
     is_out = [aborted or row in unscored for row, aborted in enumerate(is_aborted)]
@@ -181,11 +176,11 @@ def row_metrics(
         **({} if advantages is None else advantages.named("critic/advantages")),
         **({} if returns is None else returns.named("critic/returns")),
         **Spread.of(rows.response_tokens).named("response_length"),
-        "response_length/clip_ratio": _share(is_clipped),
+        "response_length/clip_ratio": _share(rows.truncated),
         **Spread.of(_without(rows.response_tokens, is_aborted)).named(
             "response_length_non_aborted"
         ),
-        "response_length_non_aborted/clip_ratio": _share(_without(is_clipped, is_aborted)),
+        "response_length_non_aborted/clip_ratio": _share(_without(rows.truncated, is_aborted)),
         "response/aborted_ratio": _share(is_aborted),
         **Spread.of(rows.prompt_tokens).named("prompt_length"),
         "prompt_length/clip_ratio": _share(at_limit),

@@ -11,7 +11,6 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 from torch import Tensor
 
 from ppojob_api.run_config import RunConfig
@@ -40,6 +39,7 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES, RolloutError
 from ppojob_trainer.rows.row_files import read_tokens, write_part
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.keys import KeyRing
@@ -107,7 +107,7 @@ class ActorRolloutWorker:
     reward_model: RewardModelStages | None  # the reward model's, if it is in this rank
     _rows: dict[tuple[str, int], OwnedRows] = field(default_factory=dict)
     """By purpose and generation round."""
-    _metadata: dict[BatchName, Generated] = field(default_factory=dict)
+    _metadata: dict[BatchName, list[RowMetadata]] = field(default_factory=dict)
     """Of the rows that another role generated, for the controller."""
 
     def routes(self) -> list[Route]:
@@ -169,14 +169,13 @@ class ActorRolloutWorker:
         received = receive_rows(link, request, self.rank, first_sender=owners)
         for batch, rows in zip(request.batches, received, strict=True):
             self._store_generated(batch.purpose, batch.round, rows)
-            self._metadata[batch] = generation_result([rows])
+            self._metadata[batch] = generation_result([rows]).rows
         return Nothing()
 
     def _recall(self, request: Recall) -> Recalled:
-        first, *greedy = [self._metadata.get(batch) for batch in request.batches]
-        if first is None or None in greedy:
+        if not all(batch in self._metadata for batch in request.batches):
             return Recalled(None)
-        return Recalled(msgspec.structs.replace(first, greedy=greedy[0] if greedy else None))
+        return Recalled(Generated(*(self._metadata[batch] for batch in request.batches)))
 
     def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))

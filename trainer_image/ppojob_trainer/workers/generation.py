@@ -2,7 +2,6 @@
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -36,6 +35,7 @@ from ppojob_trainer.rollout.protocol import RolloutEngine, SamplingParams, StopT
 from ppojob_trainer.rollout.sampling import Purpose, sample_seed
 from ppojob_trainer.rollout.structured_output import Grammar, grammar_of
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rows.row_metadata import RowMetadata, tokens_by_version
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import (
@@ -302,28 +302,19 @@ def batches_of(request: Generate) -> list[Generate]:
 
 def generation_result(made: list[GeneratedRows], counts: dict[str, int] | None = None) -> Generated:
     """Build the answer to the controller: metadata of the batches, and engine counters."""
-    first, *greedy = (
-        Generated(
-            [len(row.tokens) for row in rows],
-            [row.finish_reason == "length" for row in rows],
-            figures=[row.figures for row in rows if row.figures],
-            tool_seconds=[row.tool_seconds for row in rows if row.figures],
-            versions=[_versions(row) for row in rows],
-            later_picture_bytes=[len(packed_later(row.pictures)) for row in rows],
-        )
-        for rows in (batch.trajectories for batch in made)
+    first, *greedy = [list(map(_metadata, batch.trajectories)) for batch in made]
+    return Generated(first, greedy[0] if greedy else [], counts or {})
+
+
+def _metadata(row: Trajectory) -> RowMetadata:
+    return RowMetadata(
+        len(row.tokens),
+        row.finish_reason == "length",
+        row.figures,
+        row.tool_seconds if row.figures else None,
+        tokens_by_version((one.policy_version, len(one.tokens)) for one in row.segments),
+        len(packed_later(row.pictures)),
     )
-    own = greedy[0] if greedy else None
-    return msgspec.structs.replace(first, greedy=own, counts=counts or {})
-
-
-def _versions(row: Trajectory) -> dict[int, int]:
-    """Count the tokens of a row by policy version."""
-    found = Counter[int]()
-    for segment in row.segments:
-        if segment.policy_version is not None:
-            found[segment.policy_version] += len(segment.tokens)
-    return dict(found)
 
 
 @contextmanager

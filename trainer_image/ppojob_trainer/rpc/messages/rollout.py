@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rows import BatchName
 
@@ -94,23 +95,12 @@ class Generated(msgspec.Struct, frozen=True):
     """Metadata of the generated rows, prompt-major.
 
     Attributes:
-        lengths: (rows,) tokens.
-        truncated: (rows,) whether the length limit was reached.
-        greedy: metadata of the greedy responses, if requested.
-        figures: (rows,) `RowFigures` as JSON; empty for single-turn rows.
-        tool_seconds: (rows,) time in tool calls; empty likewise.
-        versions: (rows,) token counts by version of the weights that generated them, or `OF_DATA`.
-        later_picture_bytes: (rows,) bytes of the pictures after the prompt.
+        greedy: of the greedy responses, if requested.
         counts: engine counters (`RolloutEngine.counts`).
     """
 
-    lengths: list[int]
-    truncated: list[bool]
-    greedy: "Generated | None" = None
-    figures: list[bytes] = []
-    tool_seconds: list[float] = []
-    versions: list[dict[int, int]] = []
-    later_picture_bytes: list[int] = []
+    rows: list[RowMetadata]
+    greedy: list[RowMetadata] = []
     counts: dict[str, int] = {}
 
 
