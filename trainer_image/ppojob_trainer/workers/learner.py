@@ -48,14 +48,14 @@ class Learner:
         train: Callable[[PreTrainedModel, int], TrainEngine],
         offload: Collection[Offloaded] = (),
     ) -> None:
-        self._offloads = "weights" in offload
+        self._offload = offload
         self.model = load()
         # Adapters are small, so `restore` copies them back instead of loading the model again.
         adapters = trained_tensors(self.model) if adapters_of(self.model) else {}
         self._initial_adapters = {
             name: local_part(tensor).to("cpu", copy=True) for name, tensor in adapters.items()
         }
-        self.resident = resident_weights(self.model, offloads=self._offloads)
+        self.resident = resident_weights(self.model, offload)
         self._role = role
         self._world = world
         self._seed = seed
@@ -85,7 +85,7 @@ class Learner:
                     load_named_tensors(self.model, self._initial_adapters)
             else:
                 self.model = self._load()
-                self.resident = resident_weights(self.model, offloads=self._offloads)
+                self.resident = resident_weights(self.model, self._offload)
         self._engine = self._train(self.model, total_updates)
         if folder is None:
             torch.manual_seed(self._seed + self._stream)
@@ -207,10 +207,10 @@ def critic_learner(
     return Learner("critic", world, spec.seed, load, train, offload)
 
 
-def resident_weights(model: nn.Module, *, offloads: bool) -> Resident:
-    """Offload a model's weights, if `offloads`; adapters are small and stay."""
-    named = model.named_parameters()
-    resident = Resident((w for name, w in named if not is_adapter(name)), may_offload=offloads)
+def resident_weights(model: nn.Module, offload: Collection[Offloaded]) -> Resident:
+    """Offload a model's weights, if `offload` names them; adapters are small and stay."""
+    weights = (weight for name, weight in model.named_parameters() if not is_adapter(name))
+    resident = Resident(weights, may_offload="weights" in offload)
     resident.offload()
     return resident
 
