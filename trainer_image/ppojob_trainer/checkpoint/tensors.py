@@ -58,7 +58,7 @@ def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def write_tensors(
-    path: Path,
+    path: Path | None,
     tensors: Mapping[str, Tensor],
     *,
     dtype: torch.dtype | None = None,
@@ -67,14 +67,18 @@ def write_tensors(
 ) -> tuple[int, str]:
     """Write a safetensors file in place, with fsync; not atomic, unlike its checkpoint.
 
-    A sharded tensor is gathered by `join` before it is written; the other ranks call
-    `gather_tensors`. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
+    A sharded tensor is gathered by `join` before it is written; a rank without a path only takes
+    part in that. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
 
     Returns:
         Size in bytes and sha256 in hex of the file.
     """
     stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
     order = _order(stored)
+    if path is None:
+        for name in order:
+            join(name, tensors[name], stored[name])
+        return 0, ""
     header = _encode_header(order, tensors, stored, metadata or {})
     file = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -86,15 +90,6 @@ def write_tensors(
         os.close(file)
     durable.fsync_folder(path.parent, SHARD_POINT)
     return size_bytes, sha256
-
-
-def gather_tensors(
-    tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join
-) -> None:
-    """Take part in `write_tensors` of another rank, with the same arguments."""
-    stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
-    for name in _order(stored):
-        join(name, tensors[name], stored[name])
 
 
 @dataclass(frozen=True)
