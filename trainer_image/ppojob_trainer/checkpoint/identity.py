@@ -5,11 +5,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_api.run_config import LAYOUT
 from ppojob_api.shape import members_at
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.policy_loss import LOSSES
@@ -104,13 +103,11 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
 
 def check_bases(theirs: Mapping[str, Json], bases: Mapping[str, str], folder: Path) -> None:
     """Refuse adapters of other base models than the fingerprints `bases` by CannotResume."""
-    found = theirs.get("bases")
-    # Before critics had adapters there was one fingerprint, of the policy's weights.
-    known = found if isinstance(found, dict) else {"spec.model.path": theirs.get("base")}
+    known = theirs.get("bases")
     differing = [
         (where, base, other)
         for where, base in bases.items()
-        if isinstance(other := known.get(where), str) and other != base
+        if isinstance(known, dict) and isinstance(other := known.get(where), str) and other != base
     ]
     if differing:
         raise CannotResume(
@@ -134,19 +131,7 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
             f"{folder.name}/manifest.json", "it lists no configuration: made by no known version"
         )
     check_content(folder, entry)
-    return read_settings((folder / entry.path).read_bytes())
-
-
-def read_settings(document: bytes) -> dict[str, Json]:
-    """Parse the settings that a checkpoint stores.
-
-    Older ones have some fields of `layout` in `spec`.
-    """
-    settings: dict[str, Any] = json.loads(document)
-    for section, keys in LAYOUT.items():
-        fixed = settings["spec"].get(section) or {}
-        if moved := {key: fixed.pop(key) for key in keys if key in fixed}:
-            settings["layout"].setdefault(section, {}).update(moved)
+    settings: dict[str, Json] = json.loads((folder / entry.path).read_bytes())
     return settings
 
 

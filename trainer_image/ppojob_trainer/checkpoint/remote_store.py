@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import posixpath
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -11,7 +12,6 @@ from typing import Any, Final
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.identity import read_settings
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, check_content
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
@@ -86,7 +86,8 @@ class RemoteStore:
         data = self.read(step, path)
         if hashlib.sha256(data).hexdigest() != found.config_sha256:
             raise DamagedCheckpoint(f"{folder_name(step)}/{path}", "it was changed")
-        return read_settings(data)
+        settings: dict[str, Json] = json.loads(data)
+        return settings
 
     def read(self, step: int, *path: str) -> bytes:
         """Read a small file of a copy."""

@@ -98,8 +98,8 @@ _VERDICT: Final = (
     *("row", "score", "response_tokens", "truncated", "figures", "reward_values", "segments"),
     "picture_bytes",
 )
-_TOKENS: Final = (
-    *("row", "truncated", "response_ids", "rollout_logprobs", "segments", "experts", "pictures"),
+TOKEN_CELLS: Final = (
+    *("truncated", "response_ids", "rollout_logprobs", "segments", "experts", "pictures"),
 )
 
 
@@ -153,20 +153,15 @@ def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def read_row_metadata(parts: Iterable[Path]) -> tuple[list[RowMetadata], list[float], list[bytes]]:
-    """Read all rows of a step without their tokens; return also (rows,) scores and values as JSON.
-
-    Parts of earlier versions have fewer columns.
-    """
+    """Read all rows of a step without tokens; return also (rows,) scores, and values as JSON."""
     rows = _read(parts, _VERDICT).to_pylist()
     metadata = [
         RowMetadata(
             row["response_tokens"],
             row["truncated"],
-            figures=(row.get("figures") or "").encode(),
-            versions=tokens_by_version(
-                (one["version"], one["tokens"]) for one in row.get("segments") or ()
-            ),
-            later_picture_bytes=row.get("picture_bytes") or 0,
+            figures=(row["figures"] or "").encode(),
+            versions=tokens_by_version((one["version"], one["tokens"]) for one in row["segments"]),
+            later_picture_bytes=row["picture_bytes"] or 0,
         )
         for row in rows
     ]
@@ -190,7 +185,7 @@ def has_given(part: Path) -> bool:
 
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
     """Read the token columns of rows `[first, last)` in order."""
-    columns: dict[str, list[Any]] = _read(parts, _TOKENS, first, last).to_pydict()
+    columns: dict[str, list[Any]] = _read(parts, ("row", *TOKEN_CELLS), first, last).to_pydict()
     return columns
 
 
@@ -198,12 +193,10 @@ def _read(
     parts: Iterable[Path], columns: Sequence[str], first: int = 0, last: int | None = None
 ) -> pa.Table:
     filters = [("row", ">=", first)] + ([] if last is None else [("row", "<", last)])
-    tables = []
-    for part in parts:
-        # Parts of earlier versions have fewer columns.
-        present = set(pq.read_schema(part).names)
-        own = [name for name in columns if name in present]
-        tables.append(pq.read_table(part, columns=own, filters=filters, use_threads=False))
+    names = list(columns)
+    tables = [
+        pq.read_table(part, columns=names, filters=filters, use_threads=False) for part in parts
+    ]
     return pa.concat_tables(tables).sort_by("row")
 
 
