@@ -64,7 +64,7 @@ def make_checkpoint(store: CheckpointStore, step: int) -> None:
     pending = store.begin(step)
     files = [
         Shard.of(f"actor/rank-{rank}/{kind}.safetensors", part, role="actor", rank=rank).write(
-            pending.folder
+            pending
         )
         for rank in (0, 1)
         for kind, part in (("model", tensors(step + rank)), ("rng", {"cpu": torch.arange(9)}))

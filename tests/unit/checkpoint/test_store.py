@@ -263,7 +263,7 @@ def test_sealing_again_keeps_what_is_sealed(root: Path, newest):
 
 def test_a_restarted_controller_finds_what_the_ranks_wrote(root: Path):
     first = kill_server.open_store(root).begin(4, rewinds=2)
-    entry = a_shard("a/model").write(first.folder)
+    entry = a_shard("a/model").write(first)
     store = kill_server.open_store(root)
     again = store.begin(4, rewinds=2)
     assert again == first
@@ -276,13 +276,13 @@ def test_a_late_rank_of_an_older_attempt_finds_its_folder_gone(root: Path):
     store.begin(4, rewinds=2)
     for path in ("a/model", "model"):
         with pytest.raises(FileNotFoundError):
-            a_shard(path).write(old.folder)
+            a_shard(path).write(old)
 
 
 def test_seal_refuses_what_does_not_fit_the_answers(root: Path):
     store = kill_server.open_store(root)
     pending = store.begin(4)
-    entry = a_shard("a/model").write(pending.folder)
+    entry = a_shard("a/model").write(pending)
     absent = msgspec.structs.replace(entry, path="a/other")
     with pytest.raises(DamagedCheckpoint, match="a/other: the file is missing"):
         store.complete(pending, kill_server.progress(4), [entry, absent])

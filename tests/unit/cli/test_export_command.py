@@ -41,7 +41,7 @@ def checkpoint(run: Path, model: dict[str, object], **sections: dict[str, object
     store = CheckpointStore(run / "checkpoints", job_uid="u", config=resolve(job).trajectory_json())
     pending = store.begin(4)
     path = "actorRollout/rank-00000/model.safetensors"
-    entry = Shard.of(path, WEIGHTS, role="actorRollout", rank=0).write(pending.folder)
+    entry = Shard.of(path, WEIGHTS, role="actorRollout", rank=0).write(pending)
     state = RoleState(role="actorRollout", world_size=1, attempt=1, optimizer_steps=4)
     store.complete(pending, progress_behind(4, state), [entry])
 

@@ -199,7 +199,7 @@ def test_a_step_that_a_full_disk_has_refused_is_saved_in_the_end(attempt, begun,
     if attempt > 1:
         checkpoints = begun(attempt)
     # A role is lost beside it: asked again, the ranks remember what they wrote.
-    checkpoints._write_shards(checkpoints.store.begin(state.step))
+    checkpoints._write_shards(checkpoints.store.begin(state.step), state.step)
     checkpoints.save(state)
     assert checkpoints.is_saved(state)
     assert [len(rank.asked) for rank in ranks] == [2, 2]

@@ -126,11 +126,6 @@ def test_what_was_said_before_another_role_was_lost_counts(role_of, scoring_by):
     drifting = Drifting()
     scoring = scoring_by(role_of("reward", drifting.routes()))
     with contextlib.suppress(RoleLost), scoring.start(batch_of(), 1):
-        for index in range(1000):
-            id_ = RequestId(0, 1, "advantages", index)
-            scoring.roles.broadcast(scoring.owner, ADVANTAGES, Advantages([], 0.0), id_)
-            if scoring._pending["train"][1].is_done:
-                break
         raise RoleLost("critic", "it ended")
     again = batch_of()
     score(scoring, again, 1)

@@ -22,7 +22,7 @@ from ppojob_trainer.checkpoint.journal import (
     Journal,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
+from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.journal_state import JournalState, without_tables
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint, RoleLost, StorageError
@@ -80,7 +80,7 @@ class _InFlight:
         is_refused: whether a disk refused it.
     """
 
-    pending: PendingCheckpoint
+    pending: Path
     progress: Progress
     files: list[FileEntry]
     rewinds: int
@@ -117,7 +117,7 @@ class Checkpoints:
     @property
     def in_flight_step(self) -> int | None:
         """Return the step of the background checkpoint, or None."""
-        return None if (one := self._current()) is None else one.pending.step
+        return None if (one := self._current()) is None else one.progress.step
 
     @property
     def is_refused(self) -> bool:
@@ -158,7 +158,7 @@ class Checkpoints:
         rewinds = self.roles.rewinds
         pending = self.store.begin(progress.step, rewinds=rewinds)
         try:
-            files = self._write_shards(pending, in_background=in_background)
+            files = self._write_shards(pending, progress.step, in_background=in_background)
             if self.write_ahead is not None:
                 act = f"save_rows/{self._failures}"
                 files += self.write_ahead(progress, self._folder(pending), act)
@@ -210,7 +210,7 @@ class Checkpoints:
             self._failures += 1
             self.store.clear()
             if isinstance(problem, DamagedCheckpoint):  # removed with a failed attempt
-                raise StorageError(one.pending.folder, str(problem)) from problem
+                raise StorageError(one.pending, str(problem)) from problem
             raise
 
     def skip(self, step: int) -> None:
@@ -261,9 +261,7 @@ class Checkpoints:
                 raise StorageError(Path(call.peer.name), answer.refusal)
         return _files(answer for _, answer in answers)
 
-    def _complete(
-        self, pending: PendingCheckpoint, progress: Progress, files: list[FileEntry]
-    ) -> None:
+    def _complete(self, pending: Path, progress: Progress, files: list[FileEntry]) -> None:
         checkpoint = self.store.complete(pending, progress, files)
         size_bytes = sum(entry.size_bytes for entry in checkpoint.manifest.files)
         self.journal.append(
@@ -274,18 +272,18 @@ class Checkpoints:
             self.copies.start()
         self.prune()
 
-    def _folder(self, pending: PendingCheckpoint) -> str:
+    def _folder(self, pending: Path) -> str:
         """Return the folder of a checkpoint, relative to the run folder."""
-        return str(pending.folder.relative_to(self.store.root.parent))
+        return str(pending.relative_to(self.store.root.parent))
 
     def _write_shards(
-        self, pending: PendingCheckpoint, *, in_background: bool = False
+        self, pending: Path, step: int, *, in_background: bool = False
     ) -> list[FileEntry]:
-        request = SaveShards(self._folder(pending), pending.step, in_background)
+        request = SaveShards(self._folder(pending), step, in_background)
         # Ranks answer a repeated id from memory, but the files of a failed attempt are removed. A
         # restarted controller does not know of failures, so its attempt is in the id.
         stage = f"save_shards/{self.roles.caller.attempt}"
-        id_ = RequestId(0, pending.step, stage, self._failures)
+        id_ = RequestId(0, step, stage, self._failures)
         files = []
         for group in self.roles.saved:
             saved: list[Saved] = self.roles.broadcast(group, SAVE_SHARDS, request, id_)

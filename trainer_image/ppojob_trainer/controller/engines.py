@@ -28,11 +28,6 @@ class Engines:
     group: RoleGroup
     tensor: int
 
-    @property
-    def attempt(self) -> int:
-        """Return the attempt of standalone engines; 0 for colocated ones."""
-        return 0
-
     def shares(self, prompts: int) -> list[tuple[int, int]]:
         """Return the range `[first, last)` of prompts whose rows each rank keeps."""
         return spread(prompts, len(self.group.ranks))
@@ -74,11 +69,6 @@ class StandaloneEngines(Engines):
     _open_channel: str | None = field(default=None)
     _synced: tuple[str, int] | None = field(default=None)  # channel and version of the last sync
     _begun: tuple[Sequence[Generate], RequestId] | None = field(default=None)  # not yet waited for
-
-    @property
-    def attempt(self) -> int:
-        """Return the attempt of the role."""
-        return self.group.attempt
 
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
         """Query the owners for the metadata of their rows."""

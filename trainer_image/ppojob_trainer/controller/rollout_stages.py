@@ -199,7 +199,7 @@ class RolloutStages:
             return [ToolsPeer(rank.host, rank.port) for rank in group.ranks] if group else []
 
         tools, retrievers = peers(self.tools), peers(self.retriever)
-        attempt = self.engines.attempt
+        attempt = self.engines.group.attempt
         return Conversations(tools, self.roles.rewinds, retrievers, attempt, self.began)
 
     def _load(self, batch: Batch, step: int) -> None:

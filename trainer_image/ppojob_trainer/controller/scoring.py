@@ -62,11 +62,6 @@ class _Pending(Generic[Answer]):
     id_: RequestId
     first: Pending[Answer]
 
-    @property
-    def is_done(self) -> bool:
-        """Whether all answers have arrived."""
-        return self.first.is_done and self.first.refusal is None and len(self.rounds) == 1
-
     def answers(self, roles: Roles) -> list[Answer]:
         """Wait for the answers, in item order: rank by rank."""
         rounds = [roles.gather(self.first)]
@@ -95,7 +90,6 @@ class Scoring:
     model: RewardModel | None
     chunk_bytes: int = CHUNK_BYTES
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
-    _pending: dict[str, tuple[BatchName, _Pending[Scored]]] = field(default_factory=dict)
 
     @contextmanager
     def start(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
@@ -127,16 +121,11 @@ class Scoring:
                 self.roles.caller.cancel(functions.first)
 
     def _start(self, group: RoleGroup, batch: Batch, step: int) -> _Pending[Scored]:
-        """Request the scores of one range of rows per pod; reuse answers that have arrived."""
+        """Request the scores of one range of rows per pod."""
         name = batch.name(self.roles.rewinds, step)
-        last, known = self._pending.get(batch.purpose, (None, None))
-        if known is not None and last == name and known.is_done:
-            return known
         items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
         id_ = RequestId(0, step, f"{batch.label}/score")
-        pending = self._submit(group, SCORE, items, lambda some: Score(name, some), id_)
-        self._pending[batch.purpose] = name, pending
-        return pending
+        return self._submit(group, SCORE, items, lambda some: Score(name, some), id_)
 
     def _by_functions(self, pending: _Pending[Scored], batch: Batch) -> list[RowScore]:
         answers = pending.answers(self.roles)

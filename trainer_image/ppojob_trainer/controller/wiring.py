@@ -48,19 +48,11 @@ from ppojob_trainer.trackers.messages import TrackedRun
 from ppojob_trainer.trackers.sink import TrackerSink
 
 
-def build_loop(
-    environment: PodEnvironment,
-    reporter: Reporter,
-    stop: Callable[[], bool],
-    heartbeat: HeartbeatPipe,
-    stack: contextlib.ExitStack,
-) -> Loop:
-    """Build the loop of a job; `stack` closes its parts. ConfigError if data or keys are wrong."""
-    return _Wiring(environment, reporter, stop, heartbeat, stack).loop
+class Wiring:
+    """The parts of a loop, in the order in which they depend on each other.
 
-
-class _Wiring:
-    """The parts of a loop, in the order in which they depend on each other."""
+    `stack` closes them. ConfigError if data or keys are wrong.
+    """
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Conversations(msgspec.Struct, frozen=True):
     Attributes:
         tools: ranks that run tool calls; empty without tools.
         retrievers: ranks that answer `search` calls; empty if the tools role does.
-        attempt: attempt of standalone engines, which may be lost without a rewind; else 0.
+        attempt: attempt of the engines' role: standalone ones may be lost without a rewind.
         began: current time for chat templates, in unix seconds.
     """
 
