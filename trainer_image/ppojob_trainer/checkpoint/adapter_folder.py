@@ -30,18 +30,12 @@ _TASKS: Final = {TEXTS: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
 
 @dataclass(frozen=True, slots=True)
 class AdapterForm:
-    """The model that adapters were trained on, and its form.
+    """The model that adapters were trained on, and its form."""
 
-    Attributes:
-        base: its folder.
-        layers: transformers' name of its decoder layers.
-        is_tied: whether its output layer is the embedding.
-    """
-
-    base: Path
+    base: Path  # its folder
     kind: ModelKind
-    layers: str
-    is_tied: bool
+    layers: str  # transformers' name of its decoder layers
+    is_tied: bool  # whether its output layer is the embedding
 
 
 def write_adapters(

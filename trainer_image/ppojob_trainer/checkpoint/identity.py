@@ -58,20 +58,17 @@ Difference = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Settings that identify the checkpoints of a job.
-
-    Attributes:
-        config: canonical JSON of the settings that decide the trajectory: an object `spec`, which
-            must be equal to resume, and an object `layout`, which may differ.
-        files: path -> SHA-256 of reward function files, which may differ too: users often fix one
-            before they resume. Stored as the object `files` of the configuration.
-        bases: fingerprints of the base models of the checkpoint's adapters, by the fields of their
-            folders; empty where checkpoints hold all weights.
-    """
+    """Settings that identify the checkpoints of a job."""
 
     job_uid: str
+    # canonical JSON of the settings that decide the trajectory: an object `spec`, which must be
+    # equal to resume, and an object `layout`, which may differ
     config: bytes
+    # path -> SHA-256 of reward function files, which may differ too: users often fix one before
+    # they resume. Stored as the object `files` of the configuration.
     files: Mapping[str, str] = field(default_factory=dict)
+    # fingerprints of the base models of the checkpoint's adapters, by the fields of their folders;
+    # empty where checkpoints hold all weights
     bases: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> bytes:

@@ -94,17 +94,11 @@ def write_tensors(
 
 @dataclass(frozen=True)
 class Shard:
-    """One file of a checkpoint, written by a rank of a role.
+    """One file of a checkpoint, written by a rank of a role."""
 
-    Attributes:
-        path: of the file, relative to the checkpoint's folder.
-        parts: this rank's shard of each tensor, on any device.
-        boxes: of sharded tensors, the box of the shard.
-    """
-
-    path: str
-    parts: Mapping[str, Tensor]
-    boxes: Mapping[str, Box]
+    path: str  # of the file, relative to the checkpoint's folder
+    parts: Mapping[str, Tensor]  # this rank's shard of each tensor, on any device
+    boxes: Mapping[str, Box]  # of sharded tensors, the box of the shard
     role: str
     rank: int
 

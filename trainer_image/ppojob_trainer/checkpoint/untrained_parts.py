@@ -29,25 +29,18 @@ from ppojob_trainer.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class UntrainedParts:
-    """Tensors of the initial model folder that an export takes over; mapped, not read.
+    """Tensors of the initial model folder that an export takes over; mapped, not read."""
 
-    Attributes:
-        model_type: by its config.json.
-        tower: a vision tower, by the names in files.
-        mtp: the same of MTP layers; none for a value model, which does not generate.
-        copied: weights of the model that these repeat.
-        numbers: untrained scalars that are 0-dimensional in files; here they have a dimension.
-        stored: of a model with a tower the names in files of all weights, by those here.
-        weights: of the folder; quantized tensors of the above are on the meta device.
-    """
-
-    model_type: str
-    tower: Mapping[str, Tensor]
+    model_type: str  # by its config.json
+    tower: Mapping[str, Tensor]  # a vision tower, by the names in files
+    # the same of MTP layers; none for a value model, which does not generate
     mtp: Mapping[str, Tensor]
-    copied: Mapping[str, str]
+    copied: Mapping[str, str]  # weights of the model that these repeat
+    # untrained scalars that are 0-dimensional in files; here they have a dimension
     numbers: Mapping[str, Tensor]
+    # of a model with a tower the names in files of all weights, by those here
     stored: Mapping[str, str]
-    weights: Weights
+    weights: Weights  # of the folder; quantized tensors of the above are on the meta device
 
     @classmethod
     def of(cls, model_folder: Path, *, scores: bool) -> UntrainedParts:

@@ -40,33 +40,23 @@ class Origin:
 
 @dataclass
 class Batch:
-    """The rows of one generation phase.
+    """The rows of one generation phase."""
 
-    Attributes:
-        purpose: `train`, `validation`, or `greedy` (the greedy baseline of training).
-        samples: responses per prompt.
-        owners: ranks that own rows; each owns one contiguous range of prompts.
-        round: generation round of the step, from 0.
-        number: number of the round in the run, see `Generate`.
-        metadata: (rows,) of the generated rows.
-        scores: (rows,) from the reward functions.
-        extras: (rows,) further values from the reward functions, as JSON objects.
-        counts: engine counters, as in `Generated`; empty if rows were read from disk.
-        origins: (prompts,) source of each prompt, in a batch selected from several rounds.
-        teacher_prompt_tokens: (rows,) length of the teacher's prompt, where one was built.
-    """
-
-    purpose: str
+    purpose: str  # `train`, `validation`, or `greedy` (the greedy baseline of training)
     prompts: list[PromptRow]
-    samples: int
-    owners: int
-    round: int = 0
-    number: int = 0
-    metadata: list[RowMetadata] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
+    samples: int  # responses per prompt
+    owners: int  # ranks that own rows; each owns one contiguous range of prompts
+    round: int = 0  # generation round of the step, from 0
+    number: int = 0  # number of the round in the run, see `Generate`
+    metadata: list[RowMetadata] = field(default_factory=list)  # (rows,) of the generated rows
+    scores: list[float] = field(default_factory=list)  # (rows,) from the reward functions
+    # (rows,) further values from the reward functions, as JSON objects
     extras: list[bytes] = field(default_factory=list)
+    # engine counters, as in `Generated`; empty if rows were read from disk
     counts: Counter[str] = field(default_factory=Counter)
+    # (prompts,) source of each prompt, in a batch selected from several rounds
     origins: list[Origin] | None = None
+    # (rows,) length of the teacher's prompt, where one was built
     teacher_prompt_tokens: list[int] = field(default_factory=list)
 
     @property

@@ -40,16 +40,13 @@ class DynamicSampling:
     With prefetch, the first round of the next step is generated while this step trains, since its
     prompts are known after the last round. Other rounds are generated on demand. Colocated engines
     with lookahead generate the next rounds, of whichever step, together with the current one.
-
-    Attributes:
-        drops: whether responses whose reward function failed are excluded from training.
-        source: prefetches first rounds, or generates later rounds with the current one.
     """
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
-    drops: bool
+    drops: bool  # whether responses whose reward function failed are excluded from training
+    # prefetches first rounds, or generates later rounds with the current one
     source: PrefetchedSource | InterleavedSource
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:

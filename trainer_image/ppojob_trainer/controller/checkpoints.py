@@ -72,44 +72,31 @@ class BestCheckpoint:
 
 @dataclass
 class _InFlight:
-    """A background checkpoint.
-
-    Attributes:
-        files: files that are already on disk.
-        query: query to the ranks in flight.
-        is_refused: whether a disk refused it.
-    """
+    """A background checkpoint."""
 
     pending: Path
     progress: Progress
-    files: list[FileEntry]
+    files: list[FileEntry]  # files that are already on disk
     rewinds: int
-    query: Pending[Written] | None = None
+    query: Pending[Written] | None = None  # query to the ranks in flight
     poll_at: float = 0.0
-    is_refused: bool = False
+    is_refused: bool = False  # whether a disk refused it
 
 
 @dataclass
 class Checkpoints:
-    """Writes the checkpoints of a job.
-
-    Attributes:
-        every: steps between checkpoints; None without periodic ones.
-        best: selects a checkpoint to keep; None without one.
-        on_saved: called with the step of each complete checkpoint.
-        write_ahead: writes the prefetched rows (`PrefetchedSource.save`); None without prefetch.
-        copies: copies checkpoints to a URL; None without copies.
-    """
+    """Writes the checkpoints of a job."""
 
     roles: Roles
     store: CheckpointStore
     journal: Journal
-    every: int | None
+    every: int | None  # steps between checkpoints; None without periodic ones
     keep_last: int
-    best: BestCheckpoint | None
-    on_saved: Callable[[int], None]
+    best: BestCheckpoint | None  # selects a checkpoint to keep; None without one
+    on_saved: Callable[[int], None]  # called with the step of each complete checkpoint
+    # writes the prefetched rows (`PrefetchedSource.save`); None without prefetch
     write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
-    copies: Copies | None = None
+    copies: Copies | None = None  # copies checkpoints to a URL; None without copies
     _failures: int = 0
     _in_flight: _InFlight | None = None
     _skipped: tuple[int, int] | None = None  # rewinds and step

@@ -30,20 +30,13 @@ from ppojob_trainer.rpc.wire import RequestId
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Batch source of demonstrations, which also measures the loss of validation rows.
-
-    Attributes:
-        actor: role whose ranks own the rows.
-        rows_per_step: prompts of a batch, also of one validation call.
-        answers: answers per prompt; each is a row of the batch.
-        has_mismatched: whether each prompt also gets an answer to another prompt (KTO).
-    """
+    """Batch source of demonstrations, which also measures the loss of validation rows."""
 
     roles: Roles
-    actor: RoleGroup
-    rows_per_step: int
-    answers: int
-    has_mismatched: bool = False
+    actor: RoleGroup  # role whose ranks own the rows
+    rows_per_step: int  # prompts of a batch, also of one validation call
+    answers: int  # answers per prompt; each is a row of the batch
+    has_mismatched: bool = False  # whether each prompt also gets an answer to another prompt (KTO)
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Send the rows of a step to their owners; a repeated step gets the same rows."""
@@ -111,18 +104,13 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class SupervisedRows:
-    """Demonstrations that the policy learns in addition to the rows of an RL step.
-
-    Attributes:
-        schedule: weight of their loss by step.
-        updates: the policy's optimizer steps.
-    """
+    """Demonstrations that the policy learns in addition to the rows of an RL step."""
 
     demonstrations: Demonstrations
     dataset: PromptDataset
     order: PromptOrder
-    schedule: SupervisedSchedule
-    updates: Updates
+    schedule: SupervisedSchedule  # weight of their loss by step
+    updates: Updates  # the policy's optimizer steps
 
     @classmethod
     def of(

@@ -19,14 +19,10 @@ Run = tuple[int, int]
 
 @dataclass
 class Engines:
-    """Colocated engines, in the policy's ranks: weights and rows need no transfer.
-
-    Attributes:
-        tensor: ranks per engine.
-    """
+    """Colocated engines, in the policy's ranks: weights and rows need no transfer."""
 
     group: RoleGroup
-    tensor: int
+    tensor: int  # ranks per engine
 
     def shares(self, prompts: int) -> list[tuple[int, int]]:
         """Return the range `[first, last)` of prompts whose rows each rank keeps."""
@@ -58,13 +54,10 @@ class Engines:
 
 @dataclass
 class StandaloneEngines(Engines):
-    """Engines in their own pods: the role `rollout`.
-
-    Attributes:
-        operation_seconds: timeout of one transfer, which includes gathering and loading weights.
-    """
+    """Engines in their own pods: the role `rollout`."""
 
     channels: RoleChannels
+    # timeout of one transfer, which includes gathering and loading weights
     operation_seconds: float
     _open_channel: str | None = field(default=None)
     _synced: tuple[str, int] | None = field(default=None)  # channel and version of the last sync

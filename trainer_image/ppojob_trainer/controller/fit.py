@@ -88,24 +88,14 @@ class _ValidationAborted(Exception):  # noqa: N818  it is no error
 
 @dataclass
 class Loop:
-    """The training loop of a job.
-
-    Attributes:
-        total_steps: number of steps; with dynamic sampling over epochs, the maximum.
-        num_devices: GPUs with a model in the whole job, or ranks without GPUs.
-        order: order in which prompts are drawn.
-        sampling: custom sampler, which replaces `order`; None without one.
-        validation: validation data, or None.
-        stop_requested: whether the job was asked to stop after this step.
-        report_progress: called when a step is journaled.
-    """
+    """The training loop of a job."""
 
     spec: PPOJobSpec
-    total_steps: int
-    num_devices: int
+    total_steps: int  # number of steps; with dynamic sampling over epochs, the maximum
+    num_devices: int  # GPUs with a model in the whole job, or ranks without GPUs
     dataset: PromptDataset
-    order: PromptOrder
-    sampling: RowSampling | None
+    order: PromptOrder  # order in which prompts are drawn
+    sampling: RowSampling | None  # custom sampler, which replaces `order`; None without one
     training: TrainingStep
     validation: PromptDataset | None
     records: Records
@@ -113,8 +103,8 @@ class Loop:
     recovery: Recovery
     journal: Journal
     reporter: Reporter
-    stop_requested: Callable[[], bool]
-    report_progress: Callable[[], None]
+    stop_requested: Callable[[], bool]  # whether the job was asked to stop after this step
+    report_progress: Callable[[], None]  # called when a step is journaled
     _unvalidated: StepTrained | None = None
     _warnings: StepWarnings = field(default_factory=StepWarnings)
     _is_begun: bool = False  # whether ranks may have begun the next step

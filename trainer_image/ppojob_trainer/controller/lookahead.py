@@ -35,23 +35,16 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 @dataclass(frozen=True)
 class Lookahead:
-    """Batches of the next steps.
-
-    Attributes:
-        steps: lookahead in steps, which is also the maximum staleness of a token in versions; 0 for
-            none.
-        total_steps: maximum number of steps.
-        passes: epochs after which the run ends; None if steps are counted.
-        order: order of the prompts; the current step's are already drawn from it.
-    """
+    """Batches of the next steps."""
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
+    # lookahead in steps, which is also the maximum staleness of a token in versions; 0 for none
     steps: int
-    total_steps: int
-    passes: int | None
+    total_steps: int  # maximum number of steps
+    passes: int | None  # epochs after which the run ends; None if steps are counted
     dataset: PromptDataset
-    order: PromptOrder
+    order: PromptOrder  # order of the prompts; the current step's are already drawn from it
 
     @property
     def size(self) -> int:

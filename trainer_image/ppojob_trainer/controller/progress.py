@@ -167,28 +167,18 @@ def _rounded(value: float | None) -> float | None:
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """Content of `status.json`.
+    """Content of `status.json`."""
 
-    Attributes:
-        phase: `Starting`, `Training`, `Recovering`, `Finishing`, `Succeeded`, `Failed` or
-            `Interrupted`.
-        total_steps: steps of the whole job; 0 while unknown.
-        stage: current stage, such as `gen`, or empty.
-        since: start of the stage, in unix seconds.
-        message: one line, or empty.
-        restarts: number of role restarts.
-        notices: warnings of the whole run.
-        rows: generated rows of the stage, and their total; (0, 0) if not counted.
-    """
-
+    # `Starting`, `Training`, `Recovering`, `Finishing`, `Succeeded`, `Failed` or `Interrupted`
     phase: str
     step: int = 0
-    total_steps: int = 0
-    stage: str = ""
-    since: float = 0.0
-    message: str = ""
-    restarts: int = 0
-    notices: tuple[str, ...] = ()
+    total_steps: int = 0  # steps of the whole job; 0 while unknown
+    stage: str = ""  # current stage, such as `gen`, or empty
+    since: float = 0.0  # start of the stage, in unix seconds
+    message: str = ""  # one line, or empty
+    restarts: int = 0  # of roles
+    notices: tuple[str, ...] = ()  # warnings of the whole run
+    # generated rows of the stage, and their total; (0, 0) if not counted
     rows: tuple[int, int] = (0, 0)
 
 

@@ -31,17 +31,12 @@ Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 @dataclass(frozen=True)
 class RoleChannels:
-    """The channels of a job.
-
-    Attributes:
-        owner: role whose ranks own the rows.
-        job_uid: part of the keys of the job's rendezvous stores.
-        reference: selects the reference model by data source; None if there is only one.
-    """
+    """The channels of a job."""
 
     roles: Roles
-    owner: RoleGroup
-    job_uid: str
+    owner: RoleGroup  # role whose ranks own the rows
+    job_uid: str  # part of the keys of the job's rendezvous stores
+    # selects the reference model by data source; None if there is only one
     reference: ReferenceSpec | None = None
 
     def open(self, peer: RoleGroup, step: int, seconds: float = CHANNEL_SECONDS) -> None:

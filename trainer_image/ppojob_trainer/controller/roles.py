@@ -39,23 +39,15 @@ _IDENTITY_OF_LIVING = replace(IDENTITY, deadline_seconds=3)
 
 @dataclass
 class RoleGroup:
-    """The processes of one role.
-
-    Attributes:
-        ranks: in rank order.
-        is_stateful: whether its loss costs the steps since the last checkpoint.
-        has_channels: whether its ranks exchange rows with other roles.
-        attempt: current attempt; 0 before the first.
-        is_saved: whether checkpoints contain its state.
-    """
+    """The processes of one role."""
 
     name: str
     supervisors: tuple[Peer, ...]
-    ranks: tuple[Peer, ...]
-    is_stateful: bool
-    has_channels: bool
-    attempt: int = 0
-    is_saved: bool = False
+    ranks: tuple[Peer, ...]  # in rank order
+    is_stateful: bool  # whether its loss costs the steps since the last checkpoint
+    has_channels: bool  # whether its ranks exchange rows with other roles
+    attempt: int = 0  # current attempt; 0 before the first
+    is_saved: bool = False  # whether checkpoints contain its state
 
 
 def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int) -> RoleGroup:
@@ -87,22 +79,15 @@ class Roles:
     """Starts the ranks of roles and calls them.
 
     Every wait raises `RoleLost` if a rank is lost or a supervisor does not answer.
-
-    Attributes:
-        groups: the roles with pods.
-        startup_seconds: time limit from `start` to ready.
-        stop_requested: whether the job was asked to stop.
-        rewinds: number of rewinds, a part of request ids.
-        meanwhile: called repeatedly during waits.
     """
 
     caller: Caller
-    groups: tuple[RoleGroup, ...]
-    startup_seconds: float
-    stop_requested: Callable[[], bool]
+    groups: tuple[RoleGroup, ...]  # the roles with pods
+    startup_seconds: float  # time limit from `start` to ready
+    stop_requested: Callable[[], bool]  # whether the job was asked to stop
     agreement: Agreement
-    rewinds: int = 0
-    meanwhile: Watch = None
+    rewinds: int = 0  # number of rewinds, a part of request ids
+    meanwhile: Watch = None  # called repeatedly during waits
 
     @property
     def stateful(self) -> list[RoleGroup]:

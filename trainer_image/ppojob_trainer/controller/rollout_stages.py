@@ -43,20 +43,13 @@ Draw = Callable[[int], list[PromptRow]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a step.
-
-    Attributes:
-        greedy: greedy responses to the same prompts, if a baseline needs them.
-        is_recorded: whether they are scored and on disk already.
-        metrics: sampling metrics.
-        rounds: the generation rounds of dynamic sampling.
-    """
+    """The rows of a step."""
 
     batch: Batch
-    greedy: Batch | None = None
-    is_recorded: bool = False
+    greedy: Batch | None = None  # greedy responses to the same prompts, if a baseline needs them
+    is_recorded: bool = False  # whether they are scored and on disk already
     metrics: dict[str, float] = field(default_factory=dict)
-    rounds: Sequence[Batch] = ()
+    rounds: Sequence[Batch] = ()  # the generation rounds of dynamic sampling
 
 
 def step_batches(algorithm: AlgorithmSpec, prompts: list[PromptRow], owners: int) -> StepBatches:
@@ -67,32 +60,23 @@ def step_batches(algorithm: AlgorithmSpec, prompts: list[PromptRow], owners: int
 
 @dataclass(frozen=True)
 class RolloutStages:
-    """Generates, scores and records batches.
-
-    Attributes:
-        actor: role whose ranks own the rows.
-        chunk_bytes: limit of one request of `write_rows`.
-        has_turns: whether rows are multi-turn.
-        given: maximum number of responses per prompt that come from the data.
-        began: start of the run, in unix seconds.
-        tools: role that runs tool calls; None without tools.
-        retriever: role that answers `search` calls; None if the tools role does.
-        on_progress: called during generation with the numbers of finished rows and of all rows.
-        aborts: whether to abort a validation while engines generate it.
-    """
+    """Generates, scores and records batches."""
 
     roles: Roles
-    actor: RoleGroup
+    actor: RoleGroup  # role whose ranks own the rows
     engines: Engines
     scoring: Scoring
     tape: RowTape
-    chunk_bytes: int = CHUNK_BYTES
-    has_turns: bool = False
-    given: int = 0
-    began: float = 0.0
-    tools: RoleGroup | None = None
+    chunk_bytes: int = CHUNK_BYTES  # limit of one request of `write_rows`
+    has_turns: bool = False  # whether rows are multi-turn
+    given: int = 0  # maximum number of responses per prompt that come from the data
+    began: float = 0.0  # start of the run, in unix seconds
+    tools: RoleGroup | None = None  # role that runs tool calls; None without tools
+    # role that answers `search` calls; None if the tools role does
     retriever: RoleGroup | None = None
+    # called during generation with the numbers of finished rows and of all rows
     on_progress: Callable[[int, int], None] = lambda *_: None
+    # whether to abort a validation while engines generate it
     aborts: Callable[[], bool] = lambda: False
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:

@@ -85,15 +85,11 @@ def _key_of(rows: RowsKept) -> BatchKey:
 
 @dataclass(frozen=True)
 class Tape:
-    """The recorded batches of a run, from its journal.
+    """The recorded batches of a run, from its journal."""
 
-    Attributes:
-        kept: batches on disk.
-        before: those recorded before the last rewind, contiguous from the checkpoint on; they will
-            be replayed.
-    """
-
-    kept: dict[BatchKey, RowsKept]
+    kept: dict[BatchKey, RowsKept]  # batches on disk
+    # those recorded before the last rewind, contiguous from the checkpoint on; they will be
+    # replayed
     before: dict[BatchKey, RowsKept]
 
     def with_rows(self, rows: RowsKept) -> Tape:
@@ -187,21 +183,15 @@ def prefetched_rows(run_folder: Path, step: int) -> dict[BatchKey, Location]:
 
 @dataclass
 class RowTape:
-    """The row tape of a job.
-
-    Attributes:
-        settings: digest of settings and data that determine rows.
-        recording: absolute folder of the run that is replayed; None if rows are generated.
-        takes_given: whether the job has a loss for given responses.
-        began: step that the job last rewound to; 0 for the start.
-    """
+    """The row tape of a job."""
 
     journal: Journal
     run_folder: Path
-    settings: str
+    settings: str  # digest of settings and data that determine rows
+    # absolute folder of the run that is replayed; None if rows are generated
     recording: Path | None = None
-    takes_given: bool = False
-    began: int = 0
+    takes_given: bool = False  # whether the job has a loss for given responses
+    began: int = 0  # step that the job last rewound to; 0 for the start
     _tape: Tape = field(default_factory=lambda: Tape({}, {}))
     _prefetched: dict[BatchKey, Location] = field(default_factory=dict)
 

@@ -50,14 +50,11 @@ class RewardModel:
 
 @dataclass(frozen=True)
 class _Pending(Generic[Answer]):
-    """Scoring requests, of which the first round is in flight.
-
-    Attributes:
-        rounds: one request per rank in each round; the index of `id_` counts rounds.
-    """
+    """Scoring requests, of which the first round is in flight."""
 
     group: RoleGroup
     method: Method[Any, Answer]
+    # one request per rank in each round; the index of `id_` counts rounds
     rounds: list[list[msgspec.Struct]]
     id_: RequestId
     first: Pending[Answer]
@@ -77,18 +74,13 @@ class Scoring:
 
     Scores are cached: after the loss of a scorer, a reward function or judge could return other
     scores than those that the owners of the rows already have.
-
-    Attributes:
-        functions: role that runs reward functions; None without any.
-        model: the reward model; without functions and model, scores are NaN.
-        chunk_bytes: limit of one request.
     """
 
     roles: Roles
     owner: RoleGroup
-    functions: RoleGroup | None
-    model: RewardModel | None
-    chunk_bytes: int = CHUNK_BYTES
+    functions: RoleGroup | None  # role that runs reward functions; None without any
+    model: RewardModel | None  # the reward model; without functions and model, scores are NaN
+    chunk_bytes: int = CHUNK_BYTES  # limit of one request
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
 
     @contextmanager

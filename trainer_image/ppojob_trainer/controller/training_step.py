@@ -69,22 +69,14 @@ class Coefficients:
 
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step.
-
-    Attributes:
-        advantaged: None if no advantages are estimated.
-        statistics: metrics of the passes and updates.
-        dropped: rows without a score, not trained on.
-        filtered: rows excluded by the group filter, not trained on.
-        drawn: all generated batches of the step, with replaced prompts.
-    """
+    """The result of a step."""
 
     batch: Batch
-    advantaged: Advantaged | None
-    statistics: dict[str, float]
-    dropped: Sequence[int] = ()
-    filtered: Sequence[int] = ()
-    drawn: Sequence[Batch] = ()
+    advantaged: Advantaged | None  # None if no advantages are estimated
+    statistics: dict[str, float]  # metrics of the passes and updates
+    dropped: Sequence[int] = ()  # rows without a score, not trained on
+    filtered: Sequence[int] = ()  # rows excluded by the group filter, not trained on
+    drawn: Sequence[Batch] = ()  # all generated batches of the step, with replaced prompts
 
     @property
     def kl(self) -> float | None:
@@ -112,24 +104,19 @@ class StepResult:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Runs one step on the job's roles.
-
-    Attributes:
-        shaping: transforms the scores.
-        entropy: adapts the entropy coefficient; None if it is fixed.
-        reprompting: builds teacher prompts; None if they come from the data.
-        supervised: demonstrations that the policy also learns; None without.
-    """
+    """Runs one step on the job's roles."""
 
     spec: PPOJobSpec
     stages: RolloutStages
     channels: RoleChannels
     passes: tuple[ForwardPass, ...]
     updates: tuple[Updates, ...]
-    shaping: ScoreShaping
-    entropy: EntropyController | None
+    shaping: ScoreShaping  # transforms the scores
+    entropy: EntropyController | None  # adapts the entropy coefficient; None if it is fixed
     source: BatchSource | Demonstrations
+    # builds teacher prompts; None if they come from the data
     reprompting: Reprompting | None = None
+    # demonstrations that the policy also learns; None without
     supervised: SupervisedRows | None = None
 
     def run(

@@ -90,55 +90,34 @@ def guidance_metrics(
 
 
 class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Turns and tool calls of a multi-turn row; its scorers get them in `extra_info`.
+    """Turns and tool calls of a multi-turn row; its scorers get them in `extra_info`."""
 
-    Attributes:
-        num_turns: turns of the model, tools and user, and the prompt, as in verl.
-        tool_failures: failed calls of tools and user simulators.
-        tool_rewards: rewards of the tool calls, in order.
-        given_tokens: response tokens that the model did not generate.
-        turn_scores: the user simulator's scores of turns, in order; None without one.
-        contexts: number of contexts of the model.
-    """
-
-    num_turns: int
+    num_turns: int  # turns of the model, tools and user, and the prompt, as in verl
     tool_calls: int
-    tool_failures: int
-    tool_rewards: list[float]
-    given_tokens: int
+    tool_failures: int  # failed calls of tools and user simulators
+    tool_rewards: list[float]  # rewards of the tool calls, in order
+    given_tokens: int  # response tokens that the model did not generate
+    # the user simulator's scores of turns, in order; None without one
     turn_scores: list[float] | None = None
-    contexts: int = 1
+    contexts: int = 1  # number of contexts of the model
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Metadata of the step's rows, in any consistent order.
+    """Metadata of the step's rows, in any consistent order."""
 
-    Attributes:
-        scores: (rows,) from the reward functions.
-        rewards: (rows,) scores with penalties (KL in the reward).
-        prompt_tokens: (rows,) prompt lengths.
-        response_tokens: (rows,) response lengths, with the end token.
-        truncated: (rows,) whether a length limit ended a response.
-        extras: (rows,) further values of the reward functions.
-        figures: (rows,) turns and tool calls; empty for single-turn rows.
-        tool_seconds: (rows,) time in tool calls; empty if unknown.
-        counts: engine counters (`RolloutEngine.counts`); empty if unknown.
-        dropped: rows excluded because a reward function failed.
-        filtered: rows excluded by the group filter.
-    """
-
-    scores: Sequence[float]
-    rewards: Sequence[float]
-    prompt_tokens: Sequence[int]
-    response_tokens: Sequence[int]
-    truncated: Sequence[bool]
-    extras: Sequence[Mapping[str, float | str]]
-    figures: Sequence[RowFigures] = ()
-    tool_seconds: Sequence[float] = ()
+    scores: Sequence[float]  # (rows,) from the reward functions
+    rewards: Sequence[float]  # (rows,) scores with penalties (KL in the reward)
+    prompt_tokens: Sequence[int]  # (rows,) prompt lengths
+    response_tokens: Sequence[int]  # (rows,) response lengths, with the end token
+    truncated: Sequence[bool]  # (rows,) whether a length limit ended a response
+    extras: Sequence[Mapping[str, float | str]]  # (rows,) further values of the reward functions
+    figures: Sequence[RowFigures] = ()  # (rows,) turns and tool calls; empty for single-turn rows
+    tool_seconds: Sequence[float] = ()  # (rows,) time in tool calls; empty if unknown
+    # engine counters (`RolloutEngine.counts`); empty if unknown
     counts: Mapping[str, int] = field(default_factory=dict)
-    dropped: Sequence[int] = ()
-    filtered: Sequence[int] = ()
+    dropped: Sequence[int] = ()  # rows excluded because a reward function failed
+    filtered: Sequence[int] = ()  # rows excluded by the group filter
 
     @property
     def total_tokens(self) -> int:

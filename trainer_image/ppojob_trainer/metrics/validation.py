@@ -29,19 +29,15 @@ _CORE_STATISTICS: Final = ("mean@", "best@", "maj@")
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow:
-    """One sample of a prompt.
-
-    Attributes:
-        score: NaN without reward functions.
-        extras: further values of the reward function. Numbers are variables, among them ``acc``;
-            the text ``pred`` is the answer for the majority vote.
-        figures: `RowFigures` as JSON; empty or None for single-turn samples.
-    """
+    """One sample of a prompt."""
 
     data_source: str
     prompt_id: int
-    score: float
+    score: float  # NaN without reward functions
+    # further values of the reward function. Numbers are variables, among them ``acc``; the text
+    # ``pred`` is the answer for the majority vote.
     extras: Mapping[str, float | str]
+    # `RowFigures` as JSON; empty or None for single-turn samples
     figures: bytes | str | None = None
 
     def variables(self) -> dict[str, float]:

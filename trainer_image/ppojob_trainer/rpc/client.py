@@ -131,16 +131,11 @@ class Traffic:
 
 @dataclass
 class Caller:
-    """Makes calls, from one thread.
-
-    Attributes:
-        attempt: the controller's attempt, 0 for other roles.
-        default_deadline_seconds: for methods without a deadline.
-    """
+    """Makes calls, from one thread."""
 
     keys: KeyRing
-    attempt: int = 0
-    default_deadline_seconds: float = 60.0
+    attempt: int = 0  # the controller's attempt, 0 for other roles
+    default_deadline_seconds: float = 60.0  # for methods without a deadline
     traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:

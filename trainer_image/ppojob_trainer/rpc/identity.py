@@ -17,18 +17,13 @@ _PACKAGES: Final = ("ppojob_api/", "ppojob_trainer/")
 
 
 class PodIdentity(msgspec.Struct, frozen=True):
-    """Properties that must be equal in all pods of a job.
-
-    Attributes:
-        config: `config_digest`.
-        models: path -> digest of the readable model folders; None until all are read.
-        native_bfloat16: whether the processor supports bfloat16, which determines the data types
-            that are `auto`.
-    """
+    """Properties that must be equal in all pods of a job."""
 
     code: str
-    config: str
+    config: str  # `config_digest`
+    # path -> digest of the readable model folders; None until all are read
     models: dict[str, str] | None
+    # whether the processor supports bfloat16, which determines the data types that are `auto`
     native_bfloat16: bool = False
 
 
