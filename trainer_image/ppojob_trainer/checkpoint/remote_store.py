@@ -51,7 +51,6 @@ class RemoteStore:
         return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
 
     def exists(self) -> bool:
-        """Whether something of that name exists."""
         return bool(self._again(lambda: self._system.exists(self._root)))
 
     def steps(self) -> list[int]:
@@ -72,11 +71,9 @@ class RemoteStore:
         return bool(self._again(lambda: self._system.exists(path)))
 
     def complete(self) -> Iterator[int]:
-        """Return the steps of complete copies, the newest first."""
         return (step for step in reversed(self.steps()) if self.is_complete(step))
 
     def manifest(self, step: int) -> Manifest:
-        """Read the manifest of a copy."""
         name = f"{folder_name(step)}/{MANIFEST_NAME}"
         return manifest.decode(self.read(step, MANIFEST_NAME), name)
 
@@ -122,7 +119,6 @@ class RemoteStore:
         return content
 
     def upload(self, step: int, path: str, source: Path | bytes) -> None:
-        """Write a file of a copy."""
         self._upload(self._checkpoint(step, path), source)
 
     def _upload(self, remote: str, source: Path | bytes) -> None:

@@ -64,7 +64,6 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps done."""
         return self.manifest.progress.step
 
     def verify(self) -> None:

@@ -189,18 +189,11 @@ class _Piece:
 def read_parts(
     folder: Path, entries: Iterable[FileEntry], wanted: Mapping[str, Box] | None, *, rank: int
 ) -> dict[str, Tensor]:
-    """Map a rank's shards of tensors, whatever layout wrote the files.
+    """Map a rank's shards of tensors, as `read_shard` does, whatever layout wrote the files.
 
-    Only the files that it needs are read and verified: under the same layout the rank's own.
-
-    Args:
-        folder: the checkpoint's folder.
-        entries: the files of all ranks of a role with these tensors.
-        wanted: the boxes of tensors, some of which the files may lack; None for all of every one.
-        rank: of the reader; its own file comes first for tensors in several files.
-
-    Returns:
-        Tensors on the CPU, by name, as by `read_shard`.
+    Of the `entries`, those of all ranks of a role, only the files that it needs are read and
+    verified: under the same layout the rank's own, which comes first for tensors in several files.
+    `wanted` are the boxes of tensors, which files may lack; None for all of every one.
     """
     ordered = sorted(entries, key=lambda entry: (entry.rank != rank, entry.rank))
     pieces: dict[str, list[_Piece]] = {}

@@ -92,7 +92,6 @@ class UntrainedParts:
         )
 
     def name_in_files(self, name: str) -> str:
-        """Return a weight's name in the files of the folder."""
         return self.stored.get(name) or file_name(name, self.model_type)
 
     def dequantised(self, name: str, tensor: Tensor) -> Tensor:

@@ -70,7 +70,6 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of responses."""
         return len(self.prompts) * self.samples
 
     @property
@@ -138,7 +137,6 @@ class Batch:
         return hashlib.sha256(msgspec.json.encode([numbers, self.samples])).hexdigest()
 
     def prompt_of(self, row: int) -> PromptRow:
-        """Return the prompt of a row."""
         return self.prompts[row // self.samples]
 
     def prompt_tokens(self, first: int, last: int, given: int = 0) -> list[PromptTokens]:
@@ -199,16 +197,10 @@ class Batch:
         return value_kinds(self.values())
 
     def numbers(self, name: str, step: int, where: str, others: Sequence[str] = ()) -> list[float]:
-        """Return (rows,) the score, or another number of the reward functions.
+        """Return (rows,) the score, or another number of the reward functions, by its name.
 
-        Args:
-            name: of the number.
-            step: for the error message.
-            where: field that names it, for the error message.
-            others: further names that the field accepts, for the error message.
-
-        Raises:
-            RewardFailed: a row has no such number.
+        RewardFailed if a row has none: its message names the field `where`, and `others`, further
+        names that the field accepts.
         """
         if name == SCORE:
             return list(self.scores)

@@ -172,15 +172,10 @@ def has_signal(
 def choose(
     signals: list[list[bool]], size: int, lost: Collection[tuple[int, int]] = ()
 ) -> list[tuple[int, int]]:
-    """Select the prompts of a batch: those with signal, then others, each earliest first.
+    """Select `size` prompts: those with signal, then others, each earliest first.
 
-    Args:
-        signals: (rounds, prompts per round) whether responses differ.
-        size: prompts of the batch.
-        lost: places whose responses are all dropped; they come last.
-
-    Returns:
-        Round and position of each prompt, in the order of generation.
+    `signals` are (rounds, prompts per round); `lost` places, whose responses are all dropped, come
+    last. Returns round and position of each prompt, in the order of generation.
     """
     drawn = [
         (round_, position)

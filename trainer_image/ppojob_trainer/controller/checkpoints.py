@@ -103,7 +103,6 @@ class Checkpoints:
 
     @property
     def in_flight_step(self) -> int | None:
-        """Return the step of the background checkpoint, or None."""
         return None if (one := self._current()) is None else one.progress.step
 
     @property
@@ -278,7 +277,6 @@ class Checkpoints:
         return files
 
     def prune(self) -> None:
-        """Remove old checkpoints."""
         best = None if self.best is None else self.best.among(self.store.steps())
         try:
             held = None if self.copies is None else self.copies.step

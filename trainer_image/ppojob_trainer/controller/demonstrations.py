@@ -132,7 +132,6 @@ class SupervisedRows:
         return cls(given, dataset, order, schedule, updates)
 
     def load(self, cursor: DataCursor) -> None:
-        """Resume from a cursor."""
         self.order.place = cursor.place
 
     @property

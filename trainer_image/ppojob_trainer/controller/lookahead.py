@@ -48,7 +48,6 @@ class Lookahead:
 
     @property
     def size(self) -> int:
-        """Return the number of prompts per step."""
         return self.algorithm.draw[1]
 
     def batches_from(self, step: int, place: Place) -> list[StepBatches]:

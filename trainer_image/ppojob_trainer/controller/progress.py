@@ -198,7 +198,6 @@ class Reporter:
         self.training.change_phase(self.status.phase, self.status.total_steps)
 
     def report_rows(self, ended: int, asked: int) -> None:
-        """Report the generated rows of the current stage, and their total."""
         self._publish(msgspec.structs.replace(self.status, rows=(ended, asked)))
 
     def _publish(self, status: RunStatus) -> None:
@@ -208,7 +207,6 @@ class Reporter:
             os.replace(self._aside, self._path)
 
     def notice(self, line: str) -> None:
-        """Log a warning and add it to the status."""
         _log.warning("%s", line)
         if line not in self.status.notices:
             self.report(notices=(*self.status.notices, line))

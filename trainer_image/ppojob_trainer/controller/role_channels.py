@@ -93,11 +93,7 @@ class RoleChannels:
     ) -> None:
         """Send the index of the generated rows to all owners.
 
-        Args:
-            batch: the rows.
-            step: their step.
-            again: whether the index replaces an earlier one, with more metadata.
-            answers: see `PlaceRows`.
+        With `again` it replaces an earlier one, with more metadata; `answers` as in `PlaceRows`.
         """
         origins = None
         if batch.origins is not None:
@@ -115,7 +111,6 @@ class RoleChannels:
         return msgspec.structs.replace(batch.index, teachers=numbers)
 
     def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
-        """Move the rows to a role."""
         if consumer is self.owner:
             return
         self.open(consumer, step)

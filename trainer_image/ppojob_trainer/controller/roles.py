@@ -100,11 +100,9 @@ class Roles:
         return [group for group in self.groups if group.is_saved]
 
     def group(self, name: str) -> RoleGroup:
-        """Return a role by its name."""
         return next(group for group in self.groups if group.name == name)
 
     def status(self, group: RoleGroup) -> list[PodStatus]:
-        """Return the status of a role's pods."""
         return self._call_supervisors(group, STATUS, Nothing())
 
     def is_ready(self, group: RoleGroup, phases: Collection[str] = ("ready",)) -> bool:
@@ -255,13 +253,8 @@ class Roles:
     ) -> list[Answer]:
         """Call some ranks of a role and wait for the answers.
 
-        Args:
-            group: the role.
-            method: method to call.
-            requests: one per rank.
-            request_id: without `attempt` and `rewinds`, which are set here.
-            ranks: ranks to call; None for the first ones.
-            meanwhile: called repeatedly during the wait.
+        `requests` are one per rank, of the first ranks without `ranks`; `attempt` and `rewinds` of
+        the id are set here. `meanwhile` is called repeatedly during the wait.
 
         Raises:
             RoleLost: a rank was lost, is too late, or got this id with another request.

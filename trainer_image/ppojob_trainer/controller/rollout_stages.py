@@ -100,13 +100,9 @@ class RolloutStages:
     ) -> None:
         """Generate the rows of a batch on their owners, and set its metadata.
 
-        Args:
-            batch: the batch.
-            step: its step.
-            greedy: greedy responses to the same prompts, generated with it.
-            timer: times the stages.
-            ahead: batches of the next steps, which are generated as far as they get meanwhile.
-            is_begun: whether standalone engines have begun these rows (`StandaloneEngines.begin`).
+        `greedy` responses to the same prompts are generated with it, and `ahead`, batches of the
+        next steps, as far as they get meanwhile. `is_begun`: standalone engines have begun these
+        rows (`StandaloneEngines.begin`).
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
@@ -218,7 +214,6 @@ class RolloutStages:
                 yield finish
 
     def score(self, batch: Batch, step: int) -> None:
-        """Score the rows and set the scores."""
         with self.start_scoring(batch, step) as finish:
             finish()
 
@@ -300,15 +295,10 @@ def progress_poll(
     aborts: Callable[[], bool] = lambda: False,
     every_seconds: float = 2.0,
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that polls the engines for finished rows without blocking.
+    """Yield a function that polls the engines, by one rank of each, without blocking.
 
-    Args:
-        caller: makes the calls.
-        engines: one rank of each engine.
-        on_progress: called with the sums of finished rows and of all rows.
-        aborts: whether to abort the rows; then the engines are told at once, and repeatedly, since
-            a rank may begin after it was told.
-        every_seconds: time between polls.
+    `on_progress` gets the sums of finished rows and of all rows. If `aborts` returns True, the
+    engines are told at once to abort, and repeatedly, since a rank may begin after it was told.
     """
     pending: Pending[RowsDrawn] | None = None
     next_at = time.monotonic() + every_seconds

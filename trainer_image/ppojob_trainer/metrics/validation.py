@@ -41,7 +41,6 @@ class ValidationRow:
     figures: bytes | str | None = None
 
     def variables(self) -> dict[str, float]:
-        """Return the numbers of the sample."""
         numbers = {
             name: float(value) for name, value in self.extras.items() if not isinstance(value, str)
         }

@@ -86,17 +86,10 @@ def move_rows(
     experience: Experience | None,
     columns: Sequence[str] = (),
 ) -> Experience:
-    """Move rows to the members that need them.
+    """Move rows to the members that need them; return those of this member, in batch order.
 
-    Args:
-        link: between all members that the plan names.
-        index: of the whole batch, as the plan is.
-        plan: where its groups are, and where they are needed.
-        experience: the rows of the groups that this member holds, in batch order; None for none.
-        columns: optional columns to include, such as `old_logprobs`.
-
-    Returns:
-        The groups that this member needs, in batch order.
+    Index and plan are of the whole batch. `experience` has the rows of the groups that this member
+    holds, in batch order, None for none; `columns` are optional ones, such as `old_logprobs`.
     """
     return _moved(link, index, _Route.of(plan, link.member), experience, columns)
 

@@ -51,7 +51,6 @@ class CallRefused(Exception):  # noqa: N818
 
     @property
     def kind(self) -> ErrorKind:
-        """The class of the error."""
         return self.failure.kind
 
 
@@ -145,14 +144,12 @@ class Caller:
         self._underway: dict[int, _Underway] = {}
 
     def close(self) -> None:
-        """Close all connections."""
         for socket in self._sockets.values():
             socket.close(linger=0)
         self._sockets.clear()
         self._context.term()
 
     def disconnect(self, peer: Peer) -> None:
-        """Close the connection to a peer."""
         socket = self._sockets.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)

@@ -22,7 +22,6 @@ class KeyRing:
     public: dict[str, bytes]  # role -> Z85 text of its public key
 
     def role_of(self, public_key: bytes) -> str | None:
-        """Return the role that a public key belongs to, or None."""
         return next((role for role, key in self.public.items() if key == public_key), None)
 
 

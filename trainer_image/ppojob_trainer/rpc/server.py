@@ -185,7 +185,6 @@ class RpcServer:
         return self._keys.role_of(key) is not None
 
     def start(self) -> None:
-        """Start the network thread."""
         self._thread.start()
 
     def work(

@@ -69,7 +69,6 @@ class Pod:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this is the controller's pod."""
         return self._plan.role == "controller"
 
     def request_attempt(self, attempt: int) -> PodStatus:
