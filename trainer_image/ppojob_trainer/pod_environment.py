@@ -37,8 +37,7 @@ class PodEnvironment:
     scratch: Path  # writable folder of the pod
     address_book: Mapping[str, str]  # pod name -> IP address; empty if DNS resolves names
     api_access: ApiAccess | None  # None if the pod has no access
-    # process whose end kills this one (runner or fork server); None on a cluster
-    parent_pid: int | None
+    parent_pid: int | None  # process whose end kills this one; None on a cluster
 
     def host(self, name: str) -> str:
         """Return the address of a pod, or its name if DNS resolves it."""

@@ -33,13 +33,11 @@ class UntrainedParts:
 
     model_type: str  # by its config.json
     tower: Mapping[str, Tensor]  # a vision tower, by the names in files
-    # the same of MTP layers; none for a value model, which does not generate
-    mtp: Mapping[str, Tensor]
+    mtp: Mapping[str, Tensor]  # the same of MTP layers; none for a value model
     copied: Mapping[str, str]  # weights of the model that these repeat
     # untrained scalars that are 0-dimensional in files; here they have a dimension
     numbers: Mapping[str, Tensor]
-    # of a model with a tower the names in files of all weights, by those here
-    stored: Mapping[str, str]
+    stored: Mapping[str, str]  # if it has a tower, the names in files of all weights, by those here
     weights: Weights  # of the folder; quantized tensors of the above are on the meta device
 
     @classmethod

@@ -50,14 +50,11 @@ class Batch:
     number: int = 0  # number of the round in the run, see `Generate`
     metadata: list[RowMetadata] = field(default_factory=list)  # (rows,) of the generated rows
     scores: list[float] = field(default_factory=list)  # (rows,) from the reward functions
-    # (rows,) further values from the reward functions, as JSON objects
-    extras: list[bytes] = field(default_factory=list)
+    extras: list[bytes] = field(default_factory=list)  # (rows,) further values, as JSON
     # engine counters, as in `Generated`; empty if rows were read from disk
     counts: Counter[str] = field(default_factory=Counter)
-    # (prompts,) source of each prompt, in a batch selected from several rounds
-    origins: list[Origin] | None = None
-    # (rows,) length of the teacher's prompt, where one was built
-    teacher_prompt_tokens: list[int] = field(default_factory=list)
+    origins: list[Origin] | None = None  # (prompts,) in a batch selected from several rounds
+    teacher_prompt_tokens: list[int] = field(default_factory=list)  # (rows,) if built
 
     @property
     def label(self) -> str:

@@ -57,8 +57,7 @@ class StandaloneEngines(Engines):
     """Engines in their own pods: the role `rollout`."""
 
     channels: RoleChannels
-    # timeout of one transfer, which includes gathering and loading weights
-    operation_seconds: float
+    operation_seconds: float  # timeout of a transfer, with gathering and loading weights
     _open_channel: str | None = field(default=None)
     _synced: tuple[str, int] | None = field(default=None)  # channel and version of the last sync
     _begun: tuple[Sequence[Generate], RequestId] | None = field(default=None)  # not yet waited for

@@ -30,8 +30,7 @@ class JournalState:
 
     controller_attempt: int
     role_attempts: dict[str, int]
-    # state of the current stateful ranks; None if they were not restored yet
-    progress: Progress | None
+    progress: Progress | None  # of the current stateful ranks; None if they were not restored yet
     rewinds: int  # number of rewinds to a checkpoint or to the start
     unvalidated: StepTrained | None = None  # the last step, if its validation is missing
     begun: CheckpointBegun | None = None  # the background checkpoint in flight

@@ -39,8 +39,7 @@ class Lookahead:
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
-    # lookahead in steps, which is also the maximum staleness of a token in versions; 0 for none
-    steps: int
+    steps: int  # lookahead in steps, and maximum staleness of a token in versions; 0 for none
     total_steps: int  # maximum number of steps
     passes: int | None  # epochs after which the run ends; None if steps are counted
     dataset: PromptDataset

@@ -178,8 +178,7 @@ class RunStatus(msgspec.Struct, frozen=True):
     message: str = ""  # one line, or empty
     restarts: int = 0  # of roles
     notices: tuple[str, ...] = ()  # warnings of the whole run
-    # generated rows of the stage, and their total; (0, 0) if not counted
-    rows: tuple[int, int] = (0, 0)
+    rows: tuple[int, int] = (0, 0)  # generated rows of the stage, and all; (0, 0): not counted
 
 
 class Reporter:

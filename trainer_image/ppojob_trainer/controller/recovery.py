@@ -53,8 +53,7 @@ class Recovery:
     reporter: Reporter
     total_updates: dict[str, int]  # optimizer steps of the whole job, by model
     budget: int  # allowed losses without a finished step in between
-    # returns the digests of the user's code files that a role runs
-    code_files: Callable[[str], dict[str, str]]
+    code_files: Callable[[str], dict[str, str]]  # digests of the code files that a role runs
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
     _has_state: bool = False  # whether the stateful ranks have the state at the journal's end

@@ -36,8 +36,7 @@ class RoleChannels:
     roles: Roles
     owner: RoleGroup  # role whose ranks own the rows
     job_uid: str  # part of the keys of the job's rendezvous stores
-    # selects the reference model by data source; None if there is only one
-    reference: ReferenceSpec | None = None
+    reference: ReferenceSpec | None = None  # selects the model by data source; None for one model
 
     def open(self, peer: RoleGroup, step: int, seconds: float = CHANNEL_SECONDS) -> None:
         """Open the channel between the current attempts of the owner and a peer, if not open.

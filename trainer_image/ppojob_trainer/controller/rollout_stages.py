@@ -72,12 +72,10 @@ class RolloutStages:
     given: int = 0  # maximum number of responses per prompt that come from the data
     began: float = 0.0  # start of the run, in unix seconds
     tools: RoleGroup | None = None  # role that runs tool calls; None without tools
-    # role that answers `search` calls; None if the tools role does
-    retriever: RoleGroup | None = None
+    retriever: RoleGroup | None = None  # answers `search` calls; None if the tools role does
     # called during generation with the numbers of finished rows and of all rows
     on_progress: Callable[[int, int], None] = lambda *_: None
-    # whether to abort a validation while engines generate it
-    aborts: Callable[[], bool] = lambda: False
+    aborts: Callable[[], bool] = lambda: False  # whether to abort a validation in progress
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
         """Generate, score and record responses to all validation prompts, after a step."""

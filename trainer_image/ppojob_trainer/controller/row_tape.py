@@ -188,8 +188,7 @@ class RowTape:
     journal: Journal
     run_folder: Path
     settings: str  # digest of settings and data that determine rows
-    # absolute folder of the run that is replayed; None if rows are generated
-    recording: Path | None = None
+    recording: Path | None = None  # absolute folder of the replayed run; None if rows are generated
     takes_given: bool = False  # whether the job has a loss for given responses
     began: int = 0  # step that the job last rewound to; 0 for the start
     _tape: Tape = field(default_factory=lambda: Tape({}, {}))

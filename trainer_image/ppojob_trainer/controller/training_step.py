@@ -114,10 +114,8 @@ class TrainingStep:
     shaping: ScoreShaping  # transforms the scores
     entropy: EntropyController | None  # adapts the entropy coefficient; None if it is fixed
     source: BatchSource | Demonstrations
-    # builds teacher prompts; None if they come from the data
-    reprompting: Reprompting | None = None
-    # demonstrations that the policy also learns; None without
-    supervised: SupervisedRows | None = None
+    reprompting: Reprompting | None = None  # builds teacher prompts; None: the data has them
+    supervised: SupervisedRows | None = None  # demonstrations that the policy also learns
 
     def run(
         self,

@@ -54,8 +54,7 @@ class Metric:
     name: str  # key in metrics.jsonl
     unit: str
     meaning: str
-    # name and kind in Prometheus, if not derived from name and unit
-    exported: tuple[str, Kind] | None = None
+    exported: tuple[str, Kind] | None = None  # name and kind, if not derived from name and unit
 
     @property
     def series(self) -> Series:

@@ -11,8 +11,7 @@ class PassStatistics(msgspec.Struct, frozen=True):
 
     values: dict[str, float] = {}  # averaged over the passes of a step
     state: dict[str, float] = {}  # at the end of the pass; the last pass of a step counts
-    # sums over trained tokens; a step's metric is the mean over its tokens
-    token_sums: dict[str, float] = {}
+    token_sums: dict[str, float] = {}  # over trained tokens; a metric is the mean over its tokens
     tokens: float = 0.0  # trained ones
     counts: dict[str, float] = {}  # number of summands of a sum, if it is not `tokens`
 

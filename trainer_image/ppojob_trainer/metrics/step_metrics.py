@@ -114,8 +114,7 @@ class StepRows:
     extras: Sequence[Mapping[str, float | str]]  # (rows,) further values of the reward functions
     figures: Sequence[RowFigures] = ()  # (rows,) turns and tool calls; empty for single-turn rows
     tool_seconds: Sequence[float] = ()  # (rows,) time in tool calls; empty if unknown
-    # engine counters (`RolloutEngine.counts`); empty if unknown
-    counts: Mapping[str, int] = field(default_factory=dict)
+    counts: Mapping[str, int] = field(default_factory=dict)  # of engines; empty if unknown
     dropped: Sequence[int] = ()  # rows excluded because a reward function failed
     filtered: Sequence[int] = ()  # rows excluded by the group filter
 

@@ -37,8 +37,7 @@ class ValidationRow:
     # further values of the reward function. Numbers are variables, among them ``acc``; the text
     # ``pred`` is the answer for the majority vote.
     extras: Mapping[str, float | str]
-    # `RowFigures` as JSON; empty or None for single-turn samples
-    figures: bytes | str | None = None
+    figures: bytes | str | None = None  # `RowFigures` as JSON; empty for single-turn samples
 
     def variables(self) -> dict[str, float]:
         numbers = {

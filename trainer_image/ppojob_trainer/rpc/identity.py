@@ -23,8 +23,7 @@ class PodIdentity(msgspec.Struct, frozen=True):
     config: str  # `config_digest`
     # path -> digest of the readable model folders; None until all are read
     models: dict[str, str] | None
-    # whether the processor supports bfloat16, which determines the data types that are `auto`
-    native_bfloat16: bool = False
+    native_bfloat16: bool = False  # of the processor; it decides data types that are `auto`
 
 
 def code_digest() -> str:

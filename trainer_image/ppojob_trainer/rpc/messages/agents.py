@@ -38,8 +38,7 @@ class Act(msgspec.Struct, frozen=True):
     turn: int  # number of earlier turns with calls
     calls: list[ToolCall]
     tools: list[str] = []  # names of allowed tools; empty for all
-    # pictures of the row so far; None if tools cannot return pictures
-    pictures: list[SeenPicture] | None = None
+    pictures: list[SeenPicture] | None = None  # of the row so far; None if tools cannot return any
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):

@@ -39,8 +39,7 @@ class Conversations(msgspec.Struct, frozen=True):
 
     tools: list[ToolsPeer]  # ranks that run tool calls; empty without tools
     rewinds: int
-    # ranks that answer `search` calls; empty if the tools role does
-    retrievers: list[ToolsPeer] = []
+    retrievers: list[ToolsPeer] = []  # ranks that answer `search` calls; empty if tools do
     attempt: int = 0  # attempt of the engines' role: standalone ones may be lost without a rewind
     began: float = 0.0  # current time for chat templates, in unix seconds
 
@@ -57,11 +56,9 @@ class Generate(msgspec.Struct, frozen=True):
     # the same
     kept: tuple[int, int]
     round: int = 0
-    # whether to also generate one greedy response per prompt, as the batch `greedy`
-    greedy: bool = False
+    greedy: bool = False  # whether to also generate a greedy response per prompt
     conversations: Conversations | None = None  # None for single-turn rows
-    # batches of the next steps, generated meanwhile as far as they get
-    ahead: list["Generate"] = []
+    ahead: list["Generate"] = []  # batches of the next steps, generated as far as they get
     # number of the round in the run, from 1, used in seeds if it is not known yet which step uses
     # the round; else 0
     number: int = 0

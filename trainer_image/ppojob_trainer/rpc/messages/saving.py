@@ -48,8 +48,7 @@ class Written(msgspec.Struct, frozen=True):
 class Restore(msgspec.Struct, frozen=True):
     """Load the state of a checkpoint, or the initial models."""
 
-    # folder of the checkpoint, relative to the run folder; None for initial models
-    folder: str | None
+    folder: str | None  # of the checkpoint, relative to the run folder; None for initial models
     files: list[FileEntry]  # the files of all ranks
     total_updates: dict[str, int]  # optimizer steps of the whole job by model, for schedules
 

@@ -36,8 +36,7 @@ class ScoreItem(msgspec.Struct, frozen=True):
     extra_info: bytes  # JSON object
     lengths: list[int]  # (rows,) response tokens
     truncated: list[bool]  # (rows,) whether the length limit was reached
-    # (rows,) `RowFigures` as JSON, added to `extra_info`; empty for single-turn rows
-    figures: list[bytes] = []
+    figures: list[bytes] = []  # (rows,) JSON, added to `extra_info`; empty for single-turn rows
 
 
 class Score(msgspec.Struct, frozen=True):

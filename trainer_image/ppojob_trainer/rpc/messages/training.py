@@ -19,8 +19,7 @@ class Advantages(msgspec.Struct, frozen=True):
     scores: list[float]
     kl_coefficient: float
     greedy_scores: list[float] = []  # (prompts,) scores of greedy responses; empty if unused
-    # (keys, rows) further rewards of the estimator; empty if unused
-    rewards: list[list[float]] = []
+    rewards: list[list[float]] = []  # (keys, rows) further rewards; empty if unused
     dropped: list[int] = []  # rows excluded from training and from the statistics of their group
     masked: list[int] = []  # rows excluded from training only
     step: int = 0  # part of the random key
@@ -39,11 +38,9 @@ class Advantaged(msgspec.Struct, frozen=True):
     tokens_owned: list[int]  # (ranks,) tokens of each rank's own rows
     tokens_computed: list[int]  # (ranks,) tokens that each rank computes after balancing
     told: dict[str, float] = {}  # further metrics, by name
-    # mean over rows of their mean KL per token; None without KL in the reward
-    kl: float | None = None
+    kl: float | None = None  # mean over rows of their mean per token; None without KL in the reward
     values: Spread | None = None  # spread of the critic's values; None without critic
-    # share of the returns' variance explained by the values; None likewise
-    explained_variance: float | None = None
+    explained_variance: float | None = None  # share of the returns' variance; None likewise
     row_advantages: list[float] = []  # (rows,) mean over trained tokens
     without_tokens: list[int] = []  # rows without trained tokens
 
@@ -55,7 +52,6 @@ class Update(msgspec.Struct, frozen=True):
     prompts: list[int]
     kl_coefficient: float = 0.0
     entropy_coefficient: float = 0.0
-    # (batch rows,) targets of a process reward model, NaN for none; else empty
-    outcomes: list[float] = []
+    outcomes: list[float] = []  # (batch rows,) targets of a process reward model, NaN for none
     demonstrations: list[int] = []  # positions of demonstrations that are also learnt
     supervised_coefficient: float = 0.0  # weight of their loss
