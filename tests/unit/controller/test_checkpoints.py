@@ -195,11 +195,11 @@ def test_a_step_that_a_full_disk_has_refused_is_saved_in_the_end(attempt, begun,
     with pytest.raises(StorageError, match="No space left on device"):
         checkpoints.save(state)
     assert incomplete(checkpoints.store.root) == []
-    assert not checkpoints.is_saved(state)
+    assert not checkpoints.store.is_whole(state.step)
     if attempt > 1:
         checkpoints = begun(attempt)
     # A role is lost beside it: asked again, the ranks remember what they wrote.
     checkpoints._write_shards(checkpoints.store.begin(state.step), state.step)
     checkpoints.save(state)
-    assert checkpoints.is_saved(state)
+    assert checkpoints.store.is_whole(state.step)
     assert [len(rank.asked) for rank in ranks] == [2, 2]

@@ -117,11 +117,7 @@ class Checkpoints:
         is_skipped = self._skipped == (self.roles.rewinds, progress.step)
         if is_skipped or progress.step == self.in_flight_step:
             return False
-        return not self.is_saved(progress)
-
-    def is_saved(self, progress: Progress) -> bool:
-        """Whether a complete checkpoint of this step exists."""
-        return self.store.is_whole(progress.step)
+        return not self.store.is_whole(progress.step)
 
     def newest(self, step: int | None = None) -> int | None:
         """Return the step of the newest checkpoint (at most `step`, if given), or None."""

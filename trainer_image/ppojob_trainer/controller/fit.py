@@ -65,9 +65,8 @@ from ppojob_trainer.errors import (
 )
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.messages.saving import ExportModel
 from ppojob_trainer.rpc.methods import EXPORT_MODEL
-from ppojob_trainer.rpc.wire import RequestId
+from ppojob_trainer.rpc.wire import Nothing, RequestId
 
 _log = logging.getLogger(__name__)
 Outcome = tuple[Progress, dict[str, float]]
@@ -340,7 +339,7 @@ class Loop:
         self.reporter.report(stage="save_checkpoint")
         try:
             self._wait_for_checkpoint()
-            if not self.checkpoints.is_saved(done):
+            if not self.checkpoints.store.is_whole(done.step):
                 self.checkpoints.save(done)
         except (RoleLost, StorageError) as problem:
             line = f"no checkpoint after step {done.step}: {problem}"
@@ -437,14 +436,14 @@ class Loop:
         total = progress.step if self.is_done(progress) else self.total_steps
         self.reporter.report(phase="Finishing", stage="save_checkpoint", total_steps=total)
         self._wait_for_checkpoint()
-        if not self.checkpoints.is_saved(progress):
+        if not self.checkpoints.store.is_whole(progress.step):
             self.checkpoints.save(progress)
         self.checkpoints.prune()
         if self.is_done(progress) and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
             stages = self.training.stages
-            stages.roles.broadcast(stages.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
+            stages.roles.broadcast(stages.actor, EXPORT_MODEL, Nothing(), id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
         if self.is_done(progress) and self.checkpoints.copies is not None:
             self.reporter.report(stage="copy")

@@ -14,6 +14,7 @@ from pathlib import Path
 from torch import Tensor
 
 from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.manifest import entry_of
 from ppojob_trainer.data.tokenizer_files import template_text
@@ -61,7 +62,7 @@ from ppojob_trainer.rpc.messages.rows import (
     Reprompted,
     WriteRows,
 )
-from ppojob_trainer.rpc.messages.saving import ExportModel, Saved
+from ppojob_trainer.rpc.messages.saving import Saved
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
@@ -275,7 +276,7 @@ class ActorRolloutWorker:
         path = write_part(self.run_folder / request.folder, request.part, table)
         return Saved([entry_of(path.parent, path.name, OWNER, self.rank)])
 
-    def _export_model(self, request: ExportModel) -> Nothing:
+    def _export_model(self, _: Nothing) -> Nothing:
         model = self.generation.spec.model
         template = template_text(model.chat_template) if model.chat_template else None
         dtype = DTYPES[model.dtype]
@@ -292,7 +293,7 @@ class ActorRolloutWorker:
             )
 
         export_model(
-            self.run_folder / request.folder if self.rank == 0 else None,
+            self.run_folder / EXPORT_FOLDER if self.rank == 0 else None,
             ((name, averages.get(name, tensor)) for name, tensor in every_tensor(trained)),
             model_folder=Path(model.path),
             dtype=dtype,

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,27 +155,21 @@ class Generation:
         is_validation = batches[0].purpose == VALIDATION
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
-        pairs = zip(rows, episodes, strict=True)
-        unfinished = [(row, episode) for row, episode in pairs if not episode.state.is_over]
-        own_rows = [row for row, _ in unfinished]
-        own_episodes = [episode for _, episode in unfinished]
 
         def count(_: int, ended: int) -> bool:
             self.progress.ended = ended
             return is_validation and self.progress.is_aborted
 
-        with self.progress.of(len(unfinished)):
-            self.drive(batches[0].step, own_rows, own_episodes, count)
-        if not all(episode.state.is_over for episode in own_episodes):
+        with self.progress.of(sum(not episode.state.is_over for episode in episodes)):
+            self.drive(batches[0].step, rows, episodes, count)
+        if not all(episode.state.is_over for episode in episodes):
             raise GenerationAborted("the validation was aborted")
-        generated = iter(episodes)
-        made = []
-        for batch in batches:
-            of_batch = itertools.islice(generated, len(batch.prompts) * batch.samples)
-            whole = [episode.trajectory for episode in of_batch]
-            of_engine = GeneratedRows(batch.first, batch.prompts, batch.samples, whole)
-            made.append(of_engine.within(batch.kept))
-        return made
+        made = iter(episodes)
+        sizes = [len(batch.prompts) * batch.samples for batch in batches]
+        return [
+            kept_rows(batch, itertools.islice(made, size))
+            for batch, size in zip(batches, sizes, strict=True)
+        ]
 
     def episode(self, row: Row, name: str, state: RowState | None = None) -> Episode:
         """Return the episode of a row from its start or a state; names are unique in the phase."""
@@ -203,10 +197,13 @@ class Generation:
         episodes: Sequence[Episode],
         is_enough: Callable[[int, int], bool],
     ) -> None:
-        """Generate unfinished rows to their ends, or until `is_enough`; see `Driver`.
+        """Generate the unfinished rows to their ends, or until `is_enough`; see `Driver`.
 
         `step` is that of the phase; rows may belong to later steps.
         """
+        pairs = zip(rows, episodes, strict=True)
+        rows = [row for row, episode in pairs if not episode.state.is_over]
+        episodes = [episode for episode in episodes if not episode.state.is_over]
         turns = self.turns
         if turns is None:
             Driver(self.engine, None, is_enough=is_enough).run(episodes)
@@ -279,6 +276,12 @@ class Generation:
 
     def _decode(self, tokens: Sequence[int]) -> str:
         return self.chat.decode(tokens, skip_special_tokens=False)
+
+
+def kept_rows(batch: Generate, episodes: Iterable[Episode]) -> GeneratedRows:
+    """Return the rows of a batch that this rank keeps."""
+    whole = [episode.trajectory for episode in episodes]
+    return GeneratedRows(batch.first, batch.prompts, batch.samples, whole).within(batch.kept)
 
 
 def _with_tools(prompt: PromptTokens, agent: Agent) -> PromptTokens:

@@ -51,9 +51,3 @@ class Restore(msgspec.Struct, frozen=True):
     folder: str | None  # of the checkpoint, relative to the run folder; None for initial models
     files: list[FileEntry]  # the files of all ranks
     total_updates: dict[str, int]  # optimizer steps of the whole job by model, for schedules
-
-
-class ExportModel(msgspec.Struct, frozen=True):
-    """Write the model as a Hugging Face folder, relative to the run folder."""
-
-    folder: str
