@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from run_progress import progress_behind
 
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller import checkpoints as module
@@ -91,7 +92,7 @@ def begun(role_of, roles_of, ranks, tmp_path: Path, monkeypatch) -> Callable[...
     def make(attempt: int = 1) -> Checkpoints:
         made = Checkpoints(
             roles=roles_of(group, attempt=attempt),
-            store=CheckpointStore(root, job_uid="u", config=b'{"layout":{},"spec":{}}'),
+            store=CheckpointStore(root, Identity("u", b'{"layout":{},"spec":{}}')),
             journal=Journal(root / "journal.jsonl"),
             every=2,
             keep_last=2,

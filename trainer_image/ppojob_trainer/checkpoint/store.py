@@ -26,6 +26,7 @@ import ppojob_trainer
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import identity, manifest
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -50,7 +51,6 @@ LATEST_POINT: Final = durable.point("checkpoint.latest", "write", *durable.RENAM
 PRUNE_POINT: Final = durable.point("checkpoint.prune", *durable.RENAME_ACTS)
 SWEEP_POINT: Final = durable.point("checkpoint.sweep", *durable.REMOVE_ACTS)
 
-_NONE: Final[Mapping[str, str]] = {}
 _SEALED = re.compile(r"step-(\d{6,})")
 _SWEPT = re.compile(r"\.step-\d+(\.\d+)?\.(partial|damaged|pruned)|\.(latest|best)\.aside")
 
@@ -116,24 +116,15 @@ def has_checkpoint(run_folder: Path) -> bool:
 
 
 class CheckpointStore:
-    """The checkpoints of one job in one folder.
+    """The checkpoints of one job in one folder, which is created if missing.
 
     Only the job's controller may write, one thread at a time: it is the only one by its
-    StatefulSet, or by the lock of the run folder. `root` is created if missing; the other arguments
-    are those of `Identity`.
+    StatefulSet, or by the lock of the run folder.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        job_uid: str,
-        config: bytes,
-        files: Mapping[str, str] = _NONE,
-        bases: Mapping[str, str] = _NONE,
-    ) -> None:
+    def __init__(self, root: Path, owner: Identity) -> None:
         self.root = root
-        self._identity = identity.Identity(job_uid, config, files, bases)
+        self._identity = owner
         self._verified: set[int] = set()
         durable.make_folder(root, parents=True, exist_ok=True)
 

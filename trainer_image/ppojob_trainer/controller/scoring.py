@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -21,7 +22,6 @@ from ppojob_trainer.rewards.wire import NotScored
 from ppojob_trainer.rpc.client import Pending
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import (
-    ModelScoreItem,
     RowScore,
     Score,
     ScoreByModel,
@@ -117,7 +117,7 @@ class Scoring:
         name = batch.name(self.roles.rewinds, step)
         items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
         id_ = RequestId(0, step, f"{batch.label}/score")
-        return self._submit(group, SCORE, items, lambda some: Score(name, some), id_)
+        return self._submit(group, SCORE, items, partial(Score, name), id_)
 
     def _by_functions(self, pending: _Pending[Scored], batch: Batch) -> list[RowScore]:
         answers = pending.answers(self.roles)
@@ -135,10 +135,7 @@ class Scoring:
         ]
         items += [[]] * (len(model.host.ranks) - len(items))
         id_ = RequestId(0, step, f"{batch.label}/judge")
-
-        def request(some: list[ModelScoreItem]) -> ScoreByModel:
-            return ScoreByModel(name, some, model.began)
-
+        request = partial(ScoreByModel, name, began=model.began)
         pending = self._submit(model.host, SCORE_BY_MODEL, items, request, id_)
         return [score for answer in pending.answers(self.roles) for score in answer.scores]
 

@@ -10,6 +10,7 @@ from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.copies import Copies
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, sha256_of
 from ppojob_trainer.checkpoint.store import CheckpointStore
@@ -67,13 +68,9 @@ class Wiring:
         self.config, self.run_folder = environment.config, environment.run_folder
         self.spec = self.config.spec
         root = self.run_folder / CHECKPOINTS_FOLDER
-        self.store = CheckpointStore(
-            root,
-            job_uid=self.config.uid,
-            config=self.config.trajectory_json(),
-            files=self._code_files(),
-            bases=bases_of(self.spec),
-        )
+        trajectory, bases = self.config.trajectory_json(), bases_of(self.spec)
+        owner = Identity(self.config.uid, trajectory, self._code_files(), bases)
+        self.store = CheckpointStore(root, owner)
         self.journal = Journal(root / JOURNAL_NAME)
         self.began = self.journal.began()
         self.datasets = open_datasets(self.config, self.began, stack)
