@@ -36,7 +36,6 @@ from ppojob_trainer.controller.journal_state import changes, without_tables
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
-    clock_metrics,
     evaluation_metrics,
     step_rows,
     training_metrics,
@@ -63,6 +62,7 @@ from ppojob_trainer.errors import (
     SamplerFailed,
     StorageError,
 )
+from ppojob_trainer.metrics.step_metrics import speed_metrics
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Traffic
 from ppojob_trainer.rpc.methods import EXPORT_MODEL
@@ -211,7 +211,7 @@ class Loop:
         self.reporter.report(phase="Training", step=0)
         with timer("testing"):
             metrics = self._validate(progress)
-        metrics |= clock_metrics(None, timer.finish(), num_devices=self.num_devices)
+        metrics |= timer.finish().metrics()
         return msgspec.structs.replace(progress, metrics_lines=1), metrics
 
     def _step(self, progress: Progress) -> Outcome:
@@ -235,17 +235,11 @@ class Loop:
             raise self._after_checkpoint(failure, progress) from failure
         self.records.keep_advantages(result, step)
         self._log_samples(result.batch, step)
-        metrics = training_metrics(
-            result,
-            step=step,
-            epoch=self.order.place[0],
-            max_prompt_tokens=self.spec.data.max_prompt_tokens,
-            is_given=self.spec.algorithm.given is not None,
-            is_scored=self.spec.is_scored,
-        )
+        rows, epoch = step_rows(result), self.order.place[0]
+        metrics = training_metrics(result, rows, self.spec, step=step, epoch=epoch)
         self._warn(step, result, metrics)
         metrics |= self._kl_metrics(coefficients.kl, result)
-        rows, supervised = step_rows(result), self.training.supervised
+        supervised = self.training.supervised
         trained = msgspec.structs.replace(
             progress,
             step=step,
@@ -267,7 +261,7 @@ class Loop:
             metrics |= self._validate_after(trained, metrics, timer)
         failpoints.hit(STEP_COMPUTED)
         times = timer.finish()
-        metrics |= clock_metrics(rows, times, num_devices=self.num_devices)
+        metrics |= times.metrics() | speed_metrics(rows, times, num_devices=self.num_devices)
         caller = self.training.stages.roles.caller
         metrics |= caller.traffic.metrics()
         caller.traffic = Traffic()
@@ -328,7 +322,7 @@ class Loop:
         metrics = {name: math.nan if value is None else value for name, value in known}
         metrics |= self._validate_after(progress, metrics, timer)
         times = timer.finish()
-        metrics |= clock_metrics(None, times, num_devices=self.num_devices)
+        metrics |= times.metrics()
         seconds = progress.seconds + times.step_seconds
         return msgspec.structs.replace(progress, seconds=seconds), metrics
 

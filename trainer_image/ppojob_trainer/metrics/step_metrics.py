@@ -12,6 +12,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from ppojob_trainer.metrics.timer import StepTimes
+
 _T = TypeVar("_T")
 
 TOOL_SECONDS: Final = "timing_s/agent_loop/tool_calls"
@@ -125,14 +127,9 @@ class StepRows:
 
 
 def row_metrics(
-    rows: StepRows,
-    *,
-    max_prompt_tokens: int,
-    advantages: Spread | None,
-    returns: Spread | None,
-    is_scored: bool = True,
+    rows: StepRows, *, max_prompt_tokens: int, is_scored: bool = True
 ) -> dict[str, float]:
-    """Return metrics of scores, rewards, advantages and lengths, as far as present.
+    """Return metrics of scores, rewards and lengths, as far as present.
 
     Departs from verl: ``response_length/clip_ratio`` counts responses that a length limit ended,
     where verl counts those of maximum length. As there, empty responses count as aborted.
@@ -144,15 +141,12 @@ def row_metrics(
     unscored, filtered = set(rows.dropped), set(rows.filtered)
     is_out = [aborted or row in unscored for row, aborted in enumerate(is_aborted)]
     scores = Spread.of(_without(rows.scores, is_out)) if is_scored else None
-    has_rewards = is_scored and advantages is not None
     is_out = [out or row in filtered for row, out in enumerate(is_out)]
-    rewards = Spread.of(_without(rows.rewards, is_out)) if has_rewards else None
+    rewards = Spread.of(_without(rows.rewards, is_out)) if is_scored and rows.rewards else None
     return {
         **({} if scores is None else scores.named("critic/score")),
         **({} if rewards is None else rewards.named("critic/rewards")),
         **_extra_metrics(_without(rows.extras, is_aborted)),
-        **({} if advantages is None else advantages.named("critic/advantages")),
-        **({} if returns is None else returns.named("critic/returns")),
         **Spread.of(rows.response_tokens).named("response_length"),
         "response_length/clip_ratio": _share(rows.truncated),
         **Spread.of(_without(rows.response_tokens, is_aborted)).named(
@@ -201,24 +195,21 @@ def balance_metrics(given: Sequence[int], balanced: Sequence[int]) -> dict[str, 
     }
 
 
-def speed_metrics(
-    rows: StepRows, stage_seconds: Mapping[str, float], *, step_seconds: float, num_devices: int
-) -> dict[str, float]:
+def speed_metrics(rows: StepRows, times: StepTimes, *, num_devices: int) -> dict[str, float]:
     """Return tokens per second, milliseconds per token, and the time of tool calls.
 
-    `stage_seconds` are by short name (``gen``); devices are GPUs, or ranks without GPUs.
+    Devices are GPUs, or ranks without GPUs.
     """
-    response_tokens = sum(rows.response_tokens)
     tokens_of_stage = dict.fromkeys(_STAGES_OVER_ALL_TOKENS, rows.total_tokens)
-    tokens_of_stage["gen"] = response_tokens
+    tokens_of_stage["gen"] = sum(rows.response_tokens)
     return {
         "perf/total_num_tokens": float(rows.total_tokens),
-        "perf/time_per_step": step_seconds,
-        "perf/throughput": _ratio(rows.total_tokens, step_seconds * num_devices),
+        "perf/time_per_step": times.step_seconds,
+        "perf/throughput": _ratio(rows.total_tokens, times.step_seconds * num_devices),
         **{
-            f"timing_per_token_ms/{stage}": _ratio(1000.0 * stage_seconds[stage], tokens)
+            f"timing_per_token_ms/{stage}": _ratio(1000.0 * times.stages[stage], tokens)
             for stage, tokens in sorted(tokens_of_stage.items())
-            if stage in stage_seconds
+            if stage in times.stages
         },
         **(Spread.of(rows.tool_seconds).named(TOOL_SECONDS) if rows.tool_seconds else {}),
         **(_engine_metrics(rows.counts) if rows.counts.get("steps") else {}),
