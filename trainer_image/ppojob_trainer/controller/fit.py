@@ -44,12 +44,7 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.step_warnings import StepWarnings
-from ppojob_trainer.controller.training_step import (
-    Coefficients,
-    StepResult,
-    TrainingStep,
-    tracked_values,
-)
+from ppojob_trainer.controller.training_step import StepResult, TrainingStep, tracked_values
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -226,11 +221,9 @@ class Loop:
         entropy, control = progress.entropy_coefficient, self.training.entropy
         if entropy is None:
             entropy = self.spec.algorithm.entropy_coefficient
-        coefficients = Coefficients(progress.kl_coefficient or 0.0, entropy)
+        kl, beliefs = progress.kl_coefficient or 0.0, progress.prompt_values
         try:
-            result = self.training.run(
-                step, self._draw, coefficients, timer, progress.prompt_values
-            )
+            result = self.training.run(step, self._draw, kl, entropy, timer, beliefs)
         except (RewardFailed, SamplerFailed) as failure:
             raise self._after_checkpoint(failure, progress) from failure
         self.records.keep_advantages(result, step)
@@ -238,7 +231,7 @@ class Loop:
         rows, epoch = step_rows(result), self.order.place[0]
         metrics = training_metrics(result, rows, self.spec, step=step, epoch=epoch)
         self._warn(step, result, metrics)
-        metrics |= self._kl_metrics(coefficients.kl, result)
+        metrics |= self._kl_metrics(kl, result)
         supervised = self.training.supervised
         trained = msgspec.structs.replace(
             progress,

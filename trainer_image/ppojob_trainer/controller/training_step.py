@@ -11,7 +11,7 @@ the step is built (`step_plan`).
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -57,14 +57,6 @@ def tracked_values(
     return [
         beliefs.get(prompt.prompt_digest, own) for prompt, own in zip(prompts, first, strict=True)
     ]
-
-
-@dataclass(frozen=True, slots=True)
-class Coefficients:
-    """Coefficients of policy loss terms that may change from step to step."""
-
-    kl: float = 0.0
-    entropy: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -121,13 +113,15 @@ class TrainingStep:
         self,
         step: int,
         draw: Draw,
-        coefficients: Coefficients,
+        kl: float,
+        entropy: float,
         timer: StepTimer,
         beliefs: Mapping[str, Belief],
     ) -> StepResult:
         """Run the step, after which the rollout engine has the weights of version `step`.
 
-        `beliefs` are the tracked values of prompts, by digest.
+        `kl` and `entropy` are coefficients of loss terms, `beliefs` the tracked values of prompts,
+        by digest.
         """
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
@@ -155,19 +149,18 @@ class TrainingStep:
                     statistics["spo/p_hats"] = fmean(map(value, tracked))
                     statistics["spo/Neff"] = fmean(map(sum, tracked))
                 advantaged = self._advantages(
-                    batch, greedy, step, coefficients.kl, left_out, outcomes, tracked, untaught
+                    batch, greedy, step, kl, left_out, outcomes, tracked, untaught
                 )
         if self.entropy is not None:
-            bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
-            before["actor/entropy_coeff"] = bonus
-            coefficients = replace(coefficients, entropy=bonus)
+            entropy = self.entropy.bonus(entropy, before["actor/entropy"])
+            before["actor/entropy_coeff"] = entropy
         for updates in self.updates:
             if step >= updates.first_step and not updates.of_outcomes:
                 if self.supervised is not None and updates.model == "policy":
                     with timer("data"):
                         before |= self.supervised.begin(step)
                 with timer(updates.timer):
-                    statistics |= self._update(updates, batch, step, coefficients)
+                    statistics |= self._update(updates, batch, step, (kl, entropy))
         with timer("update_weights"):
             self._sync_weights(step)
         # Statistics of a pass over all rows take precedence over those of updates, which skip rows.
@@ -180,10 +173,8 @@ class TrainingStep:
     def _sync_weights(self, step: int) -> None:
         refresh = self.spec.algorithm.kl.reference_refresh
         is_due = refresh is not None and step % refresh.every_steps == 0
-        weights, id_ = (
-            SyncWeights(step, refresh_reference=is_due),
-            RequestId(0, step, "sync_weights"),
-        )
+        weights = SyncWeights(step, refresh_reference=is_due)
+        id_ = RequestId(0, step, "sync_weights")
         self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
 
     def _answers(self, batch: Batch) -> list[str]:
@@ -224,7 +215,7 @@ class TrainingStep:
         for updates in self.updates:
             if updates.of_outcomes:
                 with timer(updates.timer):
-                    statistics |= self._update(updates, batch, step, Coefficients(), outcomes)
+                    statistics |= self._update(updates, batch, step, (0.0, 0.0), outcomes)
         return statistics | self._forwards(batch, step, timer, know_outcomes=True)
 
     def _forwards(
@@ -240,10 +231,8 @@ class TrainingStep:
 
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
         self.channels.move_rows(forward.host, batch, step)
-        id_ = RequestId(0, step, f"forward/{forward.model}")
-        measured = self.stages.roles.broadcast(forward.host, FORWARD, Forward(forward.model), id_)[
-            0
-        ]
+        request, id_ = Forward(forward.model), RequestId(0, step, f"forward/{forward.model}")
+        measured = self.stages.roles.broadcast(forward.host, FORWARD, request, id_)[0]
         if forward.column is not None:
             self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
         return step_statistics([measured])
@@ -304,7 +293,7 @@ class TrainingStep:
         updates: Updates,
         batch: Batch,
         step: int,
-        coefficients: Coefficients,
+        weights: tuple[float, float],
         outcomes: Sequence[float] = (),
     ) -> dict[str, float]:
         self.channels.move_columns(updates.host, batch, step, updates.columns)
@@ -313,7 +302,6 @@ class TrainingStep:
         supervised = self.supervised if updates.model == "policy" else None
         weight = 0.0 if supervised is None else supervised.coefficient(step)
         for index, positions in enumerate(order):
-            weights = (coefficients.kl, coefficients.entropy)
             given = supervised.of_update(index) if supervised is not None and weight else []
             request = Update(updates.model, positions, *weights, list(outcomes), given, weight)
             id_ = RequestId(0, step, f"update/{updates.model}", index)
