@@ -13,12 +13,7 @@ from ppojob_api.problem import Problem
 from ppojob_trainer.checkpoint.tensors import read_tensors
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import EMBEDDING
-from ppojob_trainer.models.config_files import (
-    TOWER,
-    file_name,
-    has_tower,
-    read_config,
-)
+from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies, mtp_layer_count
 from ppojob_trainer.models.per_layer_sizes import count_in

@@ -21,13 +21,7 @@ from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rewards.wire import NotScored
 from ppojob_trainer.rpc.client import Pending
 from ppojob_trainer.rpc.messages.rows import BatchName
-from ppojob_trainer.rpc.messages.scoring import (
-    RowScore,
-    Score,
-    ScoreByModel,
-    Scored,
-    SendTexts,
-)
+from ppojob_trainer.rpc.messages.scoring import RowScore, Score, ScoreByModel, Scored, SendTexts
 from ppojob_trainer.rpc.methods import SCORE, SCORE_BY_MODEL, SEND_TEXTS, Method
 from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 

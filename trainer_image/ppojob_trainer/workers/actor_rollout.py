@@ -55,13 +55,7 @@ from ppojob_trainer.rpc.messages.rollout import (
     Recalled,
     SyncWeights,
 )
-from ppojob_trainer.rpc.messages.rows import (
-    BatchName,
-    PlaceRows,
-    Reprompt,
-    Reprompted,
-    WriteRows,
-)
+from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, Reprompt, Reprompted, WriteRows
 from ppojob_trainer.rpc.messages.saving import Saved
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages

@@ -18,10 +18,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES, Advantages
 from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS, teacher_advantages
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
-from ppojob_trainer.algorithms.implicit_rewards import (
-    PROCESS_ADVANTAGES,
-    implicit_reward_metrics,
-)
+from ppojob_trainer.algorithms.implicit_rewards import PROCESS_ADVANTAGES, implicit_reward_metrics
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_ends, row_mean, row_sum
 from ppojob_trainer.algorithms.resampling import drawn, resampling_weights
