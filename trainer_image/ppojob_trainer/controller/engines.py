@@ -64,9 +64,8 @@ class StandaloneEngines(Engines):
 
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
         """Query the owners for the metadata of their rows."""
-        owners = range(len(batches[0].shares))
-        request = Recall(self._names(batches, step))
-        answers = self.channels.query_owners(RECALL, request, owners)
+        roles, request = self.channels.roles, Recall(self._names(batches, step))
+        answers = roles.gather(roles.submit_query([self.channels.owner], RECALL, request))
         rows = [one.rows for one in answers if one.rows is not None]
         if len(rows) < len(answers):
             return False

@@ -4,9 +4,9 @@ The controller sends both sides the rows and columns; tensors go from rank to ra
 for a model in the owners' ranks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,6 @@ from ppojob_api.v1alpha1.reference import ReferenceSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rpc.client import Call
 from ppojob_trainer.rpc.messages.rows import (
     CHANNEL_SECONDS,
     BatchName,
@@ -25,8 +24,6 @@ from ppojob_trainer.rpc.messages.rows import (
 )
 from ppojob_trainer.rpc.methods import MOVE_COLUMNS, MOVE_ROWS, OPEN_CHANNEL, PLACE_ROWS, Method
 from ppojob_trainer.rpc.wire import Nothing, RequestId
-
-Answer = TypeVar("Answer", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True)
@@ -79,13 +76,6 @@ class RoleChannels:
         self.roles.barrier((self.owner, peer), id_.step, id_.stage)
         requests = [(self.owner, request(peer.name)), (peer, request(self.owner.name))]
         self.roles.broadcast_to(method, requests, id_)
-
-    def query_owners(
-        self, query: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
-    ) -> list[Answer]:
-        """Query some owners during their work; raises as `Roles.call`."""
-        calls = [Call(self.owner.ranks[rank], query, request) for rank in ranks]
-        return self.roles.gather(self.roles.caller.start(calls))
 
     def place_rows(
         self, batch: Batch, step: int, *, again: bool = False, answers: Sequence[str] = ()

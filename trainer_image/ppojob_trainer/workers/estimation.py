@@ -64,7 +64,9 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     """
     batch = _gather(spec, rows)
     if spec.leaves_responses_out:
-        _exclude(rows, batch, given.dropped)
+        # Excluded rows leave their groups.
+        batch.columns["mask"] = _without(batch["mask"], given.dropped, batch.lengths)
+        rows.set_column("update_mask", batch["mask"])
     mask, lengths = batch["mask"], batch.lengths
     certainty_rewards, certainty_metrics = _certainty(spec, batch)
     shaped = [score + own for score, own in zip(given.scores, certainty_rewards, strict=True)]
@@ -115,12 +117,6 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         values=_spread(batch["values"], kept),
         explained_variance=float(explained_variance(batch["values"], estimated.returns, kept)),
     )
-
-
-def _exclude(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
-    """Mask all tokens of excluded rows, so that they leave their groups."""
-    batch.columns["mask"] = _without(batch["mask"], dropped, batch.lengths)
-    rows.set_column("update_mask", batch["mask"])
 
 
 def _mark_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Tensor) -> None:

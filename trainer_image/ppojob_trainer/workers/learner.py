@@ -124,7 +124,10 @@ class Learner:
         states = files(RNG_FILE)
         if len(states) == self._world.size:
             state = next(entry for entry in states if entry.rank == self._world.rank)
-            self._set_random_state(read_shard(folder, state))
+            random = read_shard(folder, state)
+            torch.set_rng_state(random["torch"])
+            if "cuda" in random:
+                torch.cuda.set_rng_state(random["cuda"], self._world.device)
         else:
             # The random state of another number of ranks cannot be continued.
             torch.manual_seed(self._seed + self.engine.updates + self._stream)
@@ -149,11 +152,6 @@ class Learner:
         if self._world.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self._world.device)
         return state
-
-    def _set_random_state(self, state: dict[str, Tensor]) -> None:
-        torch.set_rng_state(state["torch"])
-        if "cuda" in state:
-            torch.cuda.set_rng_state(state["cuda"], self._world.device)
 
 
 class TrainedModel:
