@@ -170,7 +170,8 @@ class ActorRolloutWorker:
     def _recall(self, request: Recall) -> Recalled:
         if not all(batch in self._metadata for batch in request.batches):
             return Recalled(None)
-        return Recalled(Generated(*(self._metadata[batch] for batch in request.batches)))
+        first, *greedy = [self._metadata[batch] for batch in request.batches]
+        return Recalled(Generated(first, greedy[0] if greedy else []))
 
     def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))
