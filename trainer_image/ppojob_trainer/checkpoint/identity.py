@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
 
@@ -120,7 +120,7 @@ def edited(known: Mapping[str, Json], now: Mapping[str, str]) -> list[str]:
     return [path for path, digest in now.items() if known.get(path, digest) != digest]
 
 
-def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
+def settings_of(found: Manifest, folder: Path) -> dict[str, Any]:
     """Return the settings of a checkpoint; raises DamagedCheckpoint if they are damaged."""
     entry = next((file for file in found.files if file.sha256 == found.config_sha256), None)
     if entry is None:
@@ -128,7 +128,7 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
             f"{folder.name}/manifest.json", "it lists no configuration: made by no known version"
         )
     check_content(folder, entry)
-    settings: dict[str, Json] = json.loads((folder / entry.path).read_bytes())
+    settings: dict[str, Any] = json.loads((folder / entry.path).read_bytes())
     return settings
 
 

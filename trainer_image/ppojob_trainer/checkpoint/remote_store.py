@@ -15,7 +15,6 @@ from ppojob_trainer.checkpoint import manifest
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, check_content
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
-from ppojob_trainer.json_value import Json
 from ppojob_trainer.remote_files import Log, permanent_errors, with_retries
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -77,13 +76,13 @@ class RemoteStore:
         name = f"{folder_name(step)}/{MANIFEST_NAME}"
         return manifest.decode(self.read(step, MANIFEST_NAME), name)
 
-    def settings(self, step: int, found: Manifest) -> dict[str, Json]:
+    def settings(self, step: int, found: Manifest) -> dict[str, Any]:
         """Read the settings of a copy; raises DamagedCheckpoint if they were changed."""
         path = next((file.path for file in found.files if file.sha256 == found.config_sha256), "")
         data = self.read(step, path)
         if hashlib.sha256(data).hexdigest() != found.config_sha256:
             raise DamagedCheckpoint(f"{folder_name(step)}/{path}", "it was changed")
-        settings: dict[str, Json] = json.loads(data)
+        settings: dict[str, Any] = json.loads(data)
         return settings
 
     def read(self, step: int, *path: str) -> bytes:

@@ -46,15 +46,12 @@ class BestCheckpoint:
 
     def among(self, steps: Collection[int]) -> int | None:
         """Return the step with the best value, the earliest of equal ones; None without values."""
-        sign = 1.0 if self.spec.mode == "max" else -1.0
-        found: tuple[float, int] | None = None
+        values = {}
         for record in self.history():
             step, value = record["step"], record.get(self.spec.metric)  # None: not finite
-            if step is None or value is None or int(step) not in steps:
-                continue
-            if found is None or sign * value > found[0]:
-                found = (sign * value, int(step))
-        return None if found is None else found[1]
+            if step is not None and value is not None and int(step) in steps:
+                values[int(step)] = value if self.spec.mode == "max" else -value
+        return max(values, key=values.__getitem__, default=None)
 
     def refuse_unknown(self, validation: Mapping[str, float]) -> None:
         """Raise ConfigError if neither this validation nor an earlier one has the metric."""
