@@ -22,7 +22,7 @@ from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.job_file import validate_file
 from ppojob_cli.run_folder import LOCK_FILE
 from ppojob_cli.summary import is_of_another_model, read_summary
-from ppojob_trainer.checkpoint.identity import changed_settings
+from ppojob_trainer.checkpoint.identity import Identity, changed_settings
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Event, Journal, last_saved
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller.journal_state import read_journal_state
@@ -169,9 +169,8 @@ def check_checkpoints(config: RunConfig, folder: Path) -> list[str]:
     root = folder / CHECKPOINTS_FOLDER
     if not os.path.isdir(root):
         return []
-    store = CheckpointStore(
-        root, job_uid=config.uid, config=config.trajectory_json(), bases=bases_of(config.spec)
-    )
+    owner = Identity(config.uid, config.trajectory_json(), bases=bases_of(config.spec))
+    store = CheckpointStore(root, owner)
     if config.spec.checkpoint.resume == "never" and store.steps():
         problem = Problem(
             "spec.checkpoint.resume",

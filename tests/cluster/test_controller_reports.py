@@ -24,7 +24,6 @@ from ppojob_trainer.controller.status_writer import (
     DisownedError,
     JobResource,
     NotWrittenError,
-    RateLimit,
     StatusWriter,
 )
 from ppojob_trainer.pod_environment import ApiAccess
@@ -32,7 +31,7 @@ from ppojob_trainer.pod_environment import ApiAccess
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(300)]
 
 METRICS_PORT = 18395
-AT_ONCE = RateLimit(interval_seconds=0.0, first_pause_seconds=0.2)
+AT_ONCE = 0.2
 
 
 @dataclass(frozen=True)

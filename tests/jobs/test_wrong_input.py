@@ -24,6 +24,7 @@ from ppojob_api.run_config import EngineFacts, resolve
 from ppojob_cli import gpus, machine_checks, output_checks
 from ppojob_cli import run as run_command
 from ppojob_cli.job_file import load_job
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.children import pool
 from ppojob_trainer.models import memory
@@ -81,9 +82,8 @@ def checkpoint(step: int, **changes: object) -> Spoil:
         config = resolve(load_job(wrong.write_manifest()))
         for path, value in given.items():
             wrong.set(path, value)
-        store = CheckpointStore(
-            wrong.output / "checkpoints", job_uid=config.uid, config=config.trajectory_json()
-        )
+        owner = Identity(config.uid, config.trajectory_json())
+        store = CheckpointStore(wrong.output / "checkpoints", owner)
         store.complete(store.begin(step), progress_behind(step), [])
 
     return leave

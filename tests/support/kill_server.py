@@ -19,6 +19,7 @@ import torch
 
 from ppojob_trainer import failpoints
 from ppojob_trainer.checkpoint.export import export_model
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, RoleState
 from ppojob_trainer.checkpoint.store import CheckpointStore
@@ -57,14 +58,14 @@ def progress(step: int) -> Progress:
 def open_store(
     root: Path, uid: str = UID, config: bytes = CONFIG, files: Mapping[str, str] | None = None
 ) -> CheckpointStore:
-    return CheckpointStore(root / "checkpoints", job_uid=uid, config=config, files=files or {})
+    return CheckpointStore(root / "checkpoints", Identity(uid, config, files or {}))
 
 
 def make_checkpoint(store: CheckpointStore, step: int) -> None:
     pending = store.begin(step)
     files = [
         Shard.of(f"actor/rank-{rank}/{kind}.safetensors", part, role="actor", rank=rank).write(
-            pending.folder
+            pending
         )
         for rank in (0, 1)
         for kind, part in (("model", tensors(step + rank)), ("rng", {"cpu": torch.arange(9)}))

@@ -11,6 +11,7 @@ from ppojob_api import validation
 from ppojob_api.run_config import RunConfig, resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_trainer.checkpoint.copies import Copies
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.processor import has_native_bfloat16
@@ -37,7 +38,7 @@ def job_of(tmp_path: Path, **spec: Any) -> RunConfig:
 
 
 def store_of(run: Path, config: RunConfig) -> CheckpointStore:
-    return CheckpointStore(run / "checkpoints", job_uid=config.uid, config=config.trajectory_json())
+    return CheckpointStore(run / "checkpoints", Identity(config.uid, config.trajectory_json()))
 
 
 def train(run: Path, config: RunConfig, *steps: int) -> CheckpointStore:

@@ -146,7 +146,7 @@ def run_offloaded(folder: Path, world: World, name: str) -> dict[str, Tensor]:
     for kind, offload in ("plain", ()), ("offloaded", get_args(Offloaded)):
         model = load(case, folder, world)
         engine = make_engine(model, case, world, offload)
-        resident = resident_weights(model, offloads="weights" in offload)
+        resident = resident_weights(model, offload)
         torch.manual_seed(world.dims.data_coordinate(world.rank))
         for _ in range(2):
             with resident.on_device():

@@ -11,13 +11,9 @@ from typing import ClassVar
 
 
 class PPOJobError(Exception):
-    """Base class of the errors that the trainer raises on purpose.
+    """Base class of the errors that the trainer raises on purpose."""
 
-    Attributes:
-        exit_status: exit status of a process that ends with this error.
-    """
-
-    exit_status: ClassVar[int] = 3
+    exit_status: ClassVar[int] = 3  # exit status of a process that ends with this error
 
 
 class ConfigError(PPOJobError, ValueError):

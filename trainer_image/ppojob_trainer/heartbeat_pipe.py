@@ -39,11 +39,9 @@ class HeartbeatPipe:
         self._descriptor = descriptor
 
     def start(self) -> None:
-        """Start the heartbeat thread."""
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 
     def report_ready(self) -> None:
-        """Report that the process serves."""
         self._write(_READY)
 
     def report_progress(self) -> None:
@@ -107,5 +105,4 @@ class HeartbeatReader:
                     self.error = str(json.loads(line.removeprefix(_ERROR)))
 
     def close(self) -> None:
-        """Close the pipe."""
         os.close(self._descriptor)

@@ -97,18 +97,9 @@ def post_json(
     """Post a JSON body and return the decoded answer.
 
     Failed connections, timeouts and temporary statuses (429, 503, ...) are retried after 0.5, 1,
-    2 ... s, or after ``Retry-After``.
-
-    Args:
-        url: of the service.
-        body: of the request.
-        read: decodes headers and body of the answer; raises ValueError if they are invalid.
-        key_variable: environment variable with the bearer token; empty for none.
-        retries: attempts after the first.
-        attempt_seconds: timeout of the service.
-
-    Raises:
-        CallFailed: no attempt got a valid answer.
+    2 ... s, or after ``Retry-After``; CallFailed if no attempt got a valid answer. `read` decodes
+    headers and body, and raises ValueError if they are invalid. `key_variable` is an environment
+    variable with the bearer token, empty for none.
     """
     from http.client import HTTPException  # slow to import, and few jobs call a service
     from urllib.error import HTTPError

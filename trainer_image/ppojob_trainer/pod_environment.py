@@ -17,40 +17,27 @@ from ppojob_trainer.processor import has_native_bfloat16
 
 @dataclass(frozen=True)
 class ApiAccess:
-    """Access to the API server of the cluster.
-
-    Attributes:
-        credentials: folder with `token` and `ca.crt`, which the kubelet rotates.
-    """
+    """Access to the API server of the cluster."""
 
     host: str
     port: int
-    credentials: Path
+    credentials: Path  # folder with `token` and `ca.crt`, which the kubelet rotates
 
 
 @dataclass(frozen=True)
 class PodEnvironment:
-    """Environment of a pod.
+    """Environment of a pod."""
 
-    Attributes:
-        config: resolved run configuration, including the data types of this processor.
-        address: IP address to bind.
-        scratch: writable folder of the pod.
-        address_book: pod name -> IP address; empty if DNS resolves names.
-        api_access: None if the pod has no access.
-        parent_pid: process whose end kills this one (runner or fork server); None on a cluster.
-    """
-
-    config: RunConfig
+    config: RunConfig  # resolved run configuration, including the data types of this processor
     role: RoleName
     pod_index: int
-    address: str
+    address: str  # IP address to bind
     keys: Path
     run_folder: Path
-    scratch: Path
-    address_book: Mapping[str, str]
-    api_access: ApiAccess | None
-    parent_pid: int | None
+    scratch: Path  # writable folder of the pod
+    address_book: Mapping[str, str]  # pod name -> IP address; empty if DNS resolves names
+    api_access: ApiAccess | None  # None if the pod has no access
+    parent_pid: int | None  # process whose end kills this one; None on a cluster
 
     def host(self, name: str) -> str:
         """Return the address of a pod, or its name if DNS resolves it."""

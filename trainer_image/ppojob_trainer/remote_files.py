@@ -58,18 +58,12 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class _Listing:
-    """The files behind a URL.
-
-    Attributes:
-        files: name -> path in the store, and size if known.
-        last: last part of the local path: a file name, a pattern, or empty for a folder.
-        version: hex digest of names, sizes and version fields.
-    """
+    """The files behind a URL."""
 
     system: Any
-    files: Mapping[str, tuple[str, int | None]]
-    last: str
-    version: str
+    files: Mapping[str, tuple[str, int | None]]  # name -> path in the store, and size if known
+    last: str  # last part of the local path: a file name, a pattern, or empty for a folder
+    version: str  # hex digest of names, sizes and version fields
 
 
 def fetch(config: RunConfig, run_folder: Path, log: Log = _log.info) -> RunConfig:

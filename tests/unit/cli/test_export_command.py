@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from ppojob_api.run_config import resolve
 from ppojob_api.v1alpha1.job import PPOJob
 from ppojob_cli.main import main
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.manifest import RoleState
 from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.checkpoint.tensors import Shard
@@ -38,10 +39,10 @@ def checkpoint(run: Path, model: dict[str, object], **sections: dict[str, object
     if "critic" in sections:
         spec["algorithm"] = {"type": "ppo", "promptsPerStep": 4, "samplesPerPrompt": 2}
     job = PPOJob.model_validate({**changed_job([]), "spec": spec})
-    store = CheckpointStore(run / "checkpoints", job_uid="u", config=resolve(job).trajectory_json())
+    store = CheckpointStore(run / "checkpoints", Identity("u", resolve(job).trajectory_json()))
     pending = store.begin(4)
     path = "actorRollout/rank-00000/model.safetensors"
-    entry = Shard.of(path, WEIGHTS, role="actorRollout", rank=0).write(pending.folder)
+    entry = Shard.of(path, WEIGHTS, role="actorRollout", rank=0).write(pending)
     state = RoleState(role="actorRollout", world_size=1, attempt=1, optimizer_steps=4)
     store.complete(pending, progress_behind(4, state), [entry])
 

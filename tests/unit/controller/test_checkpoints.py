@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from run_progress import progress_behind
 
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import Journal
 from ppojob_trainer.checkpoint.store import CheckpointStore, incomplete
 from ppojob_trainer.controller import checkpoints as module
@@ -91,7 +92,7 @@ def begun(role_of, roles_of, ranks, tmp_path: Path, monkeypatch) -> Callable[...
     def make(attempt: int = 1) -> Checkpoints:
         made = Checkpoints(
             roles=roles_of(group, attempt=attempt),
-            store=CheckpointStore(root, job_uid="u", config=b'{"layout":{},"spec":{}}'),
+            store=CheckpointStore(root, Identity("u", b'{"layout":{},"spec":{}}')),
             journal=Journal(root / "journal.jsonl"),
             every=2,
             keep_last=2,
@@ -195,11 +196,11 @@ def test_a_step_that_a_full_disk_has_refused_is_saved_in_the_end(attempt, begun,
     with pytest.raises(StorageError, match="No space left on device"):
         checkpoints.save(state)
     assert incomplete(checkpoints.store.root) == []
-    assert not checkpoints.is_saved(state)
+    assert not checkpoints.store.is_whole(state.step)
     if attempt > 1:
         checkpoints = begun(attempt)
     # A role is lost beside it: asked again, the ranks remember what they wrote.
-    checkpoints._write_shards(checkpoints.store.begin(state.step))
+    checkpoints._write_shards(checkpoints.store.begin(state.step), state.step)
     checkpoints.save(state)
-    assert checkpoints.is_saved(state)
+    assert checkpoints.store.is_whole(state.step)
     assert [len(rank.asked) for rank in ranks] == [2, 2]

@@ -3,6 +3,7 @@
 import itertools
 import math
 from types import SimpleNamespace
+from typing import Any
 
 import msgspec
 import pytest
@@ -18,9 +19,11 @@ from ppojob_trainer.controller.batch_source import (
     has_signal,
     sampling_metrics,
 )
+from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.scoring import RowScore
 
 
@@ -111,9 +114,20 @@ def test_dynamic_sampling_hands_its_bounds_on() -> None:
     settings = DynamicSamplingSpec(prompts_per_round=1, max_rounds=2, mean_below=0.75)
     algorithm = AlgorithmSpec(type="grpo", prompts_per_step=1, samples_per_prompt=2)
     stages, numbers = Rounds([1.0, 0.5], [1.0, 0.0]), itertools.count()
-    sampling = DynamicSampling(stages, algorithm, settings, drops=False)  # type: ignore[arg-type]
-    rows = sampling.rows(1, lambda count: [prompt(next(numbers))], StepTimer())
+    rows = sampling_of(stages, algorithm, settings, drops=False).rows(
+        1, lambda count: [prompt(next(numbers))], StepTimer()
+    )
     assert [one.index for one in rows.batch.prompts] == [1]
+
+
+def sampling_of(
+    stages: Any, algorithm: AlgorithmSpec, settings: DynamicSamplingSpec, *, drops: bool
+) -> DynamicSampling:
+    order: Any = SimpleNamespace(place=(0, 0), batches_behind=lambda *_: [])
+    later = Lookahead(
+        stages, algorithm, steps=0, total_steps=1, passes=None, dataset=stages, order=order
+    )
+    return DynamicSampling(stages, algorithm, settings, drops, InterleavedSource(later))
 
 
 def prompt(index: int) -> PromptRow:
@@ -135,8 +149,7 @@ def test_rows_stay_with_those_who_made_them():
             samples=2,
             owners=2,
             round=number,
-            lengths=[100 * number + row for row in range(8)],
-            truncated=[row == 3 for row in range(8)],
+            metadata=[RowMetadata(100 * number + row, row == 3) for row in range(8)],
             scores=[float(row) for row in range(8)],
             extras=[b"%d" % row for row in range(8)],
         )
@@ -181,8 +194,8 @@ class Rounds:
         self.scores = scores
         self.kept: list[int] = []
 
-    def generate(self, batch: Batch, step: int, timer: object) -> None:
-        batch.lengths, batch.truncated = [1] * batch.num_rows, [False] * batch.num_rows
+    def generate(self, batch: Batch, step: int, *_: object, ahead: object) -> None:
+        batch.metadata = [RowMetadata(1, is_truncated=False)] * batch.num_rows
 
     def score(self, batch: Batch, step: int) -> None:
         given = self.scores[batch.round]
@@ -200,8 +213,7 @@ def test_failures_make_no_signal_and_fill_a_batch_last():
 
     def chosen(stages: Rounds) -> list[int]:
         numbers = itertools.count()
-        sampling = DynamicSampling(stages, algorithm, settings, drops=True)  # type: ignore[arg-type]
-        rows = sampling.rows(
+        rows = sampling_of(stages, algorithm, settings, drops=True).rows(
             1, lambda count: [prompt(next(numbers)) for _ in range(count)], StepTimer()
         )
         return [one.index for one in rows.batch.prompts]

@@ -66,17 +66,10 @@ def test_a_fallen_attempt_is_told_from_a_right_that_lacks(server: StatusServer) 
     assert TAKEN_OVER in POLICY.read_text()
 
 
-def test_being_told_to_wait_is_told_on(server: StatusServer) -> None:
-    server.faults.append(failing(429, "slow down", headers=(("Retry-After", "17"),)))
-    with pytest.raises(NotWrittenError, match="slow down") as told:
-        resource(server).write(STEP_3)
-    assert told.value.retry_after == 17.0
-
-
 @pytest.mark.parametrize(
     "fault",
     [
-        *(failing(status) for status in (0, -1, 401, 404, 409, 500, 503)),
+        *(failing(status) for status in (0, -1, 401, 404, 409, 429, 500, 503)),
         *(failing(200, body=body) for body in (b"", b"{", b'{"metadata": {}}')),
     ],
 )

@@ -13,6 +13,7 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.metrics.sinks import Sinks
 from ppojob_trainer.metrics.step_metrics import Spread
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.rollout import OF_DATA
 from ppojob_trainer.rpc.messages.training import Advantaged
 
@@ -64,7 +65,7 @@ def test_a_process_reward_model_learns_shares_of_right_of_rows_that_are_not_drop
 
 def test_of_a_dropped_row_failures_count_alone() -> None:
     made = batch(3, 1, set())
-    made.scores, made.lengths, made.truncated = [1.0, 0.0, 0.5], [4, 4, 4], [False] * 3
+    made.scores, made.metadata = [1.0, 0.0, 0.5], [RowMetadata(4, is_truncated=False)] * 3
     kept = {"acc": 1.0, "f/score": 1.0, "f/failed": 0.0, "dropped": 0.0}
     lost = {"acc": 0.0, "f/score": 0.0, "f/failed": 1.0, "pred": "0", "dropped": 1.0}
     made.extras = [msgspec.json.encode(values) for values in (kept, lost, kept)]
@@ -96,7 +97,8 @@ def test_a_visit_has_the_scores_of_rows_with_trained_tokens() -> None:
 def test_a_visit_has_no_scores_of_responses_that_were_given() -> None:
     """What a prompt is known by is what the policy makes of it."""
     made = batch(2, 2, set())
-    made.versions = [{OF_DATA: 3}, {0: 3}, {0: 1, 1: 2}, {}]
+    versions = [{OF_DATA: 3}, {0: 3}, {0: 1, 1: 2}, {}]
+    made.metadata = [RowMetadata(3, is_truncated=False, versions=one) for one in versions]
     assert made.given_rows == {0}
     scores = [scores for _, scores in StepResult(made, ADVANTAGED, {}).visits]
     assert scores == [[1.5], [2.5, 3.5]]

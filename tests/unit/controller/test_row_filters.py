@@ -8,6 +8,7 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import RewardFailed
+from ppojob_trainer.rows.row_metadata import RowMetadata
 
 
 def batch(prompts: int, samples: int, dropped: set[int]) -> Batch:
@@ -43,7 +44,7 @@ def test_rows_are_dropped_where_they_or_their_greedy_response_have_no_score() ->
 )
 def test_of_a_group_the_best_by_a_metric_are_trained_on(metric, kept) -> None:
     made = batch(2, 4, set())
-    made.lengths = [5, 1, 5, 3, 2, 9, 4, 4]
+    made.metadata = [RowMetadata(n, is_truncated=False) for n in (5, 1, 5, 3, 2, 9, 4, 4)]
     made.scores = [2.0, 0.0, 1.0, 1.0, -1.0, -1.0, 1.0, 1.0]
     settings = GroupFilterSpec(keep=2, metric=metric)
     assert set(range(8)) - set(filtered_rows(made, settings, (), 1)) == kept
@@ -51,7 +52,7 @@ def test_of_a_group_the_best_by_a_metric_are_trained_on(metric, kept) -> None:
 
 def test_a_dropped_row_takes_no_place_among_those_that_are_kept() -> None:
     made = batch(2, 3, {0, 3, 4})
-    made.lengths = [1, 2, 3, 1, 2, 3]
+    made.metadata = [RowMetadata(n, is_truncated=False) for n in (1, 2, 3, 1, 2, 3)]
     settings = GroupFilterSpec(keep=1)
     assert filtered_rows(made, settings, [0, 3, 4], 1) == [2]
 

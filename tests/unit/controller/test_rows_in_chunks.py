@@ -132,12 +132,12 @@ def test_rows_are_written_alike_in_one_part_and_in_many(written):
 def test_what_is_read_back_is_what_was_written(written, batch: Batch):
     """By owners that share the rows in another way than those that wrote them."""
     parts = sorted(written(1).iterdir())
-    told = read_row_metadata(parts)
-    assert (told.scores, told.values) == (batch.scores, batch.extras)
-    assert told.lengths == [2, 2, 2, 5, 2, 2, 2, 2, 2, 2]
-    assert told.truncated == [row == 3 for row in range(10)]
+    told, *scored = read_row_metadata(parts)
+    assert scored == [batch.scores, batch.extras]
+    assert [row.length for row in told] == [2, 2, 2, 5, 2, 2, 2, 2, 2, 2]
+    assert [row.is_truncated for row in told] == [row == 3 for row in range(10)]
     shown = len(packed_later(TWO_TURNS.pictures))
-    assert told.later_picture_bytes == [shown if row == 3 else 0 for row in range(10)]
+    assert [row.later_picture_bytes for row in told] == [0] * 3 + [shown] + [0] * 6
     prompts = [PromptTokens(prompt.index, list(prompt.token_ids)) for prompt in PROMPTS]
     for first, last in ((0, 5), (1, 3), (4, 5)):
         rows = read_trajectories(read_tokens(parts, first * SAMPLES, last * SAMPLES))

@@ -10,13 +10,12 @@ from ppojob_api.v1alpha1.status import TrainingStatus
 from ppojob_trainer.controller.status_writer import (
     DisownedError,
     NotWrittenError,
-    RateLimit,
     RefusedError,
     StatusWriter,
 )
 
 NEVER = 3600.0
-AT_ONCE = RateLimit(interval_seconds=0.0, first_pause_seconds=0.01, longest_pause_seconds=0.02)
+AT_ONCE = 0.0
 
 
 def state(step: int, stage: str = "Training", attempt: int = 1) -> TrainingStatus:
@@ -60,7 +59,7 @@ def test_offering_never_waits_and_a_state_that_is_out_of_date_is_dropped() -> No
 
 def test_steps_wait_for_their_time_and_turns_do_not() -> None:
     recipient = Recipient()
-    writer = StatusWriter(recipient.write, RateLimit(interval_seconds=NEVER))
+    writer = StatusWriter(recipient.write, NEVER)
     turns = [state(0, "Starting"), state(0), state(4, "Recovering"), state(2), state(2, attempt=2)]
     for turn in turns:
         writer.submit(turn)
@@ -69,14 +68,6 @@ def test_steps_wait_for_their_time_and_turns_do_not() -> None:
     writer.close()
     last = turns[-1].model_copy(update={"reward": 0.5})
     assert recipient.taken == [*turns, last]
-
-
-def test_pauses_grow_to_a_limit_and_are_never_the_same_for_all() -> None:
-    pace = RateLimit(first_pause_seconds=1.0, longest_pause_seconds=60.0)
-    for failures in range(1, 40):
-        most = min(2.0 ** (failures - 1), 60.0)
-        assert most / 2 <= pace.pause(failures) <= most
-    assert len({pace.pause(9) for _ in range(9)}) > 1
 
 
 def test_an_outage_is_told_once_and_its_end_as_well(caplog: pytest.LogCaptureFixture) -> None:
@@ -93,17 +84,6 @@ def test_an_outage_is_told_once_and_its_end_as_well(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_whoever_asks_for_a_pause_gets_it_even_of_a_turn(caplog: pytest.LogCaptureFixture) -> None:
-    recipient = Recipient(NotWrittenError("slow down", retry_after=NEVER))
-    writer = StatusWriter(recipient.write, AT_ONCE)
-    writer.submit(state(1))
-    eventually(lambda: not recipient.failures)
-    writer.submit(state(1, "Finishing"))
-    writer.close(0.5)
-    assert recipient.tried == [state(1)]
-    assert "the last state was not written" in caplog.text
-
-
 def test_a_controller_that_is_not_one_any_more_falls_silent() -> None:
     recipient = Recipient(DisownedError("attempt 3 has taken over"))
     writer = StatusWriter(recipient.write, AT_ONCE)
@@ -116,10 +96,7 @@ def test_a_controller_that_is_not_one_any_more_falls_silent() -> None:
 
 def test_the_last_state_does_not_wait_for_a_pause_of_ours() -> None:
     recipient = Recipient(NotWrittenError("no answer"), NotWrittenError("no answer"))
-    pace = RateLimit(
-        first_pause_seconds=NEVER, longest_pause_seconds=NEVER, final_pause_seconds=0.01
-    )
-    writer = StatusWriter(recipient.write, pace)
+    writer = StatusWriter(recipient.write, NEVER, final_interval=0.01)
     writer.submit(state(1))
     eventually(lambda: len(recipient.failures) == 1)
     writer.close()
@@ -128,9 +105,7 @@ def test_the_last_state_does_not_wait_for_a_pause_of_ours() -> None:
 
 def test_the_end_is_not_held_up_by_a_cluster_that_has_let_go_of_the_job() -> None:
     recipient = Recipient(*[RefusedError("HTTP 401")] * 9)
-    writer = StatusWriter(
-        recipient.write, RateLimit(interval_seconds=NEVER, first_pause_seconds=NEVER)
-    )
+    writer = StatusWriter(recipient.write, NEVER)
     writer.submit(state(1))
     eventually(lambda: len(recipient.tried) == 1)
     writer.close(NEVER)

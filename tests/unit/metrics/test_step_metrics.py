@@ -18,23 +18,22 @@ from ppojob_trainer.metrics.step_metrics import (
     row_metrics,
     speed_metrics,
 )
-from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.metrics.timer import StepTimer, StepTimes
 
 ROWS = StepRows(
     scores=[1.0, 0.1, 0.0, 9.0],
     rewards=[0.5, 0.1, -0.5, 9.0],
     prompt_tokens=[10, 10, 20, 20],
     response_tokens=[8, 4, 8, 0],
-    finish_reasons=["length", "stop", "stop", "abort"],
+    truncated=[True, False, False, False],
     extras=[{"f/format": 1.0}, {"f/format": 0.5, "pred": "3"}, {"pred": "4"}, {"f/format": 9.0}],
 )
-ADVANTAGES = Spread(mean=0.25, max=2.0, min=-1.0)
 
 numbers = st.floats(-1e6, 1e6)
 
 
 def metrics_of(rows: StepRows) -> dict[str, float]:
-    return row_metrics(rows, max_prompt_tokens=20, advantages=ADVANTAGES, returns=ADVANTAGES)
+    return row_metrics(rows, max_prompt_tokens=20)
 
 
 def test_each_of_several_functions_has_a_mean():
@@ -76,12 +75,6 @@ def test_hand_computed_rows():
         "critic/rewards/mean": 0.1 / 3,
         "critic/rewards/max": 0.5,
         "critic/rewards/min": -0.5,
-        "critic/advantages/mean": 0.25,
-        "critic/advantages/max": 2.0,
-        "critic/advantages/min": -1.0,
-        "critic/returns/mean": 0.25,
-        "critic/returns/max": 2.0,
-        "critic/returns/min": -1.0,
         "response_length/mean": 5.0,
         "response_length/max": 8.0,
         "response_length/min": 0.0,
@@ -105,7 +98,7 @@ def test_hand_computed_rows():
 
 
 def test_all_aborted_is_nan_and_not_an_error():
-    rows = StepRows([1.0], [1.0], [3], [0], ["stop"], [{}])
+    rows = StepRows([1.0], [1.0], [3], [0], [False], [{}])
     found = metrics_of(rows)
     assert math.isnan(found["critic/score/mean"])
     assert math.isnan(found["response_length_non_aborted/clip_ratio"])
@@ -133,9 +126,8 @@ def test_spread_of_non_finite_values():
 
 
 def test_speed_by_hand():
-    found = speed_metrics(
-        ROWS, {"gen": 2.0, "update_actor": 4.0, "reward": 1.0}, step_seconds=8.0, num_devices=2
-    )
+    stages = {"gen": 2.0, "update_actor": 4.0, "reward": 1.0}
+    found = speed_metrics(ROWS, StepTimes(stages, 8.0), num_devices=2)
     assert found == {
         "perf/total_num_tokens": 80.0,
         "perf/time_per_step": 8.0,
@@ -149,8 +141,8 @@ def test_speed_by_hand():
 def test_what_came_of_guesses_by_hand(kept: int, guesses: int):
     counts = {"passes": 20, "guesses": guesses, "kept": kept}
     drafted = dataclasses.replace(ROWS, counts=counts)
-    known = speed_metrics(ROWS, {}, step_seconds=8.0, num_devices=2)
-    found = speed_metrics(drafted, {}, step_seconds=8.0, num_devices=2)
+    known = speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
+    found = speed_metrics(drafted, StepTimes({}, 8.0), num_devices=2)
     assert {key: value for key, value in found.items() if key not in known} == {
         "perf/draft_accept_rate": 0.75 if guesses else 0.0,
         "perf/draft_accept_length": 2.5 if guesses else 1.0,
@@ -160,9 +152,9 @@ def test_what_came_of_guesses_by_hand(kept: int, guesses: int):
 def test_what_an_engine_counts_by_hand():
     counts = {"rows": 8, "preempted": 2, "steps": 10, "running": 60, "waiting": 5}
     counts |= {"blocks": 400, "used": 300, "looked_up": 50, "found": 20}
-    known = speed_metrics(ROWS, {}, step_seconds=8.0, num_devices=2)
+    known = speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
     counted = dataclasses.replace(ROWS, counts=counts)
-    found = speed_metrics(counted, {}, step_seconds=8.0, num_devices=2)
+    found = speed_metrics(counted, StepTimes({}, 8.0), num_devices=2)
     assert {key: value for key, value in found.items() if key not in known} == {
         "perf/kv_cache_usage": 0.75,
         "perf/prefix_cache_hit_rate": 0.4,
@@ -174,8 +166,8 @@ def test_what_an_engine_counts_by_hand():
 
 def test_times_of_tools_are_told_under_a_name_that_is_not_compared():
     timed = dataclasses.replace(ROWS, tool_seconds=[1.0, 0.0, 2.0, 3.0])
-    known = speed_metrics(ROWS, {}, step_seconds=8.0, num_devices=2)
-    found = speed_metrics(timed, {}, step_seconds=8.0, num_devices=2)
+    known = speed_metrics(ROWS, StepTimes({}, 8.0), num_devices=2)
+    found = speed_metrics(timed, StepTimes({}, 8.0), num_devices=2)
     told = {key: value for key, value in found.items() if key not in known}
     assert told == {
         "timing_s/agent_loop/tool_calls/mean": 1.5,
@@ -263,7 +255,7 @@ def test_every_metric_has_a_row_in_the_table():
     keys = {
         **metrics_of(ROWS),
         **balance_metrics([1], [1]),
-        **speed_metrics(ROWS, {"gen": 1.0}, step_seconds=1.0, num_devices=1),
+        **speed_metrics(ROWS, StepTimes({"gen": 1.0}, 1.0), num_devices=1),
         "training/global_step": 1.0,
         "training/epoch": 0.0,
         **StepTimer(Clock()).finish().metrics(),

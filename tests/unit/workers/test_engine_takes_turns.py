@@ -33,7 +33,7 @@ def restore(worker: ActorRolloutWorker) -> None:
 
 def generate(worker: ActorRolloutWorker, purpose: str) -> list[int]:
     request = Generate(purpose, 1, 0, PROMPTS, SAMPLES, (0, len(PROMPTS)))
-    return ask(worker, methods.GENERATE, request).lengths
+    return [row.length for row in ask(worker, methods.GENERATE, request).rows]
 
 
 def train(worker: ActorRolloutWorker, lengths: list[int]) -> Iterator[str]:

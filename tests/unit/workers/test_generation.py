@@ -99,8 +99,8 @@ def test_given_responses_take_the_place_of_the_first_samples() -> None:
     assert [made.trajectories[row] for row in (0, 1, 4)] == given
     assert all(sum(one.given) == 0 for n, one in enumerate(made.trajectories) if n not in (0, 1, 4))
     told = generation_result([made])
-    assert told.lengths == [2, 8, 1, 1, 8, 1, 1, 1]
-    assert told.versions[:3] == [{OF_DATA: 2}, {OF_DATA: 8}, {0: 1}]
+    assert [row.length for row in told.rows] == [2, 8, 1, 1, 8, 1, 1, 1]
+    assert [row.versions for row in told.rows[:3]] == [{OF_DATA: 2}, {OF_DATA: 8}, {0: 1}]
 
 
 def test_a_step_whose_rows_are_all_given_asks_no_engine() -> None:

@@ -23,7 +23,7 @@ from ppojob_trainer.parallel.dims import ParallelDims
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.saving import FileEntry, SaveShards
 from ppojob_trainer.workers.learner import Learner
-from ppojob_trainer.workers.reference import BaseReference
+from ppojob_trainer.workers.reference import base_reference
 from ppojob_trainer.workers.state_writer import shard_writer
 
 LORA = LoraSpec(rank=4, alpha=8.0)
@@ -161,7 +161,7 @@ def test_the_reference_is_the_policy_without_its_adapters(make_learner, tmp_path
     spec = grpo_spec(1, 1)
     plain = load_model(tmp_path / "tied")
     base = ForwardEngine(plain, PolicyHead.of(spec, "none"), spec.training)
-    reference = BaseReference(spec, World.alone(), learner).engine
+    reference = base_reference(spec, World.alone(), learner).engine
     learner.engine.update(rows_of_step(), objective())
     rows = rows_of_step()
     assert torch.equal(reference.predict(rows)[0], base.predict(rows)[0])

@@ -18,8 +18,9 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.messages.rollout import Generate, PromptTokens, SyncWeights
 from ppojob_trainer.rpc.messages.rows import PlaceRows
-from ppojob_trainer.rpc.messages.saving import ExportModel, Restore, SaveShards
+from ppojob_trainer.rpc.messages.saving import Restore, SaveShards
 from ppojob_trainer.rpc.messages.training import Advantages, Forward, Update
+from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.actor_rollout import ActorRolloutWorker
 
 OFFLOADED = {
@@ -59,7 +60,7 @@ def a_step(worker: ActorRolloutWorker, folder: Path) -> Iterator[tuple[str, dict
     yield "restore", on_device(worker)
     ask(worker, methods.SYNC_WEIGHTS, SyncWeights(0))
     request = Generate("train", 1, 0, PROMPTS, 2, (0, len(PROMPTS)))
-    lengths = ask(worker, methods.GENERATE, request).lengths
+    lengths = [row.length for row in ask(worker, methods.GENERATE, request).rows]
     yield "generate", on_device(worker)
     index = BatchIndex((3,) * len(PROMPTS), tuple(lengths), 2, (0,) * len(PROMPTS))
     scores = [float(row % 2) for row in range(rows)]
@@ -75,12 +76,13 @@ def a_step(worker: ActorRolloutWorker, folder: Path) -> Iterator[tuple[str, dict
         ("update policy again", methods.UPDATE, Update("policy", [2, 3])),
         ("sync", methods.SYNC_WEIGHTS, SyncWeights(1)),
         ("save", methods.SAVE_SHARDS, SaveShards(f"{place}/pending", 1)),
-        ("export", methods.EXPORT_MODEL, ExportModel(f"{place}/export")),
+        ("export", methods.EXPORT_MODEL, Nothing()),
     ):
         answer = ask(worker, method, request)
         yield name, on_device(worker)
         if name == "save":
             files = answer.files
+    (worker.run_folder / "export").rename(folder / "export")
     ask(worker, methods.RESTORE, Restore(f"{place}/pending", files, {"policy": 4, "critic": 4}))
     yield "restore from a checkpoint", on_device(worker)
     (folder / "again").mkdir()

@@ -6,7 +6,8 @@ from training_cases import GROUPS, SAMPLES
 
 from ppojob_trainer.rpc.messages.training import Update
 from ppojob_trainer.workers.batch_rows import BatchRows
-from ppojob_trainer.workers.trained_models import CriticReference, ProcessRewardModel
+from ppojob_trainer.workers.reference import Reference
+from ppojob_trainer.workers.trained_models import ProcessRewardModel
 
 
 def test_rows_without_an_outcome_teach_nothing(make_learner, rows: BatchRows, copies, is_equal):
@@ -17,7 +18,7 @@ def test_rows_without_an_outcome_teach_nothing(make_learner, rows: BatchRows, co
         learner = make_learner()
         learner.restore(None, [], 10)
         model = ProcessRewardModel(learner, beta=0.5)
-        CriticReference(learner.engine, learner.resident).forward(rows)
+        Reference(learner.engine, learner.resident, "critic_ref_logprobs").forward(rows)
         model.forward(rows)
         assert not rows.mine.process_rewards.any(), "nothing has been learnt"
         if is_hidden:

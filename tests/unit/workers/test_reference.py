@@ -9,7 +9,12 @@ from ppojob_trainer.errors import DamagedCheckpoint
 from ppojob_trainer.models.state_dict import hf_named_tensors
 from ppojob_trainer.parallel.world import World
 from ppojob_trainer.rpc.messages.saving import SaveShards
-from ppojob_trainer.workers.reference import Reference, SyncedReference, Teachers
+from ppojob_trainer.workers.reference import (
+    Reference,
+    SyncedReference,
+    Teachers,
+    open_reference,
+)
 from ppojob_trainer.workers.state_writer import shard_writer
 
 
@@ -105,7 +110,7 @@ def test_each_of_several_models_reads_its_own_rows_while_the_other_is_away(tmp_p
     rows = rows_of_step()
     rows.teachers = [1, 0, 0, 1, 0]
     world = World.alone()
-    alone = [Reference(spec, world, number) for number in range(2)]
+    alone = [open_reference(spec, world, number) for number in range(2)]
     expected = torch.zeros(rows.num_tokens)
     for number, model in enumerate(alone):
         with model.resident.on_device():

@@ -129,10 +129,7 @@ def _of_weights(correction: Correction, corrected: Corrected, rows: _Rows) -> di
         "mean": mean,
         "std": (by_token.square().mean() - mean.square()).clamp(min=0.0).sqrt(),
         "eff_sample_size": mean.square() / by_token.square().mean(),
-        "seq_mean": by_row.mean(),
-        "seq_std": _deviation(by_row),
-        "seq_max": by_row.max(),
-        "seq_min": by_row.min(),
+        **_of_rows(by_row),
         "seq_max_deviation": (by_row - 1.0).abs().max(),
         "seq_fraction_high": _share(raw_by_row > limit),
         "seq_fraction_low": _share(raw_by_row < floor),
@@ -170,10 +167,7 @@ def _of_rejection(rejection: Rejection, judged: Judged, rows: _Rows) -> dict[str
         "std": variance.clamp(min=0.0).sqrt(),
         "fraction_high": _share(extremes > high),
         "fraction_low": _share(extremes < low),
-        "seq_mean": by_row.mean(),
-        "seq_std": _deviation(by_row),
-        "seq_max": by_row.max(),
-        "seq_min": by_row.min(),
+        **_of_rows(by_row),
         "seq_max_deviation": by_row.abs().max(),
         "seq_fraction_high": _share(by_row > high),
     }
@@ -203,5 +197,7 @@ def _share(is_one: Tensor) -> Tensor:
     return is_one.to(torch.float64).mean()
 
 
-def _deviation(values: Tensor) -> Tensor:
-    return values.std() if len(values) > 1 else values.new_zeros(())
+def _of_rows(values: Tensor) -> dict[str, Tensor]:
+    deviation = values.std() if len(values) > 1 else values.new_zeros(())
+    statistics = {"mean": values.mean(), "std": deviation, "max": values.max(), "min": values.min()}
+    return {f"seq_{name}": value for name, value in statistics.items()}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.tensors import gather_tensors, write_tensors
+from ppojob_trainer.checkpoint.tensors import write_tensors
 from ppojob_trainer.models.adapter_files import CONFIG_FILE, WEIGHTS_FILE
 from ppojob_trainer.models.adapter_names import peft_name, peft_shape, saved_name
 from ppojob_trainer.models.architectures import EMBEDDING, HEAD
@@ -30,22 +30,16 @@ _TASKS: Final = {TEXTS: "SEQ_CLS", TOKENS: "TOKEN_CLS"}
 
 @dataclass(frozen=True, slots=True)
 class AdapterForm:
-    """The model that adapters were trained on, and its form.
+    """The model that adapters were trained on, and its form."""
 
-    Attributes:
-        base: its folder.
-        layers: transformers' name of its decoder layers.
-        is_tied: whether its output layer is the embedding.
-    """
-
-    base: Path
+    base: Path  # its folder
     kind: ModelKind
-    layers: str
-    is_tied: bool
+    layers: str  # transformers' name of its decoder layers
+    is_tied: bool  # whether its output layer is the embedding
 
 
 def write_adapters(
-    folder: Path,
+    folder: Path | None,
     adapters: Mapping[str, Adapter],
     head: Mapping[str, Tensor],
     join: Join,
@@ -53,12 +47,15 @@ def write_adapters(
 ) -> None:
     """Write a folder of adapters, by the names of the adapted weights, all-gathered by `join`.
 
-    `head` is the trained head of a classifier, or layers of a language model trained whole. The
-    other ranks call `gather_adapters`.
+    `head` is the trained head of a classifier, or layers of a language model trained whole. A rank
+    without a folder only sends its shards.
     """
-    durable.make_folder(folder, parents=True)
     whole = _whole(head, is_tied=form.is_tied)
     named, joined = _in_peft(adapters, whole, join, layers=form.layers)
+    if folder is None:
+        write_tensors(None, named, join=joined)
+        return
+    durable.make_folder(folder, parents=True)
     write_tensors(folder / WEIGHTS_FILE, named, metadata={"format": "pt"}, join=joined)
     lora = next(iter(adapters.values())).lora
     stacks = {name for name, adapter in adapters.items() if adapter.a.ndim > 2}
@@ -86,15 +83,6 @@ def write_adapters(
         config["target_parameters"] = sorted({".".join(name.split(".")[-2:]) for name in stacks})
     text = json.dumps(config, indent=2, ensure_ascii=False)
     durable.write_file(folder / CONFIG_FILE, text.encode() + b"\n", FILE_POINT)
-
-
-def gather_adapters(
-    adapters: Mapping[str, Adapter], head: Mapping[str, Tensor], join: Join, form: AdapterForm
-) -> None:
-    """Take part in `write_adapters` of another rank, with the same arguments."""
-    whole = _whole(head, is_tied=form.is_tied)
-    named, joined = _in_peft(adapters, whole, join, layers=form.layers)
-    gather_tensors(named, join=joined)
 
 
 _Named = tuple[str, Tensor]

@@ -11,7 +11,7 @@ import posixpath
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -172,7 +172,7 @@ class _Origin(NamedTuple):
 
     step: int
     found: Manifest
-    settings: dict[str, Json]
+    settings: dict[str, Any]
     changes: list[Difference]
 
 
@@ -181,10 +181,8 @@ def _fitting(remote: RemoteStore, branch: BranchSpec, config: RunConfig) -> _Ori
     step, found = _chosen(remote, branch)
     theirs = remote.settings(step, found)
     here = config.on_processor(native_bfloat16=has_native_bfloat16()).trajectory_json()
-    ours: dict[str, Json] = json.loads(here)
+    ours: dict[str, Any] = json.loads(here)
     old, new = theirs["spec"], ours["spec"]
-    assert isinstance(old, dict)
-    assert isinstance(new, dict)
     changes = _changes(old, new)
     if unfit := list(_unfit(remote, step, config, (_kinds(old), _kinds(new)), changes)):
         raise ConfigError(map(str, unfit))
@@ -268,22 +266,21 @@ def _changes(theirs: dict[str, Json], ours: dict[str, Json]) -> list[Difference]
     return sorted(set(found))
 
 
-def _kinds(spec: dict[str, Json]) -> dict[str, object]:
+def _kinds(spec: dict[str, Any]) -> dict[str, object]:
     """Return the models and state of a job, by the fields that determine them."""
     algorithm = spec["algorithm"]
-    assert isinstance(algorithm, dict)
-    kind, loss = str(algorithm["type"]), algorithm.get("policyLoss")
+    kind, loss = algorithm["type"], algorithm.get("policyLoss") or {}
     estimator = {str(name): one for name, one in ESTIMATORS.items()}.get(kind)
     # A type that is no estimator trains on demonstrations, each in its own way.
     state = kind if estimator is None or kind == "spo" else estimator.critic
     learning = [str(name) for name, one in LOSSES.items() if one.learns_log_z]
     return {
         "spec.algorithm.type": state,
-        "spec.algorithm.policyLoss.type": isinstance(loss, dict) and loss.get("type") in learning,
+        "spec.algorithm.policyLoss.type": loss.get("type") in learning,
     }
 
 
-def _complete(folder: Path, own: Manifest, settings: dict[str, Json]) -> None:
+def _complete(folder: Path, own: Manifest, settings: dict[str, Any]) -> None:
     """Write the files that make the checkpoint one of this job."""
     document = json.dumps(settings, sort_keys=True, separators=(",", ":")).encode()
     durable.write_file(folder / CONFIG_NAME, document, BRANCH_FILE)

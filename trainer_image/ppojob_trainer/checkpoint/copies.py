@@ -21,12 +21,7 @@ import msgspec
 
 from ppojob_api.problem import Problem, ReasonCode, shown
 from ppojob_api.run_config import RunConfig
-from ppojob_api.run_layout import (
-    CHECKPOINTS_FOLDER,
-    FETCHED_FILE,
-    JOURNAL_FILE,
-    METRICS_FILE,
-)
+from ppojob_api.run_layout import CHECKPOINTS_FOLDER, FETCHED_FILE, JOURNAL_FILE, METRICS_FILE
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint.identity import changed_settings
 from ppojob_trainer.checkpoint.journal import CheckpointSaved, Journal

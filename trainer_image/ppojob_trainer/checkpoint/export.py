@@ -16,13 +16,8 @@ import torch
 from torch import Tensor
 
 from ppojob_trainer import durable
-from ppojob_trainer.checkpoint.adapter_folder import (
-    FILE_POINT,
-    AdapterForm,
-    gather_adapters,
-    write_adapters,
-)
-from ppojob_trainer.checkpoint.tensors import gather_tensors, join, stored_dtype, write_tensors
+from ppojob_trainer.checkpoint.adapter_folder import FILE_POINT, AdapterForm, write_adapters
+from ppojob_trainer.checkpoint.tensors import join, stored_dtype, write_tensors
 from ppojob_trainer.checkpoint.untrained_parts import UntrainedParts
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
@@ -114,9 +109,9 @@ def export_model(
     if target is None:
         for names in plan_files(named, dtype, max_file_bytes):
             held = {name: named[name] for name in names if name not in frozen}
-            gather_tensors(held, dtype=dtype, join=merge)
+            write_tensors(None, held, dtype=dtype, join=merge)
         if adapters:
-            gather_adapters(adapters, head, plain, form)
+            write_adapters(None, adapters, head, plain, form)
         return
     with _replacing(target) as temporary:
         durable.make_folder(temporary, parents=True)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -62,7 +63,7 @@ def export_checkpoint(
     """
     found = manifest.read(checkpoint)
     settings = identity.settings_of(found, checkpoint)
-    source = (_critic if critic else _policy)(settings, checkpoint)
+    source = (_critic if critic else _policy)(settings["spec"], checkpoint)
     model = source.model
     _refuse_to_write_over(settings, target)
     dtype = torch.float32 if model.dtype == "float32" else torch.bfloat16
@@ -139,18 +140,20 @@ def _adapters(tensors: Mapping[str, torch.Tensor], model: ModelSpec) -> dict[str
     return adapters_in(tensors, model.lora, transposed_dims=sizes.transposed_dims if sizes else 0)
 
 
-def _policy(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
-    model = _located(_model(settings, checkpoint), checkpoint)
-    kind = SCORER if _algorithm(settings) == "reward_model" else POLICY
+def _policy(spec: Mapping[str, Any], checkpoint: Path) -> _Source:
+    try:
+        model = _located(ModelSpec.model_validate(spec.get("model")), checkpoint)
+    except ValidationError:
+        why = "its model settings are of another version"
+        raise DamagedCheckpoint(f"{checkpoint.name}/{CONFIG_NAME}", why) from None
+    kind = SCORER if spec["algorithm"]["type"] == "reward_model" else POLICY
     return _Source("actorRollout", kind, model, config_changes(model.path, model))
 
 
-def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
-    spec = settings.get("spec")
-    assert isinstance(spec, dict), "an identity has been read"
-    policy = _policy(settings, checkpoint).model
+def _critic(spec: Mapping[str, Any], checkpoint: Path) -> _Source:
+    policy = _policy(spec, checkpoint).model
     critics = {str(name): one.critic for name, one in ESTIMATORS.items() if one.critic}
-    trained = critics.get(_algorithm(settings))
+    trained = critics.get(spec["algorithm"]["type"])
     if trained is None:
         types = " or ".join(critics)
         raise ConfigError(
@@ -164,28 +167,12 @@ def _critic(settings: Mapping[str, Json], checkpoint: Path) -> _Source:
     return _Source("critic", kind, own, config_changes(own.path, policy))
 
 
-def _model(settings: Mapping[str, Json], checkpoint: Path) -> ModelSpec:
-    spec = settings.get("spec")
-    try:
-        return ModelSpec.model_validate(spec.get("model") if isinstance(spec, dict) else None)
-    except ValidationError:
-        why = "its model settings are of another version"
-        raise DamagedCheckpoint(f"{checkpoint.name}/{CONFIG_NAME}", why) from None
-
-
 def _located(model: ModelSpec, checkpoint: Path) -> ModelSpec:
     """Return the model with the paths of downloaded inputs."""
     found = remote_files.local_paths(checkpoint.resolve().parents[1])
     given = {"path": model.path, "tokenizer_path": model.tokenizer_path}
     fetched = {name: found[url] for name, url in given.items() if url in found}
     return model.model_copy(update=fetched)
-
-
-def _algorithm(settings: Mapping[str, Json]) -> str:
-    """Return the algorithm's type; empty if the configuration is damaged."""
-    spec = settings.get("spec")
-    algorithm = spec.get("algorithm") if isinstance(spec, dict) else None
-    return str(algorithm.get("type")) if isinstance(algorithm, dict) else ""
 
 
 def _tokenizer_folder(model: ModelSpec) -> Path | None:

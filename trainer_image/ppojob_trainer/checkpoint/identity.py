@@ -9,7 +9,6 @@ from typing import Any, Final
 
 from pydantic.alias_generators import to_camel
 
-from ppojob_api.run_config import LAYOUT
 from ppojob_api.shape import members_at
 from ppojob_api.v1alpha1.estimators import ESTIMATORS, GIVEN
 from ppojob_api.v1alpha1.policy_loss import LOSSES
@@ -59,20 +58,17 @@ Difference = tuple[str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Settings that identify the checkpoints of a job.
-
-    Attributes:
-        config: canonical JSON of the settings that decide the trajectory: an object `spec`, which
-            must be equal to resume, and an object `layout`, which may differ.
-        files: path -> SHA-256 of reward function files, which may differ too: users often fix one
-            before they resume. Stored as the object `files` of the configuration.
-        bases: fingerprints of the base models of the checkpoint's adapters, by the fields of their
-            folders; empty where checkpoints hold all weights.
-    """
+    """Settings that identify the checkpoints of a job."""
 
     job_uid: str
+    # canonical JSON of the settings that decide the trajectory: an object `spec`, which must be
+    # equal to resume, and an object `layout`, which may differ
     config: bytes
+    # path -> SHA-256 of reward function files, which may differ too: users often fix one before
+    # they resume. Stored as the object `files` of the configuration.
     files: Mapping[str, str] = field(default_factory=dict)
+    # fingerprints of the base models of the checkpoint's adapters, by the fields of their folders;
+    # empty where checkpoints hold all weights
     bases: Mapping[str, str] = field(default_factory=dict)
 
     def document(self) -> bytes:
@@ -104,13 +100,11 @@ def check(owner: Identity, found: Manifest, folder: Path) -> None:
 
 def check_bases(theirs: Mapping[str, Json], bases: Mapping[str, str], folder: Path) -> None:
     """Refuse adapters of other base models than the fingerprints `bases` by CannotResume."""
-    found = theirs.get("bases")
-    # Before critics had adapters there was one fingerprint, of the policy's weights.
-    known = found if isinstance(found, dict) else {"spec.model.path": theirs.get("base")}
+    known = theirs.get("bases")
     differing = [
         (where, base, other)
         for where, base in bases.items()
-        if isinstance(other := known.get(where), str) and other != base
+        if isinstance(known, dict) and isinstance(other := known.get(where), str) and other != base
     ]
     if differing:
         raise CannotResume(
@@ -126,7 +120,7 @@ def edited(known: Mapping[str, Json], now: Mapping[str, str]) -> list[str]:
     return [path for path, digest in now.items() if known.get(path, digest) != digest]
 
 
-def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
+def settings_of(found: Manifest, folder: Path) -> dict[str, Any]:
     """Return the settings of a checkpoint; raises DamagedCheckpoint if they are damaged."""
     entry = next((file for file in found.files if file.sha256 == found.config_sha256), None)
     if entry is None:
@@ -134,19 +128,7 @@ def settings_of(found: Manifest, folder: Path) -> dict[str, Json]:
             f"{folder.name}/manifest.json", "it lists no configuration: made by no known version"
         )
     check_content(folder, entry)
-    return read_settings((folder / entry.path).read_bytes())
-
-
-def read_settings(document: bytes) -> dict[str, Json]:
-    """Parse the settings that a checkpoint stores.
-
-    Older ones have some fields of `layout` in `spec`.
-    """
-    settings: dict[str, Any] = json.loads(document)
-    for section, keys in LAYOUT.items():
-        fixed = settings["spec"].get(section) or {}
-        if moved := {key: fixed.pop(key) for key in keys if key in fixed}:
-            settings["layout"].setdefault(section, {}).update(moved)
+    settings: dict[str, Any] = json.loads((folder / entry.path).read_bytes())
     return settings
 
 

@@ -54,20 +54,13 @@ class AttemptStarted(_Event, frozen=True, kw_only=True, tag="epoch_started"):
 
 
 class RowsKept(_Event, frozen=True, kw_only=True, tag="rows_kept"):
-    """The scored rows of a batch are on disk, before training on them.
+    """The scored rows of a batch are on disk, before training on them."""
 
-    Attributes:
-        purpose: `train` or `validation`.
-        round: generation round of the step, from 0.
-        settings: digest of the settings that determine rows: under others they are not reused.
-        prompts: digest of their prompts.
-    """
-
-    purpose: str
+    purpose: str  # `train` or `validation`
     step: int
-    round: int = 0
-    settings: str
-    prompts: str
+    round: int = 0  # generation round of the step, from 0
+    settings: str  # digest of the settings that determine rows: under others they are not reused
+    prompts: str  # digest of their prompts
     files: tuple[FileEntry, ...]
 
 

@@ -31,17 +31,11 @@ AVERAGE_FILE: Final = "average.safetensors"
 
 
 class DataCursor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Position in the order of prompts.
+    """Position in the order of prompts."""
 
-    Attributes:
-        epoch: data epochs completed before this one, from 0.
-        cursor: prompts drawn in this epoch.
-        sha256: digest of the data set, to notice a changed file.
-    """
-
-    epoch: int
-    cursor: int
-    sha256: str
+    epoch: int  # data epochs completed before this one, from 0
+    cursor: int  # prompts drawn in this epoch
+    sha256: str  # digest of the data set, to notice a changed file
 
     @property
     def place(self) -> tuple[int, int]:
@@ -63,36 +57,26 @@ class RoleState(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Progress of the job: all scalar state at the end of a step.
+    """Progress of the job: all scalar state at the end of a step."""
 
-    Attributes:
-        step: steps done; 0 is the untrained model.
-        policy_version: version of the weights that the rollout engine holds.
-        kl_coefficient: None without a KL controller; likewise `entropy_coefficient`.
-        metrics_lines: lines of metrics.jsonl up to this step; fewer than that is a gap.
-        tokens: prompt and response tokens of all steps so far.
-        seconds: wall time of all steps so far, without steps that were rewound.
-        prompt_values: α and β of the score estimate of each drawn prompt, by the digest of its
-            text; empty without estimates. A journal event of a step has the changed ones, that of a
-            resume has all; others have none.
-        rows_seen: scores of each drawn row, by its number, where a sampler chooses rows; in the
-            journal as prompt_values.
-        sampler_state: JSON state that the sampler returned.
-        demonstrations: position in the order of data.demonstrations; None without any.
-    """
-
-    step: int
-    policy_version: int
+    step: int  # steps done; 0 is the untrained model
+    policy_version: int  # version of the weights that the rollout engine holds
     data: DataCursor
-    kl_coefficient: float | None
-    metrics_lines: int
-    tokens: int
-    seconds: float
+    kl_coefficient: float | None  # None without a KL controller; likewise `entropy_coefficient`
+    metrics_lines: int  # lines of metrics.jsonl up to this step; fewer than that is a gap
+    tokens: int  # prompt and response tokens of all steps so far
+    seconds: float  # wall time of all steps so far, without steps that were rewound
     roles: tuple[RoleState, ...]
     entropy_coefficient: float | None = None
+    # α and β of the score estimate of each drawn prompt, by the digest of its text; empty without
+    # estimates. A journal event of a step has the changed ones, that of a resume has all; others
+    # have none.
     prompt_values: dict[str, tuple[float, float]] = {}
+    # scores of each drawn row, by its number, where a sampler chooses rows; in the journal as
+    # prompt_values
     rows_seen: dict[str, RowHistory] = {}
-    sampler_state: str = "null"
+    sampler_state: str = "null"  # JSON state that the sampler returned
+    # position in the order of data.demonstrations; None without any
     demonstrations: DataCursor | None = None
 
 

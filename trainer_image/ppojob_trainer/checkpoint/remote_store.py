@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import json
 import posixpath
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
@@ -11,11 +12,9 @@ from typing import Any, Final
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, EXPORT_FOLDER
 from ppojob_trainer import durable, failpoints
 from ppojob_trainer.checkpoint import manifest
-from ppojob_trainer.checkpoint.identity import read_settings
 from ppojob_trainer.checkpoint.manifest import MANIFEST_NAME, Manifest, check_content
 from ppojob_trainer.checkpoint.store import CONFIG_NAME, folder_name, step_of
 from ppojob_trainer.errors import DamagedCheckpoint
-from ppojob_trainer.json_value import Json
 from ppojob_trainer.remote_files import Log, permanent_errors, with_retries
 from ppojob_trainer.rpc.messages.saving import FileEntry
 
@@ -51,7 +50,6 @@ class RemoteStore:
         return posixpath.join(self._root, CHECKPOINTS_FOLDER, folder_name(step), *path)
 
     def exists(self) -> bool:
-        """Whether something of that name exists."""
         return bool(self._again(lambda: self._system.exists(self._root)))
 
     def steps(self) -> list[int]:
@@ -72,21 +70,20 @@ class RemoteStore:
         return bool(self._again(lambda: self._system.exists(path)))
 
     def complete(self) -> Iterator[int]:
-        """Return the steps of complete copies, the newest first."""
         return (step for step in reversed(self.steps()) if self.is_complete(step))
 
     def manifest(self, step: int) -> Manifest:
-        """Read the manifest of a copy."""
         name = f"{folder_name(step)}/{MANIFEST_NAME}"
         return manifest.decode(self.read(step, MANIFEST_NAME), name)
 
-    def settings(self, step: int, found: Manifest) -> dict[str, Json]:
+    def settings(self, step: int, found: Manifest) -> dict[str, Any]:
         """Read the settings of a copy; raises DamagedCheckpoint if they were changed."""
         path = next((file.path for file in found.files if file.sha256 == found.config_sha256), "")
         data = self.read(step, path)
         if hashlib.sha256(data).hexdigest() != found.config_sha256:
             raise DamagedCheckpoint(f"{folder_name(step)}/{path}", "it was changed")
-        return read_settings(data)
+        settings: dict[str, Any] = json.loads(data)
+        return settings
 
     def read(self, step: int, *path: str) -> bytes:
         """Read a small file of a copy."""
@@ -121,7 +118,6 @@ class RemoteStore:
         return content
 
     def upload(self, step: int, path: str, source: Path | bytes) -> None:
-        """Write a file of a copy."""
         self._upload(self._checkpoint(step, path), source)
 
     def _upload(self, remote: str, source: Path | bytes) -> None:

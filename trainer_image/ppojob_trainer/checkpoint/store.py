@@ -26,6 +26,7 @@ import ppojob_trainer
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint import identity, manifest
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.manifest import (
     MANIFEST_NAME,
     Manifest,
@@ -50,17 +51,8 @@ LATEST_POINT: Final = durable.point("checkpoint.latest", "write", *durable.RENAM
 PRUNE_POINT: Final = durable.point("checkpoint.prune", *durable.RENAME_ACTS)
 SWEEP_POINT: Final = durable.point("checkpoint.sweep", *durable.REMOVE_ACTS)
 
-_NONE: Final[Mapping[str, str]] = {}
 _SEALED = re.compile(r"step-(\d{6,})")
 _SWEPT = re.compile(r"\.step-\d+(\.\d+)?\.(partial|damaged|pruned)|\.(latest|best)\.aside")
-
-
-@dataclass(frozen=True, slots=True)
-class PendingCheckpoint:
-    """A checkpoint that is being written: steps done, and the folder where the ranks write."""
-
-    step: int
-    folder: Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +64,6 @@ class Checkpoint:
 
     @property
     def step(self) -> int:
-        """Steps done."""
         return self.manifest.progress.step
 
     def verify(self) -> None:
@@ -125,24 +116,15 @@ def has_checkpoint(run_folder: Path) -> bool:
 
 
 class CheckpointStore:
-    """The checkpoints of one job in one folder.
+    """The checkpoints of one job in one folder, which is created if missing.
 
     Only the job's controller may write, one thread at a time: it is the only one by its
-    StatefulSet, or by the lock of the run folder. `root` is created if missing; the other arguments
-    are those of `Identity`.
+    StatefulSet, or by the lock of the run folder.
     """
 
-    def __init__(
-        self,
-        root: Path,
-        *,
-        job_uid: str,
-        config: bytes,
-        files: Mapping[str, str] = _NONE,
-        bases: Mapping[str, str] = _NONE,
-    ) -> None:
+    def __init__(self, root: Path, owner: Identity) -> None:
         self.root = root
-        self._identity = identity.Identity(job_uid, config, files, bases)
+        self._identity = owner
         self._verified: set[int] = set()
         durable.make_folder(root, parents=True, exist_ok=True)
 
@@ -157,15 +139,15 @@ class CheckpointStore:
         self._identity = replace(self._identity, files={**known, **files})
         return identity.edited(known, files)
 
-    def begin(self, step: int, *, rewinds: int = 0) -> PendingCheckpoint:
-        """Create the folder of a new checkpoint, and remove all other incomplete folders.
+    def begin(self, step: int, *, rewinds: int = 0) -> Path:
+        """Create the folder where the ranks write, and remove all other incomplete folders.
 
         A restarted controller that calls it with the same numbers gets the same folder.
         """
         folder = self.root / f".step-{step:06d}.{rewinds}.partial"
         self.clear(keep=folder)
         durable.make_folder(folder, exist_ok=True)
-        return PendingCheckpoint(step=step, folder=folder)
+        return folder
 
     def clear(self, keep: Path | None = None) -> None:
         """Remove every incomplete folder but `keep`; no checkpoint may be being written there."""
@@ -173,9 +155,7 @@ class CheckpointStore:
             if path != keep:
                 durable.remove_tree(path, SWEEP_POINT)
 
-    def complete(
-        self, pending: PendingCheckpoint, progress: Progress, files: Iterable[FileEntry]
-    ) -> Checkpoint:
+    def complete(self, pending: Path, progress: Progress, files: Iterable[FileEntry]) -> Checkpoint:
         """Complete a checkpoint whose files the ranks have written and synced; durable on return.
 
         A step that is saved already, by a controller that was killed after the rename, is
@@ -185,14 +165,14 @@ class CheckpointStore:
             DamagedCheckpoint: a listed file is missing or of another size.
             StorageError: the disk refused; earlier checkpoints are unchanged.
         """
-        target = self.root / folder_name(pending.step)
-        if target.exists() and self.is_whole(pending.step):
+        target = self.root / folder_name(progress.step)
+        if target.exists() and self.is_whole(progress.step):
             self.clear()
             self._point(LATEST_NAME, target)
-            return self.read(pending.step)
+            return self.read(progress.step)
         document = self._identity.document()
-        durable.write_file(pending.folder / CONFIG_NAME, document, CONFIG_POINT)
-        config = entry_of(pending.folder, CONFIG_NAME, "controller", 0)
+        durable.write_file(pending / CONFIG_NAME, document, CONFIG_POINT)
+        config = entry_of(pending, CONFIG_NAME, "controller", 0)
         saved = Manifest(
             job_uid=self._identity.job_uid,
             config_sha256=config.sha256,
@@ -201,16 +181,16 @@ class CheckpointStore:
             files=tuple(sorted((config, *files), key=lambda entry: entry.path)),
         )
         for entry in saved.files:
-            check_size(pending.folder, entry)
-        durable.write_file(pending.folder / MANIFEST_NAME, manifest.encode(saved), MANIFEST_POINT)
-        for folder, _, _ in os.walk(pending.folder, topdown=False):
+            check_size(pending, entry)
+        durable.write_file(pending / MANIFEST_NAME, manifest.encode(saved), MANIFEST_POINT)
+        for folder, _, _ in os.walk(pending, topdown=False):
             durable.fsync_folder(Path(folder), PARTIAL_POINT)
         damaged = self.root / f".{target.name}.damaged"
         if target.exists():
             durable.rename(target, damaged, REPLACE_POINT)
-        durable.rename(pending.folder, target, SEAL_POINT)
+        durable.rename(pending, target, SEAL_POINT)
         durable.remove_tree(damaged, SWEEP_POINT)
-        self._verified.add(pending.step)
+        self._verified.add(progress.step)
         self._point(LATEST_NAME, target)
         return Checkpoint(folder=target, manifest=saved)
 

@@ -58,7 +58,7 @@ def join(_name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def write_tensors(
-    path: Path,
+    path: Path | None,
     tensors: Mapping[str, Tensor],
     *,
     dtype: torch.dtype | None = None,
@@ -67,14 +67,18 @@ def write_tensors(
 ) -> tuple[int, str]:
     """Write a safetensors file in place, with fsync; not atomic, unlike its checkpoint.
 
-    A sharded tensor is gathered by `join` before it is written; the other ranks call
-    `gather_tensors`. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
+    A sharded tensor is gathered by `join` before it is written; a rank without a path only takes
+    part in that. Floating tensors are converted to `dtype`, one at a time; None keeps theirs.
 
     Returns:
         Size in bytes and sha256 in hex of the file.
     """
     stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
     order = _order(stored)
+    if path is None:
+        for name in order:
+            join(name, tensors[name], stored[name])
+        return 0, ""
     header = _encode_header(order, tensors, stored, metadata or {})
     file = durable.open_file(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     try:
@@ -88,28 +92,13 @@ def write_tensors(
     return size_bytes, sha256
 
 
-def gather_tensors(
-    tensors: Mapping[str, Tensor], *, dtype: torch.dtype | None = None, join: Join
-) -> None:
-    """Take part in `write_tensors` of another rank, with the same arguments."""
-    stored = {name: stored_dtype(name, tensor, dtype) for name, tensor in tensors.items()}
-    for name in _order(stored):
-        join(name, tensors[name], stored[name])
-
-
 @dataclass(frozen=True)
 class Shard:
-    """One file of a checkpoint, written by a rank of a role.
+    """One file of a checkpoint, written by a rank of a role."""
 
-    Attributes:
-        path: of the file, relative to the checkpoint's folder.
-        parts: this rank's shard of each tensor, on any device.
-        boxes: of sharded tensors, the box of the shard.
-    """
-
-    path: str
-    parts: Mapping[str, Tensor]
-    boxes: Mapping[str, Box]
+    path: str  # of the file, relative to the checkpoint's folder
+    parts: Mapping[str, Tensor]  # this rank's shard of each tensor, on any device
+    boxes: Mapping[str, Box]  # of sharded tensors, the box of the shard
     role: str
     rank: int
 
@@ -200,18 +189,11 @@ class _Piece:
 def read_parts(
     folder: Path, entries: Iterable[FileEntry], wanted: Mapping[str, Box] | None, *, rank: int
 ) -> dict[str, Tensor]:
-    """Map a rank's shards of tensors, whatever layout wrote the files.
+    """Map a rank's shards of tensors, as `read_shard` does, whatever layout wrote the files.
 
-    Only the files that it needs are read and verified: under the same layout the rank's own.
-
-    Args:
-        folder: the checkpoint's folder.
-        entries: the files of all ranks of a role with these tensors.
-        wanted: the boxes of tensors, some of which the files may lack; None for all of every one.
-        rank: of the reader; its own file comes first for tensors in several files.
-
-    Returns:
-        Tensors on the CPU, by name, as by `read_shard`.
+    Of the `entries`, those of all ranks of a role, only the files that it needs are read and
+    verified: under the same layout the rank's own, which comes first for tensors in several files.
+    `wanted` are the boxes of tensors, which files may lack; None for all of every one.
     """
     ordered = sorted(entries, key=lambda entry: (entry.rank != rank, entry.rank))
     pieces: dict[str, list[_Piece]] = {}

@@ -13,12 +13,7 @@ from ppojob_api.problem import Problem
 from ppojob_trainer.checkpoint.tensors import read_tensors
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.models.architectures import EMBEDDING
-from ppojob_trainer.models.config_files import (
-    TOWER,
-    file_name,
-    has_tower,
-    read_config,
-)
+from ppojob_trainer.models.config_files import TOWER, file_name, has_tower, read_config
 from ppojob_trainer.models.families import FAMILIES
 from ppojob_trainer.models.mtp_forms import is_mtp_weight, mtp_copies, mtp_layer_count
 from ppojob_trainer.models.per_layer_sizes import count_in
@@ -29,25 +24,16 @@ from ppojob_trainer.models.weights import Weights
 
 @dataclass(frozen=True, slots=True)
 class UntrainedParts:
-    """Tensors of the initial model folder that an export takes over; mapped, not read.
+    """Tensors of the initial model folder that an export takes over; mapped, not read."""
 
-    Attributes:
-        model_type: by its config.json.
-        tower: a vision tower, by the names in files.
-        mtp: the same of MTP layers; none for a value model, which does not generate.
-        copied: weights of the model that these repeat.
-        numbers: untrained scalars that are 0-dimensional in files; here they have a dimension.
-        stored: of a model with a tower the names in files of all weights, by those here.
-        weights: of the folder; quantized tensors of the above are on the meta device.
-    """
-
-    model_type: str
-    tower: Mapping[str, Tensor]
-    mtp: Mapping[str, Tensor]
-    copied: Mapping[str, str]
+    model_type: str  # by its config.json
+    tower: Mapping[str, Tensor]  # a vision tower, by the names in files
+    mtp: Mapping[str, Tensor]  # the same of MTP layers; none for a value model
+    copied: Mapping[str, str]  # weights of the model that these repeat
+    # untrained scalars that are 0-dimensional in files; here they have a dimension
     numbers: Mapping[str, Tensor]
-    stored: Mapping[str, str]
-    weights: Weights
+    stored: Mapping[str, str]  # if it has a tower, the names in files of all weights, by those here
+    weights: Weights  # of the folder; quantized tensors of the above are on the meta device
 
     @classmethod
     def of(cls, model_folder: Path, *, scores: bool) -> UntrainedParts:
@@ -99,7 +85,6 @@ class UntrainedParts:
         )
 
     def name_in_files(self, name: str) -> str:
-        """Return a weight's name in the files of the folder."""
         return self.stored.get(name) or file_name(name, self.model_type)
 
     def dequantised(self, name: str, tensor: Tensor) -> Tensor:

@@ -20,6 +20,7 @@ from ppojob_trainer.data.row_checks import created_tools, selected_tools
 from ppojob_trainer.errors import RewardFailed
 from ppojob_trainer.rewards.records import DROPPED, FAILED, ValueKind, value_kinds
 from ppojob_trainer.rows.batch_index import BatchIndex
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.rollout import OF_DATA, Generated, Interaction, PromptTokens
 from ppojob_trainer.rpc.messages.rows import BatchName
 from ppojob_trainer.rpc.messages.scoring import ModelScoreItem, RowScore, ScoreItem
@@ -39,44 +40,21 @@ class Origin:
 
 @dataclass
 class Batch:
-    """The rows of one generation phase.
+    """The rows of one generation phase."""
 
-    Attributes:
-        purpose: `train`, `validation`, or `greedy` (the greedy baseline of training).
-        samples: responses per prompt.
-        owners: ranks that own rows; each owns one contiguous range of prompts.
-        round: generation round of the step, from 0.
-        number: number of the round in the run, see `Generate`.
-        lengths: (rows,) response tokens.
-        truncated: (rows,) whether a response reached the length limit.
-        scores: (rows,) from the reward functions.
-        extras: (rows,) further values from the reward functions, as JSON objects.
-        figures: (rows,) turns and tool calls, as JSON; empty for single-turn rows.
-        tool_seconds: (rows,) time in tool calls; empty if rows were read from disk.
-        versions: (rows,) token counts by version of the weights that generated them, or `OF_DATA`.
-        later_picture_bytes: (rows,) bytes of the pictures that followed the prompt.
-        counts: engine counters, as in `Generated`; empty if rows were read from disk.
-        origins: (prompts,) source of each prompt, in a batch selected from several rounds.
-        teacher_prompt_tokens: (rows,) length of the teacher's prompt, where one was built.
-    """
-
-    purpose: str
+    purpose: str  # `train`, `validation`, or `greedy` (the greedy baseline of training)
     prompts: list[PromptRow]
-    samples: int
-    owners: int
-    round: int = 0
-    number: int = 0
-    lengths: list[int] = field(default_factory=list)
-    truncated: list[bool] = field(default_factory=list)
-    scores: list[float] = field(default_factory=list)
-    extras: list[bytes] = field(default_factory=list)
-    figures: list[bytes] = field(default_factory=list)
-    tool_seconds: list[float] = field(default_factory=list)
-    versions: list[dict[int, int]] = field(default_factory=list)
-    later_picture_bytes: list[int] = field(default_factory=list)
+    samples: int  # responses per prompt
+    owners: int  # ranks that own rows; each owns one contiguous range of prompts
+    round: int = 0  # generation round of the step, from 0
+    number: int = 0  # number of the round in the run, see `Generate`
+    metadata: list[RowMetadata] = field(default_factory=list)  # (rows,) of the generated rows
+    scores: list[float] = field(default_factory=list)  # (rows,) from the reward functions
+    extras: list[bytes] = field(default_factory=list)  # (rows,) further values, as JSON
+    # engine counters, as in `Generated`; empty if rows were read from disk
     counts: Counter[str] = field(default_factory=Counter)
-    origins: list[Origin] | None = None
-    teacher_prompt_tokens: list[int] = field(default_factory=list)
+    origins: list[Origin] | None = None  # (prompts,) in a batch selected from several rounds
+    teacher_prompt_tokens: list[int] = field(default_factory=list)  # (rows,) if built
 
     @property
     def label(self) -> str:
@@ -89,13 +67,27 @@ class Batch:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of responses."""
         return len(self.prompts) * self.samples
+
+    @property
+    def lengths(self) -> list[int]:
+        """Return (rows,) the number of response tokens."""
+        return [row.length for row in self.metadata]
+
+    @property
+    def truncated(self) -> list[bool]:
+        """Return (rows,) whether a response reached the length limit."""
+        return [row.is_truncated for row in self.metadata]
+
+    @property
+    def figures(self) -> list[bytes]:
+        """Return (rows,) turns and tool calls, as JSON; empty for single-turn rows."""
+        return [row.figures for row in self.metadata if row.figures]
 
     @property
     def given_rows(self) -> set[int]:
         """Return the rows whose responses came from the data."""
-        return {row for row, tokens in enumerate(self.versions) if OF_DATA in tokens}
+        return {number for number, row in enumerate(self.metadata) if OF_DATA in row.versions}
 
     @property
     def shares(self) -> list[tuple[int, int]]:
@@ -114,7 +106,7 @@ class Batch:
     def index(self) -> BatchIndex:
         """Return the index of the rows and their owners."""
         sizes = tuple(len(prompt.pictures) for prompt in self.prompts)
-        later = tuple(self.later_picture_bytes)
+        later = tuple(row.later_picture_bytes for row in self.metadata)
         own = self.teacher_prompt_tokens or [
             len(one.teacher_token_ids) for one in self.prompts for _ in range(self.samples)
         ]
@@ -142,7 +134,6 @@ class Batch:
         return hashlib.sha256(msgspec.json.encode([numbers, self.samples])).hexdigest()
 
     def prompt_of(self, row: int) -> PromptRow:
-        """Return the prompt of a row."""
         return self.prompts[row // self.samples]
 
     def prompt_tokens(self, first: int, last: int, given: int = 0) -> list[PromptTokens]:
@@ -164,6 +155,7 @@ class Batch:
 
     def score_items(self, first: int, last: int) -> list[ScoreItem]:
         """Return the inputs of reward functions for rows `[first, last)`."""
+        lengths, truncated, figures = self.lengths, self.truncated, self.figures
         return [
             ScoreItem(
                 begin,
@@ -171,9 +163,9 @@ class Batch:
                 prompt.data_source,
                 msgspec.json.encode(prompt.ground_truth),
                 msgspec.json.encode(prompt.extra_info),
-                self.lengths[begin:end],
-                self.truncated[begin:end],
-                self.figures[begin:end],
+                lengths[begin:end],
+                truncated[begin:end],
+                figures[begin:end],
             )
             for prompt, begin, end in self._answers(first, last)
         ]
@@ -202,16 +194,10 @@ class Batch:
         return value_kinds(self.values())
 
     def numbers(self, name: str, step: int, where: str, others: Sequence[str] = ()) -> list[float]:
-        """Return (rows,) the score, or another number of the reward functions.
+        """Return (rows,) the score, or another number of the reward functions, by its name.
 
-        Args:
-            name: of the number.
-            step: for the error message.
-            where: field that names it, for the error message.
-            others: further names that the field accepts, for the error message.
-
-        Raises:
-            RewardFailed: a row has no such number.
+        RewardFailed if a row has none: its message names the field `where`, and `others`, further
+        names that the field accepts.
         """
         if name == SCORE:
             return list(self.scores)
@@ -239,15 +225,12 @@ class Batch:
             return None
         return values.get(f"{function}score", self.scores[row])
 
-    def set_lengths(self, answers: list[Generated]) -> None:
-        """Set the lengths and related metadata from the answers of all owners."""
-        self.lengths = [length for answer in answers for length in answer.lengths]
-        self.truncated = [truncated for answer in answers for truncated in answer.truncated]
-        self.figures = [figures for answer in answers for figures in answer.figures]
-        self.tool_seconds = [seconds for answer in answers for seconds in answer.tool_seconds]
-        self.versions = [versions for answer in answers for versions in answer.versions]
+    def set_metadata(self, answers: list[Generated], greedy: "Batch | None") -> None:
+        """Set the metadata, also of the greedy responses, from the answers of all owners."""
+        self.metadata = [row for answer in answers for row in answer.rows]
         self.counts = sum((Counter(answer.counts) for answer in answers), Counter())
-        self.later_picture_bytes = [n for answer in answers for n in answer.later_picture_bytes]
+        if greedy is not None:
+            greedy.metadata = [row for answer in answers for row in answer.greedy]
 
     def set_scores(self, scores: list[RowScore]) -> None:
         """Set the scores, given in any order."""

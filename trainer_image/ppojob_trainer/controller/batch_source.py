@@ -22,7 +22,7 @@ from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.controller.batch import Batch, Origin
 from ppojob_trainer.controller.engines import StandaloneEngines
 from ppojob_trainer.controller.lookahead import InterleavedSource, Lookahead, PrefetchedSource
-from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows, SynchronousSource
+from ppojob_trainer.controller.rollout_stages import Draw, RolloutStages, Rows
 from ppojob_trainer.controller.row_filters import dropped_rows, filtered_rows
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
@@ -40,19 +40,14 @@ class DynamicSampling:
     With prefetch, the first round of the next step is generated while this step trains, since its
     prompts are known after the last round. Other rounds are generated on demand. Colocated engines
     with lookahead generate the next rounds, of whichever step, together with the current one.
-
-    Attributes:
-        drops: whether responses whose reward function failed are excluded from training.
-        ahead: prefetches first rounds; None without prefetch.
-        interleaved: generates later rounds with the current one; None without lookahead.
     """
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
     settings: DynamicSamplingSpec
-    drops: bool
-    ahead: PrefetchedSource | None = None
-    interleaved: InterleavedSource | None = None
+    drops: bool  # whether responses whose reward function failed are excluded from training
+    # prefetches first rounds, or generates later rounds with the current one
+    source: PrefetchedSource | InterleavedSource
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Generate, score and record rounds until the batch is full or no round is left."""
@@ -79,14 +74,12 @@ class DynamicSampling:
                 *(step, len(rounds), found, size, self.settings.metric),
             )
         chosen = chosen_batch(rounds, choose(signals, size, lost))
-        metrics = sampling_metrics(signals, size)
-        if self.ahead is not None:
-            later = self.ahead.later
+        source, later = self.source, self.source.later
+        if isinstance(source, PrefetchedSource):
             following = later.batches_from(step + 1, later.order.place)
             if following:
-                self.ahead.begin(step + 1, step - 1, following, timer)
-        if (source := self.ahead or self.interleaved) is not None:
-            metrics |= source.later.staleness(chosen, step)
+                source.begin(step + 1, step - 1, following, timer)
+        metrics = sampling_metrics(signals, size) | later.staleness(chosen, step)
         return Rows(chosen, is_recorded=True, metrics=metrics, rounds=rounds)
 
     def _round(
@@ -98,17 +91,17 @@ class DynamicSampling:
             prompts = draw(self.settings.prompts_per_round)
         owners = len(self.stages.actor.ranks)
         batch = Batch("train", prompts, self.algorithm.samples_per_prompt, owners, round=number)
-        if self.interleaved is not None:
-            later = self.interleaved.later
+        source, later = self.source, self.source.later
+        if isinstance(source, InterleavedSource):
             batch.number = later.rounds_begun
             steps_left = later.total_steps - step + 1
             rounds_left = steps_left * self.settings.max_rounds - number - 1
             following = later.next_rounds(rounds_left)
-            self.interleaved.generate(step, (batch, None), following, timer)
-        elif self.ahead is None or number:
+            source.generate(step, (batch, None), following, timer)
+        elif number:
             self.stages.generate(batch, step, timer=timer)
         else:
-            self.ahead.wait(step, (batch, None), (), timer)
+            source.wait(step, (batch, None), (), timer)
         with timer("reward"):
             self.stages.score(batch, step)
         dropped = dropped_rows(batch, None, step) if self.drops else []
@@ -118,7 +111,7 @@ class DynamicSampling:
         return batch, dropped
 
 
-BatchSource: TypeAlias = SynchronousSource | PrefetchedSource | InterleavedSource | DynamicSampling
+BatchSource: TypeAlias = PrefetchedSource | InterleavedSource | DynamicSampling
 
 
 def batch_source(
@@ -133,23 +126,18 @@ def batch_source(
     later = Lookahead(
         stages,
         algorithm,
-        steps=spec.rollout.max_staleness,
+        steps=0 if spec.rollout.replay is not None else spec.rollout.max_staleness,
         total_steps=total_steps,
         passes=spec.steps.epochs,
         dataset=dataset,
         order=order,
     )
-    has_lookahead = later.steps > 0 and spec.rollout.replay is None
-    ahead, interleaved = None, None
-    if has_lookahead and isinstance(stages.engines, StandaloneEngines):
-        ahead = PrefetchedSource(later, stages.engines)
-    elif has_lookahead:
-        interleaved = InterleavedSource(later)
+    source: PrefetchedSource | InterleavedSource = InterleavedSource(later)
+    if later.steps and isinstance(stages.engines, StandaloneEngines):
+        source = PrefetchedSource(later, stages.engines)
     if sampling is not None:
-        return DynamicSampling(
-            stages, algorithm, sampling, spec.drops_responses, ahead, interleaved
-        )
-    return ahead or interleaved or SynchronousSource(stages, algorithm)
+        return DynamicSampling(stages, algorithm, sampling, spec.drops_responses, source)
+    return source
 
 
 def has_signal(
@@ -184,15 +172,10 @@ def has_signal(
 def choose(
     signals: list[list[bool]], size: int, lost: Collection[tuple[int, int]] = ()
 ) -> list[tuple[int, int]]:
-    """Select the prompts of a batch: those with signal, then others, each earliest first.
+    """Select `size` prompts: those with signal, then others, each earliest first.
 
-    Args:
-        signals: (rounds, prompts per round) whether responses differ.
-        size: prompts of the batch.
-        lost: places whose responses are all dropped; they come last.
-
-    Returns:
-        Round and position of each prompt, in the order of generation.
+    `signals` are (rounds, prompts per round); `lost` places, whose responses are all dropped, come
+    last. Returns round and position of each prompt, in the order of generation.
     """
     drawn = [
         (round_, position)
@@ -217,16 +200,9 @@ def chosen_batch(rounds: list[Batch], places: list[tuple[int, int]]) -> Batch:
         prompts=[rounds[round_].prompts[position] for round_, position in places],
         samples=samples,
         owners=rounds[0].owners,
-        lengths=[batch.lengths[row] for batch, row in rows],
-        truncated=[batch.truncated[row] for batch, row in rows],
-        versions=[batch.versions[row] for batch, row in rows if batch.versions],
-        later_picture_bytes=[
-            batch.later_picture_bytes[row] for batch, row in rows if batch.later_picture_bytes
-        ],
+        metadata=[batch.metadata[row] for batch, row in rows],
         scores=[batch.scores[row] for batch, row in rows],
         extras=[batch.extras[row] for batch, row in rows],
-        figures=[batch.figures[row] for batch, row in rows if batch.figures],
-        tool_seconds=[batch.tool_seconds[row] for batch, row in rows if batch.tool_seconds],
         counts=sum((batch.counts for batch in rounds), Counter()),
         origins=[Origin(r, position, owners[r][position]) for r, position in places],
     )

@@ -22,7 +22,7 @@ from ppojob_trainer.checkpoint.journal import (
     Journal,
 )
 from ppojob_trainer.checkpoint.manifest import Progress
-from ppojob_trainer.checkpoint.store import CheckpointStore, PendingCheckpoint
+from ppojob_trainer.checkpoint.store import CheckpointStore
 from ppojob_trainer.controller.journal_state import JournalState, without_tables
 from ppojob_trainer.controller.roles import Roles
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint, RoleLost, StorageError
@@ -46,15 +46,12 @@ class BestCheckpoint:
 
     def among(self, steps: Collection[int]) -> int | None:
         """Return the step with the best value, the earliest of equal ones; None without values."""
-        sign = 1.0 if self.spec.mode == "max" else -1.0
-        found: tuple[float, int] | None = None
+        values = {}
         for record in self.history():
             step, value = record["step"], record.get(self.spec.metric)  # None: not finite
-            if step is None or value is None or int(step) not in steps:
-                continue
-            if found is None or sign * value > found[0]:
-                found = (sign * value, int(step))
-        return None if found is None else found[1]
+            if step is not None and value is not None and int(step) in steps:
+                values[int(step)] = value if self.spec.mode == "max" else -value
+        return max(values, key=values.__getitem__, default=None)
 
     def refuse_unknown(self, validation: Mapping[str, float]) -> None:
         """Raise ConfigError if neither this validation nor an earlier one has the metric."""
@@ -72,52 +69,38 @@ class BestCheckpoint:
 
 @dataclass
 class _InFlight:
-    """A background checkpoint.
+    """A background checkpoint."""
 
-    Attributes:
-        files: files that are already on disk.
-        query: query to the ranks in flight.
-        is_refused: whether a disk refused it.
-    """
-
-    pending: PendingCheckpoint
+    pending: Path
     progress: Progress
-    files: list[FileEntry]
+    files: list[FileEntry]  # files that are already on disk
     rewinds: int
-    query: Pending[Written] | None = None
+    query: Pending[Written] | None = None  # query to the ranks in flight
     poll_at: float = 0.0
-    is_refused: bool = False
+    is_refused: bool = False  # whether a disk refused it
 
 
 @dataclass
 class Checkpoints:
-    """Writes the checkpoints of a job.
-
-    Attributes:
-        every: steps between checkpoints; None without periodic ones.
-        best: selects a checkpoint to keep; None without one.
-        on_saved: called with the step of each complete checkpoint.
-        write_ahead: writes the prefetched rows (`PrefetchedSource.save`); None without prefetch.
-        copies: copies checkpoints to a URL; None without copies.
-    """
+    """Writes the checkpoints of a job."""
 
     roles: Roles
     store: CheckpointStore
     journal: Journal
-    every: int | None
+    every: int | None  # steps between checkpoints; None without periodic ones
     keep_last: int
-    best: BestCheckpoint | None
-    on_saved: Callable[[int], None]
+    best: BestCheckpoint | None  # selects a checkpoint to keep; None without one
+    on_saved: Callable[[int], None]  # called with the step of each complete checkpoint
+    # writes the prefetched rows (`PrefetchedSource.save`); None without prefetch
     write_ahead: Callable[[Progress, str, str], list[FileEntry]] | None = None
-    copies: Copies | None = None
+    copies: Copies | None = None  # copies checkpoints to a URL; None without copies
     _failures: int = 0
     _in_flight: _InFlight | None = None
     _skipped: tuple[int, int] | None = None  # rewinds and step
 
     @property
     def in_flight_step(self) -> int | None:
-        """Return the step of the background checkpoint, or None."""
-        return None if (one := self._current()) is None else one.pending.step
+        return None if (one := self._current()) is None else one.progress.step
 
     @property
     def is_refused(self) -> bool:
@@ -131,11 +114,7 @@ class Checkpoints:
         is_skipped = self._skipped == (self.roles.rewinds, progress.step)
         if is_skipped or progress.step == self.in_flight_step:
             return False
-        return not self.is_saved(progress)
-
-    def is_saved(self, progress: Progress) -> bool:
-        """Whether a complete checkpoint of this step exists."""
-        return self.store.is_whole(progress.step)
+        return not self.store.is_whole(progress.step)
 
     def newest(self, step: int | None = None) -> int | None:
         """Return the step of the newest checkpoint (at most `step`, if given), or None."""
@@ -158,7 +137,7 @@ class Checkpoints:
         rewinds = self.roles.rewinds
         pending = self.store.begin(progress.step, rewinds=rewinds)
         try:
-            files = self._write_shards(pending, in_background=in_background)
+            files = self._write_shards(pending, progress.step, in_background=in_background)
             if self.write_ahead is not None:
                 act = f"save_rows/{self._failures}"
                 files += self.write_ahead(progress, self._folder(pending), act)
@@ -210,7 +189,7 @@ class Checkpoints:
             self._failures += 1
             self.store.clear()
             if isinstance(problem, DamagedCheckpoint):  # removed with a failed attempt
-                raise StorageError(one.pending.folder, str(problem)) from problem
+                raise StorageError(one.pending, str(problem)) from problem
             raise
 
     def skip(self, step: int) -> None:
@@ -261,9 +240,7 @@ class Checkpoints:
                 raise StorageError(Path(call.peer.name), answer.refusal)
         return _files(answer for _, answer in answers)
 
-    def _complete(
-        self, pending: PendingCheckpoint, progress: Progress, files: list[FileEntry]
-    ) -> None:
+    def _complete(self, pending: Path, progress: Progress, files: list[FileEntry]) -> None:
         checkpoint = self.store.complete(pending, progress, files)
         size_bytes = sum(entry.size_bytes for entry in checkpoint.manifest.files)
         self.journal.append(
@@ -274,18 +251,18 @@ class Checkpoints:
             self.copies.start()
         self.prune()
 
-    def _folder(self, pending: PendingCheckpoint) -> str:
+    def _folder(self, pending: Path) -> str:
         """Return the folder of a checkpoint, relative to the run folder."""
-        return str(pending.folder.relative_to(self.store.root.parent))
+        return str(pending.relative_to(self.store.root.parent))
 
     def _write_shards(
-        self, pending: PendingCheckpoint, *, in_background: bool = False
+        self, pending: Path, step: int, *, in_background: bool = False
     ) -> list[FileEntry]:
-        request = SaveShards(self._folder(pending), pending.step, in_background)
+        request = SaveShards(self._folder(pending), step, in_background)
         # Ranks answer a repeated id from memory, but the files of a failed attempt are removed. A
         # restarted controller does not know of failures, so its attempt is in the id.
         stage = f"save_shards/{self.roles.caller.attempt}"
-        id_ = RequestId(0, pending.step, stage, self._failures)
+        id_ = RequestId(0, step, stage, self._failures)
         files = []
         for group in self.roles.saved:
             saved: list[Saved] = self.roles.broadcast(group, SAVE_SHARDS, request, id_)
@@ -293,7 +270,6 @@ class Checkpoints:
         return files
 
     def prune(self) -> None:
-        """Remove old checkpoints."""
         best = None if self.best is None else self.best.among(self.store.steps())
         try:
             held = None if self.copies is None else self.copies.step

@@ -22,6 +22,7 @@ from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.errors import Interrupted
 from ppojob_trainer.metrics.pass_statistics import step_statistics
 from ppojob_trainer.metrics.timer import StepTimer
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.demonstrations import Demonstrate, Demonstration, GivenRows
 from ppojob_trainer.rpc.methods import DEMONSTRATE, MEASURE_LOSS, SUPERVISE
 from ppojob_trainer.rpc.wire import RequestId
@@ -29,20 +30,13 @@ from ppojob_trainer.rpc.wire import RequestId
 
 @dataclass(frozen=True)
 class Demonstrations:
-    """Batch source of demonstrations, which also measures the loss of validation rows.
-
-    Attributes:
-        actor: role whose ranks own the rows.
-        rows_per_step: prompts of a batch, also of one validation call.
-        answers: answers per prompt; each is a row of the batch.
-        has_mismatched: whether each prompt also gets an answer to another prompt (KTO).
-    """
+    """Batch source of demonstrations, which also measures the loss of validation rows."""
 
     roles: Roles
-    actor: RoleGroup
-    rows_per_step: int
-    answers: int
-    has_mismatched: bool = False
+    actor: RoleGroup  # role whose ranks own the rows
+    rows_per_step: int  # prompts of a batch, also of one validation call
+    answers: int  # answers per prompt; each is a row of the batch
+    has_mismatched: bool = False  # whether each prompt also gets an answer to another prompt (KTO)
 
     def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
         """Send the rows of a step to their owners; a repeated step gets the same rows."""
@@ -90,16 +84,18 @@ class Demonstrations:
                 for at, row in enumerate(prompts)
             ]
         answers = [answer for row in prompts for answer in row.answers]
-        shown = [[one for part in answer for one in part.pictures] for answer in answers]
-        return Batch(
-            purpose,
-            prompts,
-            samples=samples,
-            owners=len(self.actor.ranks),
-            lengths=[sum(len(part.tokens) for part in answer) for answer in answers],
-            truncated=[False] * len(answers),
-            later_picture_bytes=[len(packed_later(later)) for later in shown],
-        )
+        metadata = [
+            RowMetadata(
+                sum(len(part.tokens) for part in answer),
+                is_truncated=False,
+                later_picture_bytes=len(
+                    packed_later([one for part in answer for one in part.pictures])
+                ),
+            )
+            for answer in answers
+        ]
+        owners = len(self.actor.ranks)
+        return Batch(purpose, prompts, samples=samples, owners=owners, metadata=metadata)
 
     def _shares(self, batch: Batch) -> Iterator[Demonstrate]:
         for first, last in batch.shares:
@@ -108,18 +104,13 @@ class Demonstrations:
 
 @dataclass(frozen=True)
 class SupervisedRows:
-    """Demonstrations that the policy learns in addition to the rows of an RL step.
-
-    Attributes:
-        schedule: weight of their loss by step.
-        updates: the policy's optimizer steps.
-    """
+    """Demonstrations that the policy learns in addition to the rows of an RL step."""
 
     demonstrations: Demonstrations
     dataset: PromptDataset
     order: PromptOrder
-    schedule: SupervisedSchedule
-    updates: Updates
+    schedule: SupervisedSchedule  # weight of their loss by step
+    updates: Updates  # the policy's optimizer steps
 
     @classmethod
     def of(
@@ -141,7 +132,6 @@ class SupervisedRows:
         return cls(given, dataset, order, schedule, updates)
 
     def load(self, cursor: DataCursor) -> None:
-        """Resume from a cursor."""
         self.order.place = cursor.place
 
     @property

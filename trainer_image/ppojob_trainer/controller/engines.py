@@ -19,19 +19,10 @@ Run = tuple[int, int]
 
 @dataclass
 class Engines:
-    """Colocated engines, in the policy's ranks: weights and rows need no transfer.
-
-    Attributes:
-        tensor: ranks per engine.
-    """
+    """Colocated engines, in the policy's ranks: weights and rows need no transfer."""
 
     group: RoleGroup
-    tensor: int
-
-    @property
-    def attempt(self) -> int:
-        """Return the attempt of standalone engines; 0 for colocated ones."""
-        return 0
+    tensor: int  # ranks per engine
 
     def shares(self, prompts: int) -> list[tuple[int, int]]:
         """Return the range `[first, last)` of prompts whose rows each rank keeps."""
@@ -63,34 +54,23 @@ class Engines:
 
 @dataclass
 class StandaloneEngines(Engines):
-    """Engines in their own pods: the role `rollout`.
-
-    Attributes:
-        operation_seconds: timeout of one transfer, which includes gathering and loading weights.
-    """
+    """Engines in their own pods: the role `rollout`."""
 
     channels: RoleChannels
-    operation_seconds: float
+    operation_seconds: float  # timeout of a transfer, with gathering and loading weights
     _open_channel: str | None = field(default=None)
     _synced: tuple[str, int] | None = field(default=None)  # channel and version of the last sync
     _begun: tuple[Sequence[Generate], RequestId] | None = field(default=None)  # not yet waited for
 
-    @property
-    def attempt(self) -> int:
-        """Return the attempt of the role."""
-        return self.group.attempt
-
     def recall(self, batches: Sequence[Batch], step: int) -> bool:
         """Query the owners for the metadata of their rows."""
-        owners = range(len(batches[0].shares))
-        request = Recall(self._names(batches, step))
-        answers = self.channels.query_owners(RECALL, request, owners)
+        roles, request = self.channels.roles, Recall(self._names(batches, step))
+        answers = roles.gather(roles.submit_query([self.channels.owner], RECALL, request))
         rows = [one.rows for one in answers if one.rows is not None]
         if len(rows) < len(answers):
             return False
-        batches[0].set_lengths(rows)
-        for greedy in batches[1:]:
-            greedy.set_lengths([one.greedy for one in rows if one.greedy is not None])
+        first, *greedy = batches
+        first.set_metadata(rows, greedy[0] if greedy else None)
         return True
 
     def _names(self, batches: Sequence[Batch], step: int) -> list[BatchName]:

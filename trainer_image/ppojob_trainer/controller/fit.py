@@ -36,7 +36,6 @@ from ppojob_trainer.controller.journal_state import changes, without_tables
 from ppojob_trainer.controller.progress import Reporter
 from ppojob_trainer.controller.records import (
     Records,
-    clock_metrics,
     evaluation_metrics,
     step_rows,
     training_metrics,
@@ -45,12 +44,7 @@ from ppojob_trainer.controller.recovery import Recovery
 from ppojob_trainer.controller.row_sampling import RowSampling
 from ppojob_trainer.controller.samples import log_samples
 from ppojob_trainer.controller.step_warnings import StepWarnings
-from ppojob_trainer.controller.training_step import (
-    Coefficients,
-    StepResult,
-    TrainingStep,
-    tracked_values,
-)
+from ppojob_trainer.controller.training_step import StepResult, TrainingStep, tracked_values
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.order import PromptOrder
 from ppojob_trainer.data.prompt_store import PromptRow
@@ -63,11 +57,11 @@ from ppojob_trainer.errors import (
     SamplerFailed,
     StorageError,
 )
+from ppojob_trainer.metrics.step_metrics import speed_metrics
 from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Traffic
-from ppojob_trainer.rpc.messages.saving import ExportModel
 from ppojob_trainer.rpc.methods import EXPORT_MODEL
-from ppojob_trainer.rpc.wire import RequestId
+from ppojob_trainer.rpc.wire import Nothing, RequestId
 
 _log = logging.getLogger(__name__)
 Outcome = tuple[Progress, dict[str, float]]
@@ -88,24 +82,14 @@ class _ValidationAborted(Exception):  # noqa: N818  it is no error
 
 @dataclass
 class Loop:
-    """The training loop of a job.
-
-    Attributes:
-        total_steps: number of steps; with dynamic sampling over epochs, the maximum.
-        num_devices: GPUs with a model in the whole job, or ranks without GPUs.
-        order: order in which prompts are drawn.
-        sampling: custom sampler, which replaces `order`; None without one.
-        validation: validation data, or None.
-        stop_requested: whether the job was asked to stop after this step.
-        report_progress: called when a step is journaled.
-    """
+    """The training loop of a job."""
 
     spec: PPOJobSpec
-    total_steps: int
-    num_devices: int
+    total_steps: int  # number of steps; with dynamic sampling over epochs, the maximum
+    num_devices: int  # GPUs with a model in the whole job, or ranks without GPUs
     dataset: PromptDataset
-    order: PromptOrder
-    sampling: RowSampling | None
+    order: PromptOrder  # order in which prompts are drawn
+    sampling: RowSampling | None  # custom sampler, which replaces `order`; None without one
     training: TrainingStep
     validation: PromptDataset | None
     records: Records
@@ -113,8 +97,8 @@ class Loop:
     recovery: Recovery
     journal: Journal
     reporter: Reporter
-    stop_requested: Callable[[], bool]
-    report_progress: Callable[[], None]
+    stop_requested: Callable[[], bool]  # whether the job was asked to stop after this step
+    report_progress: Callable[[], None]  # called when a step is journaled
     _unvalidated: StepTrained | None = None
     _warnings: StepWarnings = field(default_factory=StepWarnings)
     _is_begun: bool = False  # whether ranks may have begun the next step
@@ -222,7 +206,7 @@ class Loop:
         self.reporter.report(phase="Training", step=0)
         with timer("testing"):
             metrics = self._validate(progress)
-        metrics |= clock_metrics(None, timer.finish(), num_devices=self.num_devices)
+        metrics |= timer.finish().metrics()
         return msgspec.structs.replace(progress, metrics_lines=1), metrics
 
     def _step(self, progress: Progress) -> Outcome:
@@ -237,26 +221,18 @@ class Loop:
         entropy, control = progress.entropy_coefficient, self.training.entropy
         if entropy is None:
             entropy = self.spec.algorithm.entropy_coefficient
-        coefficients = Coefficients(progress.kl_coefficient or 0.0, entropy)
+        kl, beliefs = progress.kl_coefficient or 0.0, progress.prompt_values
         try:
-            result = self.training.run(
-                step, self._draw, coefficients, timer, progress.prompt_values
-            )
+            result = self.training.run(step, self._draw, kl, entropy, timer, beliefs)
         except (RewardFailed, SamplerFailed) as failure:
             raise self._after_checkpoint(failure, progress) from failure
         self.records.keep_advantages(result, step)
         self._log_samples(result.batch, step)
-        metrics = training_metrics(
-            result,
-            step=step,
-            epoch=self.order.place[0],
-            max_prompt_tokens=self.spec.data.max_prompt_tokens,
-            is_given=self.spec.algorithm.given is not None,
-            is_scored=self.spec.is_scored,
-        )
+        rows, epoch = step_rows(result), self.order.place[0]
+        metrics = training_metrics(result, rows, self.spec, step=step, epoch=epoch)
         self._warn(step, result, metrics)
-        metrics |= self._kl_metrics(coefficients.kl, result)
-        rows, supervised = step_rows(result), self.training.supervised
+        metrics |= self._kl_metrics(kl, result)
+        supervised = self.training.supervised
         trained = msgspec.structs.replace(
             progress,
             step=step,
@@ -278,7 +254,7 @@ class Loop:
             metrics |= self._validate_after(trained, metrics, timer)
         failpoints.hit(STEP_COMPUTED)
         times = timer.finish()
-        metrics |= clock_metrics(rows, times, num_devices=self.num_devices)
+        metrics |= times.metrics() | speed_metrics(rows, times, num_devices=self.num_devices)
         caller = self.training.stages.roles.caller
         metrics |= caller.traffic.metrics()
         caller.traffic = Traffic()
@@ -339,7 +315,7 @@ class Loop:
         metrics = {name: math.nan if value is None else value for name, value in known}
         metrics |= self._validate_after(progress, metrics, timer)
         times = timer.finish()
-        metrics |= clock_metrics(None, times, num_devices=self.num_devices)
+        metrics |= times.metrics()
         seconds = progress.seconds + times.step_seconds
         return msgspec.structs.replace(progress, seconds=seconds), metrics
 
@@ -350,7 +326,7 @@ class Loop:
         self.reporter.report(stage="save_checkpoint")
         try:
             self._wait_for_checkpoint()
-            if not self.checkpoints.is_saved(done):
+            if not self.checkpoints.store.is_whole(done.step):
                 self.checkpoints.save(done)
         except (RoleLost, StorageError) as problem:
             line = f"no checkpoint after step {done.step}: {problem}"
@@ -447,14 +423,14 @@ class Loop:
         total = progress.step if self.is_done(progress) else self.total_steps
         self.reporter.report(phase="Finishing", stage="save_checkpoint", total_steps=total)
         self._wait_for_checkpoint()
-        if not self.checkpoints.is_saved(progress):
+        if not self.checkpoints.store.is_whole(progress.step):
             self.checkpoints.save(progress)
         self.checkpoints.prune()
         if self.is_done(progress) and self.spec.checkpoint.export:
             self.reporter.report(stage="export")
             id_ = RequestId(0, progress.step, "export_model")
             stages = self.training.stages
-            stages.roles.broadcast(stages.actor, EXPORT_MODEL, ExportModel(EXPORT_FOLDER), id_)
+            stages.roles.broadcast(stages.actor, EXPORT_MODEL, Nothing(), id_)
             self.journal.append(Exported(time=time.time(), step=progress.step))
         if self.is_done(progress) and self.checkpoints.copies is not None:
             self.reporter.report(stage="copy")

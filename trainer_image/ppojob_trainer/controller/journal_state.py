@@ -26,23 +26,15 @@ _TABLES: Final = ("prompt_values", "rows_seen")
 
 @dataclass(frozen=True)
 class JournalState:
-    """The state at the end of the journal.
-
-    Attributes:
-        progress: state of the current stateful ranks; None if they were not restored yet.
-        rewinds: number of rewinds to a checkpoint or to the start.
-        unvalidated: the last step, if its validation is missing.
-        begun: the background checkpoint in flight.
-        skipped: the step whose checkpoint was skipped.
-    """
+    """The state at the end of the journal."""
 
     controller_attempt: int
     role_attempts: dict[str, int]
-    progress: Progress | None
-    rewinds: int
-    unvalidated: StepTrained | None = None
-    begun: CheckpointBegun | None = None
-    skipped: int | None = None
+    progress: Progress | None  # of the current stateful ranks; None if they were not restored yet
+    rewinds: int  # number of rewinds to a checkpoint or to the start
+    unvalidated: StepTrained | None = None  # the last step, if its validation is missing
+    begun: CheckpointBegun | None = None  # the background checkpoint in flight
+    skipped: int | None = None  # the step whose checkpoint was skipped
 
 
 def read_journal_state(events: Iterable[Event], stateful: frozenset[str]) -> JournalState:

@@ -3,7 +3,8 @@
 Standalone engines work while a step trains: they finish the rows of the next step, with the weights
 that the current step started from, and start those of later steps. Colocated engines alternate with
 training: they finish the rows of a step and advance those of later steps meanwhile. So the rollout
-weights are some versions older than the trained ones (staleness); timing has no influence.
+weights are some versions older than the trained ones (staleness); timing has no influence. Without
+lookahead the rows of a step are generated when it begins.
 """
 
 import math
@@ -34,26 +35,18 @@ from ppojob_trainer.rpc.messages.saving import FileEntry
 
 @dataclass(frozen=True)
 class Lookahead:
-    """Batches of the next steps.
-
-    Attributes:
-        steps: lookahead in steps, which is also the maximum staleness of a token in versions.
-        total_steps: maximum number of steps.
-        passes: epochs after which the run ends; None if steps are counted.
-        order: order of the prompts; the current step's are already drawn from it.
-    """
+    """Batches of the next steps."""
 
     stages: RolloutStages
     algorithm: AlgorithmSpec
-    steps: int
-    total_steps: int
-    passes: int | None
+    steps: int  # lookahead in steps, and maximum staleness of a token in versions; 0 for none
+    total_steps: int  # maximum number of steps
+    passes: int | None  # epochs after which the run ends; None if steps are counted
     dataset: PromptDataset
-    order: PromptOrder
+    order: PromptOrder  # order of the prompts; the current step's are already drawn from it
 
     @property
     def size(self) -> int:
-        """Return the number of prompts per step."""
         return self.algorithm.draw[1]
 
     def batches_from(self, step: int, place: Place) -> list[StepBatches]:
@@ -80,8 +73,8 @@ class Lookahead:
 
     @property
     def rounds_begun(self) -> int:
-        """Return the number of rounds begun in the run."""
-        return self.order.batches_read(self.order.place, self.size)
+        """Return the number of rounds begun in the run; 0 without lookahead."""
+        return self.order.batches_read(self.order.place, self.size) if self.steps else 0
 
     def draw_batches(
         self, step: int, draw: Draw, timer: StepTimer
@@ -92,9 +85,15 @@ class Lookahead:
             return batches, self.batches_from(step + 1, self.order.place)
 
     def staleness(self, batch: Batch, step: int) -> dict[str, float]:
-        """Return the staleness metrics of a step; JobFailed if a token is staler than allowed."""
+        """Return the staleness metrics of a step; JobFailed if a token is staler than allowed.
+
+        None without lookahead.
+        """
+        if not self.steps:
+            return {}
         given = batch.given_rows
-        drawn = [tokens for row, tokens in enumerate(batch.versions) if row not in given]
+        rows = enumerate(batch.metadata)
+        drawn = [row.versions for number, row in rows if number not in given]
         metrics = staleness_metrics(drawn, step - 1)
         if (oldest := metrics["async/staleness_max"]) > self.steps:
             raise JobFailed(
@@ -185,7 +184,7 @@ class PrefetchedSource:
 
 @dataclass(frozen=True)
 class InterleavedSource:
-    """Batch source of colocated engines with lookahead.
+    """Batch source of colocated engines, and of any engines without lookahead.
 
     Partial rows continue in the next step; the ranks save them as their state.
     """

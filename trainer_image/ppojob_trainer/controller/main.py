@@ -16,7 +16,7 @@ from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.progress import Reporter, TrainingReport
 from ppojob_trainer.controller.status_writer import JobResource, StatusWriter
-from ppojob_trainer.controller.wiring import build_loop
+from ppojob_trainer.controller.wiring import Wiring
 from ppojob_trainer.errors import Fenced, Interrupted, PPOJobError
 from ppojob_trainer.heartbeat_pipe import HeartbeatPipe
 from ppojob_trainer.pod_environment import PodEnvironment, read_pod_environment
@@ -63,7 +63,7 @@ def _drive(
         for problem in validation.warnings(environment.config.job()):
             _log.warning("%s", problem)
         with contextlib.ExitStack() as stack:
-            loop = build_loop(environment, reporter, stop, heartbeat, stack)
+            loop = Wiring(environment, reporter, stop, heartbeat, stack).loop
             heartbeat.report_ready()
             progress = loop.fit()
             is_done = loop.is_done(progress)

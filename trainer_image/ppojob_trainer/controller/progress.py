@@ -167,29 +167,18 @@ def _rounded(value: float | None) -> float | None:
 
 
 class RunStatus(msgspec.Struct, frozen=True):
-    """Content of `status.json`.
+    """Content of `status.json`."""
 
-    Attributes:
-        phase: `Starting`, `Training`, `Recovering`, `Finishing`, `Succeeded`, `Failed` or
-            `Interrupted`.
-        total_steps: steps of the whole job; 0 while unknown.
-        stage: current stage, such as `gen`, or empty.
-        since: start of the stage, in unix seconds.
-        message: one line, or empty.
-        restarts: number of role restarts.
-        notices: warnings of the whole run.
-        rows: generated rows of the stage, and their total; (0, 0) if not counted.
-    """
-
+    # `Starting`, `Training`, `Recovering`, `Finishing`, `Succeeded`, `Failed` or `Interrupted`
     phase: str
     step: int = 0
-    total_steps: int = 0
-    stage: str = ""
-    since: float = 0.0
-    message: str = ""
-    restarts: int = 0
-    notices: tuple[str, ...] = ()
-    rows: tuple[int, int] = (0, 0)
+    total_steps: int = 0  # steps of the whole job; 0 while unknown
+    stage: str = ""  # current stage, such as `gen`, or empty
+    since: float = 0.0  # start of the stage, in unix seconds
+    message: str = ""  # one line, or empty
+    restarts: int = 0  # of roles
+    notices: tuple[str, ...] = ()  # warnings of the whole run
+    rows: tuple[int, int] = (0, 0)  # generated rows of the stage, and all; (0, 0): not counted
 
 
 class Reporter:
@@ -208,7 +197,6 @@ class Reporter:
         self.training.change_phase(self.status.phase, self.status.total_steps)
 
     def report_rows(self, ended: int, asked: int) -> None:
-        """Report the generated rows of the current stage, and their total."""
         self._publish(msgspec.structs.replace(self.status, rows=(ended, asked)))
 
     def _publish(self, status: RunStatus) -> None:
@@ -218,7 +206,6 @@ class Reporter:
             os.replace(self._aside, self._path)
 
     def notice(self, line: str) -> None:
-        """Log a warning and add it to the status."""
         _log.warning("%s", line)
         if line not in self.status.notices:
             self.report(notices=(*self.status.notices, line))

@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from ppojob_api.run_layout import METRICS_FILE, RESPONSES_FILE
+from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer import durable
 from ppojob_trainer.checkpoint.manifest import Progress
 from ppojob_trainer.controller.batch import Batch, values_of_failure
@@ -21,9 +22,7 @@ from ppojob_trainer.metrics.step_metrics import (
     balance_metrics,
     length_metrics,
     row_metrics,
-    speed_metrics,
 )
-from ppojob_trainer.metrics.timer import StepTimes
 from ppojob_trainer.metrics.validation import ValidationRow, validation_metrics
 from ppojob_trainer.rows.row_files import read_responses, write_advantages, write_responses
 
@@ -111,10 +110,10 @@ def step_rows(result: StepResult) -> StepRows:
         rewards=[] if result.advantaged is None else result.advantaged.row_rewards,
         prompt_tokens=[len(batch.prompt_of(row).token_ids) for row in range(batch.num_rows)],
         response_tokens=batch.lengths,
-        finish_reasons=["length" if truncated else "stop" for truncated in batch.truncated],
+        truncated=batch.truncated,
         extras=extras,
         figures=[msgspec.json.decode(own, type=RowFigures) for own in batch.figures],
-        tool_seconds=batch.tool_seconds,
+        tool_seconds=[s for row in batch.metadata if (s := row.tool_seconds) is not None],
         counts=batch.counts,
         dropped=result.dropped,
         filtered=result.filtered,
@@ -122,34 +121,22 @@ def step_rows(result: StepResult) -> StepRows:
 
 
 def training_metrics(
-    result: StepResult,
-    *,
-    step: int,
-    epoch: int,
-    max_prompt_tokens: int,
-    is_given: bool,
-    is_scored: bool,
+    result: StepResult, rows: StepRows, spec: PPOJobSpec, *, step: int, epoch: int
 ) -> dict[str, float]:
-    """Return all metrics of a step that do not depend on the clock.
-
-    `is_given`: its rows are demonstrations; `is_scored`: responses have scores.
-    """
+    """Return all metrics of a step that do not depend on the clock."""
     advantaged = result.advantaged
     metrics = {"training/global_step": float(step), "training/epoch": float(epoch)}
-    if is_given:
-        return metrics | length_metrics(step_rows(result)) | result.statistics
-    metrics |= row_metrics(
-        step_rows(result),
-        max_prompt_tokens=max_prompt_tokens,
-        advantages=None if advantaged is None else advantaged.advantages,
-        returns=None if advantaged is None else advantaged.returns,
-        is_scored=is_scored,
-    )
+    if spec.algorithm.given is not None:
+        return metrics | length_metrics(rows) | result.statistics
+    limit = spec.data.max_prompt_tokens
+    metrics |= row_metrics(rows, max_prompt_tokens=limit, is_scored=spec.is_scored)
     if advantaged is None:
         return metrics | result.statistics
     values, explained = advantaged.values, advantaged.explained_variance
     return {
         **metrics,
+        **advantaged.advantages.named("critic/advantages"),
+        **advantaged.returns.named("critic/returns"),
         "training/zero_signal_groups": advantaged.zero_signal_groups,
         **balance_metrics(advantaged.tokens_owned, advantaged.tokens_computed),
         **({} if values is None else values.named("critic/values")),
@@ -157,15 +144,6 @@ def training_metrics(
         **advantaged.told,
         **result.statistics,
     }
-
-
-def clock_metrics(rows: StepRows | None, times: StepTimes, *, num_devices: int) -> dict[str, float]:
-    """Return metrics that depend on the clock; names begin with `timing` or `perf/`."""
-    if rows is None:
-        return times.metrics()
-    seconds = times.step_seconds
-    speed = speed_metrics(rows, times.stages, step_seconds=seconds, num_devices=num_devices)
-    return times.metrics() | speed
 
 
 def evaluation_metrics(batch: Batch) -> dict[str, float]:

@@ -42,26 +42,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class Recovery:
-    """Brings roles and records to a common state.
-
-    Attributes:
-        records: metrics and rows, truncated on a rewind.
-        fresh: state before the first step.
-        total_updates: optimizer steps of the whole job, by model.
-        budget: allowed losses without a finished step in between.
-        code_files: returns the digests of the user's code files that a role runs.
-    """
+    """Brings roles and records to a common state."""
 
     roles: Roles
     journal: Journal
     store: CheckpointStore
-    records: Records
+    records: Records  # metrics and rows, truncated on a rewind
     tape: RowTape
-    fresh: Progress
+    fresh: Progress  # state before the first step
     reporter: Reporter
-    total_updates: dict[str, int]
-    budget: int
-    code_files: Callable[[str], dict[str, str]]
+    total_updates: dict[str, int]  # optimizer steps of the whole job, by model
+    budget: int  # allowed losses without a finished step in between
+    code_files: Callable[[str], dict[str, str]]  # digests of the code files that a role runs
     _losses: list[int] = field(default_factory=list)
     _restarts: int = 0
     _has_state: bool = False  # whether the stateful ranks have the state at the journal's end

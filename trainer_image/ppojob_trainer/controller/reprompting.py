@@ -29,17 +29,12 @@ TAUGHT = "distillation/taught"
 
 @dataclass(frozen=True)
 class Reprompting:
-    """Has the owners build the teacher prompts of a step, after scoring.
-
-    Attributes:
-        began: start of the run, in unix seconds.
-        is_logged: whether one of the prompts is logged.
-    """
+    """Has the owners build the teacher prompts of a step, after scoring."""
 
     settings: RepromptSpec
     channels: RoleChannels
-    began: float
-    is_logged: bool
+    began: float  # start of the run, in unix seconds
+    is_logged: bool  # whether one of the prompts is logged
 
     def prompts_of(self, batch: Batch, dropped: Collection[int], step: int) -> list[int]:
         """Build the prompts of all rows; return the rows without one.

@@ -4,9 +4,9 @@ The controller sends both sides the rows and columns; tensors go from rank to ra
 for a model in the owners' ranks.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -14,7 +14,6 @@ from ppojob_api.v1alpha1.reference import ReferenceSpec
 from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.controller.roles import RoleGroup, Roles
 from ppojob_trainer.rows.batch_index import BatchIndex
-from ppojob_trainer.rpc.client import Call
 from ppojob_trainer.rpc.messages.rows import (
     CHANNEL_SECONDS,
     BatchName,
@@ -26,23 +25,15 @@ from ppojob_trainer.rpc.messages.rows import (
 from ppojob_trainer.rpc.methods import MOVE_COLUMNS, MOVE_ROWS, OPEN_CHANNEL, PLACE_ROWS, Method
 from ppojob_trainer.rpc.wire import Nothing, RequestId
 
-Answer = TypeVar("Answer", bound=msgspec.Struct)
-
 
 @dataclass(frozen=True)
 class RoleChannels:
-    """The channels of a job.
-
-    Attributes:
-        owner: role whose ranks own the rows.
-        job_uid: part of the keys of the job's rendezvous stores.
-        reference: selects the reference model by data source; None if there is only one.
-    """
+    """The channels of a job."""
 
     roles: Roles
-    owner: RoleGroup
-    job_uid: str
-    reference: ReferenceSpec | None = None
+    owner: RoleGroup  # role whose ranks own the rows
+    job_uid: str  # part of the keys of the job's rendezvous stores
+    reference: ReferenceSpec | None = None  # selects the model by data source; None for one model
 
     def open(self, peer: RoleGroup, step: int, seconds: float = CHANNEL_SECONDS) -> None:
         """Open the channel between the current attempts of the owner and a peer, if not open.
@@ -86,23 +77,12 @@ class RoleChannels:
         requests = [(self.owner, request(peer.name)), (peer, request(self.owner.name))]
         self.roles.broadcast_to(method, requests, id_)
 
-    def query_owners(
-        self, query: Method[Any, Answer], request: msgspec.Struct, ranks: Iterable[int]
-    ) -> list[Answer]:
-        """Query some owners during their work; raises as `Roles.call`."""
-        calls = [Call(self.owner.ranks[rank], query, request) for rank in ranks]
-        return self.roles.gather(self.roles.caller.start(calls))
-
     def place_rows(
         self, batch: Batch, step: int, *, again: bool = False, answers: Sequence[str] = ()
     ) -> None:
         """Send the index of the generated rows to all owners.
 
-        Args:
-            batch: the rows.
-            step: their step.
-            again: whether the index replaces an earlier one, with more metadata.
-            answers: see `PlaceRows`.
+        With `again` it replaces an earlier one, with more metadata; `answers` as in `PlaceRows`.
         """
         origins = None
         if batch.origins is not None:
@@ -120,7 +100,6 @@ class RoleChannels:
         return msgspec.structs.replace(batch.index, teachers=numbers)
 
     def move_rows(self, consumer: RoleGroup, batch: Batch, step: int) -> None:
-        """Move the rows to a role."""
         if consumer is self.owner:
             return
         self.open(consumer, step)

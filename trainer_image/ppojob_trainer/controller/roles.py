@@ -39,23 +39,15 @@ _IDENTITY_OF_LIVING = replace(IDENTITY, deadline_seconds=3)
 
 @dataclass
 class RoleGroup:
-    """The processes of one role.
-
-    Attributes:
-        ranks: in rank order.
-        is_stateful: whether its loss costs the steps since the last checkpoint.
-        has_channels: whether its ranks exchange rows with other roles.
-        attempt: current attempt; 0 before the first.
-        is_saved: whether checkpoints contain its state.
-    """
+    """The processes of one role."""
 
     name: str
     supervisors: tuple[Peer, ...]
-    ranks: tuple[Peer, ...]
-    is_stateful: bool
-    has_channels: bool
-    attempt: int = 0
-    is_saved: bool = False
+    ranks: tuple[Peer, ...]  # in rank order
+    is_stateful: bool  # whether its loss costs the steps since the last checkpoint
+    has_channels: bool  # whether its ranks exchange rows with other roles
+    attempt: int = 0  # current attempt; 0 before the first
+    is_saved: bool = False  # whether checkpoints contain its state
 
 
 def role_group(topology: RoleTopology, host: Callable[[str], str], *, ahead: int) -> RoleGroup:
@@ -87,22 +79,15 @@ class Roles:
     """Starts the ranks of roles and calls them.
 
     Every wait raises `RoleLost` if a rank is lost or a supervisor does not answer.
-
-    Attributes:
-        groups: the roles with pods.
-        startup_seconds: time limit from `start` to ready.
-        stop_requested: whether the job was asked to stop.
-        rewinds: number of rewinds, a part of request ids.
-        meanwhile: called repeatedly during waits.
     """
 
     caller: Caller
-    groups: tuple[RoleGroup, ...]
-    startup_seconds: float
-    stop_requested: Callable[[], bool]
+    groups: tuple[RoleGroup, ...]  # the roles with pods
+    startup_seconds: float  # time limit from `start` to ready
+    stop_requested: Callable[[], bool]  # whether the job was asked to stop
     agreement: Agreement
-    rewinds: int = 0
-    meanwhile: Watch = None
+    rewinds: int = 0  # number of rewinds, a part of request ids
+    meanwhile: Watch = None  # called repeatedly during waits
 
     @property
     def stateful(self) -> list[RoleGroup]:
@@ -115,11 +100,9 @@ class Roles:
         return [group for group in self.groups if group.is_saved]
 
     def group(self, name: str) -> RoleGroup:
-        """Return a role by its name."""
         return next(group for group in self.groups if group.name == name)
 
     def status(self, group: RoleGroup) -> list[PodStatus]:
-        """Return the status of a role's pods."""
         return self._call_supervisors(group, STATUS, Nothing())
 
     def is_ready(self, group: RoleGroup, phases: Collection[str] = ("ready",)) -> bool:
@@ -270,13 +253,8 @@ class Roles:
     ) -> list[Answer]:
         """Call some ranks of a role and wait for the answers.
 
-        Args:
-            group: the role.
-            method: method to call.
-            requests: one per rank.
-            request_id: without `attempt` and `rewinds`, which are set here.
-            ranks: ranks to call; None for the first ones.
-            meanwhile: called repeatedly during the wait.
+        `requests` are one per rank, of the first ranks without `ranks`; `attempt` and `rewinds` of
+        the id are set here. `meanwhile` is called repeatedly during the wait.
 
         Raises:
             RoleLost: a rank was lost, is too late, or got this id with another request.

@@ -19,7 +19,6 @@ from ppojob_trainer.controller.row_tape import RowTape, batch_key
 from ppojob_trainer.controller.scoring import Scoring
 from ppojob_trainer.data.dataset import PromptDataset
 from ppojob_trainer.data.prompt_store import PromptRow
-from ppojob_trainer.metrics.timer import StepTimer
 from ppojob_trainer.rpc.client import Call, Caller, Peer, Pending
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rollout import (
@@ -44,20 +43,13 @@ Draw = Callable[[int], list[PromptRow]]
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a step.
-
-    Attributes:
-        greedy: greedy responses to the same prompts, if a baseline needs them.
-        is_recorded: whether they are scored and on disk already.
-        metrics: sampling metrics.
-        rounds: the generation rounds of dynamic sampling.
-    """
+    """The rows of a step."""
 
     batch: Batch
-    greedy: Batch | None = None
-    is_recorded: bool = False
+    greedy: Batch | None = None  # greedy responses to the same prompts, if a baseline needs them
+    is_recorded: bool = False  # whether they are scored and on disk already
     metrics: dict[str, float] = field(default_factory=dict)
-    rounds: Sequence[Batch] = ()
+    rounds: Sequence[Batch] = ()  # the generation rounds of dynamic sampling
 
 
 def step_batches(algorithm: AlgorithmSpec, prompts: list[PromptRow], owners: int) -> StepBatches:
@@ -68,33 +60,22 @@ def step_batches(algorithm: AlgorithmSpec, prompts: list[PromptRow], owners: int
 
 @dataclass(frozen=True)
 class RolloutStages:
-    """Generates, scores and records batches.
-
-    Attributes:
-        actor: role whose ranks own the rows.
-        chunk_bytes: limit of one request of `write_rows`.
-        has_turns: whether rows are multi-turn.
-        given: maximum number of responses per prompt that come from the data.
-        began: start of the run, in unix seconds.
-        tools: role that runs tool calls; None without tools.
-        retriever: role that answers `search` calls; None if the tools role does.
-        on_progress: called during generation with the numbers of finished rows and of all rows.
-        aborts: whether to abort a validation while engines generate it.
-    """
+    """Generates, scores and records batches."""
 
     roles: Roles
-    actor: RoleGroup
+    actor: RoleGroup  # role whose ranks own the rows
     engines: Engines
     scoring: Scoring
     tape: RowTape
-    chunk_bytes: int = CHUNK_BYTES
-    has_turns: bool = False
-    given: int = 0
-    began: float = 0.0
-    tools: RoleGroup | None = None
-    retriever: RoleGroup | None = None
+    chunk_bytes: int = CHUNK_BYTES  # limit of one request of `write_rows`
+    has_turns: bool = False  # whether rows are multi-turn
+    given: int = 0  # maximum number of responses per prompt that come from the data
+    began: float = 0.0  # start of the run, in unix seconds
+    tools: RoleGroup | None = None  # role that runs tool calls; None without tools
+    retriever: RoleGroup | None = None  # answers `search` calls; None if the tools role does
+    # called during generation with the numbers of finished rows and of all rows
     on_progress: Callable[[int, int], None] = lambda *_: None
-    aborts: Callable[[], bool] = lambda: False
+    aborts: Callable[[], bool] = lambda: False  # whether to abort a validation in progress
 
     def validate(self, dataset: PromptDataset, samples: int, step: int) -> Batch:
         """Generate, score and record responses to all validation prompts, after a step."""
@@ -115,15 +96,11 @@ class RolloutStages:
         ahead: Sequence[StepBatches] = (),
         is_begun: bool = False,
     ) -> None:
-        """Generate the rows of a batch on their owners, and set its lengths.
+        """Generate the rows of a batch on their owners, and set its metadata.
 
-        Args:
-            batch: the batch.
-            step: its step.
-            greedy: greedy responses to the same prompts, generated with it.
-            timer: times the stages.
-            ahead: batches of the next steps, which are generated as far as they get meanwhile.
-            is_begun: whether standalone engines have begun these rows (`StandaloneEngines.begin`).
+        `greedy` responses to the same prompts are generated with it, and `ahead`, batches of the
+        next steps, as far as they get meanwhile. `is_begun`: standalone engines have begun these
+        rows (`StandaloneEngines.begin`).
         """
         together = [batch] if greedy is None else [batch, greedy]
         with timer("gen"):
@@ -134,9 +111,7 @@ class RolloutStages:
                 self.engines.prepare(step if batch.purpose == "validation" else step - 1)
         with timer("gen"):
             answers = self.run_engines(batch, step, greedy, ahead)
-            batch.set_lengths(answers)
-            if greedy is not None:
-                greedy.set_lengths([one.greedy for one in answers if one.greedy is not None])
+            batch.set_metadata(answers, greedy)
             self.engines.deliver(together, step)
 
     def run_engines(
@@ -202,7 +177,7 @@ class RolloutStages:
             return [ToolsPeer(rank.host, rank.port) for rank in group.ranks] if group else []
 
         tools, retrievers = peers(self.tools), peers(self.retriever)
-        attempt = self.engines.attempt
+        attempt = self.engines.group.attempt
         return Conversations(tools, self.roles.rewinds, retrievers, attempt, self.began)
 
     def _load(self, batch: Batch, step: int) -> None:
@@ -237,7 +212,6 @@ class RolloutStages:
                 yield finish
 
     def score(self, batch: Batch, step: int) -> None:
-        """Score the rows and set the scores."""
         with self.start_scoring(batch, step) as finish:
             finish()
 
@@ -311,22 +285,6 @@ def _part(whole: WriteRows, samples: int, part: int, first: int, last: int) -> W
     )
 
 
-@dataclass(frozen=True)
-class SynchronousSource:
-    """Batch source that generates the rows of a step when it begins."""
-
-    stages: RolloutStages
-    algorithm: AlgorithmSpec
-
-    def rows(self, step: int, draw: Draw, timer: StepTimer) -> Rows:
-        """Generate the rows of a step; a repeated step gets the same rows."""
-        with timer("data"):
-            prompts = draw(self.algorithm.prompts_per_step)
-        batch, greedy = step_batches(self.algorithm, prompts, len(self.stages.actor.ranks))
-        self.stages.generate(batch, step, greedy, timer)
-        return Rows(batch, greedy)
-
-
 @contextmanager
 def progress_poll(
     caller: Caller,
@@ -335,15 +293,10 @@ def progress_poll(
     aborts: Callable[[], bool] = lambda: False,
     every_seconds: float = 2.0,
 ) -> Iterator[Callable[[], None]]:
-    """Yield a function that polls the engines for finished rows without blocking.
+    """Yield a function that polls the engines, by one rank of each, without blocking.
 
-    Args:
-        caller: makes the calls.
-        engines: one rank of each engine.
-        on_progress: called with the sums of finished rows and of all rows.
-        aborts: whether to abort the rows; then the engines are told at once, and repeatedly, since
-            a rank may begin after it was told.
-        every_seconds: time between polls.
+    `on_progress` gets the sums of finished rows and of all rows. If `aborts` returns True, the
+    engines are told at once to abort, and repeatedly, since a rank may begin after it was told.
     """
     pending: Pending[RowsDrawn] | None = None
     next_at = time.monotonic() + every_seconds

@@ -24,19 +24,13 @@ from ppojob_trainer.rewards.records import DROPPED
 
 @dataclass
 class RowSampling:
-    """Calls the sampler once per step, and returns the selected rows.
-
-    Attributes:
-        most: maximum number of rows of a step.
-        first: (rows,) initial values.
-        prompt_digests: (rows,) prompt digests if values are tracked; else empty.
-    """
+    """Calls the sampler once per step, and returns the selected rows."""
 
     sampler: RowSampler
     seed: int
-    most: int
-    first: npt.NDArray[np.float64]
-    prompt_digests: Sequence[str]
+    most: int  # maximum number of rows of a step
+    first: npt.NDArray[np.float64]  # (rows,) initial values
+    prompt_digests: Sequence[str]  # (rows,) prompt digests if values are tracked; else empty
     _before: Progress | None = None
     _selected: list[int] = field(default_factory=list)
     _used: int = 0

@@ -32,7 +32,6 @@ from ppojob_trainer.controller.batch import Batch
 from ppojob_trainer.errors import ConfigError, DamagedCheckpoint
 from ppojob_trainer.rows.row_files import ROWS_POINT, has_given, read_row_metadata
 from ppojob_trainer.rpc.messages.saving import FileEntry
-from ppojob_trainer.rpc.messages.scoring import RowScore
 
 _log = logging.getLogger(__name__)
 
@@ -86,15 +85,11 @@ def _key_of(rows: RowsKept) -> BatchKey:
 
 @dataclass(frozen=True)
 class Tape:
-    """The recorded batches of a run, from its journal.
+    """The recorded batches of a run, from its journal."""
 
-    Attributes:
-        kept: batches on disk.
-        before: those recorded before the last rewind, contiguous from the checkpoint on; they will
-            be replayed.
-    """
-
-    kept: dict[BatchKey, RowsKept]
+    kept: dict[BatchKey, RowsKept]  # batches on disk
+    # those recorded before the last rewind, contiguous from the checkpoint on; they will be
+    # replayed
     before: dict[BatchKey, RowsKept]
 
     def with_rows(self, rows: RowsKept) -> Tape:
@@ -188,21 +183,14 @@ def prefetched_rows(run_folder: Path, step: int) -> dict[BatchKey, Location]:
 
 @dataclass
 class RowTape:
-    """The row tape of a job.
-
-    Attributes:
-        settings: digest of settings and data that determine rows.
-        recording: absolute folder of the run that is replayed; None if rows are generated.
-        takes_given: whether the job has a loss for given responses.
-        began: step that the job last rewound to; 0 for the start.
-    """
+    """The row tape of a job."""
 
     journal: Journal
     run_folder: Path
-    settings: str
-    recording: Path | None = None
-    takes_given: bool = False
-    began: int = 0
+    settings: str  # digest of settings and data that determine rows
+    recording: Path | None = None  # absolute folder of the replayed run; None if rows are generated
+    takes_given: bool = False  # whether the job has a loss for given responses
+    began: int = 0  # step that the job last rewound to; 0 for the start
     _tape: Tape = field(default_factory=lambda: Tape({}, {}))
     _prefetched: dict[BatchKey, Location] = field(default_factory=dict)
 
@@ -287,18 +275,9 @@ class RowTape:
             check_content(folder, entry)
         try:
             found = read_row_metadata(folder / entry.path for entry in entries)
+            batch.metadata, batch.scores, batch.extras = found
         except (OSError, pa.ArrowException) as error:
             raise DamagedCheckpoint(folder.name, f"cannot be read: {error}") from error
-        batch.lengths, batch.truncated = found.lengths, found.truncated
-        batch.figures = found.figures if any(found.figures) else []
-        batch.versions = found.versions
-        batch.later_picture_bytes = found.later_picture_bytes
-        batch.set_scores(
-            [
-                RowScore(row, score, values)
-                for row, (score, values) in enumerate(zip(found.scores, found.values, strict=True))
-            ]
-        )
 
     def record(self, batch: Batch, step: int, files: Iterable[FileEntry]) -> None:
         """Journal that a batch is on disk, before training on it."""

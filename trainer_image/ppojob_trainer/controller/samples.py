@@ -48,23 +48,16 @@ class Place(_Response):
 
 
 class Sample(_Response, kw_only=True):
-    """A response as text, with step and purpose of its batch.
-
-    Attributes:
-        prompt: with the chat template's tokens.
-        response: without special tokens.
-        is_truncated: whether a length limit ended it.
-        reward_values: JSON object of the reward functions' further values, if any.
-    """
+    """A response as text, with step and purpose of its batch."""
 
     row: int
-    prompt: str
-    response: str
+    prompt: str  # with the chat template's tokens
+    response: str  # without special tokens
     ground_truth: str | None
     score: float
-    is_truncated: bool = msgspec.field(name="truncated")
+    is_truncated: bool = msgspec.field(name="truncated")  # whether a length limit ended it
     response_tokens: int | None = None
-    reward_values: str | None = None
+    reward_values: str | None = None  # JSON object of the reward functions' further values, if any
     step: int = 0
     purpose: str = ""
 

@@ -8,6 +8,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -20,14 +21,7 @@ from ppojob_trainer.json_value import plain_text
 from ppojob_trainer.rewards.wire import NotScored
 from ppojob_trainer.rpc.client import Pending
 from ppojob_trainer.rpc.messages.rows import BatchName
-from ppojob_trainer.rpc.messages.scoring import (
-    ModelScoreItem,
-    RowScore,
-    Score,
-    ScoreByModel,
-    Scored,
-    SendTexts,
-)
+from ppojob_trainer.rpc.messages.scoring import RowScore, Score, ScoreByModel, Scored, SendTexts
 from ppojob_trainer.rpc.methods import SCORE, SCORE_BY_MODEL, SEND_TEXTS, Method
 from ppojob_trainer.rpc.wire import CHUNK_BYTES, RequestId, chunks, encode
 
@@ -50,22 +44,14 @@ class RewardModel:
 
 @dataclass(frozen=True)
 class _Pending(Generic[Answer]):
-    """Scoring requests, of which the first round is in flight.
-
-    Attributes:
-        rounds: one request per rank in each round; the index of `id_` counts rounds.
-    """
+    """Scoring requests, of which the first round is in flight."""
 
     group: RoleGroup
     method: Method[Any, Answer]
+    # one request per rank in each round; the index of `id_` counts rounds
     rounds: list[list[msgspec.Struct]]
     id_: RequestId
     first: Pending[Answer]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether all answers have arrived."""
-        return self.first.is_done and self.first.refusal is None and len(self.rounds) == 1
 
     def answers(self, roles: Roles) -> list[Answer]:
         """Wait for the answers, in item order: rank by rank."""
@@ -82,20 +68,14 @@ class Scoring:
 
     Scores are cached: after the loss of a scorer, a reward function or judge could return other
     scores than those that the owners of the rows already have.
-
-    Attributes:
-        functions: role that runs reward functions; None without any.
-        model: the reward model; without functions and model, scores are NaN.
-        chunk_bytes: limit of one request.
     """
 
     roles: Roles
     owner: RoleGroup
-    functions: RoleGroup | None
-    model: RewardModel | None
-    chunk_bytes: int = CHUNK_BYTES
+    functions: RoleGroup | None  # role that runs reward functions; None without any
+    model: RewardModel | None  # the reward model; without functions and model, scores are NaN
+    chunk_bytes: int = CHUNK_BYTES  # limit of one request
     _scored: dict[str, tuple[BatchName, list[RowScore]]] = field(default_factory=dict)
-    _pending: dict[str, tuple[BatchName, _Pending[Scored]]] = field(default_factory=dict)
 
     @contextmanager
     def start(self, batch: Batch, step: int) -> Iterator[Callable[[], None]]:
@@ -127,16 +107,11 @@ class Scoring:
                 self.roles.caller.cancel(functions.first)
 
     def _start(self, group: RoleGroup, batch: Batch, step: int) -> _Pending[Scored]:
-        """Request the scores of one range of rows per pod; reuse answers that have arrived."""
+        """Request the scores of one range of rows per pod."""
         name = batch.name(self.roles.rewinds, step)
-        last, known = self._pending.get(batch.purpose, (None, None))
-        if known is not None and last == name and known.is_done:
-            return known
         items = [batch.score_items(*part) for part in self._send_texts(group, batch, step)]
         id_ = RequestId(0, step, f"{batch.label}/score")
-        pending = self._submit(group, SCORE, items, lambda some: Score(name, some), id_)
-        self._pending[batch.purpose] = name, pending
-        return pending
+        return self._submit(group, SCORE, items, partial(Score, name), id_)
 
     def _by_functions(self, pending: _Pending[Scored], batch: Batch) -> list[RowScore]:
         answers = pending.answers(self.roles)
@@ -154,10 +129,7 @@ class Scoring:
         ]
         items += [[]] * (len(model.host.ranks) - len(items))
         id_ = RequestId(0, step, f"{batch.label}/judge")
-
-        def request(some: list[ModelScoreItem]) -> ScoreByModel:
-            return ScoreByModel(name, some, model.began)
-
+        request = partial(ScoreByModel, name, began=model.began)
         pending = self._submit(model.host, SCORE_BY_MODEL, items, request, id_)
         return [score for answer in pending.answers(self.roles) for score in answer.scores]
 

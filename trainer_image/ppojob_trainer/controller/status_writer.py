@@ -10,7 +10,6 @@ or controller, and the last state, are sent at once.
 import http.client
 import json
 import logging
-import random
 import ssl
 import threading
 import time
@@ -36,11 +35,7 @@ _ANSWER_BYTES: Final = 4 << 20
 
 
 class NotWrittenError(Exception):
-    """The state was not written; a retry after `retry_after` seconds may succeed."""
-
-    def __init__(self, message: str, retry_after: float = 0.0) -> None:
-        super().__init__(message)
-        self.retry_after = retry_after
+    """The state was not written; a retry may succeed."""
 
 
 class RefusedError(NotWrittenError):
@@ -150,9 +145,9 @@ class JobResource:
                 return msgspec.json.decode(text, type=_Job).metadata
         except (OSError, http.client.HTTPException, msgspec.MsgspecError) as problem:
             raise NotWrittenError(f"{type(problem).__name__}: {problem}") from problem
-        raise self._refusal(answer.status, text, answer.headers.get("Retry-After", ""))
+        raise self._refusal(answer.status, text)
 
-    def _refusal(self, status: int, text: bytes, retry_after: str) -> Exception:
+    def _refusal(self, status: int, text: bytes) -> Exception:
         try:
             body = msgspec.json.decode(text, type=_Status)
         except msgspec.MsgspecError:
@@ -165,7 +160,7 @@ class JobResource:
             return DisownedError(body.message)
         why = f"HTTP {status}: {body.message}"
         if status >= 500 or status == http.HTTPStatus.TOO_MANY_REQUESTS:
-            return NotWrittenError(why, float(retry_after) if retry_after.isdecimal() else 0.0)
+            return NotWrittenError(why)
         return RefusedError(why)
 
 
@@ -173,43 +168,26 @@ FINAL_SECONDS: Final = 20.0
 """Time limit of sending the last state."""
 
 
-@dataclass(frozen=True)
-class RateLimit:
-    """Rate limit and exponential backoff of requests.
+class StatusWriter:
+    """Sends states by `write` (see `JobResource.write`) from a thread, started at once.
 
-    Attributes:
-        interval_seconds: between two states of the same stage.
-        first_pause_seconds: after a failure; doubled by each further one.
-        longest_pause_seconds: maximum.
-        final_pause_seconds: after a failure during `close`.
+    Attempts with states of one stage are `interval` seconds apart; `final_interval` in `close`.
     """
 
-    interval_seconds: float = 10.0
-    first_pause_seconds: float = 1.0
-    longest_pause_seconds: float = 60.0
-    final_pause_seconds: float = 0.5
-
-    def pause(self, failures: int) -> float:
-        """Return the pause in seconds after consecutive failures."""
-        doubled = self.first_pause_seconds * 2.0 ** min(failures - 1, 16)
-        return min(doubled, self.longest_pause_seconds) * random.uniform(0.5, 1.0)
-
-
-class StatusWriter:
-    """Sends states by `write` (see `JobResource.write`) from a thread, started at once."""
-
     def __init__(
-        self, write: Callable[[TrainingStatus], None], pace: RateLimit | None = None
+        self,
+        write: Callable[[TrainingStatus], None],
+        interval: float = 10.0,
+        final_interval: float = 0.5,
     ) -> None:
         self._write = write
-        self._pace = pace or RateLimit()
+        self._interval, self._final_interval = interval, final_interval
         self._changed = threading.Condition()
         self._newest: TrainingStatus | None = None
+        self._tried: TrainingStatus | None = None
         self._sent: TrainingStatus | None = None
         self._tried_at = float("-inf")
-        self._pause_until = float("-inf")
-        self._retry_at = float("-inf")
-        self._failures = 0
+        self._has_failed = False
         self._is_disowned = False
         self._deadline: float | None = None
         self._thread = threading.Thread(target=self._run, name="status-writer", daemon=True)
@@ -225,7 +203,7 @@ class StatusWriter:
         """Send the last state and end, at the latest after `seconds`, or when it is refused."""
         with self._changed:
             self._deadline = time.monotonic() + seconds
-            self._pause_until = float("-inf")
+            self._interval, self._tried_at = self._final_interval, float("-inf")
             self._changed.notify()
         self._thread.join(seconds)
         if self._newest != self._sent and not self._is_disowned:
@@ -248,40 +226,28 @@ class StatusWriter:
                     return None
                 left = self._due_at() - now if is_new else threading.TIMEOUT_MAX
                 if left <= 0.0:
+                    self._tried, self._tried_at = self._newest, now
                     return self._newest
                 end = threading.TIMEOUT_MAX if self._deadline is None else self._deadline - now
                 self._changed.wait(min(left, end, threading.TIMEOUT_MAX))
 
     def _due_at(self) -> float:
-        if self._deadline is not None:
-            return max(self._retry_at, self._pause_until)
-        newest, sent, rest = self._newest, self._sent, float("-inf")
-        if newest and sent and (newest.attempt, newest.stage) == (sent.attempt, sent.stage):
-            rest = self._tried_at + self._pace.interval_seconds
-        return max(self._retry_at, self._pause_until, rest)
+        newest, last = self._newest, self._tried
+        if newest and last and (newest.attempt, newest.stage) == (last.attempt, last.stage):
+            return self._tried_at + self._interval
+        return float("-inf")
 
     def _send(self, state: TrainingStatus) -> None:
-        self._tried_at = time.monotonic()
         try:
             self._write(state)
         except NotWrittenError as problem:
-            self._fail(problem)
+            if not self._has_failed:
+                _log.warning("status.training was not written, the training continues: %s", problem)
+            self._has_failed = True
+            if isinstance(problem, RefusedError) and self._deadline is not None:
+                self._deadline = time.monotonic()
             return
-        if self._failures:
+        if self._has_failed:
             _log.info("status.training is written again")
-        self._failures = 0
+        self._has_failed = False
         self._sent = state
-
-    def _fail(self, problem: NotWrittenError) -> None:
-        if not self._failures:
-            _log.warning("status.training was not written, the training continues: %s", problem)
-        self._failures += 1
-        now = time.monotonic()
-        with self._changed:
-            pause = self._pace.pause(self._failures)
-            if self._deadline is not None:
-                pause = min(pause, self._pace.final_pause_seconds)
-                if isinstance(problem, RefusedError):
-                    self._deadline = now
-            self._pause_until = now + pause
-            self._retry_at = now + problem.retry_after

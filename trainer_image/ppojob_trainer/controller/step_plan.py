@@ -11,44 +11,29 @@ from ppojob_trainer.controller.roles import RoleGroup
 
 @dataclass(frozen=True)
 class ForwardPass:
-    """A forward pass over the rows before the updates of the policy.
-
-    Attributes:
-        column: column that it computes for the owners, if any.
-        timer: its timer stage.
-        knows_outcomes: whether it runs after the scores are known.
-    """
+    """A forward pass over the rows before the updates of the policy."""
 
     model: str
     host: RoleGroup
-    column: str | None
-    timer: str
-    knows_outcomes: bool = False
+    column: str | None  # column that it computes for the owners, if any
+    timer: str  # its timer stage
+    knows_outcomes: bool = False  # whether it runs after the scores are known
 
 
 @dataclass(frozen=True)
 class Updates:
-    """The optimizer steps of one model in a step.
-
-    Attributes:
-        role: name of its state in a checkpoint.
-        timer: its timer stage.
-        mini_batch_prompts: prompts of one optimizer step.
-        first_step: the first step that trains it.
-        columns: columns that it needs besides that of its own forward pass.
-        of_outcomes: whether it learns the scores, before the advantages are computed.
-    """
+    """The optimizer steps of one model in a step."""
 
     model: str
-    role: str
+    role: str  # name of its state in a checkpoint
     host: RoleGroup
-    timer: str
+    timer: str  # its timer stage
     prompts_per_step: int
-    mini_batch_prompts: int
+    mini_batch_prompts: int  # prompts of one optimizer step
     epochs: int
-    first_step: int = 1
-    columns: tuple[str, ...] = ()
-    of_outcomes: bool = False
+    first_step: int = 1  # the first step that trains it
+    columns: tuple[str, ...] = ()  # columns that it needs besides that of its own forward pass
+    of_outcomes: bool = False  # whether it learns the scores, before the advantages are computed
 
     def mini_batches(self, order: Callable[[int], list[int]]) -> list[list[int]]:
         """Return the prompt positions of each optimizer step; `order` maps epochs to orders."""

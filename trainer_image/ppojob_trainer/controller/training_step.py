@@ -11,7 +11,7 @@ the step is built (`step_plan`).
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from ppojob_api.v1alpha1.job import PPOJobSpec
@@ -59,32 +59,16 @@ def tracked_values(
     ]
 
 
-@dataclass(frozen=True, slots=True)
-class Coefficients:
-    """Coefficients of policy loss terms that may change from step to step."""
-
-    kl: float = 0.0
-    entropy: float = 0.0
-
-
 @dataclass(frozen=True)
 class StepResult:
-    """The result of a step.
-
-    Attributes:
-        advantaged: None if no advantages are estimated.
-        statistics: metrics of the passes and updates.
-        dropped: rows without a score, not trained on.
-        filtered: rows excluded by the group filter, not trained on.
-        drawn: all generated batches of the step, with replaced prompts.
-    """
+    """The result of a step."""
 
     batch: Batch
-    advantaged: Advantaged | None
-    statistics: dict[str, float]
-    dropped: Sequence[int] = ()
-    filtered: Sequence[int] = ()
-    drawn: Sequence[Batch] = ()
+    advantaged: Advantaged | None  # None if no advantages are estimated
+    statistics: dict[str, float]  # metrics of the passes and updates
+    dropped: Sequence[int] = ()  # rows without a score, not trained on
+    filtered: Sequence[int] = ()  # rows excluded by the group filter, not trained on
+    drawn: Sequence[Batch] = ()  # all generated batches of the step, with replaced prompts
 
     @property
     def kl(self) -> float | None:
@@ -112,37 +96,32 @@ class StepResult:
 
 @dataclass(frozen=True)
 class TrainingStep:
-    """Runs one step on the job's roles.
-
-    Attributes:
-        shaping: transforms the scores.
-        entropy: adapts the entropy coefficient; None if it is fixed.
-        reprompting: builds teacher prompts; None if they come from the data.
-        supervised: demonstrations that the policy also learns; None without.
-    """
+    """Runs one step on the job's roles."""
 
     spec: PPOJobSpec
     stages: RolloutStages
     channels: RoleChannels
     passes: tuple[ForwardPass, ...]
     updates: tuple[Updates, ...]
-    shaping: ScoreShaping
-    entropy: EntropyController | None
+    shaping: ScoreShaping  # transforms the scores
+    entropy: EntropyController | None  # adapts the entropy coefficient; None if it is fixed
     source: BatchSource | Demonstrations
-    reprompting: Reprompting | None = None
-    supervised: SupervisedRows | None = None
+    reprompting: Reprompting | None = None  # builds teacher prompts; None: the data has them
+    supervised: SupervisedRows | None = None  # demonstrations that the policy also learns
 
     def run(
         self,
         step: int,
         draw: Draw,
-        coefficients: Coefficients,
+        kl: float,
+        entropy: float,
         timer: StepTimer,
         beliefs: Mapping[str, Belief],
     ) -> StepResult:
         """Run the step, after which the rollout engine has the weights of version `step`.
 
-        `beliefs` are the tracked values of prompts, by digest.
+        `kl` and `entropy` are coefficients of loss terms, `beliefs` the tracked values of prompts,
+        by digest.
         """
         rows = self.source.rows(step, draw, timer)
         batch, greedy = rows.batch, rows.greedy
@@ -170,19 +149,18 @@ class TrainingStep:
                     statistics["spo/p_hats"] = fmean(map(value, tracked))
                     statistics["spo/Neff"] = fmean(map(sum, tracked))
                 advantaged = self._advantages(
-                    batch, greedy, step, coefficients.kl, left_out, outcomes, tracked, untaught
+                    batch, greedy, step, kl, left_out, outcomes, tracked, untaught
                 )
         if self.entropy is not None:
-            bonus = self.entropy.bonus(coefficients.entropy, before["actor/entropy"])
-            before["actor/entropy_coeff"] = bonus
-            coefficients = replace(coefficients, entropy=bonus)
+            entropy = self.entropy.bonus(entropy, before["actor/entropy"])
+            before["actor/entropy_coeff"] = entropy
         for updates in self.updates:
             if step >= updates.first_step and not updates.of_outcomes:
                 if self.supervised is not None and updates.model == "policy":
                     with timer("data"):
                         before |= self.supervised.begin(step)
                 with timer(updates.timer):
-                    statistics |= self._update(updates, batch, step, coefficients)
+                    statistics |= self._update(updates, batch, step, (kl, entropy))
         with timer("update_weights"):
             self._sync_weights(step)
         # Statistics of a pass over all rows take precedence over those of updates, which skip rows.
@@ -195,10 +173,8 @@ class TrainingStep:
     def _sync_weights(self, step: int) -> None:
         refresh = self.spec.algorithm.kl.reference_refresh
         is_due = refresh is not None and step % refresh.every_steps == 0
-        weights, id_ = (
-            SyncWeights(step, refresh_reference=is_due),
-            RequestId(0, step, "sync_weights"),
-        )
+        weights = SyncWeights(step, refresh_reference=is_due)
+        id_ = RequestId(0, step, "sync_weights")
         self.stages.roles.broadcast(self.stages.actor, SYNC_WEIGHTS, weights, id_)
 
     def _answers(self, batch: Batch) -> list[str]:
@@ -239,7 +215,7 @@ class TrainingStep:
         for updates in self.updates:
             if updates.of_outcomes:
                 with timer(updates.timer):
-                    statistics |= self._update(updates, batch, step, Coefficients(), outcomes)
+                    statistics |= self._update(updates, batch, step, (0.0, 0.0), outcomes)
         return statistics | self._forwards(batch, step, timer, know_outcomes=True)
 
     def _forwards(
@@ -255,10 +231,8 @@ class TrainingStep:
 
     def _forward(self, forward: ForwardPass, batch: Batch, step: int) -> dict[str, float]:
         self.channels.move_rows(forward.host, batch, step)
-        id_ = RequestId(0, step, f"forward/{forward.model}")
-        measured = self.stages.roles.broadcast(forward.host, FORWARD, Forward(forward.model), id_)[
-            0
-        ]
+        request, id_ = Forward(forward.model), RequestId(0, step, f"forward/{forward.model}")
+        measured = self.stages.roles.broadcast(forward.host, FORWARD, request, id_)[0]
         if forward.column is not None:
             self.channels.move_columns(forward.host, batch, step, [forward.column], to_owners=True)
         return step_statistics([measured])
@@ -319,7 +293,7 @@ class TrainingStep:
         updates: Updates,
         batch: Batch,
         step: int,
-        coefficients: Coefficients,
+        weights: tuple[float, float],
         outcomes: Sequence[float] = (),
     ) -> dict[str, float]:
         self.channels.move_columns(updates.host, batch, step, updates.columns)
@@ -328,7 +302,6 @@ class TrainingStep:
         supervised = self.supervised if updates.model == "policy" else None
         weight = 0.0 if supervised is None else supervised.coefficient(step)
         for index, positions in enumerate(order):
-            weights = (coefficients.kl, coefficients.entropy)
             given = supervised.of_update(index) if supervised is not None and weight else []
             request = Update(updates.model, positions, *weights, list(outcomes), given, weight)
             id_ = RequestId(0, step, f"update/{updates.model}", index)

@@ -10,6 +10,7 @@ from ppojob_api.checks.schedule import steps_of_run
 from ppojob_api.run_layout import CHECKPOINTS_FOLDER, METRICS_FILE, TENSORBOARD_FOLDER
 from ppojob_trainer.algorithms.coefficients import EntropyController
 from ppojob_trainer.checkpoint.copies import Copies
+from ppojob_trainer.checkpoint.identity import Identity
 from ppojob_trainer.checkpoint.journal import JOURNAL_NAME, Journal
 from ppojob_trainer.checkpoint.manifest import DataCursor, Progress, sha256_of
 from ppojob_trainer.checkpoint.store import CheckpointStore
@@ -48,19 +49,11 @@ from ppojob_trainer.trackers.messages import TrackedRun
 from ppojob_trainer.trackers.sink import TrackerSink
 
 
-def build_loop(
-    environment: PodEnvironment,
-    reporter: Reporter,
-    stop: Callable[[], bool],
-    heartbeat: HeartbeatPipe,
-    stack: contextlib.ExitStack,
-) -> Loop:
-    """Build the loop of a job; `stack` closes its parts. ConfigError if data or keys are wrong."""
-    return _Wiring(environment, reporter, stop, heartbeat, stack).loop
+class Wiring:
+    """The parts of a loop, in the order in which they depend on each other.
 
-
-class _Wiring:
-    """The parts of a loop, in the order in which they depend on each other."""
+    `stack` closes them. ConfigError if data or keys are wrong.
+    """
 
     def __init__(
         self,
@@ -75,13 +68,9 @@ class _Wiring:
         self.config, self.run_folder = environment.config, environment.run_folder
         self.spec = self.config.spec
         root = self.run_folder / CHECKPOINTS_FOLDER
-        self.store = CheckpointStore(
-            root,
-            job_uid=self.config.uid,
-            config=self.config.trajectory_json(),
-            files=self._code_files(),
-            bases=bases_of(self.spec),
-        )
+        trajectory, bases = self.config.trajectory_json(), bases_of(self.spec)
+        owner = Identity(self.config.uid, trajectory, self._code_files(), bases)
+        self.store = CheckpointStore(root, owner)
         self.journal = Journal(root / JOURNAL_NAME)
         self.began = self.journal.began()
         self.datasets = open_datasets(self.config, self.began, stack)
@@ -107,7 +96,7 @@ class _Wiring:
         self.training = self._training_step()
         self.checkpoints = self._checkpoints()
         self.roles.meanwhile = self.checkpoints.poll
-        ahead = self.source.ahead if isinstance(self.source, DynamicSampling) else self.source
+        ahead = self.source.source if isinstance(self.source, DynamicSampling) else self.source
         if isinstance(ahead, PrefetchedSource):
             self.checkpoints.write_ahead = ahead.save
         self.loop = self._loop(heartbeat)

@@ -44,7 +44,6 @@ class TensorBoard:
         self._first_step = step + 1
 
     def close(self) -> None:
-        """Close the current file."""
         if self._file is not None:
             self._file.close()
             self._file = None

@@ -59,7 +59,6 @@ class Prometheus:
 
     @property
     def port(self) -> int:
-        """Return the port."""
         return self._server.port
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -80,7 +79,6 @@ class Prometheus:
         """Do nothing: the repeated step sets the gauges."""
 
     def close(self) -> None:
-        """Stop the server."""
         self._server.close()
 
     def _record(self, series: names.Series, value: float, labels: tuple[str, ...] = ()) -> None:

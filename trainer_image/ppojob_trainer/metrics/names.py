@@ -38,34 +38,23 @@ _PLACEHOLDER = re.compile(r"<([a-z ]+)>")
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """A metric in Prometheus.
+    """A metric in Prometheus."""
 
-    Attributes:
-        name: with the prefix ``ppojob_`` and the base unit; ends in ``_total`` for a counter.
-        labels: besides ``ppojob``.
-        scale: factor from the unit of the table to the base unit.
-    """
-
-    name: str
+    name: str  # with the prefix ``ppojob_`` and the base unit; ends in ``_total`` for a counter
     kind: Kind
     meaning: str
-    labels: tuple[str, ...] = ()
-    scale: float = 1.0
+    labels: tuple[str, ...] = ()  # besides ``ppojob``
+    scale: float = 1.0  # factor from the unit of the table to the base unit
 
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        name: key in metrics.jsonl.
-        exported: name and kind in Prometheus, if not derived from name and unit.
-    """
-
-    name: str
+    name: str  # key in metrics.jsonl
     unit: str
     meaning: str
-    exported: tuple[str, Kind] | None = None
+    exported: tuple[str, Kind] | None = None  # name and kind, if not derived from name and unit
 
     @property
     def series(self) -> Series:

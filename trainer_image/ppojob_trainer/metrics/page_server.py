@@ -15,7 +15,6 @@ class PageHandler(BaseHTTPRequestHandler):
     """Base class of request handlers."""
 
     def answer(self, body: bytes, content_type: str, status: int = HTTPStatus.OK) -> None:
-        """Send a body."""
         self.send_response(status)
         self.send_header("Content-Type", content_type)
         self.send_header("Content-Length", str(len(body)))
@@ -42,15 +41,12 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def port(self) -> int:
-        """Return the port."""
         return int(self.socket.getsockname()[1])
 
     def start(self) -> None:
-        """Start the thread of the server."""
         self._thread.start()
 
     def close(self) -> None:
-        """Stop the server."""
         self.socket.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self.shutdown()
         self.server_close()

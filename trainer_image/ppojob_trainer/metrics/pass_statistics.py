@@ -7,21 +7,13 @@ import msgspec
 
 
 class PassStatistics(msgspec.Struct, frozen=True):
-    """Measurements of one pass over rows, on all ranks, by metric name.
+    """Measurements of one pass over rows, on all ranks, by metric name."""
 
-    Attributes:
-        values: averaged over the passes of a step.
-        state: at the end of the pass; the last pass of a step counts.
-        token_sums: sums over trained tokens; a step's metric is the mean over its tokens.
-        tokens: number of trained tokens.
-        counts: number of summands of a sum, if it is not `tokens`.
-    """
-
-    values: dict[str, float] = {}
-    state: dict[str, float] = {}
-    token_sums: dict[str, float] = {}
-    tokens: float = 0.0
-    counts: dict[str, float] = {}
+    values: dict[str, float] = {}  # averaged over the passes of a step
+    state: dict[str, float] = {}  # at the end of the pass; the last pass of a step counts
+    token_sums: dict[str, float] = {}  # over trained tokens; a metric is the mean over its tokens
+    tokens: float = 0.0  # trained ones
+    counts: dict[str, float] = {}  # number of summands of a sum, if it is not `tokens`
 
 
 def step_statistics(passes: Sequence[PassStatistics]) -> dict[str, float]:

@@ -81,17 +81,14 @@ class Sinks:
     sinks: tuple[Sink, ...]
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write to each sink."""
         for sink in self.sinks:
             sink.write(step, metrics)
 
     def cut_after(self, step: int) -> None:
-        """Cut each sink."""
         for sink in self.sinks:
             sink.cut_after(step)
 
     def close(self) -> None:
-        """Close each sink."""
         for sink in self.sinks:
             sink.close()
 

@@ -12,10 +12,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
+from ppojob_trainer.metrics.timer import StepTimes
+
 _T = TypeVar("_T")
 
-ABORTED: Final = "abort"
-CLIPPED: Final = "length"
 TOOL_SECONDS: Final = "timing_s/agent_loop/tool_calls"
 """Duration of a row's tool calls."""
 OWN_SCORE: Final = "/score"
@@ -92,55 +92,33 @@ def guidance_metrics(
 
 
 class RowFigures(msgspec.Struct, frozen=True, omit_defaults=True):
-    """Turns and tool calls of a multi-turn row; its scorers get them in `extra_info`.
+    """Turns and tool calls of a multi-turn row; its scorers get them in `extra_info`."""
 
-    Attributes:
-        num_turns: turns of the model, tools and user, and the prompt, as in verl.
-        tool_failures: failed calls of tools and user simulators.
-        tool_rewards: rewards of the tool calls, in order.
-        given_tokens: response tokens that the model did not generate.
-        turn_scores: the user simulator's scores of turns, in order; None without one.
-        contexts: number of contexts of the model.
-    """
-
-    num_turns: int
+    num_turns: int  # turns of the model, tools and user, and the prompt, as in verl
     tool_calls: int
-    tool_failures: int
-    tool_rewards: list[float]
-    given_tokens: int
+    tool_failures: int  # failed calls of tools and user simulators
+    tool_rewards: list[float]  # rewards of the tool calls, in order
+    given_tokens: int  # response tokens that the model did not generate
+    # the user simulator's scores of turns, in order; None without one
     turn_scores: list[float] | None = None
-    contexts: int = 1
+    contexts: int = 1  # number of contexts of the model
 
 
 @dataclass(frozen=True, slots=True)
 class StepRows:
-    """Metadata of the step's rows, in any consistent order.
+    """Metadata of the step's rows, in any consistent order."""
 
-    Attributes:
-        scores: (rows,) from the reward functions.
-        rewards: (rows,) scores with penalties (KL in the reward).
-        prompt_tokens: (rows,) prompt lengths.
-        response_tokens: (rows,) response lengths, with the end token.
-        finish_reasons: (rows,) ``stop``, ``length`` or ``abort``.
-        extras: (rows,) further values of the reward functions.
-        figures: (rows,) turns and tool calls; empty for single-turn rows.
-        tool_seconds: (rows,) time in tool calls; empty if unknown.
-        counts: engine counters (`RolloutEngine.counts`); empty if unknown.
-        dropped: rows excluded because a reward function failed.
-        filtered: rows excluded by the group filter.
-    """
-
-    scores: Sequence[float]
-    rewards: Sequence[float]
-    prompt_tokens: Sequence[int]
-    response_tokens: Sequence[int]
-    finish_reasons: Sequence[str]
-    extras: Sequence[Mapping[str, float | str]]
-    figures: Sequence[RowFigures] = ()
-    tool_seconds: Sequence[float] = ()
-    counts: Mapping[str, int] = field(default_factory=dict)
-    dropped: Sequence[int] = ()
-    filtered: Sequence[int] = ()
+    scores: Sequence[float]  # (rows,) from the reward functions
+    rewards: Sequence[float]  # (rows,) scores with penalties (KL in the reward)
+    prompt_tokens: Sequence[int]  # (rows,) prompt lengths
+    response_tokens: Sequence[int]  # (rows,) response lengths, with the end token
+    truncated: Sequence[bool]  # (rows,) whether a length limit ended a response
+    extras: Sequence[Mapping[str, float | str]]  # (rows,) further values of the reward functions
+    figures: Sequence[RowFigures] = ()  # (rows,) turns and tool calls; empty for single-turn rows
+    tool_seconds: Sequence[float] = ()  # (rows,) time in tool calls; empty if unknown
+    counts: Mapping[str, int] = field(default_factory=dict)  # of engines; empty if unknown
+    dropped: Sequence[int] = ()  # rows excluded because a reward function failed
+    filtered: Sequence[int] = ()  # rows excluded by the group filter
 
     @property
     def total_tokens(self) -> int:
@@ -149,43 +127,32 @@ class StepRows:
 
 
 def row_metrics(
-    rows: StepRows,
-    *,
-    max_prompt_tokens: int,
-    advantages: Spread | None,
-    returns: Spread | None,
-    is_scored: bool = True,
+    rows: StepRows, *, max_prompt_tokens: int, is_scored: bool = True
 ) -> dict[str, float]:
-    """Return metrics of scores, rewards, advantages and lengths, as far as present.
+    """Return metrics of scores, rewards and lengths, as far as present.
 
     Departs from verl: ``response_length/clip_ratio`` counts responses that a length limit ended,
-    where verl counts those of maximum length; and rows with the finish reason ``abort`` count as
-    aborted.
+    where verl counts those of maximum length. As there, empty responses count as aborted.
 
     Dropped rows have no score and no reward, filtered ones no reward.
     """
-    pairs = zip(rows.response_tokens, rows.finish_reasons, strict=True)
-    is_aborted = [length == 0 or reason == ABORTED for length, reason in pairs]
-    is_clipped = [reason == CLIPPED for reason in rows.finish_reasons]
+    is_aborted = [length == 0 for length in rows.response_tokens]
     at_limit = [length == max_prompt_tokens for length in rows.prompt_tokens]
     unscored, filtered = set(rows.dropped), set(rows.filtered)
     is_out = [aborted or row in unscored for row, aborted in enumerate(is_aborted)]
     scores = Spread.of(_without(rows.scores, is_out)) if is_scored else None
-    has_rewards = is_scored and advantages is not None
     is_out = [out or row in filtered for row, out in enumerate(is_out)]
-    rewards = Spread.of(_without(rows.rewards, is_out)) if has_rewards else None
+    rewards = Spread.of(_without(rows.rewards, is_out)) if is_scored and rows.rewards else None
     return {
         **({} if scores is None else scores.named("critic/score")),
         **({} if rewards is None else rewards.named("critic/rewards")),
         **_extra_metrics(_without(rows.extras, is_aborted)),
-        **({} if advantages is None else advantages.named("critic/advantages")),
-        **({} if returns is None else returns.named("critic/returns")),
         **Spread.of(rows.response_tokens).named("response_length"),
-        "response_length/clip_ratio": _share(is_clipped),
+        "response_length/clip_ratio": _share(rows.truncated),
         **Spread.of(_without(rows.response_tokens, is_aborted)).named(
             "response_length_non_aborted"
         ),
-        "response_length_non_aborted/clip_ratio": _share(_without(is_clipped, is_aborted)),
+        "response_length_non_aborted/clip_ratio": _share(_without(rows.truncated, is_aborted)),
         "response/aborted_ratio": _share(is_aborted),
         **Spread.of(rows.prompt_tokens).named("prompt_length"),
         "prompt_length/clip_ratio": _share(at_limit),
@@ -228,24 +195,21 @@ def balance_metrics(given: Sequence[int], balanced: Sequence[int]) -> dict[str, 
     }
 
 
-def speed_metrics(
-    rows: StepRows, stage_seconds: Mapping[str, float], *, step_seconds: float, num_devices: int
-) -> dict[str, float]:
+def speed_metrics(rows: StepRows, times: StepTimes, *, num_devices: int) -> dict[str, float]:
     """Return tokens per second, milliseconds per token, and the time of tool calls.
 
-    `stage_seconds` are by short name (``gen``); devices are GPUs, or ranks without GPUs.
+    Devices are GPUs, or ranks without GPUs.
     """
-    response_tokens = sum(rows.response_tokens)
     tokens_of_stage = dict.fromkeys(_STAGES_OVER_ALL_TOKENS, rows.total_tokens)
-    tokens_of_stage["gen"] = response_tokens
+    tokens_of_stage["gen"] = sum(rows.response_tokens)
     return {
         "perf/total_num_tokens": float(rows.total_tokens),
-        "perf/time_per_step": step_seconds,
-        "perf/throughput": _ratio(rows.total_tokens, step_seconds * num_devices),
+        "perf/time_per_step": times.step_seconds,
+        "perf/throughput": _ratio(rows.total_tokens, times.step_seconds * num_devices),
         **{
-            f"timing_per_token_ms/{stage}": _ratio(1000.0 * stage_seconds[stage], tokens)
+            f"timing_per_token_ms/{stage}": _ratio(1000.0 * times.stages[stage], tokens)
             for stage, tokens in sorted(tokens_of_stage.items())
-            if stage in stage_seconds
+            if stage in times.stages
         },
         **(Spread.of(rows.tool_seconds).named(TOOL_SECONDS) if rows.tool_seconds else {}),
         **(_engine_metrics(rows.counts) if rows.counts.get("steps") else {}),

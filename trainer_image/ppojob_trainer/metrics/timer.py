@@ -39,7 +39,6 @@ class StepTimer:
             self._running = None
 
     def finish(self) -> "StepTimes":
-        """End the step."""
         assert self._running is None, f"stage {self._running} still runs"
         return StepTimes(dict(self._seconds), self._clock() - self._began)
 

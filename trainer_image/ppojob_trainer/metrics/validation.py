@@ -29,23 +29,17 @@ _CORE_STATISTICS: Final = ("mean@", "best@", "maj@")
 
 @dataclass(frozen=True, slots=True)
 class ValidationRow:
-    """One sample of a prompt.
-
-    Attributes:
-        score: NaN without reward functions.
-        extras: further values of the reward function. Numbers are variables, among them ``acc``;
-            the text ``pred`` is the answer for the majority vote.
-        figures: `RowFigures` as JSON; empty or None for single-turn samples.
-    """
+    """One sample of a prompt."""
 
     data_source: str
     prompt_id: int
-    score: float
+    score: float  # NaN without reward functions
+    # further values of the reward function. Numbers are variables, among them ``acc``; the text
+    # ``pred`` is the answer for the majority vote.
     extras: Mapping[str, float | str]
-    figures: bytes | str | None = None
+    figures: bytes | str | None = None  # `RowFigures` as JSON; empty for single-turn samples
 
     def variables(self) -> dict[str, float]:
-        """Return the numbers of the sample."""
         numbers = {
             name: float(value) for name, value in self.extras.items() if not isinstance(value, str)
         }

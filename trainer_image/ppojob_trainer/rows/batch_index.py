@@ -34,7 +34,6 @@ class BatchIndex(msgspec.Struct, frozen=True):
 
     @property
     def num_groups(self) -> int:
-        """Return the number of prompts."""
         return len(self.prompt_lengths)
 
     def group_lengths(self, position: int) -> tuple[int, ...]:

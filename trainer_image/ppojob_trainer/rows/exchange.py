@@ -47,18 +47,6 @@ class TransferPlan:
         """Return the batch positions that a member needs, in batch order."""
         return self.reversed.held_by(member)
 
-    def outgoing(self, member: int) -> dict[int, list[int]]:
-        """Return what a member sends: destination -> batch positions; nothing to itself."""
-        found: dict[int, list[int]] = {}
-        for position in self.held_by(member):
-            if self.destinations[position] != member:
-                found.setdefault(self.destinations[position], []).append(position)
-        return found
-
-    def incoming(self, member: int) -> dict[int, list[int]]:
-        """Return what a member receives: source -> batch positions; nothing from itself."""
-        return self.reversed.outgoing(member)
-
 
 _Column = tuple[Tensor, Sequence[int]]
 """Values of the groups of this member, in batch order; (groups,) entries of every group."""
@@ -75,7 +63,13 @@ class _Route:
 
     @classmethod
     def of(cls, plan: TransferPlan, member: int) -> _Route:
-        incoming, outgoing = plan.incoming(member), plan.outgoing(member)
+        outgoing, incoming = dict[int, list[int]](), dict[int, list[int]]()
+        places = zip(plan.sources, plan.destinations, strict=True)
+        for position, (source, destination) in enumerate(places):
+            if source == member != destination:
+                outgoing.setdefault(destination, []).append(position)
+            elif source != member == destination:
+                incoming.setdefault(source, []).append(position)
         return cls(plan.held_by(member), plan.needed_by(member), outgoing, incoming)
 
 
@@ -86,17 +80,10 @@ def move_rows(
     experience: Experience | None,
     columns: Sequence[str] = (),
 ) -> Experience:
-    """Move rows to the members that need them.
+    """Move rows to the members that need them; return those of this member, in batch order.
 
-    Args:
-        link: between all members that the plan names.
-        index: of the whole batch, as the plan is.
-        plan: where its groups are, and where they are needed.
-        experience: the rows of the groups that this member holds, in batch order; None for none.
-        columns: optional columns to include, such as `old_logprobs`.
-
-    Returns:
-        The groups that this member needs, in batch order.
+    Index and plan are of the whole batch. `experience` has the rows of the groups that this member
+    holds, in batch order, None for none; `columns` are optional ones, such as `old_logprobs`.
     """
     return _moved(link, index, _Route.of(plan, link.member), experience, columns)
 

@@ -102,12 +102,10 @@ class Experience:
 
     @property
     def num_rows(self) -> int:
-        """Return the number of responses."""
         return int(self.lengths.numel())
 
     @property
     def num_groups(self) -> int:
-        """Return the number of prompts."""
         return len(self.prompts)
 
     @property

@@ -6,9 +6,7 @@ or `pyarrow.ArrowException`, writers `StorageError`.
 """
 
 import json
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,6 +19,7 @@ from ppojob_trainer.data.media.pictures import LaterPicture
 from ppojob_trainer.data.prompt_store import PromptRow
 from ppojob_trainer.json_value import Json, plain_text
 from ppojob_trainer.rewards.records import ValueKind
+from ppojob_trainer.rows.row_metadata import RowMetadata, tokens_by_version
 
 ROWS_POINT = durable.point("rows.part", *durable.FILE_ACTS)
 RESPONSES_POINT = durable.point("responses", *durable.FILE_ACTS)
@@ -99,27 +98,9 @@ _VERDICT: Final = (
     *("row", "score", "response_tokens", "truncated", "figures", "reward_values", "segments"),
     "picture_bytes",
 )
-_TOKENS: Final = (
-    *("row", "truncated", "response_ids", "rollout_logprobs", "segments", "experts", "pictures"),
+TOKEN_CELLS: Final = (
+    *("truncated", "response_ids", "rollout_logprobs", "segments", "experts", "pictures"),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class RowMetadata:
-    """The metadata of recorded rows, in row order; (rows,) each.
-
-    `lengths` are of responses, `values` and `figures` are JSON; the latter are empty for
-    single-turn rows; `versions` are token counts by version of the generating weights;
-    `later_picture_bytes` are of the pictures after the prompts.
-    """
-
-    lengths: list[int]
-    truncated: list[bool]
-    scores: list[float]
-    values: list[bytes]
-    figures: list[bytes]
-    versions: list[dict[int, int]]
-    later_picture_bytes: list[int]
 
 
 def write_part(folder: Path, part: int, table: pa.Table) -> Path:
@@ -171,19 +152,21 @@ def write_advantages(path: Path, rows: list[dict[str, Any]]) -> None:
         durable.raise_storage_error(path, "write", error)
 
 
-def read_row_metadata(parts: Iterable[Path]) -> RowMetadata:
-    """Read all rows of a step without their tokens."""
-    columns = _read(parts, _VERDICT).to_pydict()
-    scores = columns["score"]
-    return RowMetadata(
-        lengths=columns["response_tokens"],
-        truncated=columns["truncated"],
-        scores=scores,
-        values=[text.encode() for text in columns["reward_values"]],
-        figures=[(text or "").encode() for text in columns.get("figures", [""] * len(scores))],
-        versions=[_versions(spans) for spans in columns.get("segments", [[]] * len(scores))],
-        later_picture_bytes=[size or 0 for size in columns.get("picture_bytes", [0] * len(scores))],
-    )
+def read_row_metadata(parts: Iterable[Path]) -> tuple[list[RowMetadata], list[float], list[bytes]]:
+    """Read all rows of a step without tokens; return also (rows,) scores, and values as JSON."""
+    rows = _read(parts, _VERDICT).to_pylist()
+    metadata = [
+        RowMetadata(
+            row["response_tokens"],
+            row["truncated"],
+            figures=(row["figures"] or "").encode(),
+            versions=tokens_by_version((one["version"], one["tokens"]) for one in row["segments"]),
+            later_picture_bytes=row["picture_bytes"] or 0,
+        )
+        for row in rows
+    ]
+    scores = [row["score"] for row in rows]
+    return metadata, scores, [row["reward_values"].encode() for row in rows]
 
 
 def later_pictures(cell: list[dict[str, Any]] | None) -> tuple[LaterPicture, ...]:
@@ -200,17 +183,9 @@ def has_given(part: Path) -> bool:
     return any(one and one.has_min_max and one.min < 0 for one in of_versions)
 
 
-def _versions(segments: Iterable[Mapping[str, Any]]) -> dict[int, int]:
-    found = Counter[int]()
-    for segment in segments:
-        if segment["version"] is not None:
-            found[segment["version"]] += segment["tokens"]
-    return dict(found)
-
-
 def read_tokens(parts: Iterable[Path], first: int, last: int) -> dict[str, list[Any]]:
     """Read the token columns of rows `[first, last)` in order."""
-    columns: dict[str, list[Any]] = _read(parts, _TOKENS, first, last).to_pydict()
+    columns: dict[str, list[Any]] = _read(parts, ("row", *TOKEN_CELLS), first, last).to_pydict()
     return columns
 
 
@@ -218,12 +193,10 @@ def _read(
     parts: Iterable[Path], columns: Sequence[str], first: int = 0, last: int | None = None
 ) -> pa.Table:
     filters = [("row", ">=", first)] + ([] if last is None else [("row", "<", last)])
-    tables = []
-    for part in parts:
-        # Parts of earlier versions have fewer columns.
-        present = set(pq.read_schema(part).names)
-        own = [name for name in columns if name in present]
-        tables.append(pq.read_table(part, columns=own, filters=filters, use_threads=False))
+    names = list(columns)
+    tables = [
+        pq.read_table(part, columns=names, filters=filters, use_threads=False) for part in parts
+    ]
     return pa.concat_tables(tables).sort_by("row")
 
 

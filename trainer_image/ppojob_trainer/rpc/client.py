@@ -51,7 +51,6 @@ class CallRefused(Exception):  # noqa: N818
 
     @property
     def kind(self) -> ErrorKind:
-        """The class of the error."""
         return self.failure.kind
 
 
@@ -131,16 +130,11 @@ class Traffic:
 
 @dataclass
 class Caller:
-    """Makes calls, from one thread.
-
-    Attributes:
-        attempt: the controller's attempt, 0 for other roles.
-        default_deadline_seconds: for methods without a deadline.
-    """
+    """Makes calls, from one thread."""
 
     keys: KeyRing
-    attempt: int = 0
-    default_deadline_seconds: float = 60.0
+    attempt: int = 0  # the controller's attempt, 0 for other roles
+    default_deadline_seconds: float = 60.0  # for methods without a deadline
     traffic: Traffic = field(default_factory=Traffic)
 
     def __post_init__(self) -> None:
@@ -150,14 +144,12 @@ class Caller:
         self._underway: dict[int, _Underway] = {}
 
     def close(self) -> None:
-        """Close all connections."""
         for socket in self._sockets.values():
             socket.close(linger=0)
         self._sockets.clear()
         self._context.term()
 
     def disconnect(self, peer: Peer) -> None:
-        """Close the connection to a peer."""
         socket = self._sockets.pop(peer, None)
         if socket is not None:
             socket.close(linger=0)

@@ -17,19 +17,13 @@ _PACKAGES: Final = ("ppojob_api/", "ppojob_trainer/")
 
 
 class PodIdentity(msgspec.Struct, frozen=True):
-    """Properties that must be equal in all pods of a job.
-
-    Attributes:
-        config: `config_digest`.
-        models: path -> digest of the readable model folders; None until all are read.
-        native_bfloat16: whether the processor supports bfloat16, which determines the data types
-            that are `auto`.
-    """
+    """Properties that must be equal in all pods of a job."""
 
     code: str
-    config: str
+    config: str  # `config_digest`
+    # path -> digest of the readable model folders; None until all are read
     models: dict[str, str] | None
-    native_bfloat16: bool = False
+    native_bfloat16: bool = False  # of the processor; it decides data types that are `auto`
 
 
 def code_digest() -> str:

@@ -15,19 +15,13 @@ PUBLIC_FILE = "public.json"
 
 @dataclass(frozen=True)
 class KeyRing:
-    """The key pair of one role and the public keys of all.
-
-    Attributes:
-        secret: Z85 text, 40 bytes.
-        public: role -> Z85 text of its public key.
-    """
+    """The key pair of one role and the public keys of all."""
 
     role: str
-    secret: bytes
-    public: dict[str, bytes]
+    secret: bytes  # Z85 text, 40 bytes
+    public: dict[str, bytes]  # role -> Z85 text of its public key
 
     def role_of(self, public_key: bytes) -> str | None:
-        """Return the role that a public key belongs to, or None."""
         return next((role for role, key in self.public.items() if key == public_key), None)
 
 

@@ -33,24 +33,16 @@ MEBI = 1 << 20
 
 @dataclass(frozen=True)
 class Method(Generic[Request, Answer]):
-    """A method.
-
-    Attributes:
-        callers: roles that may call it.
-        limit_bytes: maximum size of the request body.
-        deadline_seconds: timeout of the caller; None for the job's stage timeout.
-        once: whether it is work with a request id.
-        has_attempt: whether the request id contains the attempt of the role.
-    """
+    """A method."""
 
     name: str
     request: type[Request]
     answer: type[Answer]
-    callers: frozenset[str] = frozenset({CONTROLLER})
-    limit_bytes: int = 64 * MEBI
-    deadline_seconds: float | None = None
-    once: bool = True
-    has_attempt: bool = True
+    callers: frozenset[str] = frozenset({CONTROLLER})  # roles that may call it
+    limit_bytes: int = 64 * MEBI  # maximum size of the request body
+    deadline_seconds: float | None = None  # timeout of the caller; None for the job's stage timeout
+    once: bool = True  # whether it is work with a request id
+    has_attempt: bool = True  # whether the request id contains the attempt of the role
 
 
 PICTURES_BYTES = 2_048 * MEBI
@@ -105,7 +97,7 @@ UPDATE = Method("update", training.Update, PassStatistics)
 WRITE_ROWS = Method("write_rows", rows.WriteRows, saving.Saved, limit_bytes=256 * MEBI)
 SAVE_SHARDS = Method("save_shards", saving.SaveShards, saving.Saved)
 SHARDS_WRITTEN = Method("shards_written", saving.AskWritten, saving.Written, once=False)
-EXPORT_MODEL = Method("export_model", saving.ExportModel, Nothing)
+EXPORT_MODEL = Method("export_model", Nothing, Nothing)
 
 ANSWER_POINTS = {
     work.name: (

@@ -76,18 +76,13 @@ class _Refusal(Exception):  # noqa: N818
 
 @dataclass(slots=True)
 class _Entry:
-    """One request for work.
-
-    Attributes:
-        digest: digest of method and body.
-        waiting: (connection, call number) of each caller.
-        answer: encoded answer; None while the work is in progress.
-    """
+    """One request for work."""
 
     method: str
-    digest: bytes
+    digest: bytes  # digest of method and body
+    # (connection, call number) of each caller
     waiting: list[tuple[bytes, int]] = field(default_factory=list)
-    answer: bytes | None = None
+    answer: bytes | None = None  # encoded answer; None while the work is in progress
 
 
 class _AnswerStore:
@@ -190,7 +185,6 @@ class RpcServer:
         return self._keys.role_of(key) is not None
 
     def start(self) -> None:
-        """Start the network thread."""
         self._thread.start()
 
     def work(

@@ -12,36 +12,22 @@ CHUNK_BYTES: Final = 64 << 20
 
 
 class RequestId(msgspec.Struct, frozen=True, array_like=True, order=True):
-    """Deterministic id of a piece of work, so that retries are recognised.
+    """Deterministic id of a piece of work, so that retries are recognised."""
 
-    Attributes:
-        attempt: attempt of the called role; 0 if the method accepts any.
-        step: step of the loop, from 1; 0 before the first step.
-        stage: such as `update` or `validation/generate`.
-        index: mini-batch or chunk within the stage.
-        rewinds: number of rewinds; a repeated step is new work.
-    """
-
-    attempt: int
-    step: int
-    stage: str
-    index: int = 0
-    rewinds: int = 0
+    attempt: int  # attempt of the called role; 0 if the method accepts any
+    step: int  # step of the loop, from 1; 0 before the first step
+    stage: str  # such as `update` or `validation/generate`
+    index: int = 0  # mini-batch or chunk within the stage
+    rewinds: int = 0  # number of rewinds; a repeated step is new work
 
 
 class RequestHeader(msgspec.Struct, frozen=True, array_like=True):
-    """Header of a request.
+    """Header of a request."""
 
-    Attributes:
-        call: number of the call on this connection, repeated in the answer.
-        caller_attempt: attempt of the calling controller, for fencing.
-        request_id: id of work; None for queries.
-    """
-
-    call: int
+    call: int  # number of the call on this connection, repeated in the answer
     method: str
-    caller_attempt: int
-    request_id: RequestId | None = None
+    caller_attempt: int  # attempt of the calling controller, for fencing
+    request_id: RequestId | None = None  # id of work; None for queries
 
 
 class ErrorKind(StrEnum):

@@ -19,12 +19,10 @@ _STACK_DUMP_SECONDS = 0.5
 
 
 class Child:
-    """A process started by the supervisor.
+    """A process started by the supervisor, by a fork server if there is one that works.
 
-    Args:
-        silent_seconds: heartbeat timeout.
-        startup_seconds: timeout of the first heartbeat, which comes after the imports.
-        forks: fork server; without one, or if it fails, a new process is started.
+    `silent_seconds` is the heartbeat timeout, `startup_seconds` that of the first heartbeat, which
+    comes after the imports.
     """
 
     def __init__(
@@ -51,7 +49,6 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Process id."""
         return self._process.pid
 
     @property
@@ -61,7 +58,6 @@ class Child:
 
     @property
     def has_progressed(self) -> bool:
-        """Whether it reported progress."""
         return self._heartbeat.has_progressed
 
     @property
@@ -70,7 +66,6 @@ class Child:
         return self._silent and self.exit_code is None
 
     def poll(self) -> None:
-        """Read its heartbeats and its exit status."""
         now = time.monotonic()
         self._heartbeat.read(now)
         self._process.poll()
@@ -86,7 +81,6 @@ class Child:
         return "startupSeconds", self._startup_seconds
 
     def state(self) -> RankState:
-        """Return its state."""
         if self.exit_code is not None:
             name = "exited"
         elif self._silent:

@@ -144,13 +144,9 @@ def _wait_for_controller(pod: Pod) -> None:
 
 
 class IdentityReader:
-    """Computes the pod's identity; model folders are read in a thread.
+    """Computes the pod's identity, as far as known `current`; model folders are read in a thread.
 
-    Attributes:
-        current: the identity as far as known.
-
-    Args:
-        read: returns the digest of a folder.
+    `read` returns the digest of a folder.
     """
 
     def __init__(
@@ -166,7 +162,6 @@ class IdentityReader:
         )
 
     def read_models(self) -> None:
-        """Add the digests of the model folders."""
         models = {}
         for path in self._folders:
             try:

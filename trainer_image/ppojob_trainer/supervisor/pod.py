@@ -23,27 +23,18 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class PodPlan:
-    """Processes of a pod.
-
-    Attributes:
-        first_rank: its first rank within the role.
-        silent_seconds: heartbeat timeout.
-        startup_seconds: timeout of the first heartbeat.
-        restarts_without_progress: allowed restarts of the controller without progress.
-        has_gpus: whether each rank has the GPU of its number in the pod.
-        fork_server: folder of the fork server; None without one.
-    """
+    """Processes of a pod."""
 
     role: str
     pod: int
     ranks: int
-    first_rank: int
-    silent_seconds: float
-    startup_seconds: float
-    restarts_without_progress: int
+    first_rank: int  # its first rank within the role
+    silent_seconds: float  # heartbeat timeout
+    startup_seconds: float  # timeout of the first heartbeat
+    restarts_without_progress: int  # allowed restarts of the controller without progress
     environment: dict[str, str]
-    has_gpus: bool = False
-    fork_server: str | None = None
+    has_gpus: bool = False  # whether each rank has the GPU of its number in the pod
+    fork_server: str | None = None  # folder of the fork server; None without one
 
     def rank_environment(self, attempt: int, local_rank: int) -> dict[str, str]:
         """Return the environment of one rank, in which only its own GPU is visible."""
@@ -78,7 +69,6 @@ class Pod:
 
     @property
     def is_controller(self) -> bool:
-        """Whether this is the controller's pod."""
         return self._plan.role == "controller"
 
     def request_attempt(self, attempt: int) -> PodStatus:

@@ -11,10 +11,10 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
 from torch import Tensor
 
 from ppojob_api.run_config import RunConfig
+from ppojob_api.run_layout import EXPORT_FOLDER
 from ppojob_trainer.checkpoint.export import export_model
 from ppojob_trainer.checkpoint.manifest import entry_of
 from ppojob_trainer.data.tokenizer_files import template_text
@@ -40,6 +40,7 @@ from ppojob_trainer.parallel.world import World
 from ppojob_trainer.pod_environment import PodEnvironment, RankEnvironment
 from ppojob_trainer.rollout.protocol import DTYPES, RolloutError
 from ppojob_trainer.rows.row_files import read_tokens, write_part
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc import methods
 from ppojob_trainer.rpc.client import Call, Peer
 from ppojob_trainer.rpc.keys import KeyRing
@@ -54,14 +55,8 @@ from ppojob_trainer.rpc.messages.rollout import (
     Recalled,
     SyncWeights,
 )
-from ppojob_trainer.rpc.messages.rows import (
-    BatchName,
-    PlaceRows,
-    Reprompt,
-    Reprompted,
-    WriteRows,
-)
-from ppojob_trainer.rpc.messages.saving import ExportModel, Saved
+from ppojob_trainer.rpc.messages.rows import BatchName, PlaceRows, Reprompt, Reprompted, WriteRows
+from ppojob_trainer.rpc.messages.saving import Saved
 from ppojob_trainer.rpc.messages.scoring import SendTexts, Texts
 from ppojob_trainer.rpc.messages.training import Advantaged, Advantages
 from ppojob_trainer.rpc.server import Route
@@ -107,7 +102,7 @@ class ActorRolloutWorker:
     reward_model: RewardModelStages | None  # the reward model's, if it is in this rank
     _rows: dict[tuple[str, int], OwnedRows] = field(default_factory=dict)
     """By purpose and generation round."""
-    _metadata: dict[BatchName, Generated] = field(default_factory=dict)
+    _metadata: dict[BatchName, list[RowMetadata]] = field(default_factory=dict)
     """Of the rows that another role generated, for the controller."""
 
     def routes(self) -> list[Route]:
@@ -169,14 +164,14 @@ class ActorRolloutWorker:
         received = receive_rows(link, request, self.rank, first_sender=owners)
         for batch, rows in zip(request.batches, received, strict=True):
             self._store_generated(batch.purpose, batch.round, rows)
-            self._metadata[batch] = generation_result([rows])
+            self._metadata[batch] = generation_result([rows]).rows
         return Nothing()
 
     def _recall(self, request: Recall) -> Recalled:
-        first, *greedy = [self._metadata.get(batch) for batch in request.batches]
-        if first is None or None in greedy:
+        if not all(batch in self._metadata for batch in request.batches):
             return Recalled(None)
-        return Recalled(msgspec.structs.replace(first, greedy=greedy[0] if greedy else None))
+        first, *greedy = [self._metadata[batch] for batch in request.batches]
+        return Recalled(Generated(first, greedy[0] if greedy else []))
 
     def _load_rows(self, request: LoadRows) -> Nothing:
         first, last = (p * request.samples for p in (request.first, request.last))
@@ -276,7 +271,7 @@ class ActorRolloutWorker:
         path = write_part(self.run_folder / request.folder, request.part, table)
         return Saved([entry_of(path.parent, path.name, OWNER, self.rank)])
 
-    def _export_model(self, request: ExportModel) -> Nothing:
+    def _export_model(self, _: Nothing) -> Nothing:
         model = self.generation.spec.model
         template = template_text(model.chat_template) if model.chat_template else None
         dtype = DTYPES[model.dtype]
@@ -293,7 +288,7 @@ class ActorRolloutWorker:
             )
 
         export_model(
-            self.run_folder / request.folder if self.rank == 0 else None,
+            self.run_folder / EXPORT_FOLDER if self.rank == 0 else None,
             ((name, averages.get(name, tensor)) for name, tensor in every_tensor(trained)),
             model_folder=Path(model.path),
             dtype=dtype,

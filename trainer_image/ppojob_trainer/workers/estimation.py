@@ -7,19 +7,18 @@ with batch statistics are pure functions, and any layout gives the same bits.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import msgspec
 import torch
 from torch import Tensor
 
+from ppojob_api.v1alpha1.estimators import Estimator
 from ppojob_api.v1alpha1.job import PPOJobSpec
 from ppojob_trainer.algorithms.advantages import ADVANTAGES, OF_SCORES, Advantages
 from ppojob_trainer.algorithms.distillation import DISTILLATION_LOSS, teacher_advantages
 from ppojob_trainer.algorithms.gae import CRITIC_ADVANTAGES
-from ppojob_trainer.algorithms.implicit_rewards import (
-    PROCESS_ADVANTAGES,
-    implicit_reward_metrics,
-)
+from ppojob_trainer.algorithms.implicit_rewards import PROCESS_ADVANTAGES, implicit_reward_metrics
 from ppojob_trainer.algorithms.kl import apply_kl_penalty, kl_estimate
 from ppojob_trainer.algorithms.masked import row_count, row_ends, row_mean, row_sum
 from ppojob_trainer.algorithms.resampling import drawn, resampling_weights
@@ -65,7 +64,9 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
     """
     batch = _gather(spec, rows)
     if spec.leaves_responses_out:
-        _exclude(rows, batch, given.dropped)
+        # Excluded rows leave their groups.
+        batch.columns["mask"] = _without(batch["mask"], given.dropped, batch.lengths)
+        rows.set_column("update_mask", batch["mask"])
     mask, lengths = batch["mask"], batch.lengths
     certainty_rewards, certainty_metrics = _certainty(spec, batch)
     shaped = [score + own for score, own in zip(given.scores, certainty_rewards, strict=True)]
@@ -116,12 +117,6 @@ def add_advantages(spec: PPOJobSpec, rows: BatchRows, given: Given) -> Advantage
         values=_spread(batch["values"], kept),
         explained_variance=float(explained_variance(batch["values"], estimated.returns, kept)),
     )
-
-
-def _exclude(rows: BatchRows, batch: _Batch, dropped: Sequence[int]) -> None:
-    """Mask all tokens of excluded rows, so that they leave their groups."""
-    batch.columns["mask"] = _without(batch["mask"], dropped, batch.lengths)
-    rows.set_column("update_mask", batch["mask"])
 
 
 def _mark_positives(spec: PPOJobSpec, rows: BatchRows, given: Given, lengths: Tensor) -> None:
@@ -289,58 +284,48 @@ def _estimate(
     `kept` (tokens,) is the mask without the tokens that a correction rejects; `weights` (tokens,)
     are those of the correction, None for 1.
     """
-    algorithm = spec.algorithm
-    if algorithm.estimator.has_teacher:
+    algorithm, kind = spec.algorithm, spec.algorithm.estimator
+    columns = (rewards, batch["mask"], batch.lengths, batch.groups)
+    of_kept = (rewards, kept, batch.lengths, batch.groups)
+    if kind.has_teacher:
         limit = algorithm.distillation.max_token_loss if algorithm.distillation else None
         return teacher_advantages(batch["old_logprobs"], batch["ref_logprobs"], kept, limit)
-    if algorithm.estimator.has_pairs:  # without options of its own
-        return ADVANTAGES[algorithm.type](rewards, kept, batch.lengths, batch.groups)
+    if kind.has_pairs:  # without options of its own
+        return ADVANTAGES[algorithm.type](*of_kept)
     if algorithm.custom is not None:
-        columns = (rewards, batch["mask"], batch.lengths, batch.groups)
         return estimator_of(algorithm.custom)(*columns, kept=kept, **algorithm.custom.arguments)
-    return _estimate_by_options(spec, batch, rewards, given, kept, weights)
-
-
-def _estimate_by_options(
-    spec: PPOJobSpec,
-    batch: _Batch,
-    rewards: Tensor,
-    given: Given,
-    kept: Tensor,
-    weights: Tensor | None,
-) -> Advantages:
-    """Call an estimator whose keyword arguments are its options; as `_estimate`."""
-    algorithm = spec.algorithm
-    options = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
-    if algorithm.estimator.has_greedy:
-        options["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]
-    if algorithm.estimator.tracks_values:
-        options = {"baselines": torch.tensor(given.baselines, dtype=torch.float64)[batch.groups]}
-    if algorithm.estimator.has_reward_keys:
-        keys = options.pop("reward_keys")
-        options["weights"] = torch.tensor(options.pop("reward_weights") or [1.0] * len(keys))
-        options["rewards"] = torch.tensor(given.rewards)
-    mask, lengths = batch["mask"], batch.lengths
+    if kind.has_sum_pi_squared:
+        probabilities = {name: batch[name] for name in ("old_logprobs", "sum_pi_squared")}
+        return TOKEN_BASELINES[algorithm.type](*of_kept, **probabilities, rollout_weights=weights)
     if algorithm.prime is not None:
         weighed = {"process_weight", "outcome_weight", "normalize"}
         options = algorithm.prime.model_dump(by_alias=False, include=weighed)
-        return PROCESS_ADVANTAGES[algorithm.type](
-            rewards, batch["process_rewards"], mask, lengths, batch.groups, **options, kept=kept
+        own = (rewards, batch["process_rewards"], *columns[1:])
+        return PROCESS_ADVANTAGES[algorithm.type](*own, **options, kept=kept)
+    options = algorithm.options.model_dump(by_alias=False) if algorithm.options is not None else {}
+    if kind.critic == "value":
+        return CRITIC_ADVANTAGES[algorithm.type](
+            rewards, batch["values"], kept, batch.lengths, **options
         )
-    if algorithm.estimator.critic == "value":
-        return CRITIC_ADVANTAGES[algorithm.type](rewards, batch["values"], kept, lengths, **options)
-    if algorithm.estimator.has_sum_pi_squared:
-        probabilities = {name: batch[name] for name in ("old_logprobs", "sum_pi_squared")}
-        columns = (rewards, kept, lengths, batch.groups)
-        return TOKEN_BASELINES[algorithm.type](*columns, **probabilities, rollout_weights=weights)
-    if algorithm.estimator.compares_turns:
-        columns = (rewards, mask, lengths, batch.groups)
+    if kind.compares_turns:
         return TURN_ADVANTAGES[algorithm.type](*columns, turns=batch.turns, **options, kept=kept)
+    _set_columns(options, kind, batch, given)
     if algorithm.type in OF_SCORES:
-        options["kept"] = kept
-    else:
-        mask = kept
-    return ADVANTAGES[algorithm.type](rewards, mask, lengths, batch.groups, **options)
+        return ADVANTAGES[algorithm.type](*columns, **options, kept=kept)
+    return ADVANTAGES[algorithm.type](*of_kept, **options)
+
+
+def _set_columns(options: dict[str, Any], kind: Estimator, batch: _Batch, given: Given) -> None:
+    """Add the controller's numbers that an estimator reads to its options."""
+    if kind.has_greedy:
+        options["greedy_scores"] = torch.tensor(given.greedy_scores)[batch.groups]
+    if kind.tracks_values:
+        options.clear()
+        options["baselines"] = torch.tensor(given.baselines, dtype=torch.float64)[batch.groups]
+    if kind.has_reward_keys:
+        keys = options.pop("reward_keys")
+        options["weights"] = torch.tensor(options.pop("reward_weights") or [1.0] * len(keys))
+        options["rewards"] = torch.tensor(given.rewards)
 
 
 def _share_without_signal(batch: _Batch, advantages: Tensor) -> float:

@@ -2,8 +2,8 @@
 
 import itertools
 import math
-from collections import ChainMap, Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import ChainMap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -36,6 +36,7 @@ from ppojob_trainer.rollout.protocol import RolloutEngine, SamplingParams, StopT
 from ppojob_trainer.rollout.sampling import Purpose, sample_seed
 from ppojob_trainer.rollout.structured_output import Grammar, grammar_of
 from ppojob_trainer.rollout.trajectory import Segment, Trajectory
+from ppojob_trainer.rows.row_metadata import RowMetadata, tokens_by_version
 from ppojob_trainer.rpc.client import Caller, Peer
 from ppojob_trainer.rpc.keys import KeyRing
 from ppojob_trainer.rpc.messages.rollout import (
@@ -155,27 +156,21 @@ class Generation:
         is_validation = batches[0].purpose == VALIDATION
         rows = [row for batch in batches for row in self.rows(batch)]
         episodes = [self.episode(row, row.name) for row in rows]
-        pairs = zip(rows, episodes, strict=True)
-        unfinished = [(row, episode) for row, episode in pairs if not episode.state.is_over]
-        own_rows = [row for row, _ in unfinished]
-        own_episodes = [episode for _, episode in unfinished]
 
         def count(_: int, ended: int) -> bool:
             self.progress.ended = ended
             return is_validation and self.progress.is_aborted
 
-        with self.progress.of(len(unfinished)):
-            self.drive(batches[0].step, own_rows, own_episodes, count)
-        if not all(episode.state.is_over for episode in own_episodes):
+        with self.progress.of(sum(not episode.state.is_over for episode in episodes)):
+            self.drive(batches[0].step, rows, episodes, count)
+        if not all(episode.state.is_over for episode in episodes):
             raise GenerationAborted("the validation was aborted")
-        generated = iter(episodes)
-        made = []
-        for batch in batches:
-            of_batch = itertools.islice(generated, len(batch.prompts) * batch.samples)
-            whole = [episode.trajectory for episode in of_batch]
-            of_engine = GeneratedRows(batch.first, batch.prompts, batch.samples, whole)
-            made.append(of_engine.within(batch.kept))
-        return made
+        made = iter(episodes)
+        sizes = [len(batch.prompts) * batch.samples for batch in batches]
+        return [
+            kept_rows(batch, itertools.islice(made, size))
+            for batch, size in zip(batches, sizes, strict=True)
+        ]
 
     def episode(self, row: Row, name: str, state: RowState | None = None) -> Episode:
         """Return the episode of a row from its start or a state; names are unique in the phase."""
@@ -203,10 +198,13 @@ class Generation:
         episodes: Sequence[Episode],
         is_enough: Callable[[int, int], bool],
     ) -> None:
-        """Generate unfinished rows to their ends, or until `is_enough`; see `Driver`.
+        """Generate the unfinished rows to their ends, or until `is_enough`; see `Driver`.
 
         `step` is that of the phase; rows may belong to later steps.
         """
+        pairs = zip(rows, episodes, strict=True)
+        rows = [row for row, episode in pairs if not episode.state.is_over]
+        episodes = [episode for episode in episodes if not episode.state.is_over]
         turns = self.turns
         if turns is None:
             Driver(self.engine, None, is_enough=is_enough).run(episodes)
@@ -283,6 +281,12 @@ class Generation:
         return self.chat.decode(tokens, skip_special_tokens=False)
 
 
+def kept_rows(batch: Generate, episodes: Iterable[Episode]) -> GeneratedRows:
+    """Return the rows of a batch that this rank keeps."""
+    whole = [episode.trajectory for episode in episodes]
+    return GeneratedRows(batch.first, batch.prompts, batch.samples, whole).within(batch.kept)
+
+
 def _with_tools(prompt: PromptTokens, agent: Agent) -> PromptTokens:
     """Add to a prompt the names of the tools that its row may call, unless it may call all."""
     if prompt.tools or not agent.tools:
@@ -304,28 +308,19 @@ def batches_of(request: Generate) -> list[Generate]:
 
 def generation_result(made: list[GeneratedRows], counts: dict[str, int] | None = None) -> Generated:
     """Build the answer to the controller: metadata of the batches, and engine counters."""
-    first, *greedy = (
-        Generated(
-            [len(row.tokens) for row in rows],
-            [row.finish_reason == "length" for row in rows],
-            figures=[row.figures for row in rows if row.figures],
-            tool_seconds=[row.tool_seconds for row in rows if row.figures],
-            versions=[_versions(row) for row in rows],
-            later_picture_bytes=[len(packed_later(row.pictures)) for row in rows],
-        )
-        for rows in (batch.trajectories for batch in made)
+    first, *greedy = [list(map(_metadata, batch.trajectories)) for batch in made]
+    return Generated(first, greedy[0] if greedy else [], counts or {})
+
+
+def _metadata(row: Trajectory) -> RowMetadata:
+    return RowMetadata(
+        len(row.tokens),
+        row.finish_reason == "length",
+        row.figures,
+        row.tool_seconds if row.figures else None,
+        tokens_by_version((one.policy_version, len(one.tokens)) for one in row.segments),
+        len(packed_later(row.pictures)),
     )
-    own = greedy[0] if greedy else None
-    return msgspec.structs.replace(first, greedy=own, counts=counts or {})
-
-
-def _versions(row: Trajectory) -> dict[int, int]:
-    """Count the tokens of a row by policy version."""
-    found = Counter[int]()
-    for segment in row.segments:
-        if segment.policy_version is not None:
-            found[segment.policy_version] += len(segment.tokens)
-    return dict(found)
 
 
 @contextmanager

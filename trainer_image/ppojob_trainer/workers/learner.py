@@ -48,14 +48,14 @@ class Learner:
         train: Callable[[PreTrainedModel, int], TrainEngine],
         offload: Collection[Offloaded] = (),
     ) -> None:
-        self._offloads = "weights" in offload
+        self._offload = offload
         self.model = load()
         # Adapters are small, so `restore` copies them back instead of loading the model again.
         adapters = trained_tensors(self.model) if adapters_of(self.model) else {}
         self._initial_adapters = {
             name: local_part(tensor).to("cpu", copy=True) for name, tensor in adapters.items()
         }
-        self.resident = resident_weights(self.model, offloads=self._offloads)
+        self.resident = resident_weights(self.model, offload)
         self._role = role
         self._world = world
         self._seed = seed
@@ -85,7 +85,7 @@ class Learner:
                     load_named_tensors(self.model, self._initial_adapters)
             else:
                 self.model = self._load()
-                self.resident = resident_weights(self.model, offloads=self._offloads)
+                self.resident = resident_weights(self.model, self._offload)
         self._engine = self._train(self.model, total_updates)
         if folder is None:
             torch.manual_seed(self._seed + self._stream)
@@ -124,7 +124,10 @@ class Learner:
         states = files(RNG_FILE)
         if len(states) == self._world.size:
             state = next(entry for entry in states if entry.rank == self._world.rank)
-            self._set_random_state(read_shard(folder, state))
+            random = read_shard(folder, state)
+            torch.set_rng_state(random["torch"])
+            if "cuda" in random:
+                torch.cuda.set_rng_state(random["cuda"], self._world.device)
         else:
             # The random state of another number of ranks cannot be continued.
             torch.manual_seed(self._seed + self.engine.updates + self._stream)
@@ -149,11 +152,6 @@ class Learner:
         if self._world.device.type == "cuda":
             state["cuda"] = torch.cuda.get_rng_state(self._world.device)
         return state
-
-    def _set_random_state(self, state: dict[str, Tensor]) -> None:
-        torch.set_rng_state(state["torch"])
-        if "cuda" in state:
-            torch.cuda.set_rng_state(state["cuda"], self._world.device)
 
 
 class TrainedModel:
@@ -207,10 +205,10 @@ def critic_learner(
     return Learner("critic", world, spec.seed, load, train, offload)
 
 
-def resident_weights(model: nn.Module, *, offloads: bool) -> Resident:
-    """Offload a model's weights, if `offloads`; adapters are small and stay."""
-    named = model.named_parameters()
-    resident = Resident((w for name, w in named if not is_adapter(name)), may_offload=offloads)
+def resident_weights(model: nn.Module, offload: Collection[Offloaded]) -> Resident:
+    """Offload a model's weights, if `offload` names them; adapters are small and stay."""
+    weights = (weight for name, weight in model.named_parameters() if not is_adapter(name))
+    resident = Resident(weights, may_offload="weights" in offload)
     resident.offload()
     return resident
 

@@ -23,21 +23,26 @@ from ppojob_trainer.rpc.wire import Nothing
 from ppojob_trainer.workers.batch_rows import BatchRows
 from ppojob_trainer.workers.device_sharing import DeviceSharing
 from ppojob_trainer.workers.rank_start import open_channels, open_role_world
-from ppojob_trainer.workers.reference import BaseReference, Reference, SyncedReference, Teachers
+from ppojob_trainer.workers.reference import (
+    Reference,
+    SyncedReference,
+    Teachers,
+    base_reference,
+    open_reference,
+)
 from ppojob_trainer.workers.row_channels import RowChannels
 from ppojob_trainer.workers.rows_in_flight import RowsInFlight
 from ppojob_trainer.workers.state_writer import StateOf, StateWriter, Write, shard_writer
 from ppojob_trainer.workers.trained_models import (
     CRITIC_REFERENCE,
     Critic,
-    CriticReference,
     Policy,
     ProcessRewardModel,
     open_critic,
     open_process_reward_model,
 )
 
-Frozen = Reference | Teachers | CriticReference
+Frozen = Reference | Teachers
 Trained = Policy | Critic | ProcessRewardModel
 
 
@@ -161,11 +166,11 @@ def open_stages(
             assert policy is not None, "it is in the policy's ranks"
             synced = SyncedReference(spec, world, refresh, policy.learner)
         if policy is not None and spec.is_own_reference:
-            reference: Reference | Teachers = BaseReference(spec, world, policy.learner)
+            reference: Frozen = base_reference(spec, world, policy.learner)
         elif len(spec.reference_paths) > 1:
             reference = Teachers(spec, world)
         else:
-            reference = synced or Reference(spec, world)
+            reference = synced or open_reference(spec, world)
         frozen["reference"] = reference
         compares = spec.algorithm.compares_vocabularies or spec.algorithm.compares_answers
         if compares and policy is not None:

@@ -1,6 +1,6 @@
 """Reference policy of the KL: the initial policy, other models, or one synced with the policy."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import Any, Final
 
@@ -8,6 +8,7 @@ import torch
 
 from ppojob_api.v1alpha1.algorithm import ReferenceRefreshSpec
 from ppojob_api.v1alpha1.job import PPOJobSpec
+from ppojob_api.v1alpha1.roles import Offloaded
 from ppojob_trainer.checkpoint.manifest import MODEL_FILE, files_of_all_ranks
 from ppojob_trainer.checkpoint.tensors import Shard, read_parts
 from ppojob_trainer.engine.forward_engine import ForwardEngine, Passed
@@ -28,21 +29,19 @@ ROLE: Final = "reference"
 
 
 class Reference:
-    """The frozen reference model, sharded over the world."""
+    """A frozen model that fills in a column of log-probabilities."""
 
     num_models = 1
 
-    def __init__(self, spec: PPOJobSpec, world: World, number: int = 0) -> None:
-        """Load the reference model of this number; see `ReferenceSpec.paths`."""
-        self._path = spec.reference_paths[number]
-        self._spec = spec
-        self._world = world
-        self.engine = self._load()
-        self.resident = self._offloadable()
+    def __init__(
+        self, engine: ForwardEngine, resident: Resident, column: str = "ref_logprobs"
+    ) -> None:
+        self.engine = engine
+        self.resident = resident
+        self._column = column
 
     def forward(self, rows: BatchRows) -> PassStatistics:
-        """Fill in `ref_logprobs`."""
-        rows.fill("ref_logprobs", self.predict)
+        rows.fill(self._column, self.predict)
         return PassStatistics()
 
     def predict(self, rows: Experience) -> TokenOutputs:
@@ -56,23 +55,32 @@ class Reference:
     def release(self) -> None:
         self.engine.release()
 
-    def _load(self) -> ForwardEngine:
-        """Load the initial policy, or the model that the job names.
 
-        With adapters over 4-bit weights the initial policy is those weights.
-        """
-        spec = self._spec
-        lora = spec.lora_of_reference
-        model = load_for(spec, self._path, self._world, lora=lora)
-        engine = ForwardEngine if lora is None else BaseEngine
-        return engine(model, PolicyHead.of(spec, "none"), spec.training, self._world)
+def open_reference(spec: PPOJobSpec, world: World, number: int = 0) -> Reference:
+    """Load the reference model of this number; see `ReferenceSpec.paths`."""
+    engine = _load(spec, world, number)
+    return Reference(engine, resident_weights(engine.model, _offload(spec)))
 
-    def _offloadable(self) -> Resident:
-        """Return its weights, offloaded if the job asks for it."""
-        role = self._spec.roles.reference
-        return resident_weights(
-            self.engine.model, offloads=role is not None and "weights" in role.offload
-        )
+
+def base_reference(spec: PPOJobSpec, world: World, policy: Learner) -> Reference:
+    """Return the frozen weights below a policy's adapters."""
+    head = PolicyHead.of(spec, "none")
+    return Reference(BaseEngine(policy.model, head, spec.training, world), policy.resident)
+
+
+def _load(spec: PPOJobSpec, world: World, number: int = 0) -> ForwardEngine:
+    """Load the initial policy, or the model that the job names.
+
+    With adapters over 4-bit weights the initial policy is those weights.
+    """
+    lora = spec.lora_of_reference
+    model = load_for(spec, spec.reference_paths[number], world, lora=lora)
+    engine = ForwardEngine if lora is None else BaseEngine
+    return engine(model, PolicyHead.of(spec, "none"), spec.training, world)
+
+
+def _offload(spec: PPOJobSpec) -> Collection[Offloaded]:
+    return () if spec.roles.reference is None else spec.roles.reference.offload
 
 
 class Teachers:
@@ -83,7 +91,7 @@ class Teachers:
 
     def __init__(self, spec: PPOJobSpec, world: World) -> None:
         self.num_models = len(spec.reference_paths)
-        self._models = [Reference(spec, world, number) for number in range(self.num_models)]
+        self._models = [open_reference(spec, world, number) for number in range(self.num_models)]
         self.resident = SwappedModels([model.resident for model in self._models])
 
     def forward(self, rows: BatchRows) -> PassStatistics:
@@ -127,21 +135,6 @@ class BaseEngine(ForwardEngine):
             return super()._forward(rows, head, **options)
 
 
-class BaseReference(Reference):
-    """The frozen weights below a policy's adapters."""
-
-    def __init__(self, spec: PPOJobSpec, world: World, policy: Learner) -> None:
-        self._policy = policy
-        super().__init__(spec, world)
-
-    def _load(self) -> ForwardEngine:
-        head, training = PolicyHead.of(self._spec, "none"), self._spec.training
-        return BaseEngine(self._policy.model, head, training, self._world)
-
-    def _offloadable(self) -> Resident:
-        return self._policy.resident
-
-
 class SyncedReference(Reference):
     """A reference that is updated from the policy's weights, and so is part of checkpoints.
 
@@ -151,7 +144,10 @@ class SyncedReference(Reference):
     def __init__(
         self, spec: PPOJobSpec, world: World, refresh: ReferenceRefreshSpec, policy: Learner
     ) -> None:
-        super().__init__(spec, world)
+        engine = _load(spec, world)
+        super().__init__(engine, resident_weights(engine.model, _offload(spec)))
+        self._spec = spec
+        self._world = world
         self._mixup = refresh.mixup
         self._policy = policy
         self._is_synced = False
@@ -176,8 +172,8 @@ class SyncedReference(Reference):
         if folder is None:
             if self._is_synced:
                 del self.engine  # two references may not fit in memory
-                self.engine = self._load()
-                self.resident = self._offloadable()
+                self.engine = _load(self._spec, self._world)
+                self.resident = resident_weights(self.engine.model, _offload(self._spec))
                 self._is_synced = False
             return
         self._is_synced = True

@@ -68,9 +68,8 @@ def open_reward_model(
     with chat:
         loaded = load_model(model.path, DTYPES[model.dtype], kind=REWARD, world=world)
         engine = ScoreEngine(loaded, chat, spec.training, world, max_tokens=model.max_tokens)
-        role = spec.roles.reward_model
-        offloads = role is not None and "weights" in role.offload
-        yield RewardModelStages(engine, resident_weights(loaded, offloads=offloads), chat, device)
+        offload = () if spec.roles.reward_model is None else spec.roles.reward_model.offload
+        yield RewardModelStages(engine, resident_weights(loaded, offload), chat, device)
 
 
 @contextmanager

@@ -20,6 +20,7 @@ from ppojob_trainer.rollout.trajectory import Segment, Trajectory, turn_rewards
 from ppojob_trainer.rows.experience import Experience, joined
 from ppojob_trainer.rows.row_files import (
     SCHEMA,
+    TOKEN_CELLS,
     later_pictures,
     truth_cells,
     value_cells,
@@ -244,14 +245,7 @@ def read_trajectories(columns: dict[str, list[Any]]) -> list[Trajectory]:
             pictures=later_pictures(pictures),
         )
         for truncated, ids, logprobs, segments, experts, pictures in zip(
-            columns["truncated"],
-            columns["response_ids"],
-            columns["rollout_logprobs"],
-            columns["segments"],
-            # Absent in rows of earlier versions.
-            columns.get("experts", [None] * len(columns["segments"])),
-            columns.get("pictures", [None] * len(columns["segments"])),
-            strict=True,
+            *(columns[name] for name in TOKEN_CELLS), strict=True
         )
     ]
 
@@ -262,6 +256,6 @@ def _segments(ids: list[int], logprobs: list[float], spans: list[dict[str, Any]]
         part = slice(start, start + span["tokens"])
         start = part.stop
         drawn = () if span["version"] is None else tuple(logprobs[part])
-        reward, begins = span.get("reward") or 0.0, span.get("begins_context") or False
-        found.append(Segment(tuple(ids[part]), drawn, span["version"], reward, begins))
+        own = span["version"], span["reward"], span["begins_context"]
+        found.append(Segment(tuple(ids[part]), drawn, *own))
     return found

@@ -26,7 +26,7 @@ from ppojob_trainer.agents.row_state import RowState
 from ppojob_trainer.checkpoint.manifest import entry_of
 from ppojob_trainer.rpc.messages.rollout import Generate
 from ppojob_trainer.rpc.messages.saving import FileEntry
-from ppojob_trainer.workers.generation import TRAIN, Generation, Row, batches_of
+from ppojob_trainer.workers.generation import TRAIN, Generation, Row, batches_of, kept_rows
 from ppojob_trainer.workers.row_channels import GeneratedRows
 from ppojob_trainer.workers.state_writer import Write
 
@@ -74,12 +74,10 @@ class RowsInFlight:
         # Only now: a failed phase changes nothing.
         self._rows = {key: episode.state for key, episode in episodes.items()}
         self._last = request.step
-        made = []
-        for batch in own:
-            drawn = [episodes[_key(row)].trajectory for row in self.generation.rows(batch)]
-            whole = GeneratedRows(batch.first, batch.prompts, batch.samples, drawn)
-            made.append(whole.within(batch.kept))
-        return made
+        return [
+            kept_rows(batch, (episodes[_key(row)] for row in self.generation.rows(batch)))
+            for batch in own
+        ]
 
     def _phase(
         self,
@@ -104,9 +102,7 @@ class RowsInFlight:
                 longest.append(max(took, default=0))
             return steps * phases >= longest[0]
 
-        unfinished = [key for key, episode in episodes.items() if not episode.state.is_over]
-        own_rows, own = [rows[key] for key in unfinished], [episodes[key] for key in unfinished]
-        self.generation.drive(step, own_rows, own, is_enough)
+        self.generation.drive(step, [*rows.values()], [*episodes.values()], is_enough)
 
     def _episode(self, row: Row, key: RowKey) -> Episode:
         begun = self._rows.get(key)

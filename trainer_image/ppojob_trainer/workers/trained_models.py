@@ -259,19 +259,6 @@ def open_critic(spec: PPOJobSpec, world: World) -> Critic:
     return Critic(critic_learner(spec, world, CRITIC, ValueHead()), objective)
 
 
-class CriticReference:
-    """The frozen reference of the process reward model."""
-
-    def __init__(self, engine: ForwardEngine, resident: Resident) -> None:
-        self._engine = engine
-        self.resident = resident
-
-    def forward(self, rows: BatchRows) -> PassStatistics:
-        """Fill in `critic_ref_logprobs`."""
-        rows.fill("critic_ref_logprobs", self._engine.predict)
-        return PassStatistics()
-
-
 class ProcessRewardModel(TrainedModel):
     """PRIME's reward model: a language model trained on the outcomes of responses.
 
@@ -305,7 +292,7 @@ class ProcessRewardModel(TrainedModel):
 
 def open_process_reward_model(
     spec: PPOJobSpec, world: World
-) -> tuple[ProcessRewardModel, CriticReference]:
+) -> tuple[ProcessRewardModel, Reference]:
     """Load it and its reference, which with adapters may be the base weights."""
     critic, role, prime = spec.critic, spec.roles.critic, spec.algorithm.prime
     assert critic is not None, "of PRIME"
@@ -317,8 +304,10 @@ def open_process_reward_model(
     learner = critic_learner(spec, world, PROCESS_REWARD, head)
     trained = ProcessRewardModel(learner, prime.beta)
     if critic.lora is not None and reference == critic.path:
-        base = BaseEngine(learner.model, head, training, world)
-        return trained, CriticReference(base, learner.resident)
-    loaded = load_for(spec, reference, world, PROCESS_REWARD)
-    resident = resident_weights(loaded, offloads="weights" in role.offload)
-    return trained, CriticReference(ForwardEngine(loaded, head, training, world), resident)
+        engine: ForwardEngine = BaseEngine(learner.model, head, training, world)
+        resident = learner.resident
+    else:
+        loaded = load_for(spec, reference, world, PROCESS_REWARD)
+        engine = ForwardEngine(loaded, head, training, world)
+        resident = resident_weights(loaded, role.offload)
+    return trained, Reference(engine, resident, "critic_ref_logprobs")

@@ -13,21 +13,14 @@ class ToolsPeer(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ToolCall(msgspec.Struct, frozen=True, array_like=True):
-    """A tool call of the model, or a turn of the user simulator.
-
-    Attributes:
-        arguments: JSON object, unchecked; of a user simulator a `tools.wire.Conversation`.
-        created: JSON object with the row's constructor arguments of the tool, or with those of each
-            environment.
-        id: the model's id of the call; empty in most formats.
-        to_user: whether the user simulator of this name answers.
-    """
+    """A tool call of the model, or a turn of the user simulator."""
 
     name: str
-    arguments: str
+    arguments: str  # JSON object, unchecked; of a user simulator a `tools.wire.Conversation`
+    # JSON object with the row's constructor arguments of the tool, or those of each environment
     created: bytes = b"{}"
-    id: str = ""
-    to_user: bool = False
+    id: str = ""  # the model's id of the call; empty in most formats
+    to_user: bool = False  # whether the user simulator of this name answers
 
 
 class SeenPicture(msgspec.Struct, frozen=True, array_like=True):
@@ -39,46 +32,28 @@ class SeenPicture(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Act(msgspec.Struct, frozen=True):
-    """Run the calls of one turn of a row in sequence.
-
-    Attributes:
-        turn: number of earlier turns with calls.
-        calls: empty: the row has ended, and its environment is closed.
-        tools: names of allowed tools; empty for all.
-        pictures: pictures of the row so far; None if tools cannot return pictures.
-        before: earlier calls of the row to its environment, in order.
-    """
+    """Run the calls of one turn of a row in sequence."""
 
     batch: BatchName
     row: int
-    turn: int
-    calls: list[ToolCall]
-    tools: list[str] = []
-    pictures: list[SeenPicture] | None = None
-    before: list[ToolCall] = []
+    turn: int  # number of earlier turns with calls
+    calls: list[ToolCall]  # empty: the row has ended, and its environment is closed
+    tools: list[str] = []  # names of allowed tools; empty for all
+    pictures: list[SeenPicture] | None = None  # of the row so far; None if tools cannot return any
+    before: list[ToolCall] = []  # earlier calls of the row to its environment, in order
 
 
 class ToolAnswer(msgspec.Struct, frozen=True, array_like=True):
-    """The result of a call.
+    """The result of a call."""
 
-    Attributes:
-        text: result or error text for the model.
-        reward: reward of the call or turn.
-        failure: empty, `unknown`, `arguments`, `raised`, `timeout` or `died`.
-        ends: whether the user simulator ends the conversation.
-        pictures: pictures before the text, packed by `data.pictures.packed`.
-        context: JSON list of the first messages of a new context; empty for none.
-        asked: `tools.wire.ModelRequest` of a program as JSON; empty for others.
-    """
-
-    text: str
-    reward: float = 0.0
-    failure: str = ""
+    text: str  # result or error text for the model
+    reward: float = 0.0  # reward of the call or turn
+    failure: str = ""  # empty, `unknown`, `arguments`, `raised`, `timeout` or `died`
     seconds: float = 0.0
-    ends: bool = False
-    pictures: bytes = b""
-    context: bytes = b""
-    asked: bytes = b""
+    ends: bool = False  # whether the user simulator ends the conversation
+    pictures: bytes = b""  # pictures before the text, packed by `data.pictures.packed`
+    context: bytes = b""  # JSON list of the first messages of a new context; empty for none
+    asked: bytes = b""  # `tools.wire.ModelRequest` of a program as JSON; empty for others
 
 
 def reached_environment(answer: ToolAnswer) -> bool:

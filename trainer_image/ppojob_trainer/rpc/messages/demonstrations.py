@@ -7,18 +7,13 @@ from ppojob_trainer.rows.batch_index import BatchIndex
 
 
 class Demonstration(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt (number in the data, token ids) with its answers, as many in each row.
-
-    Attributes:
-        reward: of the first answer: KTO's label as 1 or -1, or the margin of a pair.
-        pictures: pictures of the prompt, packed by `data.pictures.packed`.
-    """
+    """A prompt (number in the data, token ids) with its answers, as many in each row."""
 
     prompt: int
     tokens: list[int]
     answers: tuple[tuple[AnswerPart, ...], ...]
-    reward: float = 0.0
-    pictures: bytes = b""
+    reward: float = 0.0  # of the first answer: KTO's label as 1 or -1, or the margin of a pair
+    pictures: bytes = b""  # pictures of the prompt, packed by `data.pictures.packed`
 
 
 class Demonstrate(msgspec.Struct, frozen=True):
@@ -29,12 +24,7 @@ class Demonstrate(msgspec.Struct, frozen=True):
 
 
 class GivenRows(msgspec.Struct, frozen=True):
-    """Validation rows, or demonstrations in addition to the rows of the step.
+    """Validation rows, or demonstrations in addition to the rows of the step."""
 
-    Attributes:
-        given: rows of this rank, possibly none.
-        index: index of all rows.
-    """
-
-    given: Demonstrate
-    index: BatchIndex
+    given: Demonstrate  # rows of this rank, possibly none
+    index: BatchIndex  # of all rows

@@ -4,40 +4,25 @@ import msgspec
 
 
 class RankState(msgspec.Struct, frozen=True):
-    """State of a process of a supervisor.
-
-    Attributes:
-        pid: process id, 0 before it is started.
-        state: `starting`, `ready`, `exited` or `silent` (no heartbeat).
-        exit_code: as of `subprocess`: negative is a signal; None while it runs.
-        error: reported error, or empty.
-    """
+    """State of a process of a supervisor."""
 
     rank: int
-    pid: int
-    state: str
-    exit_code: int | None = None
-    error: str = ""
+    pid: int  # process id, 0 before it is started
+    state: str  # `starting`, `ready`, `exited` or `silent` (no heartbeat)
+    exit_code: int | None = None  # as of `subprocess`: negative is a signal; None while it runs
+    error: str = ""  # reported error, or empty
 
 
 class PodStatus(msgspec.Struct, frozen=True):
-    """A supervisor's report on its pod.
-
-    Attributes:
-        attempt: current attempt; 0 before the first.
-        phase: `idle`, `starting`, `ready`, `lost` or `done`.
-        reason: reason of `lost` or `done`.
-        exit_code: exit status of the process that ended first.
-        restarts: number of restarts.
-    """
+    """A supervisor's report on its pod."""
 
     role: str
     pod: int
-    attempt: int
-    phase: str
+    attempt: int  # current attempt; 0 before the first
+    phase: str  # `idle`, `starting`, `ready`, `lost` or `done`
     ranks: tuple[RankState, ...] = ()
-    reason: str = ""
-    exit_code: int | None = None
+    reason: str = ""  # reason of `lost` or `done`
+    exit_code: int | None = None  # exit status of the process that ended first
     restarts: int = 0
 
 

@@ -4,6 +4,7 @@ from typing import Final
 
 import msgspec
 
+from ppojob_trainer.rows.row_metadata import RowMetadata
 from ppojob_trainer.rpc.messages.agents import ToolsPeer
 from ppojob_trainer.rpc.messages.rows import BatchName
 
@@ -20,98 +21,55 @@ class Interaction(msgspec.Struct, frozen=True, array_like=True):
 
 
 class PromptTokens(msgspec.Struct, frozen=True, array_like=True):
-    """A prompt: its number in the data and its token ids.
-
-    Attributes:
-        created: tool -> constructor arguments as JSON.
-        tools: names of allowed tools; empty for all.
-        interaction: user simulator, or None.
-        agent: name of the agent; empty for single-turn rows.
-        pictures: packed by `data.pictures.packed`.
-        teacher_tokens: prompt of the reference, if it differs.
-        given: responses of the data that replace its first samples.
-    """
+    """A prompt: its number in the data and its token ids."""
 
     prompt: int
     tokens: list[int]
-    created: dict[str, bytes] = {}
-    tools: list[str] = []
-    interaction: Interaction | None = None
-    agent: str = ""
-    pictures: bytes = b""
-    teacher_tokens: list[int] = []
-    given: list[list[int]] = []
+    created: dict[str, bytes] = {}  # tool -> constructor arguments as JSON
+    tools: list[str] = []  # names of allowed tools; empty for all
+    interaction: Interaction | None = None  # user simulator, or None
+    agent: str = ""  # name of the agent; empty for single-turn rows
+    pictures: bytes = b""  # packed by `data.pictures.packed`
+    teacher_tokens: list[int] = []  # prompt of the reference, if it differs
+    given: list[list[int]] = []  # responses of the data that replace its first samples
 
 
 class Conversations(msgspec.Struct, frozen=True):
-    """Settings of multi-turn rows.
+    """Settings of multi-turn rows."""
 
-    Attributes:
-        tools: ranks that run tool calls; empty without tools.
-        retrievers: ranks that answer `search` calls; empty if the tools role does.
-        attempt: attempt of standalone engines, which may be lost without a rewind; else 0.
-        began: current time for chat templates, in unix seconds.
-    """
-
-    tools: list[ToolsPeer]
+    tools: list[ToolsPeer]  # ranks that run tool calls; empty without tools
     rewinds: int
-    retrievers: list[ToolsPeer] = []
-    attempt: int = 0
-    began: float = 0.0
+    retrievers: list[ToolsPeer] = []  # ranks that answer `search` calls; empty if tools do
+    attempt: int = 0  # attempt of the engines' role: standalone ones may be lost without a rewind
+    began: float = 0.0  # current time for chat templates, in unix seconds
 
 
 class Generate(msgspec.Struct, frozen=True):
-    """Generate `samples` responses for each prompt; the rows stay on the rank.
+    """Generate `samples` responses for each prompt; the rows stay on the rank."""
 
-    Attributes:
-        purpose: `train` or `validation`.
-        step: step of the loop, a part of every sample's seed.
-        first: batch position of the first prompt.
-        prompts: prompts of this rank's engine, in batch order.
-        kept: range `[first, last)` of positions whose rows this rank keeps; all ranks of an engine
-            generate the same.
-        greedy: whether to also generate one greedy response per prompt, as the batch `greedy`.
-        conversations: None for single-turn rows.
-        ahead: batches of the next steps, generated meanwhile as far as they get.
-        number: number of the round in the run, from 1, used in seeds if it is not known yet which
-            step uses the round; else 0.
-    """
-
-    purpose: str
-    step: int
-    first: int
-    prompts: list[PromptTokens]
+    purpose: str  # `train` or `validation`
+    step: int  # step of the loop, a part of every sample's seed
+    first: int  # batch position of the first prompt
+    prompts: list[PromptTokens]  # prompts of this rank's engine, in batch order
     samples: int
+    # range `[first, last)` of positions whose rows this rank keeps; all ranks of an engine generate
+    # the same
     kept: tuple[int, int]
     round: int = 0
-    greedy: bool = False
-    conversations: Conversations | None = None
-    ahead: list["Generate"] = []
+    greedy: bool = False  # whether to also generate a greedy response per prompt
+    conversations: Conversations | None = None  # None for single-turn rows
+    ahead: list["Generate"] = []  # batches of the next steps, generated as far as they get
+    # number of the round in the run, from 1, used in seeds if it is not known yet which step uses
+    # the round; else 0
     number: int = 0
 
 
 class Generated(msgspec.Struct, frozen=True):
-    """Metadata of the generated rows, prompt-major.
+    """Metadata of the generated rows, prompt-major."""
 
-    Attributes:
-        lengths: (rows,) tokens.
-        truncated: (rows,) whether the length limit was reached.
-        greedy: metadata of the greedy responses, if requested.
-        figures: (rows,) `RowFigures` as JSON; empty for single-turn rows.
-        tool_seconds: (rows,) time in tool calls; empty likewise.
-        versions: (rows,) token counts by version of the weights that generated them, or `OF_DATA`.
-        later_picture_bytes: (rows,) bytes of the pictures after the prompt.
-        counts: engine counters (`RolloutEngine.counts`).
-    """
-
-    lengths: list[int]
-    truncated: list[bool]
-    greedy: "Generated | None" = None
-    figures: list[bytes] = []
-    tool_seconds: list[float] = []
-    versions: list[dict[int, int]] = []
-    later_picture_bytes: list[int] = []
-    counts: dict[str, int] = {}
+    rows: list[RowMetadata]
+    greedy: list[RowMetadata] = []  # of the greedy responses, if requested
+    counts: dict[str, int] = {}  # engine counters (`RolloutEngine.counts`)
 
 
 class AskRowsDrawn(msgspec.Struct, frozen=True):
@@ -131,34 +89,23 @@ class RowsDrawn(msgspec.Struct, frozen=True):
 
 
 class LoadRows(msgspec.Struct, frozen=True):
-    """Load rows from disk instead of generating them (replay).
+    """Load rows from disk instead of generating them (replay)."""
 
-    Attributes:
-        purpose: `train` or `greedy`.
-        folder: folder of the rows, relative to the run folder or absolute.
-        first: batch position of this rank's first prompt; `last` is one past the last.
-        prompts: this rank's prompts.
-    """
-
-    purpose: str
-    folder: str
+    purpose: str  # `train` or `greedy`
+    folder: str  # folder of the rows, relative to the run folder or absolute
     parts: list[str]
-    first: int
+    first: int  # batch position of this rank's first prompt; `last` is one past the last
     last: int
-    prompts: list[PromptTokens]
+    prompts: list[PromptTokens]  # this rank's prompts
     samples: int
     round: int = 0
 
 
 class SyncWeights(msgspec.Struct, frozen=True):
-    """Weight sync: load the trainer's weights into the rollout engine.
-
-    Attributes:
-        refresh_reference: whether the colocated reference is updated too.
-    """
+    """Weight sync: load the trainer's weights into the rollout engine."""
 
     version: int
-    refresh_reference: bool = False
+    refresh_reference: bool = False  # whether the colocated reference is updated too
 
 
 class BringWeights(msgspec.Struct, frozen=True):
@@ -169,18 +116,12 @@ class BringWeights(msgspec.Struct, frozen=True):
 
 
 class HandOver(msgspec.Struct, frozen=True):
-    """Move rows from the ranks that generated them to their owners; both sides get the request.
-
-    Attributes:
-        batches: batches of one step and round.
-        makers: range `[first, last)` of prompts that each engine rank has.
-        owners: range of prompts of each owner.
-    """
+    """Move rows from the ranks that generated them to their owners; both sides get the request."""
 
     role: str
-    batches: list[BatchName]
-    makers: list[tuple[int, int]]
-    owners: list[tuple[int, int]]
+    batches: list[BatchName]  # batches of one step and round
+    makers: list[tuple[int, int]]  # range `[first, last)` of prompts that each engine rank has
+    owners: list[tuple[int, int]]  # range of prompts of each owner
 
 
 class Recall(msgspec.Struct, frozen=True):

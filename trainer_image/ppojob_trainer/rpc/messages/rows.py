@@ -24,84 +24,52 @@ class BatchName(msgspec.Struct, frozen=True, order=True, array_like=True):
 
 
 class PlaceRows(msgspec.Struct, frozen=True):
-    """Set the index of the training rows at an owner.
-
-    Attributes:
-        origins: (prompts,) round and position of each prompt; None for a single round.
-        again: whether the index replaces an earlier one.
-        answers: (prompts,) ground truths, if their probability is a reward.
-    """
+    """Set the index of the training rows at an owner."""
 
     index: BatchIndex
+    # (prompts,) round and position of each prompt; None for a single round
     origins: list[tuple[int, int]] | None = None
-    again: bool = False
+    again: bool = False  # whether the index replaces an earlier one
+    # (prompts,) ground truths, if their probability is a reward
     answers: list[str] = msgspec.field(default_factory=list)
 
 
 class Reprompt(msgspec.Struct, frozen=True):
-    """Build the teacher prompts of this rank's rows; see `distillation.reprompt`.
+    """Build the teacher prompts of this rank's rows; see `distillation.reprompt`."""
 
-    Attributes:
-        prompts: (prompts,) messages or text as JSON.
-        succeeded: rows that prompts may show, numbered within the rank.
-        dropped: rows without a score, likewise.
-        feedback: (rows,) feedback; empty text for none.
-        began: current time for chat templates, in unix seconds.
-    """
-
-    prompts: list[bytes]
-    succeeded: list[int]
-    dropped: list[int]
-    feedback: list[str]
-    began: float
+    prompts: list[bytes]  # (prompts,) messages or text as JSON
+    succeeded: list[int]  # rows that prompts may show, numbered within the rank
+    dropped: list[int]  # rows without a score, likewise
+    feedback: list[str]  # (rows,) empty text for none
+    began: float  # current time for chat templates, in unix seconds
 
 
 class Reprompted(msgspec.Struct, frozen=True):
-    """The result of `Reprompt`.
+    """The result of `Reprompt`."""
 
-    Attributes:
-        tokens: (rows,) lengths of the teacher prompts.
-        taught: rows with a teacher prompt.
-        first: text of the first teacher prompt.
-    """
-
-    tokens: list[int]
-    taught: list[int]
-    first: str = ""
+    tokens: list[int]  # (rows,) lengths of the teacher prompts
+    taught: list[int]  # rows with a teacher prompt
+    first: str = ""  # text of the first teacher prompt
 
 
 class OpenChannel(msgspec.Struct, frozen=True):
-    """Open the channel between the owners of rows and another role.
-
-    Attributes:
-        key: unique name of the channel.
-        owners: number of owners, the first members of the channel.
-        consumers: number of ranks of the other role, the last members.
-        store_host: host of the owners' rendezvous store.
-        store_key: prefix of the keys of the owners' attempt.
-        seconds: timeout of each operation.
-    """
+    """Open the channel between the owners of rows and another role."""
 
     role: str
-    key: str
-    owners: int
-    consumers: int
-    store_host: str
-    store_key: str
-    seconds: float = CHANNEL_SECONDS
+    key: str  # unique name of the channel
+    owners: int  # number of owners, the first members of the channel
+    consumers: int  # number of ranks of the other role, the last members
+    store_host: str  # host of the owners' rendezvous store
+    store_key: str  # prefix of the keys of the owners' attempt
+    seconds: float = CHANNEL_SECONDS  # timeout of each operation
 
 
 class MoveRows(msgspec.Struct, frozen=True):
-    """Move the training rows from their owners to the other role; both sides get the request.
-
-    Attributes:
-        batch: name of the batch; a consumer that has it keeps its computed columns.
-        index: index of the rows at their owners.
-    """
+    """Move the training rows from their owners to the other role; both sides get the request."""
 
     role: str
-    batch: BatchName
-    index: BatchIndex
+    batch: BatchName  # name of the batch; a consumer that has it keeps its computed columns
+    index: BatchIndex  # index of the rows at their owners
 
 
 class MoveColumns(msgspec.Struct, frozen=True):
@@ -120,27 +88,17 @@ class CutChannel(msgspec.Struct, frozen=True):
 
 
 class WriteRows(msgspec.Struct, frozen=True):
-    """Write rows of this rank as a part of a parquet folder.
-
-    Attributes:
-        folder: relative to the run folder.
-        first: batch position of the first prompt.
-        scores: (rows,) scores.
-        ground_truths: (prompts,) JSON.
-        extras: (rows,) further values of reward functions, as JSON.
-        value_kinds: types of those values in the whole batch, for the schema.
-        extra_infos: (prompts,) JSON objects.
-    """
+    """Write rows of this rank as a part of a parquet folder."""
 
     purpose: str
     step: int
-    folder: str
+    folder: str  # relative to the run folder
     part: int
-    first: int
-    scores: list[float]
+    first: int  # batch position of the first prompt
+    scores: list[float]  # (rows,)
     data_sources: list[str]
-    ground_truths: list[bytes]
-    extras: list[bytes]
-    value_kinds: dict[str, ValueKind]
+    ground_truths: list[bytes]  # (prompts,) JSON
+    extras: list[bytes]  # (rows,) further values of reward functions, as JSON
+    value_kinds: dict[str, ValueKind]  # types of those values in the whole batch, for the schema
     round: int = 0
-    extra_infos: list[bytes] = []
+    extra_infos: list[bytes] = []  # (prompts,) JSON objects

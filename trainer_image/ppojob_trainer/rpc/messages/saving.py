@@ -4,18 +4,13 @@ import msgspec
 
 
 class SaveShards(msgspec.Struct, frozen=True):
-    """Write this rank's shard of a checkpoint.
+    """Write this rank's shard of a checkpoint."""
 
-    Attributes:
-        folder: folder of the checkpoint, relative to the run folder.
-        step: finished steps. A copied state is not copied again, since a restarted controller may
-            repeat the request during a later step.
-        in_background: whether to copy the state and write it during later work.
-    """
-
-    folder: str
+    folder: str  # folder of the checkpoint, relative to the run folder
+    # finished steps. A copied state is not copied again, since a restarted controller may repeat
+    # the request during a later step.
     step: int
-    in_background: bool = False
+    in_background: bool = False  # whether to copy the state and write it during later work
 
 
 class FileEntry(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,32 +39,15 @@ class AskWritten(msgspec.Struct, frozen=True):
 
 
 class Written(msgspec.Struct, frozen=True):
-    """The result of a background write.
+    """The result of a background write."""
 
-    Attributes:
-        files: the written files; None if not (yet) written.
-        refusal: error of the disk, or empty.
-    """
-
-    files: list[FileEntry] | None = None
-    refusal: str = ""
+    files: list[FileEntry] | None = None  # the written files; None if not (yet) written
+    refusal: str = ""  # error of the disk, or empty
 
 
 class Restore(msgspec.Struct, frozen=True):
-    """Load the state of a checkpoint, or the initial models.
+    """Load the state of a checkpoint, or the initial models."""
 
-    Attributes:
-        folder: folder of the checkpoint, relative to the run folder; None for initial models.
-        files: the files of all ranks.
-        total_updates: optimizer steps of the whole job by model, for schedules.
-    """
-
-    folder: str | None
-    files: list[FileEntry]
-    total_updates: dict[str, int]
-
-
-class ExportModel(msgspec.Struct, frozen=True):
-    """Write the model as a Hugging Face folder, relative to the run folder."""
-
-    folder: str
+    folder: str | None  # of the checkpoint, relative to the run folder; None for initial models
+    files: list[FileEntry]  # the files of all ranks
+    total_updates: dict[str, int]  # optimizer steps of the whole job by model, for schedules

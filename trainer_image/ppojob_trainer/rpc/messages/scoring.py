@@ -27,25 +27,16 @@ class Texts(msgspec.Struct, frozen=True):
 
 
 class ScoreItem(msgspec.Struct, frozen=True):
-    """Metadata of rows `[first, last)` of one prompt.
-
-    Attributes:
-        data_source: selects the reward function.
-        ground_truth: JSON.
-        extra_info: JSON object.
-        lengths: (rows,) response tokens.
-        truncated: (rows,) whether the length limit was reached.
-        figures: (rows,) `RowFigures` as JSON, added to `extra_info`; empty for single-turn rows.
-    """
+    """Metadata of rows `[first, last)` of one prompt."""
 
     first: int
     last: int
-    data_source: str
-    ground_truth: bytes
-    extra_info: bytes
-    lengths: list[int]
-    truncated: list[bool]
-    figures: list[bytes] = []
+    data_source: str  # selects the reward function
+    ground_truth: bytes  # JSON
+    extra_info: bytes  # JSON object
+    lengths: list[int]  # (rows,) response tokens
+    truncated: list[bool]  # (rows,) whether the length limit was reached
+    figures: list[bytes] = []  # (rows,) JSON, added to `extra_info`; empty for single-turn rows
 
 
 class Score(msgspec.Struct, frozen=True):
@@ -79,15 +70,11 @@ class ModelScoreItem(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ScoreByModel(msgspec.Struct, frozen=True):
-    """Score rows by the reward model, a collective call of its ranks.
-
-    Attributes:
-        began: current time for chat templates, in unix seconds.
-    """
+    """Score rows by the reward model, a collective call of its ranks."""
 
     batch: BatchName
     items: list[ModelScoreItem]
-    began: float
+    began: float  # current time for chat templates, in unix seconds
 
 
 class ModelScored(msgspec.Struct, frozen=True):
