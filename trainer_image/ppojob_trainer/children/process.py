@@ -48,7 +48,7 @@ class BoundedProcess:
     descendants (``ppojob_trainer.children.guardian``).
 
     Args:
-        module: a module whose ``main`` calls ``guardian.run``.
+        module: a module that calls ``guardian.main``.
         memory_bytes: limit of the child's data segment; None for no limit.
         variables: names of further environment variables that it inherits.
     """

@@ -7,7 +7,6 @@ cannot reach the pipes. The parent and the guardian end loops, fork bombs and de
 
 import inspect
 import os
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -82,6 +81,12 @@ class Functions:
         self._functions: list[_Function] = []
         self._imports = ImportFolder()
         self._of_judge: dict[str, Any] = {}
+
+    def answer(self, body: bytes) -> bytes:
+        """Answer a request."""
+        request = _decode(body)
+        is_call = isinstance(request, CallFunction)
+        return _encode(self.call(request) if is_call else self.load(request))
 
     def load(self, request: LoadFunctions) -> FunctionsLoaded:
         """Load all functions; return the problems of those that cannot be used."""
@@ -175,17 +180,5 @@ def _failed(error: BaseException) -> Scored:
     return Scored(reason_code=reason, got=got, why=why)
 
 
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
-    functions = Functions()
-
-    def answer(body: bytes) -> bytes:
-        request = _decode(body)
-        is_call = isinstance(request, CallFunction)
-        return _encode(functions.call(request) if is_call else functions.load(request))
-
-    guardian.answer_requests(requests, answers, answer)
-
-
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(lambda: Functions().answer)

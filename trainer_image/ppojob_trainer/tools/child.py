@@ -6,7 +6,6 @@ cannot reach the pipes. The parent and the guardian end loops, fork bombs and de
 """
 
 import inspect
-import sys
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -91,6 +90,14 @@ class Tools:
         self._agent: AgentCode
         self._listener: socket | None = None
         self._imports = ImportFolder()
+
+    def answer(self, body: bytes) -> bytes:
+        """Answer a request."""
+        request = _decode(body)
+        if isinstance(request, DescribeTools):
+            server = request.server
+            return _encode(self.describe(server) if server else describe_tools(request.path))
+        return _encode(self.load(request) if isinstance(request, LoadTools) else self.call(request))
 
     def load(self, request: LoadTools) -> ToolsLoaded:
         """Load all tools and users; return the problems of those that cannot be used."""
@@ -243,21 +250,5 @@ def _unreachable(where: str, server: ServerCode, failed: McpFailed) -> str:
     return f"{where}: got {got}: {why}; a running MCP server"
 
 
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
-    tools = Tools()
-
-    def answer(body: bytes) -> bytes:
-        request = _decode(body)
-        if isinstance(request, DescribeTools):
-            server = request.server
-            return _encode(tools.describe(server) if server else describe_tools(request.path))
-        return _encode(
-            tools.load(request) if isinstance(request, LoadTools) else tools.call(request)
-        )
-
-    guardian.answer_requests(requests, answers, answer)
-
-
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(lambda: Tools().answer)

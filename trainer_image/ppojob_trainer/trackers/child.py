@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from collections import deque
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -105,8 +106,7 @@ def _without_secrets(text: str) -> str:
     return _USER_IN_URL.sub("***@", text)
 
 
-def serve(requests: int, answers: int) -> None:
-    """Answer requests until the parent closes its end."""
+def _start() -> Callable[[bytes], bytes]:
     os.nice(_NICENESS)  # it shares the cores with the training
     # Libraries print much, and may print a key. Failures are in the answers.
     null = os.open(os.devnull, os.O_WRONLY)
@@ -134,8 +134,8 @@ def serve(requests: int, answers: int) -> None:
             done = Uploaded(failure=printable(" ".join(text.split()), _LINE_CHARACTERS))
         return msgspec.msgpack.encode(done)
 
-    guardian.answer_requests(requests, answers, answer)
+    return answer
 
 
 if __name__ == "__main__":
-    sys.exit(guardian.run(serve, sys.argv[1:]))
+    guardian.main(_start)
