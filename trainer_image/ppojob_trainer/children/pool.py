@@ -175,11 +175,10 @@ def import_files(
     except ChildKilled:
         raise
     except (ChildTimeout, ChildDied) as error:
-        reason = str(error) or f"gave no answer in {START_SECONDS:g} s"
         # It is unknown which file the child was importing.
         names = ", ".join(dict.fromkeys(filter(None, files))) or "no files"
         raise ConfigError(
-            f"{where}: got {names}: the import {reason}: {what} cannot be loaded; "
+            f"{where}: got {names}: the import {error}: {what} cannot be loaded; "
             "files that can be imported"
         ) from None
     loaded = msgspec.msgpack.decode(answered, type=form)

@@ -159,12 +159,10 @@ class RowSampler(Closeable):
         assert self._child is not None, "the child was started"
         try:
             body = self._child.call(msgspec.msgpack.encode(request), _SECONDS)
-        except ChildTimeout:
-            raise _failed(f"no answer in {_SECONDS:g} s") from None
         except ChildKilled:
             raise
-        except ChildDied as died:
-            raise _failed(f"its process {died}") from None
+        except (ChildTimeout, ChildDied) as end:
+            raise _failed(f"its process {end}") from None
         answer = msgspec.msgpack.decode(body, type=Chosen)
         if answer.problem:
             raise SamplerFailed(f"{FIELD}: {answer.problem}")

@@ -131,7 +131,7 @@ class TrackerSink:
         """Log an error, once while it repeats."""
         if self._is_aborted:
             return  # `close` ended it, and logs its progress
-        text = str(problem) or f"no answer within {self._answer_seconds:g} s"
+        text = str(problem)
         if text != self._problem:
             _log.warning(
                 "%s: %s; the job continues without it, and metrics.jsonl has every step; "
