@@ -1,6 +1,5 @@
 """Prompt store: the tokenised rows of a dataset, in a temporary file, by number."""
 
-import base64
 import hashlib
 import json
 import os
@@ -9,7 +8,9 @@ from array import array
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
+
+import msgspec
 
 from ppojob_trainer import durable
 from ppojob_trainer.closeable import Closeable
@@ -83,6 +84,17 @@ class PromptRow:
         return with_parts(self.prompt, unpacked(self.pictures))
 
 
+_FORMS: Final[dict[str, Any]] = {
+    "token_ids": tuple[int, ...],
+    "answers": tuple[tuple[AnswerPart, ...], ...],
+    "pictures": bytes,
+    "teacher_token_ids": tuple[int, ...],
+    "known_scores": tuple[float, ...],
+}
+"""Types of the columns that JSON stores as others."""
+_decode: Final = msgspec.json.Decoder().decode
+
+
 class PromptStore(Closeable):
     """Rows in an unnamed temporary file; eight bytes per row are in memory."""
 
@@ -100,14 +112,7 @@ class PromptStore(Closeable):
     def append(self, row: PromptRow) -> None:
         """Store a row, whose index is the number of rows before it."""
         assert row.index == len(self), "rows are numbered in order"
-        columns = [
-            *(row.token_ids, row.prompt, row.data_source, row.ground_truth, row.extra_info),
-            row.agent,
-            [[_as_json(part) for part in answer] for answer in row.answers],
-            base64.b64encode(row.pictures).decode(),
-            *(row.teacher_token_ids, row.known_scores),
-        ]
-        text = json.dumps(columns, separators=(",", ":")).encode()
+        text = msgspec.json.encode(row)
         try:
             self._file.write(text)
         except OSError as error:
@@ -121,23 +126,11 @@ class PromptStore(Closeable):
         try:
             self._file.flush()
             begin, end = self._ends[index], self._ends[index + 1]
-            columns: list[Any] = json.loads(os.pread(self._file.fileno(), end - begin, begin))
+            columns: dict[str, Any] = _decode(os.pread(self._file.fileno(), end - begin, begin))
         except OSError as error:
             _raise(error)
-        token_ids, prompt, source, truth, info, agent, answers, pictures, teacher, scores = columns
-        return PromptRow(
-            index=index,
-            token_ids=tuple(token_ids),
-            prompt=prompt,
-            data_source=source,
-            ground_truth=truth,
-            extra_info=info,
-            agent=agent,
-            answers=tuple(tuple(_answer_part(*part) for part in answer) for answer in answers),
-            pictures=base64.b64decode(pictures),
-            teacher_token_ids=tuple(teacher),
-            known_scores=tuple(scores),
-        )
+        typed = {name: msgspec.convert(columns[name], form) for name, form in _FORMS.items()}
+        return PromptRow(**{**columns, **typed})
 
     def rows(self, indices: Iterable[int]) -> list[PromptRow]:
         """Read several rows, in the order of the given numbers."""
@@ -146,16 +139,6 @@ class PromptStore(Closeable):
     def close(self) -> None:
         """Delete the temporary file."""
         self._file.close()
-
-
-def _as_json(part: AnswerPart) -> list[Json]:
-    later: list[Json] = [[one.start, base64.b64encode(one.file).decode()] for one in part.pictures]
-    return [list(part.tokens), part.is_trained, later]
-
-
-def _answer_part(tokens: list[int], is_trained: bool, later: list[tuple[int, str]]) -> AnswerPart:
-    pictures = (LaterPicture(start, base64.b64decode(file)) for start, file in later)
-    return AnswerPart(tuple(tokens), is_trained, tuple(pictures))
 
 
 def _raise(error: OSError) -> None:

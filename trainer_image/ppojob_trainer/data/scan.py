@@ -323,6 +323,7 @@ class Scan:
                 token_ids=truncate(ids, spec.max_prompt_tokens, policy),
                 agent=self.agents.name(row) if self.agents is not None else "",
                 answers=kept,
+                teacher_prompt=None,
                 teacher_token_ids=truncate(teacher_ids, self._max_teacher_tokens, policy),
             )
             self.store.append(stored)
