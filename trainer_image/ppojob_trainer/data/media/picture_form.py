@@ -4,7 +4,9 @@ transformers' own classes define it too, but load torch, which the controller mu
 """
 
 import io
+import math
 from abc import abstractmethod
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -100,6 +102,23 @@ class ResizablePictureForm(PictureForm):
         image = opened(picture)
         size = self.with_limits(requested).target_size(*(requested.size or image.size))
         return picture if size == image.size else encoded(image.resize(size))
+
+
+def nearest_shape(
+    shapes: Iterable[tuple[int, int]], width: int, height: int, tile: int
+) -> tuple[int, int]:
+    """Return the grid (columns, rows) whose aspect ratio is nearest to that of a picture.
+
+    Among equally near ones a larger grid wins if the picture fills half of it; `tile` is the
+    number of pixels of a tile.
+    """
+    best, nearest = (1, 1), math.inf
+    for columns, rows in sorted(shapes, key=math.prod):
+        off = abs(width / height - columns / rows)
+        is_filled = width * height > 0.5 * tile * columns * rows
+        if off < nearest or (off == nearest and is_filled):
+            best, nearest = (columns, rows), off
+    return best
 
 
 def sound_form_of(form: MediaForm | None) -> SoundForm | None:

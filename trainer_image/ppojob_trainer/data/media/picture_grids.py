@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
 from msgspec.structs import astuple
 from PIL import Image
@@ -220,6 +220,7 @@ class Pooled(PictureForm):
     most: int
     joined: bool
     ahead: bool = field(default=False, compare=False)
+    ahead_in_windows: ClassVar = True
 
     @classmethod
     def read(cls, kind: str, settings: PooledSettings, folder: Path) -> Self | None:
@@ -254,11 +255,6 @@ class Pooled(PictureForm):
     def sees_ahead(self) -> bool:
         """See `MediaForm`."""
         return self.ahead
-
-    @property
-    def ahead_in_windows(self) -> bool:
-        """See `MediaForm`."""
-        return True
 
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final, Self
 
 from ppojob_trainer.data.media.picture_files import added_tokens, tokens_between
-from ppojob_trainer.data.media.picture_form import ResizablePictureForm
+from ppojob_trainer.data.media.picture_form import ResizablePictureForm, nearest_shape
 from ppojob_trainer.data.media.picture_settings import SplitsSettings
 from ppojob_trainer.errors import ConfigError
 
@@ -166,12 +166,6 @@ class Splits(ResizablePictureForm):
             for rows in range(1, tiles + 1)
             if fewest <= columns * rows <= most
         }
-        best, nearest = (1, 1), math.inf
         # Of several grids with as many tiles transformers takes that which its set has last: this
         # set is built as its own is.
-        for columns, rows in sorted(shapes, key=math.prod):
-            off = abs(width / height - columns / rows)
-            is_filled = width * height > 0.5 * self.tile * self.tile * columns * rows
-            if off < nearest or (off == nearest and is_filled):
-                best, nearest = (columns, rows), off
-        return best
+        return nearest_shape(shapes, width, height, self.tile**2)

@@ -9,14 +9,14 @@ Sources: transformers 5, `get_optimal_tiled_canvas` of
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Self
+from typing import ClassVar, Final, Self
 
-from ppojob_trainer.data.media.media_form import ProcessorArguments
 from ppojob_trainer.data.media.picture_files import NEWER, added_tokens, read_json, tokens_between
 from ppojob_trainer.data.media.picture_form import (
     PictureForm,
     RequestedSize,
     ResizablePictureForm,
+    nearest_shape,
 )
 from ppojob_trainer.data.media.picture_settings import (
     CropsSettings,
@@ -55,6 +55,7 @@ class Tiles(ResizablePictureForm):
     end: int
     tile: tuple[int, int]
     features: int
+    processor_arguments: ClassVar = {"crop_to_patches": True}
 
     @classmethod
     def read(cls, kind: str, settings: TilesSettings, folder: Path) -> Self | None:
@@ -76,22 +77,12 @@ class Tiles(ResizablePictureForm):
         tile = size.width, size.height
         return cls(token, kind, *limits, begin, end, tile, int(down * across))
 
-    @property
-    def processor_arguments(self) -> ProcessorArguments:
-        """See `MediaForm`."""
-        return {"crop_to_patches": True}
-
     def target_size(self, width: int, height: int) -> tuple[int, int]:
         """See `PictureForm`: of all tiles, in the layout nearest to the picture's aspect ratio."""
         sides = range(1, self.most + 1)
         shapes = [(a, d) for a in sides for d in sides if self.least <= a * d <= self.most]
-        best, nearest = (1, 1), math.inf
-        for across, down in sorted(shapes, key=math.prod):
-            off = abs(width / height - across / down)
-            is_filled = width * height > 0.5 * math.prod(self.tile) * across * down
-            if off < nearest or (off == nearest and is_filled):
-                best, nearest = (across, down), off
-        return best[0] * self.tile[0], best[1] * self.tile[1]
+        across, down = nearest_shape(shapes, width, height, math.prod(self.tile))
+        return across * self.tile[0], down * self.tile[1]
 
     def with_limits(self, requested: RequestedSize) -> Self:
         """See `ResizablePictureForm`: limits are rounded to whole tiles."""
@@ -132,6 +123,8 @@ class Squares(PictureForm):
     shown: str
     size: tuple[int, int]
     features: int
+    processor_arguments: ClassVar = {"do_pan_and_scan": False}
+    sees_ahead: ClassVar = True
 
     @classmethod
     def read(cls, kind: str, settings: SquaresSettings, folder: Path) -> Self | None:
@@ -152,16 +145,6 @@ class Squares(PictureForm):
             return None
         shown = f"\n\n{texts[begin]}{texts[token]}{texts[end]}\n\n"
         return cls(token, kind, texts[begin], shown, (side, side), features)
-
-    @property
-    def processor_arguments(self) -> ProcessorArguments:
-        """See `MediaForm`."""
-        return {"do_pan_and_scan": False}
-
-    @property
-    def sees_ahead(self) -> bool:
-        """See `MediaForm`."""
-        return True
 
     def rewritten(self, text: str) -> str:
         """See `MediaForm`: adds blank lines, which may form one token with the text around them."""
