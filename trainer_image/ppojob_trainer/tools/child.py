@@ -25,6 +25,7 @@ from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
 from ppojob_trainer.rpc.messages.agents import SeenPicture
 from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
+from ppojob_trainer.tools import wire
 from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
 from ppojob_trainer.tools.built_in import TOOLS, USERS
 from ppojob_trainer.tools.built_in.tool import Call
@@ -34,30 +35,13 @@ from ppojob_trainer.tools.loop import Loop
 from ppojob_trainer.tools.mcp_tools import McpFailed, McpServer, mcp_tool
 from ppojob_trainer.tools.program import Program, ProgramRaised, awaited, open_listener
 from ppojob_trainer.tools.schemas import tool_schema
-from ppojob_trainer.tools.wire import (
-    AgentCode,
-    CallTool,
-    Conversation,
-    Described,
-    DescribeTools,
-    LoadTools,
-    ModelRequest,
-    ServerCode,
-    Source,
-    ToolCalled,
-    ToolCode,
-    ToolRequest,
-    ToolsDescribed,
-    ToolsLoaded,
-    UserCode,
-)
 
 # Bound before users' code is imported, which may replace them.
-_decode: Final = msgspec.msgpack.Decoder(ToolRequest).decode
+_decode: Final = msgspec.msgpack.Decoder(wire.ToolRequest).decode
 _encode: Final = msgspec.msgpack.Encoder().encode
 _encode_json: Final = msgspec.json.Encoder().encode
 _decode_json: Final = msgspec.json.Decoder().decode
-_decode_conversation: Final = msgspec.json.Decoder(Conversation).decode
+_decode_conversation: Final = msgspec.json.Decoder(wire.Conversation).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,21 +69,23 @@ class Tools:
 
     def __init__(self) -> None:
         self._tools: list[_Loaded] = []
-        self._servers: dict[str, tuple[McpServer, Mapping[str, Described] | None]] = {}
-        self._request: LoadTools
-        self._agent: AgentCode
+        self._servers: dict[str, tuple[McpServer, Mapping[str, wire.Described] | None]] = {}
+        self._request: wire.LoadTools
+        self._agent: wire.AgentCode
         self._listener: socket | None = None
         self._imports = ImportFolder()
 
     def answer(self, body: bytes) -> bytes:
         """Answer a request."""
         request = _decode(body)
-        if isinstance(request, DescribeTools):
+        if isinstance(request, wire.DescribeTools):
             server = request.server
             return _encode(self.describe(server) if server else describe_tools(request.path))
-        return _encode(self.load(request) if isinstance(request, LoadTools) else self.call(request))
+        return _encode(
+            self.load(request) if isinstance(request, wire.LoadTools) else self.call(request)
+        )
 
-    def load(self, request: LoadTools) -> ToolsLoaded:
+    def load(self, request: wire.LoadTools) -> wire.ToolsLoaded:
         """Load all tools and users; return the problems of those that cannot be used."""
         self._request = request
         self._agent = agent = request.agent
@@ -107,7 +93,7 @@ class Tools:
             self._listener = open_listener()
         problems = self._open_servers()
         modules: dict[str, ModuleType] = {}
-        answering: list[tuple[str, ToolCode | UserCode]] = [
+        answering: list[tuple[str, wire.ToolCode | wire.UserCode]] = [
             *((f"tools[{number}]", tool) for number, tool in enumerate(agent.tools)),
             *((f"interactions[{number}]", user) for number, user in enumerate(agent.interactions)),
         ]
@@ -116,19 +102,19 @@ class Tools:
                 self._tools.append(self._load(one, modules))
             except ConfigError as wrong:
                 problems += [f"spec.agent.{place}.{line}" for line in wrong.problems]
-        return ToolsLoaded(problems, [one.name for one in self._tools if one.is_loop])
+        return wire.ToolsLoaded(problems, [one.name for one in self._tools if one.is_loop])
 
-    def describe(self, server: ServerCode) -> ToolsDescribed:
+    def describe(self, server: wire.ServerCode) -> wire.ToolsDescribed:
         """List the tools of a server."""
         opened = McpServer(server, self._run)
         if (wrong := opened.problem()) is not None:
-            return ToolsDescribed([], [f"{server.name}: {wrong}"])
+            return wire.ToolsDescribed([], [f"{server.name}: {wrong}"])
         try:
-            return ToolsDescribed(list(opened.tools().values()), [])
+            return wire.ToolsDescribed(list(opened.tools().values()), [])
         except McpFailed as failed:
-            return ToolsDescribed([], [_unreachable(server.name, server, failed)])
+            return wire.ToolsDescribed([], [_unreachable(server.name, server, failed)])
 
-    def call(self, request: CallTool) -> ToolCalled:
+    def call(self, request: wire.CallTool) -> wire.ToolCalled:
         """Call a tool or a user with objects decoded for this call only."""
         tool, number = self._tools[request.tool], request.number
         try:
@@ -139,12 +125,12 @@ class Tools:
             value = tool.call(decode(request.arguments), created, request.instance, *given)
             if inspect.isawaitable(value):
                 value = self._run(awaited(value))
-            if isinstance(value, ModelRequest):
-                return ToolCalled(number, asked=_encode_json(value))
+            if isinstance(value, wire.ModelRequest):
+                return wire.ToolCalled(number, asked=_encode_json(value))
             if tool.is_user:  # without the length limit of tools
                 ends, text, score, context = read_reply(value)
                 encoded = _encode_json(context) if context else b""
-                return ToolCalled(number, text, score, ends=ends, context=encoded)
+                return wire.ToolCalled(number, text, score, ends=ends, context=encoded)
             text, pictures, reward = read_answer(value)
             if pictures and request.pictures is None:
                 why = "the model, its chat template, critic or reference takes none of tools"
@@ -154,15 +140,15 @@ class Tools:
                 raise BadResult("BadAnswer", f"pictures of {size} bytes", why)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
-            return ToolCalled(number, text, reward, pictures=pictures)
+            return wire.ToolCalled(number, text, reward, pictures=pictures)
         except BadResult as bad:
-            return ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
+            return wire.ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
         except ProgramRaised as of_program:
             text, where = of_program.args
-            return ToolCalled(number, raised=text, where=where)
+            return wire.ToolCalled(number, raised=text, where=where)
         except BaseException as error:  # also SystemExit
             text, where = raised(error, __file__)
-            return ToolCalled(number, raised=text, where=where)
+            return wire.ToolCalled(number, raised=text, where=where)
 
     @cached_property
     def _run(self) -> Callable[[Coroutine[Any, Any, object]], object]:
@@ -187,12 +173,12 @@ class Tools:
             self._servers[code.name] = server, offered
         return problems
 
-    def _load(self, one: ToolCode | UserCode, modules: dict[str, ModuleType]) -> _Loaded:
+    def _load(self, one: wire.ToolCode | wire.UserCode, modules: dict[str, ModuleType]) -> _Loaded:
         path = (one.source.file if one.source else None) or ""
         name = (one.source.function if one.source else None) or one.name
         folder = str(Path(path).resolve().parent) if path else ""
         self._imports.enter(folder)
-        if isinstance(one, UserCode):
+        if isinstance(one, wire.UserCode):
             user: User
             if self._listener and one.interface == "openai":
                 user = Program(load_program(path, name, one, modules), self._listener)
@@ -205,8 +191,8 @@ class Tools:
             tool = self._without_file(one)
         return _Loaded(one.name, tool, False, folder)
 
-    def _without_file(self, tool: ToolCode) -> Tool:
-        source = tool.source or Source()
+    def _without_file(self, tool: wire.ToolCode) -> Tool:
+        source = tool.source or wire.Source()
         if source.mcp_server is not None:
             if source.mcp_server not in self._servers:
                 return _answered_elsewhere  # never called: the server has a problem
@@ -218,7 +204,7 @@ class Tools:
             return _answered_elsewhere
         return self._built_in(tool)
 
-    def _built_in(self, spec: ToolCode) -> Tool:
+    def _built_in(self, spec: wire.ToolCode) -> Tool:
         tool, config = TOOLS[spec.name], spec.config
         sandbox = partial(open_sandbox, self._request.sandbox)
         if tool.runs_code:
@@ -244,7 +230,7 @@ def _answered_elsewhere(*_: object) -> object:
     raise LookupError("another role answers it")
 
 
-def _unreachable(where: str, server: ServerCode, failed: McpFailed) -> str:
+def _unreachable(where: str, server: wire.ServerCode, failed: McpFailed) -> str:
     got = shown(server.url or " ".join(server.command))
     why = f"the server does not list its tools: {failed}"
     return f"{where}: got {got}: {why}; a running MCP server"
