@@ -89,17 +89,17 @@ def value_of(text: str) -> Json:
     return value
 
 
-def named_call(text: str, keys: Sequence[str] = ("arguments",)) -> Call | BadCall:
-    """Parse a call that is a JSON object with a name, and arguments under one of these keys."""
+def named_call(text: str) -> Call | BadCall:
+    """Parse a call that is a JSON object with a name and arguments."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         return BadCall(f"a call that is no JSON: {error}")
-    return call_of(value, keys)
+    return call_of(value, ("arguments",))
 
 
 def call_of(value: Json, keys: Sequence[str]) -> Call | BadCall:
-    """As `named_call`, from a parsed value."""
+    """As `named_call`, from a parsed value, with arguments under one of these keys."""
     if not isinstance(value, dict):
         return BadCall("a call that is no JSON object")
     name = value.get("name")
