@@ -1,8 +1,8 @@
 """Local index, searched by one query at a time."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,20 +12,16 @@ from ppojob_trainer.retrieval.corpus import StoredCorpus
 from ppojob_trainer.retrieval.manifest import check_files, check_memory, read_manifest
 from ppojob_trainer.retrieval.passages import Passage
 
-
-class Scorer(Protocol):
-    """Holds the arrays of an index."""
-
-    def scores(self, query: str) -> NDArray[np.float32]:
-        """Score every document for one query: (documents,); -inf for those that do not match."""
+Scores: TypeAlias = Callable[[str], NDArray[np.float32]]
+"""Query -> (documents,) scores; -inf for those that do not match."""
 
 
 class IndexRetriever(Closeable):
     """Finds passages in an index."""
 
-    def __init__(self, corpus: StoredCorpus, scorer: Scorer) -> None:
+    def __init__(self, corpus: StoredCorpus, scores: Scores) -> None:
         self._corpus = corpus
-        self._scorer = scorer
+        self._scores = scores
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find the best passages of each query; see `Retriever`.
@@ -35,7 +31,7 @@ class IndexRetriever(Closeable):
         """
         found: list[list[Passage]] = []
         for query in queries:
-            scores = self._scorer.scores(query)
+            scores = self._scores(query)
             found.append([])
             for number in best(scores, self._corpus.ranks, k):
                 document = self._corpus[int(number)]
@@ -81,13 +77,12 @@ def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
     manifest = read_manifest(folder)
     check_memory(manifest, folder)
     check_files(manifest, folder)
-    scorer: Scorer
     if manifest.plan.kind == "bm25":
-        from ppojob_trainer.retrieval.bm25 import Bm25Scorer  # loads numba, if it is installed
+        from ppojob_trainer.retrieval.bm25 import open_bm25  # loads numba, if it is installed
 
-        scorer = Bm25Scorer(folder, manifest.plan.library)
+        scores = open_bm25(folder, manifest.plan.library)
     else:
-        from ppojob_trainer.retrieval.dense import DenseScorer  # loads torch
+        from ppojob_trainer.retrieval.dense import open_vectors  # loads torch
 
-        scorer = DenseScorer(folder, manifest.plan, encoder)
-    return IndexRetriever(StoredCorpus(folder), scorer)
+        scores = open_vectors(folder, manifest.plan, encoder)
+    return IndexRetriever(StoredCorpus(folder), scores)
