@@ -226,8 +226,6 @@ def conversation(cell: object, column: str, *, calls: bool = False) -> list[dict
     """
     if cell is None or cell == [] or (isinstance(cell, str) and not cell.strip()):
         raise BadCell(column, shown(cell), "it is empty", "text, or a list of chat messages")
-    if isinstance(cell, dict):
-        cell = _messages_of_lists(cell, column)
     if not isinstance(cell, list):
         raise _bad_prompt(column, cell)
     messages = [
@@ -246,19 +244,6 @@ def _bad_prompt(column: str, cell: object) -> BadCell:
 
 def _typed(cell: object) -> str:
     return f"{type(cell).__name__} {shown(cell)}"
-
-
-def _messages_of_lists(cell: dict[object, object], column: str) -> list[object]:
-    """Convert a struct of lists, as some writers store messages, to a list of messages."""
-    roles, contents = cell.get("role"), cell.get("content")
-    if not isinstance(roles, list) or not isinstance(contents, list):
-        raise _bad_prompt(column, cell)
-    if len(roles) != len(contents):
-        got = f"{len(roles)} roles and {len(contents)} contents"
-        raise BadCell(column, got, "every message has one of each", "lists of equal length")
-    return [
-        {"role": role, "content": content} for role, content in zip(roles, contents, strict=True)
-    ]
 
 
 def _message(cell: object, column: str, *, calls: bool) -> dict[str, Json]:
