@@ -30,11 +30,7 @@ class FrameError(Exception):
 
 
 def pack_frame(body: bytes) -> bytes:
-    """Prepend the length to a body.
-
-    Raises:
-        FrameError: the body is too long.
-    """
+    """Prepend the length to a body; raises FrameError if the body is too long."""
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
     return HEADER.pack(len(body)) + body
@@ -56,8 +52,7 @@ class FrameBuffer:
     def feed(self, piece: bytes) -> bytes | None:
         """Add a piece; return the body once the frame is complete.
 
-        Raises:
-            FrameError: the frame is too long, or bytes follow it.
+        Raises FrameError if the frame is too long, or bytes follow it.
         """
         self._pieces += piece
         if len(self._pieces) < HEADER.size:
@@ -74,8 +69,7 @@ class FrameBuffer:
 def read_frame(fd: int) -> bytes | None:
     """Read one frame; None at the end of the stream. Nothing may follow before the answer.
 
-    Raises:
-        FrameError: as `FrameBuffer.feed`, or the stream ends within the frame.
+    Raises FrameError as `FrameBuffer.feed`, or if the stream ends within the frame.
     """
     buffer, has_begun = FrameBuffer(), False
     while piece := os.read(fd, 1 << 20):

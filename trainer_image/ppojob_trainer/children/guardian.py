@@ -42,8 +42,7 @@ def main(start: Callable[[], Callable[[bytes], bytes]]) -> NoReturn:
 def run_program(arguments: list[str]) -> int:
     """Run a trusted program in the same way, without limits; return its exit status.
 
-    Args:
-        arguments: descriptor of the end pipe, and the program with its arguments.
+    `arguments` are the descriptor of the end pipe, and the program with its arguments.
     """
     end_pipe = int(arguments[0])
     program = _forked(end_pipe)

@@ -82,16 +82,10 @@ class ChildPool(Closeable):
     def call(self, request: Numbered, seconds: float, form: type[A]) -> A:
         """Wait for an idle child, start it if needed, and call it.
 
-        The time limit does not include the start. A child with an invalid answer is killed.
-
-        Raises:
-            ChildTimeout: no answer in time. The child has been killed.
-            ChildDied: it ended, broke the protocol, or answered another call.
-            ChildKilled: it was ended by a SIGKILL.
-            PoolClosed: the pool is closed.
-            FrameError: the request is too long.
-            msgspec.MsgspecError: the answer has another type.
-            NotStarted: children are repeatedly killed while they load.
+        The time limit does not include the start. A child with an invalid answer is killed. Raises
+        as `BoundedProcess.call`; ChildDied if it answered another call, PoolClosed if the pool is
+        closed, FrameError if the request is too long, MsgspecError if the answer has another type,
+        and NotStarted if children are repeatedly killed while they load.
         """
         body = msgspec.msgpack.encode(request)
         child = self._idle.get()
@@ -164,11 +158,8 @@ def import_files(
     """Have a new child import users' files.
 
     For messages: `files` are their names (empty ones are dropped), `where` is their field of the
-    spec, and `what` names what they define, in the plural.
-
-    Raises:
-        ChildKilled: it was ended by a SIGKILL.
-        ConfigError: files are invalid, the child ended, or it gave no answer in time.
+    spec, and `what` names what they define, in the plural. Raises ChildKilled if it was ended by a
+    SIGKILL, and ConfigError if files are invalid, the child ended, or it gave no answer in time.
     """
     try:
         answered = child.call(msgspec.msgpack.encode(request), START_SECONDS)

@@ -21,8 +21,7 @@ _EVENT_LOOP = Path(traceback.__file__).parent / "asyncio"
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
     """Import a Python file as a module of this name; `pod` is for messages.
 
-    Raises:
-        Wrong: it cannot be imported.
+    Raises Wrong if it cannot be imported.
     """
     file = Path(path)
     if not file.is_file():
@@ -42,8 +41,7 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
 def load_function(path: str, name: str, module_name: str, allowed: str) -> Callable[..., Any]:
     """Import a file in the controller pod and return its function of this name.
 
-    Raises:
-        Wrong: the file cannot be imported, or has no such function.
+    Raises Wrong if the file cannot be imported, or has no such function.
     """
     ImportFolder().enter(str(Path(path).resolve().parent))
     found = vars(load_module(path, module_name, pod="controller"))
@@ -64,8 +62,7 @@ def load_function(path: str, name: str, module_name: str, allowed: str) -> Calla
 def load_packaged(package: str, *, pod: str) -> ModuleType:
     """Import a module of an installed package, ``rewards`` or ``our_package.rewards``.
 
-    Raises:
-        Wrong: there is no such module, or it cannot be imported.
+    Raises Wrong if there is no such module, or it cannot be imported.
     """
     try:
         return importlib.import_module(package)

@@ -83,12 +83,8 @@ def open_row_file(
 ) -> RowFile | DataProblem:
     """Open a data file, or return its problem.
 
-    Args:
-        path: the file.
-        read: columns to read; None for all.
-        required: columns that it must have.
-        file: entry of the job; None for another file, which is never executed.
-        spec: fields that name the columns, for messages.
+    `read` are the columns to read, None for all, and `required` those that it must have. `file` is
+    the entry of the job; None for another file, which is never executed. `spec` is for messages.
     """
     try:
         with open(path, "rb"):

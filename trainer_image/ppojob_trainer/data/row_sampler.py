@@ -75,12 +75,7 @@ class Chosen(msgspec.Struct, frozen=True):
 
 
 class RowSampler(Closeable):
-    """Calls the function in a child process, which is restarted if it was killed.
-
-    Args:
-        spec: the sampler of the job.
-        rows: rows to select from.
-    """
+    """Calls the function in a child process, which is restarted if it was killed."""
 
     def __init__(self, spec: "SamplerSpec", rows: "PromptStore") -> None:
         self._spec = spec
@@ -97,17 +92,10 @@ class RowSampler(Closeable):
     def choose(
         self, step: int, seed: int, count: int, numbers: Mapping[str, Numbers], state: str
     ) -> tuple[list[int], str]:
-        """Return the rows of a step, and the state for the next one.
+        """Return the `count` rows of a step, and the state, JSON, for the next one.
 
-        Args:
-            step: number of the step.
-            seed: of the sampler.
-            count: number of rows.
-            numbers: columns, (rows,) each.
-            state: JSON.
-
-        Raises:
-            SamplerFailed: the function raised, hung, died, or returned an invalid value.
+        `numbers` are columns, (rows,) each. Raises SamplerFailed if the function raised, hung,
+        died, or returned an invalid value.
         """
         for left in reversed(range(_ATTEMPTS)):
             try:

@@ -92,20 +92,11 @@ class TurnTemplate:
     ) -> list[int]:
         """Return the tokens between a turn of the model and its next one.
 
-        The text of a control token in a message is tokenised as ordinary text.
-
-        Args:
-            messages: answers of tools, in the order of the turn's calls, or of a user, with text or
-                parts with pictures, each of which becomes one token; those of tools also have
-                "name" and "tool_call_id" of the call.
-            tools: schemas of the tools, as in the prompt.
-            written: tokens of the turn, to which the template's end of a turn is added as far as
-                it is missing; None if the turn is complete.
-
-        Raises:
-            BadChatTemplate: the template refuses such a turn, omits messages of this role, or
-                transforms texts in an unknown way.
-            JobFailed: the template's process cannot start, or is killed repeatedly.
+        The text of a control token in a message is tokenised as ordinary text. `messages` are
+        answers of tools, in the order of the turn's calls, or of a user, with text or parts with
+        pictures, each of which becomes one token; those of tools also have "name" and
+        "tool_call_id" of the call. `written` are the tokens of the turn, to which the template's
+        end of a turn is added as far as it is missing; None if the turn is complete.
         """
         suffix = self.suffix(messages, tools)
         first, *others = suffix.pieces

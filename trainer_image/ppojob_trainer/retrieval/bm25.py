@@ -53,12 +53,8 @@ def build_bm25(
 ) -> tuple[list[str], int]:
     """Build a BM25 index, never continued: it is quick, compared with a dense one.
 
-    Returns:
-        The files that were written, and the memory of a search besides them, in bytes.
-
-    Raises:
-        ConfigError: no document has a word.
-        StorageError: writing failed.
+    Returns the files that were written, and the memory of a search besides them, in bytes. Raises
+    ConfigError if no document has a word, and StorageError if writing failed.
     """
     vocabulary: dict[str, int] = {}
     documents = []

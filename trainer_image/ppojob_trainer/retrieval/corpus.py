@@ -71,9 +71,8 @@ class CorpusCopy:
 def copy_corpus(corpus: Path, folder: Path, on_progress: OnProgress) -> CorpusCopy:
     """Check all of a corpus, and copy it to a temporary file in the folder of the index.
 
-    Raises:
-        ConfigError: lines that are not documents, duplicate ids, or no lines.
-        StorageError: writing failed.
+    Raises ConfigError for lines that are not documents, duplicate ids, or no lines, and
+    StorageError if writing failed.
     """
     digest, offsets, ids = hashlib.sha256(), [0], list[str]()
     problems: list[str] = []

@@ -29,11 +29,8 @@ def build_vectors(
 ) -> tuple[list[str], int]:
     """Encode the documents of all shards that the folder of the index lacks.
 
-    Returns:
-        The files of vectors, and the memory of a search besides them, in bytes.
-
-    Raises:
-        StorageError: writing failed.
+    Returns the files of vectors, and the memory of a search besides them, in bytes. Raises
+    StorageError if writing failed.
     """
     names: list[str] = []
     for first in range(0, len(corpus), SHARD_DOCUMENTS):

@@ -47,8 +47,7 @@ class HttpRetriever:
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
         """Find the best passages of each query; see `Retriever`.
 
-        Raises:
-            RetrievalFailed: a query has no valid answer; other queries may have been sent.
+        Raises RetrievalFailed if a query has no valid answer; other queries may have been sent.
         """
         return list(self._pool.map(lambda query: self._search(query, k), queries))
 

@@ -47,10 +47,8 @@ class IndexRetriever(Closeable):
 def best(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArray[np.int64]:
     """Return the numbers of the k best documents, the best first; equal scores by rank.
 
-    Args:
-        scores: (documents,); -inf for those that do not match.
-        ranks: (documents,), rank of each document's id among the sorted ids.
-        k: the most documents to return.
+    `scores`, (documents,), are -inf for those that do not match; `ranks`, (documents,), are those
+    of the ids among the sorted ids.
     """
     if k <= 0:
         return np.empty(0, np.int64)
@@ -66,13 +64,8 @@ def best(scores: NDArray[np.float32], ranks: NDArray[np.int32], k: int) -> NDArr
 def open_index(folder: Path, encoder: Path | None = None) -> IndexRetriever:
     """Open an index that `build.build_index` has written.
 
-    Args:
-        folder: of the index.
-        encoder: folder of a dense index's encoder, if it has moved.
-
-    Raises:
-        ConfigError: the index is missing, damaged, too large or of another version; or it has
-            another encoder.
+    `encoder` is the folder of a dense index's encoder, if it has moved. Raises ConfigError if the
+    index is missing, damaged, too large or of another version, or has another encoder.
     """
     manifest = read_manifest(folder)
     check_memory(manifest, folder)

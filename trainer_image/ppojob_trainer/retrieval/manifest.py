@@ -80,8 +80,7 @@ class _Version(msgspec.Struct):
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
     """Write the manifest of an index, of which all files are complete; names are relative.
 
-    Raises:
-        StorageError: writing failed.
+    Raises StorageError if writing failed.
     """
     files = tuple(
         IndexFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
@@ -96,8 +95,7 @@ def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manif
 def read_manifest(folder: Path) -> Manifest:
     """Read the manifest of an index, and no other file.
 
-    Raises:
-        ConfigError: there is no complete index, or it is of another version.
+    Raises ConfigError if there is no complete index, or it is of another version.
     """
     path = folder / MANIFEST
     try:
@@ -123,8 +121,7 @@ def read_manifest(folder: Path) -> Manifest:
 def check_memory(manifest: Manifest, folder: Path) -> None:
     """Refuse an index that does not fit into memory, before anything is loaded.
 
-    Raises:
-        ConfigError: it is too large.
+    Raises ConfigError if it is too large.
     """
     memory = machine_bytes()
     if memory is not None and manifest.memory_bytes > memory:
@@ -138,8 +135,7 @@ def check_memory(manifest: Manifest, folder: Path) -> None:
 def check_files(manifest: Manifest, folder: Path) -> None:
     """Compare every byte of an index with its manifest.
 
-    Raises:
-        ConfigError: a file is missing, truncated or changed.
+    Raises ConfigError if a file is missing, truncated or changed.
     """
     for file in manifest.files:
         path = folder / file.path

@@ -60,8 +60,6 @@ class ScoringPool(Closeable):
 
     Args:
         rewards: ``spec.rewards``; empty for the built-in scorer of each row's data source.
-        sandbox: ``spec.sandbox``; None for the default.
-        processes: number of child processes.
         memory_bytes: limit of each process's data segment.
         variables: names of environment variables that the functions get, if set.
         judge: the job's judge; a call may wait for it in addition to its limit.
@@ -106,11 +104,9 @@ class ScoringPool(Closeable):
     ) -> list[RewardResult]:
         """Score responses concurrently; results are in order.
 
-        `on_scored` is called once per scored response.
-
-        Raises:
-            RewardFailed: a function raised, hung, died or returned an invalid value, and has no
-                error score. The remaining responses are not scored.
+        `on_scored` is called once per scored response. Raises RewardFailed if a function raised,
+        hung, died or returned an invalid value, and has no error score. The remaining responses are
+        not scored.
         """
         stop = threading.Event()
         runs = [(position, list(range(len(items)))) for position in sorted(self._batched)]
@@ -193,10 +189,8 @@ class ScoringPool(Closeable):
     ) -> wire.Scored:
         """Return the score of a call, or the error score if it failed.
 
-        With an error score, the value `FAILED` is 1 for failed calls.
-
-        Raises:
-            RewardFailed: it failed, and there is no error score.
+        With an error score, the value `FAILED` is 1 for failed calls. Raises RewardFailed if it
+        failed, and there is no error score.
         """
         score = function.spec.error_score
         may_fail = score is not None or function.drops
@@ -261,10 +255,7 @@ def _functions_of(
 ) -> list[_Function]:
     """Return the functions to load: those of the job, or every scorer if rows are routed.
 
-    Args:
-        rewards: ``spec.rewards``.
-        program_seconds: time limit of a response's program.
-        patience: extra seconds for every call.
+    Every call has `patience` more seconds, and those of programs `program_seconds` for each.
     """
     routed = [RewardSpec(function=name, time_limit_seconds=BUILT_IN_SECONDS) for name in SCORERS]
     found, names = list[_Function](), list[str]()

@@ -88,8 +88,7 @@ def text_verdict(
 ) -> Verdict:
     """Return the `verdict` on an answer that must equal the ground truth exactly.
 
-    Raises:
-        TypeError: the ground truth is not text; those for tools are not checked earlier.
+    Raises TypeError if the ground truth is not text; those for tools are not checked earlier.
     """
     if not isinstance(ground_truth, str):
         raise TypeError(f"ground_truth: got {ground_truth!r}: a number as text")

@@ -30,9 +30,7 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
     """Read a number, or a mapping with a number under "score" and further named values.
 
     Numbers are booleans and scalars of Python, NumPy and CPU tensors. Values of None are ignored.
-
-    Raises:
-        BadResult: it is anything else.
+    Raises BadResult if it is anything else.
     """
     if not isinstance(value, Mapping):
         return read_number(value, "a number or a dict with a score"), {}
@@ -56,8 +54,7 @@ def read_result(value: object) -> tuple[float, dict[str, float | str]]:
 def read_results(value: Any, count: int) -> list[object]:
     """Read a list or a one-dimensional array with one result for each response.
 
-    Raises:
-        BadResult: it is anything else.
+    Raises BadResult if it is anything else.
     """
     listed = value.tolist() if hasattr(value, "tolist") else value
     if not isinstance(listed, list | tuple):

@@ -55,8 +55,7 @@ class FusionSandbox:
     def run(self, program: Program) -> Outcome:
         """Run a program until it ends or exceeds a limit.
 
-        Raises:
-            CallFailed: the service gave no answer, or could not run it, so there is no result.
+        Raises CallFailed if the service gave no answer, or could not run it, so there is no result.
         """
         nonce = secrets.token_hex(16)
         answer = post_json(

@@ -100,13 +100,8 @@ def after_nonce(given: bytes, nonce: str) -> bytes:
 def run_process(command: Sequence[str], message: bytes, stdin: bytes, limits: Limits) -> Outcome:
     """Run `ppojob_trainer.sandbox.inside` in a new interpreter.
 
-    The outcome's answer is everything that was written to the pipe for answers.
-
-    Args:
-        command: prefix of the interpreter's command line.
-        message: a Python literal for the interpreter.
-        stdin: of the program.
-        limits: after which it is killed.
+    `command` is the prefix of its command line, `message` a Python literal for it, and `stdin` that
+    of the program. The outcome's answer is everything that was written to the pipe for answers.
     """
     with contextlib.ExitStack() as pipes:
         message_read, message_write = _pipe(pipes)

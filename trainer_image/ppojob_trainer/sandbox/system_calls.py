@@ -78,8 +78,7 @@ class _Comparison(ctypes.Structure):
 def filter_program() -> bytes:
     """Compile the list to a BPF program for this processor, by libseccomp.
 
-    Raises:
-        FilterError: it cannot be compiled here.
+    Raises FilterError if it cannot be compiled here.
     """
     try:
         library = ctypes.CDLL("libseccomp.so.2")

@@ -34,13 +34,9 @@ class ToolPool(Closeable):
     damaged by an earlier call.
 
     Args:
-        agent: tools and user simulators.
-        sandbox: ``spec.sandbox``; None for the default.
-        processes: number of child processes.
         memory_bytes: limit of each process's data segment.
         variables: names of environment variables that tools get, if set.
         elsewhere: names of tools that another role runs.
-        log: for output and failures of tools.
 
     Raises:
         ConfigError: tools cannot be loaded; every problem, one line each.

@@ -32,7 +32,6 @@ class TrackerSink:
     The process is started at once, since libraries take seconds to import.
 
     Args:
-        run: the job.
         answer_seconds: timeout of an upload, after which its process is replaced.
         pause_seconds: from the end of a process to the start of the next one.
         end_seconds: for the remaining steps, once the job has ended.
