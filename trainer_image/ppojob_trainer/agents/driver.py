@@ -50,7 +50,6 @@ class Driver:
 
     Attributes:
         delay: d, engine steps of other rows before a row continues; infinity: until no row runs.
-        fails: whether a failed call fails the job.
         is_enough: called after each engine step with the number of steps and of finished rows; once
             true the phase ends, with the other rows unfinished.
     """

@@ -38,7 +38,6 @@ class Episode:
 
     Attributes:
         name: unique among the rows of a generation phase; begins the ids of its requests.
-        prompt: token ids.
         sampling: sampling parameters; `max_tokens` is set turn by turn.
         seed_of: the seed of a request, by its number from 0 among those that generated tokens.
         agent: limits of turns and calls, and the handling of failures and rewards.
@@ -47,7 +46,6 @@ class Episode:
         user: answers the turns that call no tool; None: such a turn ends the row.
         place: name for people: step, prompt and sample.
         pictures: those of the prompt, packed by `data.pictures.packed`.
-        tools: names of allowed tools; empty for all.
         state: its progress; a row that an earlier phase began continues from that state.
     """
 

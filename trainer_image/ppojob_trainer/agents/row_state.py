@@ -17,15 +17,12 @@ class RowState:
 
     Attributes:
         finish_reason: of the last request; "abort": it continues.
-        is_waiting: whether the last turn waits for an answer.
         experts: of its context up to the last request, see `Finished`.
         turn_began: number of the first segment of the current turn.
         experts_before: those of the earlier contexts, 0 for the last token of each.
         answered: number of answers to the finished `turns` of the model.
         answers: of tools, without their texts, which are in `segments`.
         of_user: of its user simulator, likewise.
-        conversation: messages for the user simulator; None before the first turn.
-        shown: pictures after the prompt.
     """
 
     segments: list[Segment] = field(default_factory=list)

@@ -25,7 +25,6 @@ class Turn:
     """What follows a turn of the model; without either, the row is over.
 
     Attributes:
-        calls: to be made, in order.
         reply: message to the model if it lacks a required call.
     """
 

@@ -73,10 +73,8 @@ class Mixture:
 
     Attributes:
         rows: number of rows of each source.
-        batch: prompts per batch.
         shuffle: False for the order of the files.
         difficulties: (rows,) numbers by which the rows of a pass are sorted; empty for no sorting.
-        descending: whether the largest number is first.
     """
 
     rows: tuple[int, ...]

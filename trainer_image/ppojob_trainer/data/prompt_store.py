@@ -42,10 +42,8 @@ class PromptRow:
         index: number in the dataset: ``dataset[row.index]`` is this row. -1 for a row that is not
             in a dataset yet, which has no tokens.
         token_ids: of the prompt, truncated if that is the policy for long prompts.
-        data_source: selects the reward function.
         ground_truth: input of the reward; for a given answer whether it is good, for a pair its
             margin; None if the row has none of these.
-        extra_info: other data of the row, for rewards and tools.
         agent: name of the row's agent; empty in jobs without agents.
         answers: answers to train on, of a pair the chosen one first; or given responses that join
             the sampled ones; empty without any.

@@ -54,11 +54,8 @@ class Candidate:
 
     Attributes:
         answers: messages of each answer that is trained on, from its first assistant message on.
-        later: pictures after the prompt.
-        inputs: inputs of the chat template besides the messages.
         entry: index in the list of files of the specification.
         number: index of the row in all files together.
-        place: ``file:row``, for messages.
         columns: all columns of the row, read or not.
     """
 
@@ -80,11 +77,6 @@ class RowReader:
 
     Attributes:
         given: type of a job whose rows have their answers.
-        agents: agents of rows that are conversations; None without such rows.
-        max_rows: number of first rows to read; None for all.
-        errors: problems of files and rows.
-        files: open files.
-        total: number of rows read.
     """
 
     spec: DataSpec

@@ -29,8 +29,6 @@ class Scan:
 
     Attributes:
         rewards: checks whether rewards can score a row; None for no check (custom functions).
-        agents: agents of rows that are conversations; None without such rows.
-        max_rows: number of first rows to read; None for all.
         sources: data sources that the job's reference reads; None for all.
         store: stores the rows to draw from; None for a check only, which collects the keys that
             find held-out prompts.
@@ -38,13 +36,11 @@ class Scan:
         digests: SHA-256 of each file's rows, in hex.
         media_digest: SHA-256 of the rows' pictures, which may be separate files; None without any.
         kept: rows to draw from; ``kept_of`` counts those of each entry of the list of files.
-        good: kept answers with a positive label.
         difficulties: (kept,) order of a curriculum; empty without one.
         scored: rows with scores of earlier responses; ``guided`` are those with given responses.
         dropped: rows dropped as too long; ``untrained`` are rows without trained tokens.
         prompt_kind: "text" or "messages", as in the first readable row, at ``prompt_place``.
         prompt_keys: (rows,) eight-byte digest of each prompt.
-        key_rows: (rows,) numbers of these rows.
     """
 
     spec: DataSpec

@@ -12,9 +12,7 @@ class RowHistory(NamedTuple):
 
     Attributes:
         draws: number of steps that have drawn it.
-        last_step: the last of these steps.
         responses: number of scored responses to it, over all steps.
-        total: sum of their scores.
         last_score: mean score in the last step with scores; None without.
     """
 

@@ -45,8 +45,6 @@ class Answer:
     Attributes:
         place: ``file:row``, for messages.
         step: step of the run; None if the file has no steps.
-        prompt: index of its prompt among all prompts.
-        sample: index among the prompt's responses.
         prompt_text: the prompt, messages as JSON.
         tokens: length of the response; None if unknown.
         figures: turns and calls as JSON; None for single-turn rows.

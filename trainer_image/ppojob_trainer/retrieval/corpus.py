@@ -49,7 +49,6 @@ class CorpusCopy:
     """A copy under a temporary name in the folder of an index.
 
     Attributes:
-        folder: of the index.
         sha256: of the copy, so that it does not depend on gzip.
         offsets: of each document, and the end of the last.
         ranks: of each document's id among the sorted ids.

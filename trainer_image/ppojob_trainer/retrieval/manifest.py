@@ -64,7 +64,6 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     Attributes:
         memory_bytes: memory of a search, including mapped files.
-        files: all files except the manifest.
     """
 
     version: int

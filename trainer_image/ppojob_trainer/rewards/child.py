@@ -38,9 +38,7 @@ class _Function:
     """A loaded function.
 
     Attributes:
-        arguments: JSON object.
         folder: folder of its file; empty for a built-in scorer.
-        columns: the columns that a call receives.
     """
 
     call: Callable[..., object]

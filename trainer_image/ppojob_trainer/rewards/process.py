@@ -37,10 +37,7 @@ class _Function:
     """A reward function of the job.
 
     Attributes:
-        label: name in messages.
         name: prefix of its values; further functions of the same name are numbered.
-        spec: function of the job.
-        seconds: time limit of a call.
         drops: whether a response is dropped from training if a call fails.
     """
 

@@ -24,7 +24,6 @@ class RewardItem:
     Attributes:
         row: number of the response in the step, for messages.
         response: decoded text, without the prompt.
-        ground_truth: ``reward_model.ground_truth`` of the row.
         response_tokens: number of tokens, with the end token.
         finish_reason: ``stop``, or ``length`` if the response reached the limit.
         prompt: number of its prompt in the step.

@@ -18,7 +18,6 @@ class BadResult(Exception):  # noqa: N818  the result is bad
     Attributes:
         reason_code: ``NonFiniteReward``, ``BadRewardResult`` or ``BadAnswer``.
         got: the value, in at most 80 characters.
-        why: why it is invalid.
     """
 
     def __init__(self, reason_code: str, got: str, why: str) -> None:

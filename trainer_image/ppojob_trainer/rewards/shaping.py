@@ -17,9 +17,7 @@ class OverlongPenalty:
     the limit, then linear to `-factor` at the limit.
 
     Attributes:
-        max_tokens: limit of a response.
         buffer_tokens: tokens before the limit where the penalty begins.
-        factor: penalty at the limit.
     """
 
     max_tokens: int
@@ -40,10 +38,7 @@ class ScoreShaping:
     """Transforms scores for the estimators.
 
     Attributes:
-        low: lower limit of scores.
-        high: upper limit of scores.
         truncation: penalty of a response that reached the length limit.
-        overlong: penalty of long responses; None for none.
         counts: whether scores count, and not only the penalties.
     """
 

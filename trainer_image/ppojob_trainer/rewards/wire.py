@@ -43,7 +43,6 @@ class LoadFunctions(msgspec.Struct, frozen=True, tag=True):
     Attributes:
         is_routed: whether these are all built-in scorers, of which few will be called: each is
             prepared by its first call.
-        judge: the job's judge; None without one.
     """
 
     rewards: list[Function]
@@ -83,10 +82,8 @@ class Scored(msgspec.Struct, frozen=True):
 
     Attributes:
         score: valid if `reason_code` is empty.
-        extras: named values.
         reason_code: code of the failure; empty for a score.
         got: what it returned or raised, in one line.
-        why: reason of the failure.
     """
 
     score: float = 0.0
@@ -101,7 +98,6 @@ class Called(Numbered, frozen=True):
 
     Attributes:
         scores: one for each response, in order; empty if the call failed.
-        failure: failure of the call; else None.
     """
 
     scores: list[Scored] = msgspec.field(default_factory=list)
@@ -112,7 +108,6 @@ class NotScored(msgspec.Struct, frozen=True):
     """Why responses have no scores.
 
     Attributes:
-        message: one line.
         row: number in its batch of the response that could not be scored; None for several.
         response: its text, possibly truncated.
     """

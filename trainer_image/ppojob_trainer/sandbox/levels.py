@@ -42,7 +42,6 @@ class Isolation:
         landlock: version of the kernel's interface; 0 for none.
         filter: program for seccomp; empty for none.
         command: prefix of the interpreter's command line, for bubblewrap; empty for none.
-        readable: readable folders.
         limitation: why the level is not higher, for messages; empty at the highest.
     """
 

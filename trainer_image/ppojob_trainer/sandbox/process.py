@@ -37,7 +37,6 @@ class Limits:
         seconds: wall time and, rounded up, processor time.
         memory_bytes: address space.
         output_bytes: all output together.
-        threads: concurrent threads.
     """
 
     seconds: float = 10.0

@@ -50,7 +50,6 @@ class _Loaded:
 
     Attributes:
         call: a `Tool` or a `User`.
-        folder: folder of its file; empty without one.
     """
 
     name: str

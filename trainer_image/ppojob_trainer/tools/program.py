@@ -56,7 +56,6 @@ class Program:
     Attributes:
         function: takes the messages of the prompt, and the row's arguments by name; returns None
             or a score, or an awaitable of it.
-        listener: socket of OPENAI_BASE_URL.
     """
 
     function: Callable[..., object]

@@ -118,8 +118,6 @@ class FunctionTool:
     """A function that is registered as a tool.
 
     Attributes:
-        name: name of the tool.
-        fn: the function.
         schema: schema for the model; None to derive it from the function.
     """
 

@@ -48,8 +48,6 @@ class ModelRequest(msgspec.Struct, frozen=True):
     Attributes:
         messages: normalised messages (`tools.requests.read_message`): all of a new context, else
             those after the last turn; none if the request is the prompt of the data.
-        begins_context: whether they begin a context.
-        tools: tool schemas for the model.
         max_tokens: limit of the turn; 0 for the job's limit.
     """
 
@@ -204,7 +202,6 @@ class Described(msgspec.Struct, frozen=True):
 
     Attributes:
         function: name in the file or at the server.
-        parameters: JSON schema.
     """
 
     name: str
@@ -226,8 +223,6 @@ class ToolCalled(Numbered, frozen=True):
     Attributes:
         raised: exception of the tool, as text; empty without one.
         where: place of the exception, for the log.
-        ends: whether the user simulator ends the conversation.
-        pictures: encoded pictures.
         context: JSON list of the messages of a new context; empty without one.
         asked: JSON of a program's `ModelRequest`; empty for others.
     """

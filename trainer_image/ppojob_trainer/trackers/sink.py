@@ -35,9 +35,6 @@ class TrackerSink:
         answer_seconds: timeout of an upload, after which its process is replaced.
         pause_seconds: from the end of a process to the start of the next one.
         end_seconds: for the remaining steps, once the job has ended.
-
-    Attributes:
-        last_step: the last step that the tracker has; -1 for none.
     """
 
     def __init__(

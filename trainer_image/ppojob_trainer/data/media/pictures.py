@@ -48,7 +48,6 @@ class LaterPicture(msgspec.Struct, frozen=True, array_like=True):
 
     Attributes:
         start: index of its first feature token in the response.
-        file: encoded picture.
     """
 
     start: int

@@ -53,7 +53,6 @@ class SoundForm(MediaForm):
     """Sound format of a model; this is Qwen2-Audio, others are subclasses.
 
     Attributes:
-        rate: sampling rate.
         hop: samples between two frames of features.
         seconds: of the longest sound.
     """

@@ -56,7 +56,6 @@ class Frames:
 
     Attributes:
         files: encoded pictures in the model's size.
-        seconds: time of each frame.
         fps: frames per second, on average.
     """
 

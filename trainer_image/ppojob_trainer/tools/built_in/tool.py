@@ -14,11 +14,8 @@ class Call:
     """One call of a tool.
 
     Attributes:
-        arguments: arguments, validated by the schema.
         created: constructor arguments in the row.
-        config: settings of the tool.
         sandbox: returns the sandbox for model-written code; the same for all calls.
-        pictures: pictures of the row so far.
     """
 
     arguments: Mapping[str, Json]
@@ -37,8 +34,6 @@ class BuiltIn:
             exception is an error of the tool or of the data.
         description: default description for the model.
         parameters: default JSON schema of the arguments.
-        runs_code: whether it needs a sandbox.
-        shows: whether it returns pictures.
         opens: validates and opens its settings; None without settings. It raises `ConfigError`,
             with a place relative to the tool (``config.index``).
     """
