@@ -62,16 +62,16 @@ class Grid(ResizablePictureForm):
         token = settings.image_token_index if token is None else token
         if token is None:
             return None
-        processor = settings.processor
-        size = processor.size or PixelLimits()
+        size = settings.processor_size or PixelLimits()
         least: float = size.shortest_edge or LIMITS[kind][0]
         most: float = size.longest_edge or LIMITS[kind][1]
         if kind == QWEN:
-            least, most = processor.min_pixels or least, processor.max_pixels or most
+            least = settings.processor_min_pixels or least
+            most = settings.processor_max_pixels or most
         else:  # GLM's limits are those of a video that repeats the picture
-            frames = processor.temporal_patch_size
+            frames = settings.processor_temporal_patch_size
             least, most = least / frames, most / frames
-        patch, merge = processor.patch_size, processor.merge_size
+        patch, merge = settings.processor_patch_size, settings.processor_merge_size
         video = VideoForm.read(settings, patch * merge)
         return cls(token, kind, least, most, patch, merge, video)
 
@@ -149,16 +149,16 @@ class Lines(ResizablePictureForm):
     @classmethod
     def read(cls, kind: str, settings: LinesSettings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete."""
-        added, size = added_tokens(folder), settings.processor.size
+        added, size = added_tokens(folder), settings.processor_size
         longest = _LONGEST if size is None else size.longest_edge
-        unit = settings.vision_config.patch_size * settings.spatial_merge_size
+        unit = settings.tower_patch_size * settings.spatial_merge_size
         if settings.model_type == _LIGHTON:
-            own, patch = settings.image_token_id, settings.processor.patch_size
+            own, patch = settings.image_token_id, settings.processor_patch_size
             if own is None or own not in added.values() or patch is None:
                 return None
             multiple, other = (patch, patch) if isinstance(patch, int) else astuple(patch)
             is_whole = multiple == other and not (unit % multiple or longest % multiple)
-            if not is_whole or multiple % settings.vision_config.patch_size:
+            if not is_whole or multiple % settings.tower_patch_size:
                 return None
             return cls(own, kind, 1, math.inf, (), (), unit, multiple, longest)
         token, line_end = settings.image_token_index, added.get("[IMG_BREAK]")
@@ -228,17 +228,17 @@ class Pooled(PictureForm):
         begin, token, end = settings.boi_token_id, settings.image_token_id, settings.eoi_token_id
         if not {begin, token, end} <= set(added_tokens(folder).values()):
             return None
-        tower, text, processor = settings.vision_config, settings.text_config, settings.processor
-        patch, side = processor.patch_size, processor.pooling_kernel_size
-        most = processor.max_soft_tokens
-        joined = kind == _WITHOUT_TOWER
-        has_positions = (
-            tower.mm_posemb_size >= most if joined else tower.position_embedding_size >= most * side
-        )
-        ahead = text.use_bidirectional_attention == "vision"
+        patch, side = settings.processor_patch_size, settings.processor_pooling_kernel_size
+        most = settings.processor_max_soft_tokens
+        if joined := kind == _WITHOUT_TOWER:
+            has_positions = settings.tower_mm_posemb_size >= most
+        else:
+            has_positions = settings.tower_position_embedding_size >= most * side
+        ahead = settings.text_use_bidirectional_attention == "vision"
         # Beyond a window attention is bidirectional in transformers, and causal in vLLM.
-        is_in_window = not ahead or text.sliding_window >= most
-        is_of_tower = (patch, side) == (tower.patch_size, tower.pooling_kernel_size)
+        is_in_window = not ahead or settings.text_sliding_window >= most
+        of_tower = settings.tower_patch_size, settings.tower_pooling_kernel_size
+        is_of_tower = (patch, side) == of_tower
         if not (is_of_tower and has_positions and is_in_window):
             return None
         return cls(token, _WITH_TOWER, begin, end, patch * side, most, joined, ahead)

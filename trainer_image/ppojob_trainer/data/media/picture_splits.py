@@ -63,14 +63,15 @@ class Splits(ResizablePictureForm):
     @classmethod
     def read(cls, kind: str, settings: SplitsSettings, folder: Path) -> Self | None:
         """Read the format from a model's settings; None if they are incomplete or inconsistent."""
-        token, added, own = settings.image_token_id, added_tokens(folder), settings.processor
-        patch, merge = own.encoder_patch_size, own.downsample_factor
-        if (patch, merge) != (settings.vision_config.patch_size, settings.downsample_factor):
+        token, added = settings.image_token_id, added_tokens(folder)
+        patch, merge = settings.processor_encoder_patch_size, settings.processor_downsample_factor
+        if (patch, merge) != (settings.tower_patch_size, settings.downsample_factor):
             return None
-        fewest, most = own.min_tiles, own.max_tiles
+        fewest, most = settings.processor_min_tiles, settings.processor_max_tiles
         # With a grid of one tile transformers counts the tokens of another size.
-        is_cut = own.do_image_splitting and (fewest, most) != (1, 1)
-        if is_cut and (not 2 <= fewest <= most or own.tile_size % (patch * merge)):
+        is_cut = settings.processor_do_image_splitting and (fewest, most) != (1, 1)
+        tile = settings.processor_tile_size
+        if is_cut and (not 2 <= fewest <= most or tile % (patch * merge)):
             return None
         if not {_BEGIN, _END, _WHOLE} <= added.keys() or token not in added.values():
             return None
@@ -88,18 +89,18 @@ class Splits(ResizablePictureForm):
             begin=added[_BEGIN],
             end=added[_END],
             names=tuple(tuple(each[n : n + most]) for n in range(0, len(each), most)),
-            before_whole=whole if own.use_thumbnail else (),
+            before_whole=whole if settings.processor_use_thumbnail else (),
             patch=patch,
             merge=merge,
-            tile=own.tile_size,
+            tile=tile,
             tiles=(fewest, most),
-            least_tokens=own.min_image_tokens,
-            most_tokens=own.max_image_tokens,
-            tolerance=own.max_pixels_tolerance,
-            resample=own.resample,
-            mean=own.image_mean,
-            std=own.image_std,
-            scale=own.rescale_factor,
+            least_tokens=settings.processor_min_image_tokens,
+            most_tokens=settings.processor_max_image_tokens,
+            tolerance=settings.processor_max_pixels_tolerance,
+            resample=settings.processor_resample,
+            mean=settings.processor_image_mean,
+            std=settings.processor_image_std,
+            scale=settings.processor_rescale_factor,
         )
 
     @property

@@ -64,8 +64,7 @@ class Tiles(ResizablePictureForm):
         begin, end = added.get("<img>"), added.get("</img>")
         if token is None or begin is None or end is None:
             return None
-        processor, patch = settings.processor, settings.vision_config.patch_size
-        size = processor.size or TileSize()
+        patch, size = settings.tower_patch_size, settings.processor_size or TileSize()
         patches = patch if isinstance(patch, list) else [patch, patch]
         down, across = (
             side // own * settings.downsample_ratio
@@ -73,7 +72,8 @@ class Tiles(ResizablePictureForm):
         )
         if down != across or down < 1 or not down.is_integer():
             return None  # the tower joins features of a square
-        limits = processor.min_patches or 1, processor.max_patches or _MOST_TILES
+        most = settings.processor_max_patches or _MOST_TILES
+        limits = settings.processor_min_patches or 1, most
         tile = size.width, size.height
         return cls(token, kind, *limits, begin, end, tile, int(down * across))
 
@@ -134,12 +134,12 @@ class Squares(PictureForm):
         begin, end = settings.boi_token_index, settings.eoi_token_index
         if not {begin, token, end} <= texts.keys():
             return None
-        size, tower = settings.processor.size or _SQUARE, settings.vision_config
-        features, side = settings.mm_tokens_per_image, tower.image_size
+        size, side = settings.processor_size or _SQUARE, settings.tower_image_size
+        features = settings.mm_tokens_per_image
         written = read_json(folder / NEWER).get("image_seq_length", _SQUARE_TOKENS)
-        pooled, rest = divmod(side // tower.patch_size, math.isqrt(features))
+        pooled, rest = divmod(side // settings.tower_patch_size, math.isqrt(features))
         is_whole = math.isqrt(features) ** 2 == features == written and pooled and not rest
-        window = (settings.text_config and settings.text_config.sliding_window) or features
+        window = settings.text_sliding_window or features
         # Beyond a window attention is bidirectional in transformers, and causal in vLLM.
         if (size.width, size.height) != (side, side) or not is_whole or window < features:
             return None
@@ -193,15 +193,14 @@ class Crops(PictureForm):
         token, added = settings.image_token_id, added_tokens(folder)
         if _AROUND_CROPS not in added or token not in added.values():
             return None
-        processor, tower = settings.processor, settings.vision_config
-        side = (processor.max_image_size or _CROP).longest_edge
-        root, rest = divmod(side // tower.patch_size, settings.scale_factor)
+        side = (settings.processor_max_image_size or _CROP).longest_edge
+        root, rest = divmod(side // settings.tower_patch_size, settings.scale_factor)
         features = read_json(folder / NEWER).get("image_seq_len", _CROP_TOKENS)
-        if side != tower.image_size or rest or root**2 != features or not root:
+        if side != settings.tower_image_size or rest or root**2 != features or not root:
             return None
         longest = side
-        if processor.do_image_splitting:
-            longest = (processor.size or _CROPPED).longest_edge
+        if settings.processor_do_image_splitting:
+            longest = (settings.processor_size or _CROPPED).longest_edge
         lines = range(1, -(-longest // side) + 1)
         texts = [f"<row_{row}_col_{column}>" for row in lines for column in lines]
         texts = ["<global-img>", "\n", "\n\n", *texts]

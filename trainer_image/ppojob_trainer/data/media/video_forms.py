@@ -86,23 +86,23 @@ class VideoForm(ABC):
         token = settings.video_token_index if token is None else token
         if kind is None or token is None:
             return None
-        processor, least, most = settings.video_processor, None, None
+        least, most, size = None, None, settings.video_size
         # For Qwen-Omni transformers ignores the limits of the folder.
-        if kind.time != "moments" and processor.size is not None:
-            least, most = processor.size.shortest_edge, processor.size.longest_edge
+        if kind.time != "moments" and size is not None:
+            least, most = size.shortest_edge, size.longest_edge
         if kind.time in ("numbers", "seconds"):
-            least, most = processor.min_pixels or least, processor.max_pixels or most
+            least, most = settings.video_min_pixels or least, settings.video_max_pixels or most
         least = least or _LEAST_TOKENS * (2 * kind.patch) ** 2
         most = most or _MOST_TOKENS * (2 * kind.patch) ** 2
         bound = None
-        if processor.cap_pixels_per_frame:
-            bound = processor.max_video_tokens or kind.bound
-        sizes = token, unit, processor.temporal_patch_size, least, most, bound
+        if settings.video_cap_pixels_per_frame:
+            bound = settings.video_max_video_tokens or kind.bound
+        sizes = token, unit, settings.video_temporal_patch_size, least, most, bound
         if kind.time == "text":
             return Timed(*sizes)
         if kind.time == "moments":
             return Joined(*sizes, settings.position_id_per_seconds, True)
-        paced = settings.vision_config.tokens_per_second
+        paced = settings.tower_tokens_per_second
         return Joined(*sizes, paced if kind.time == "seconds" else None)
 
     def in_whole_clips(self, count: int) -> int:
