@@ -28,8 +28,7 @@ from ppojob_trainer.data.media.picture_settings import (
     SquaresSettings,
     TilesSettings,
 )
-from ppojob_trainer.data.media.picture_splits import Splits
-from ppojob_trainer.data.media.picture_squares import Crops, Squares, Tiles
+from ppojob_trainer.data.media.picture_squares import Crops, Splits, Squares, Tiles
 from ppojob_trainer.data.media.sound_form import MODELS, read_sound_form
 
 _Read = Callable[[str, Any, Path], PictureForm | None]
