@@ -1,17 +1,23 @@
 """User code loader: imports users' Python code in a child, and reports problems."""
 
 import contextlib
+import functools
 import importlib
 import importlib.util
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ppojob_api.problem import printable
 from ppojob_trainer.errors import Wrong
+
+if TYPE_CHECKING:
+    import asyncio
+
+R = TypeVar("R")
 
 _SHOWN_FRAMES = 5
 _LINE_CHARACTERS = 600
@@ -77,6 +83,18 @@ def load_packaged(package: str, *, pod: str) -> ModuleType:
         ) from None
 
 
+def run_coroutine(coroutine: Coroutine[Any, Any, R]) -> R:
+    """Run a coroutine in the event loop of all calls, so that they can keep connections open."""
+    return _runner().run(coroutine)
+
+
+@functools.cache
+def _runner() -> "asyncio.Runner":
+    import asyncio  # late: it would double the start time, and few functions are coroutines
+
+    return asyncio.Runner()
+
+
 def raised(error: BaseException, caller: str) -> tuple[str, str]:
     """Return an exception of users' code as two lines: its text, and its place.
 
@@ -94,7 +112,7 @@ def raised(error: BaseException, caller: str) -> tuple[str, str]:
 def _user_frames(error: BaseException, caller: str) -> list[str]:
     """Return the last five frames of an exception as ``file:line name``, without the caller's."""
     frames = traceback.extract_tb(error.__traceback__)
-    others = [frame for frame in frames if frame.filename != caller]
+    others = [frame for frame in frames if frame.filename not in (caller, __file__)]
     own = [frame for frame in others if Path(frame.filename).parent != _EVENT_LOOP]
     return [_shown(frame) for frame in own[-_SHOWN_FRAMES:]]
 

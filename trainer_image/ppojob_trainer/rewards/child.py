@@ -9,24 +9,21 @@ import inspect
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 import msgspec
 
 from ppojob_api import contract
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.user_code import ImportFolder, raised
+from ppojob_trainer.children.user_code import ImportFolder, raised, run_coroutine
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.rewards import custom, wire
 from ppojob_trainer.rewards.built_in import load_scorer
 from ppojob_trainer.rewards.results import BadResult, read_result, read_results
 from ppojob_trainer.sandbox.executor import Runner, open_sandbox
-
-if TYPE_CHECKING:
-    import asyncio
 
 # Bound before users' code is imported, which may replace them.
 _decode: Final = msgspec.msgpack.Decoder(wire.ScorerRequest).decode
@@ -106,18 +103,11 @@ class Functions:
             self._imports.enter(function.folder)
             value = function.call(**(columns | msgspec.json.decode(function.arguments)))
             if inspect.iscoroutine(value):
-                value = self._loop.run(value)
+                value = run_coroutine(value)
             found = read_results(value, count) if function.takes_many else [value]
         except BaseException as error:  # also SystemExit
             return wire.Called(request.number, failure=_failed(error))
         return wire.Called(request.number, [_scored(one) for one in found])
-
-    @cached_property
-    def _loop(self) -> "asyncio.Runner":
-        """Return the event loop of all calls, so that coroutines can keep connections open."""
-        import asyncio  # late: it would double the start time, and few functions are coroutines
-
-        return asyncio.Runner()
 
     def _load(
         self, position: int, spec: wire.Function, sandbox: Callable[[], Runner], is_routed: bool

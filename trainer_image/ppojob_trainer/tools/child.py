@@ -6,24 +6,24 @@ cannot reach the pipes. The parent and the guardian end loops, fork bombs and de
 """
 
 import inspect
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 from pathlib import Path
 from socket import socket
 from types import ModuleType
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
 from ppojob_api.problem import shown
 from ppojob_trainer.children import guardian
-from ppojob_trainer.children.user_code import ImportFolder, raised
+from ppojob_trainer.children.user_code import ImportFolder, raised, run_coroutine
 from ppojob_trainer.data.media.pictures import MOST_BYTES
 from ppojob_trainer.errors import ConfigError
 from ppojob_trainer.json_value import Json
 from ppojob_trainer.rewards.results import BadResult
-from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer
 from ppojob_trainer.sandbox.executor import SandboxRefused, open_sandbox
 from ppojob_trainer.tools import wire
 from ppojob_trainer.tools.answers import for_the_model, read_answer, read_reply
@@ -105,7 +105,7 @@ class Tools:
 
     def describe(self, server: wire.ServerCode) -> wire.ToolsDescribed:
         """List the tools of a server."""
-        opened = McpServer(server, self._run)
+        opened = McpServer(server)
         if (wrong := opened.problem()) is not None:
             return wire.ToolsDescribed([], [f"{server.name}: {wrong}"])
         try:
@@ -123,13 +123,14 @@ class Tools:
             given = () if tool.is_user else (request.pictures or [],)
             value = tool.call(decode(request.arguments), created, request.instance, *given)
             if inspect.isawaitable(value):
-                value = self._run(awaited(value))
+                value = run_coroutine(awaited(value))
             if isinstance(value, wire.ModelRequest):
-                return wire.ToolCalled(number, asked=_encode_json(value))
+                return wire.ToolCalled(number, ToolAnswer("", asked=_encode_json(value)))
             if tool.is_user:  # without the length limit of tools
                 ends, text, score, context = read_reply(value)
                 encoded = _encode_json(context) if context else b""
-                return wire.ToolCalled(number, text, score, ends=ends, context=encoded)
+                reply = ToolAnswer(text, score, ends=ends, context=encoded)
+                return wire.ToolCalled(number, reply)
             text, pictures, reward = read_answer(value)
             if pictures and request.pictures is None:
                 why = "the model, its chat template, critic or reference takes none of tools"
@@ -139,7 +140,7 @@ class Tools:
                 raise BadResult("BadAnswer", f"pictures of {size} bytes", why)
             most = self._agent.max_tool_response_characters
             text = for_the_model(text, most, self._agent.tool_response_truncate_side)
-            return wire.ToolCalled(number, text, reward, pictures=pictures)
+            return wire.ToolCalled(number, ToolAnswer(text, reward), pictures)
         except BadResult as bad:
             return wire.ToolCalled(number, raised=f"got {bad.got}: {bad.why}")
         except ProgramRaised as of_program:
@@ -149,18 +150,11 @@ class Tools:
             text, where = raised(error, __file__)
             return wire.ToolCalled(number, raised=text, where=where)
 
-    @cached_property
-    def _run(self) -> Callable[[Coroutine[Any, Any, object]], object]:
-        """Run a coroutine in the event loop of all calls, so that they can keep connections."""
-        import asyncio  # late: it imports slowly, and few tools are coroutines
-
-        return asyncio.Runner().run
-
     def _open_servers(self) -> list[str]:
         """Read the tools' schemas from the MCP servers, if needed; return the problems."""
         problems: list[str] = []
         for position, code in enumerate(self._agent.mcp_servers):
-            where, server = f"spec.agent.mcpServers[{position}]", McpServer(code, self._run)
+            where, server = f"spec.agent.mcpServers[{position}]", McpServer(code)
             if (wrong := server.problem()) is not None:
                 problems.append(f"{where}: {wrong}")
                 continue

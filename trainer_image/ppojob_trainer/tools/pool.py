@@ -148,28 +148,21 @@ class ToolPool(Closeable):
         number = next(self._numbers)
         request = CallTool(number, position, instance, arguments, call.created, pictures)
         try:
-            answer = self._answer(request, limit)
+            called = self._answer(request, limit)
         except ChildTimeout:
             return self._failed("timeout", call, f"{limit:g}")
         except (ChildDied, FrameError, NotStarted, msgspec.MsgspecError) as death:
             self._log.warning("%s: %s: no answer: %s", instance, call.name, death)
             return self._failed("died", call)
-        if answer.raised:
-            self._log.warning("%s: %s: %s: %s", instance, call.name, answer.raised, answer.where)
-            return self._failed("raised", call, answer.raised)
+        if called.raised:
+            self._log.warning("%s: %s: %s: %s", instance, call.name, called.raised, called.where)
+            return self._failed("raised", call, called.raised)
         try:
-            pictures_shown = packed(read_pictures(answer.pictures))
+            pictures_shown = packed(read_pictures(called.pictures))
         except BadPicture as bad:
             self._log.warning("%s: %s: %s", instance, call.name, bad)
             return self._failed("raised", call, str(bad))
-        return ToolAnswer(
-            answer.text,
-            answer.reward,
-            ends=answer.ends,
-            pictures=pictures_shown,
-            context=answer.context,
-            asked=answer.asked,
-        )
+        return msgspec.structs.replace(called.answer, pictures=pictures_shown)
 
     def _answer(self, request: CallTool, limit: float) -> ToolCalled:
         until = time.monotonic() + limit

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from ppojob_trainer.children.frames import Loaded, Numbered
-from ppojob_trainer.rpc.messages.agents import SeenPicture
+from ppojob_trainer.rpc.messages.agents import SeenPicture, ToolAnswer
 from ppojob_trainer.sandbox.executor import Settings
 from ppojob_trainer.tools.answers import Side
 
@@ -221,20 +221,15 @@ class ToolCalled(Numbered, frozen=True):
     """Answer to ``CallTool``.
 
     Attributes:
+        answer: without its pictures, which are encoded in `pictures`.
         raised: exception of the tool, as text; empty without one.
         where: place of the exception, for the log.
-        context: JSON list of the messages of a new context; empty without one.
-        asked: JSON of a program's `ModelRequest`; empty for others.
     """
 
-    text: str = ""
-    reward: float = 0.0
+    answer: ToolAnswer = ToolAnswer("")
+    pictures: list[bytes] = msgspec.field(default_factory=list)
     raised: str = ""
     where: str = ""
-    ends: bool = False
-    pictures: list[bytes] = msgspec.field(default_factory=list)
-    context: bytes = b""
-    asked: bytes = b""
 
 
 ToolRequest = LoadTools | CallTool | DescribeTools
