@@ -17,12 +17,7 @@ from ppojob_trainer.agents.episode import Episode
 from ppojob_trainer.agents.remote_tools import RemoteTools
 from ppojob_trainer.agents.turn_form import Turn
 from ppojob_trainer.errors import PPOJobError
-from ppojob_trainer.rollout.protocol import (
-    Request,
-    RolloutEngine,
-    generation_phase,
-    lost_requests,
-)
+from ppojob_trainer.rollout.protocol import Request, RolloutEngine, generation_phase, lost_requests
 
 
 class ToolFailed(PPOJobError):  # noqa: N818  the name in messages

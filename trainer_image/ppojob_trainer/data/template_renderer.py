@@ -11,12 +11,7 @@ from typing import Any
 import msgspec
 
 from ppojob_api.problem import printable
-from ppojob_trainer.children.process import (
-    BoundedProcess,
-    ChildDied,
-    ChildKilled,
-    ChildTimeout,
-)
+from ppojob_trainer.children.process import BoundedProcess, ChildDied, ChildKilled, ChildTimeout
 from ppojob_trainer.closeable import Closeable
 from ppojob_trainer.errors import ConfigError, JobFailed, PPOJobError
 from ppojob_trainer.json_value import Json
