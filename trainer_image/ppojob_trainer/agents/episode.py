@@ -231,10 +231,10 @@ class Episode:
             return answer
         conversation = self._conversation
         if messages:
-            conversation.add_messages(messages, begins_context=True)
+            conversation.add_request(ModelRequest(messages, True))
             self._begin_context(context)
         else:
-            conversation.add_messages([{"role": "user", "content": answer.text}])
+            conversation.add_request(ModelRequest([{"role": "user", "content": answer.text}]))
             self._append_given(self._form.encode_user_message(self.state.written, answer.text))
         return answer
 

@@ -68,26 +68,15 @@ def required_columns(spec: DataSpec, *, given: GivenType | None = None) -> tuple
 
 
 def read_columns(
-    spec: DataSpec,
-    *,
-    has_agents: bool = False,
-    given: GivenType | None = None,
-    media: Collection[str] = (),
+    spec: DataSpec, *, given: GivenType | None = None, media: Collection[str] = ()
 ) -> tuple[str, ...] | None:
-    """Return the columns to read from a job's files, `media` included; None for all."""
-    ordering = [spec.curriculum.key, EXTRA_COLUMN] if spec.curriculum else []
-    ordering += [spec.scores_key, EXTRA_COLUMN] if spec.scores_key else []
-    if given is not None:
-        names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
-        names += [tools] if (tools := spec.tools_column(given)) else []
-        names += media
-        return tuple(dict.fromkeys([*names, *ordering]))
-    if spec.answer_key:
+    """Return the columns to read from a job's files, as far as they exist; None for all."""
+    if given is None and spec.answer_key:
         return None
-    names = [*required_columns(spec), REWARD_COLUMN, EXTRA_COLUMN, spec.data_source_key]
-    names += ordering
-    names += [AGENT_COLUMN] if has_agents else []
-    names += media
+    names = [spec.prompt_key.partition(".")[0], *required_columns(spec, given=given)]
+    names += [REWARD_COLUMN, EXTRA_COLUMN, AGENT_COLUMN, spec.data_source_key, *media]
+    curriculum = spec.curriculum.key if spec.curriculum else None
+    names += filter(None, [curriculum, spec.scores_key, spec.tools_column(given)])
     return tuple(dict.fromkeys(names))
 
 

@@ -132,11 +132,8 @@ class RowReader:
         return ({*candidate.columns} | supported) - shown
 
     def _open(self, data_file: DataFile) -> list[RowFile]:
-        media, has_agents = [one.column for one in self.media], self.agents is not None
-        found: list[RowFile] = []
-        for opened in open_files(
-            data_file, self.spec, has_agents=has_agents, given=self.given, media=media
-        ):
+        media, found = [one.column for one in self.media], list[RowFile]()
+        for opened in open_files(data_file, self.spec, given=self.given, media=media):
             if isinstance(opened, DataProblem):
                 self.errors.add(opened)
             else:

@@ -43,7 +43,7 @@ class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """A program's request to the model.
+    """A program's request to the model, or the messages of a user simulator.
 
     Attributes:
         messages: normalised messages (`tools.requests.read_message`): all of a new context, else
@@ -52,7 +52,7 @@ class ModelRequest(msgspec.Struct, frozen=True):
     """
 
     messages: list[Message]
-    begins_context: bool
+    begins_context: bool = False
     tools: list[Message] = []
     max_tokens: int = 0
 
@@ -75,13 +75,8 @@ class Conversation(msgspec.Struct):
     model_turns: list[ModelTurn] = msgspec.field(default_factory=list, name="drawn")
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
 
-    def add_messages(self, messages: list[Message], *, begins_context: bool = False) -> None:
-        """Append a turn of the user simulator."""
-        self.user_turns.append(UserTurn(len(self.messages), len(messages), begins_context))
-        self.messages += messages
-
     def add_request(self, request: ModelRequest) -> None:
-        """Append a program's request."""
+        """Append a turn of the user simulator, or a program's request."""
         size, more = len(request.messages), (request.tools, request.max_tokens)
         self.user_turns.append(UserTurn(len(self.messages), size, request.begins_context, *more))
         self.messages += request.messages
