@@ -26,11 +26,11 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class FrameError(Exception):
-    """The stream ended within a frame, or a frame is too long."""
+    """A frame is too long, is followed by bytes, or ends with the stream."""
 
 
 def pack_frame(body: bytes) -> bytes:
-    """Prepend the length to a body; raises FrameError if the body is too long."""
+    """Prepend the length to a body."""
     if len(body) > MAX_FRAME_BYTES:
         raise FrameError(f"a frame of {len(body)} bytes; at most {MAX_FRAME_BYTES}")
     return HEADER.pack(len(body)) + body
@@ -50,10 +50,7 @@ class FrameBuffer:
         self._pieces = bytearray()
 
     def feed(self, piece: bytes) -> bytes | None:
-        """Add a piece; return the body once the frame is complete.
-
-        Raises FrameError if the frame is too long, or bytes follow it.
-        """
+        """Add a piece; return the body once the frame is complete, and nothing follows it."""
         self._pieces += piece
         if len(self._pieces) < HEADER.size:
             return None
@@ -67,10 +64,7 @@ class FrameBuffer:
 
 
 def read_frame(fd: int) -> bytes | None:
-    """Read one frame; None at the end of the stream. Nothing may follow before the answer.
-
-    Raises FrameError as `FrameBuffer.feed`, or if the stream ends within the frame.
-    """
+    """Read one frame; None at the end of the stream. Nothing may follow before the answer."""
     buffer, has_begun = FrameBuffer(), False
     while piece := os.read(fd, 1 << 20):
         has_begun = True

@@ -1,4 +1,4 @@
-"""User code loader: imports users' Python code in a child, and reports problems."""
+"""User code loader: imports users' Python code in a child; loaders raise `Wrong`."""
 
 import contextlib
 import functools
@@ -25,10 +25,7 @@ _EVENT_LOOP = Path(traceback.__file__).parent / "asyncio"
 
 
 def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
-    """Import a Python file as a module of this name; `pod` is for messages.
-
-    Raises Wrong if it cannot be imported.
-    """
+    """Import a Python file as a module of this name; `pod` is for messages."""
     file = Path(path)
     if not file.is_file():
         raise Wrong(path, "no such file", "a Python file")
@@ -45,10 +42,7 @@ def load_module(path: str, module_name: str, *, pod: str) -> ModuleType:
 
 
 def load_function(path: str, name: str, module_name: str, allowed: str) -> Callable[..., Any]:
-    """Import a file in the controller pod and return its function of this name.
-
-    Raises Wrong if the file cannot be imported, or has no such function.
-    """
+    """Import a file in the controller pod and return its function of this name."""
     ImportFolder().enter(str(Path(path).resolve().parent))
     found = vars(load_module(path, module_name, pod="controller"))
     if name not in found:
@@ -66,10 +60,7 @@ def load_function(path: str, name: str, module_name: str, allowed: str) -> Calla
 
 
 def load_packaged(package: str, *, pod: str) -> ModuleType:
-    """Import a module of an installed package, ``rewards`` or ``our_package.rewards``.
-
-    Raises Wrong if there is no such module, or it cannot be imported.
-    """
+    """Import a module of an installed package, ``rewards`` or ``our_package.rewards``."""
     try:
         return importlib.import_module(package)
     except BaseException as error:  # as in a file

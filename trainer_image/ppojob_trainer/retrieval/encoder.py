@@ -75,10 +75,7 @@ def encoder_settings(
 
 
 class SentenceEncoder:
-    """An encoder, loaded from a folder.
-
-    Raises ConfigError if it cannot be loaded, or is not supported.
-    """
+    """An encoder, loaded from a folder; raises ConfigError if it is not supported."""
 
     def __init__(self, folder: Path, settings: EncoderSettings) -> None:
         self._settings = settings

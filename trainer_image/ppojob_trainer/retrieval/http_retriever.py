@@ -45,10 +45,7 @@ class HttpRetriever:
         self._pool = ThreadPoolExecutor(CONCURRENT, thread_name_prefix="retrieve")
 
     def search(self, queries: Sequence[str], k: int) -> list[list[Passage]]:
-        """Find the best passages of each query; see `Retriever`.
-
-        Raises RetrievalFailed if a query has no valid answer; other queries may have been sent.
-        """
+        """Find the best passages of each query, or raise RetrievalFailed; see `Retriever`."""
         return list(self._pool.map(lambda query: self._search(query, k), queries))
 
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""The manifest of an index; written last: without it, an index is incomplete."""
+"""The manifest of an index; written last: without it, an index is incomplete.
+
+Readers and checks raise ConfigError.
+"""
 
 import hashlib
 from pathlib import Path
@@ -77,10 +80,7 @@ class _Version(msgspec.Struct):
 
 
 def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manifest:
-    """Write the manifest of an index, of which all files are complete; names are relative.
-
-    Raises StorageError if writing failed.
-    """
+    """Write the manifest of an index, of which all files are complete; names are relative."""
     files = tuple(
         IndexFile(path=name, size_bytes=path.stat().st_size, sha256=_sha256(path))
         for name, path in ((name, folder / name) for name in sorted(names))
@@ -92,10 +92,7 @@ def seal(folder: Path, plan: Plan, memory_bytes: int, names: list[str]) -> Manif
 
 
 def read_manifest(folder: Path) -> Manifest:
-    """Read the manifest of an index, and no other file.
-
-    Raises ConfigError if there is no complete index, or it is of another version.
-    """
+    """Read the manifest of a complete index, and no other file."""
     path = folder / MANIFEST
     try:
         text = path.read_bytes()
@@ -118,10 +115,7 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def check_memory(manifest: Manifest, folder: Path) -> None:
-    """Refuse an index that does not fit into memory, before anything is loaded.
-
-    Raises ConfigError if it is too large.
-    """
+    """Refuse an index that does not fit into memory, before anything is loaded."""
     memory = machine_bytes()
     if memory is not None and manifest.memory_bytes > memory:
         raise ConfigError(
@@ -132,10 +126,7 @@ def check_memory(manifest: Manifest, folder: Path) -> None:
 
 
 def check_files(manifest: Manifest, folder: Path) -> None:
-    """Compare every byte of an index with its manifest.
-
-    Raises ConfigError if a file is missing, truncated or changed.
-    """
+    """Compare every byte of an index with its manifest."""
     for file in manifest.files:
         path = folder / file.path
         try:

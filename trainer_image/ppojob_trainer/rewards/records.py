@@ -85,11 +85,8 @@ NO_ANSWER = "[INVALID]"
 def text_verdict(
     prediction: str | None, ground_truth: Json, *, score: float, format_score: float
 ) -> Verdict:
-    """Return the `verdict` on an answer that must equal the ground truth exactly.
-
-    Raises TypeError if the ground truth is not text; those for tools are not checked earlier.
-    """
-    if not isinstance(ground_truth, str):
+    """Return the `verdict` on an answer that must equal the ground truth exactly."""
+    if not isinstance(ground_truth, str):  # those for tools are not checked earlier
         raise TypeError(f"ground_truth: got {ground_truth!r}: a number as text")
     is_right = prediction == ground_truth
     return verdict(prediction, is_right=is_right, score=score, format_score=format_score)

@@ -95,10 +95,7 @@ def answer_seconds(spec: Settings) -> float:
 
 @cache
 def open_sandbox(spec: Settings) -> Runner:
-    """Open the sandbox once per process, and print its description to the log of the pod.
-
-    Raises SandboxRefused if this machine isolates programs less than the settings require.
-    """
+    """Open the sandbox once per process, or raise SandboxRefused; prints its description."""
     limits = Limits(spec.time_limit_seconds, spec.memory_mib << 20)
     opened: Runner
     if spec.url:

@@ -76,10 +76,7 @@ class _Comparison(ctypes.Structure):
 
 
 def filter_program() -> bytes:
-    """Compile the list to a BPF program for this processor, by libseccomp.
-
-    Raises FilterError if it cannot be compiled here.
-    """
+    """Compile the list to a BPF program for this processor, by libseccomp, or raise FilterError."""
     try:
         library = ctypes.CDLL("libseccomp.so.2")
     except OSError:
