@@ -34,32 +34,23 @@ _model_request: Final = msgspec.json.Decoder(ModelRequest).decode
 
 @dataclass
 class Episode:
-    """One row.
+    """One row."""
 
-    Attributes:
-        name: unique among the rows of a generation phase; begins the ids of its requests.
-        sampling: sampling parameters; `max_tokens` is set turn by turn.
-        seed_of: the seed of a request, by its number from 0 among those that generated tokens.
-        agent: limits of turns and calls, and the handling of failures and rewards.
-        response_tokens: limit of generated and given tokens together.
-        form: parses its turns, and formats the tokens between them; None: it is a single turn.
-        user: answers the turns that call no tool; None: such a turn ends the row.
-        place: name for people: step, prompt and sample.
-        pictures: those of the prompt, packed by `data.pictures.packed`.
-        state: its progress; a row that an earlier phase began continues from that state.
-    """
-
-    name: str
+    name: str  # unique among the rows of a generation phase; begins the ids of its requests
     prompt: tuple[int, ...]
-    sampling: SamplingParams
+    sampling: SamplingParams  # sampling parameters; `max_tokens` is set turn by turn
+    # The seed of a request, by its number from 0 among those that generated tokens.
     seed_of: Callable[[int], int]
-    agent: AgentSpec
-    response_tokens: int
+    agent: AgentSpec  # limits of turns and calls, and the handling of failures and rewards
+    response_tokens: int  # limit of generated and given tokens together
+    # Parses its turns, and formats the tokens between them; None: it is a single turn.
     form: ChatForm | None
+    # Answers the turns that call no tool; None: such a turn ends the row.
     user: Interaction | None = None
-    place: str = ""
-    pictures: bytes = b""
+    place: str = ""  # name for people: step, prompt and sample
+    pictures: bytes = b""  # those of the prompt, packed by `data.pictures.packed`
     tools: Sequence[str] = ()
+    # Its progress; a row that an earlier phase began continues from that state.
     state: RowState = field(default_factory=RowState)
 
     def __post_init__(self) -> None:

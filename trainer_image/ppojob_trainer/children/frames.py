@@ -16,13 +16,9 @@ class Numbered(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """Answer to a request to import users' files.
+    """Answer to a request to import users' files."""
 
-    Attributes:
-        problems: one line each, for the user; empty for success.
-    """
-
-    problems: list[str]
+    problems: list[str]  # one line each, for the user; empty for success
 
 
 class FrameError(Exception):

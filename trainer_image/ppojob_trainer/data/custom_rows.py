@@ -28,14 +28,10 @@ class MakeRows(msgspec.Struct, frozen=True):
 
 
 class RowsMade(msgspec.Struct, frozen=True):
-    """The next rows as JSON, none at the end; after them a problem, if any.
-
-    Attributes:
-        got: invalid value instead of the next row; empty without a problem.
-    """
+    """The next rows as JSON, none at the end; after them a problem, if any."""
 
     items: list[bytes]
-    got: str = ""
+    got: str = ""  # invalid value instead of the next row; empty without a problem
     why: str = ""
     allowed: str = ""
 

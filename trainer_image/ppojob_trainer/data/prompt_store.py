@@ -36,36 +36,27 @@ class AnswerPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PromptRow:
-    """One prompt and what its reward needs.
+    """One prompt and what its reward needs."""
 
-    Attributes:
-        index: number in the dataset: ``dataset[row.index]`` is this row. -1 for a row that is not
-            in a dataset yet, which has no tokens.
-        token_ids: of the prompt, truncated if that is the policy for long prompts.
-        ground_truth: input of the reward; for a given answer whether it is good, for a pair its
-            margin; None if the row has none of these.
-        agent: name of the row's agent; empty in jobs without agents.
-        answers: answers to train on, of a pair the chosen one first; or given responses that join
-            the sampled ones; empty without any.
-        pictures: media files of the prompt, as by `pictures.packed`.
-        teacher_prompt: prompt of the reference as in the file; None if it reads `prompt`. It is
-            not stored.
-        teacher_token_ids: its token ids, truncated likewise.
-        known_scores: scores of earlier responses; empty without any.
-    """
-
+    # Number in the dataset: ``dataset[row.index]`` is this row. -1 for a row that is not in a
+    # dataset yet, which has no tokens.
     index: int
-    token_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]  # of the prompt, truncated if that is the policy for long prompts
     prompt: Prompt
     data_source: str
+    # Input of the reward; for a given answer whether it is good, for a pair its margin; None if the
+    # row has none of these.
     ground_truth: Json
     extra_info: Mapping[str, Json]
-    agent: str = ""
+    agent: str = ""  # name of the row's agent; empty in jobs without agents
+    # Answers to train on, of a pair the chosen one first; or given responses that join the sampled
+    # ones; empty without any.
     answers: tuple[tuple[AnswerPart, ...], ...] = ()
-    pictures: bytes = b""
+    pictures: bytes = b""  # media files of the prompt, as by `pictures.packed`
+    # Prompt of the reference as in the file; None if it reads `prompt`. It is not stored.
     teacher_prompt: Prompt | None = None
-    teacher_token_ids: tuple[int, ...] = ()
-    known_scores: tuple[float, ...] = ()
+    teacher_token_ids: tuple[int, ...] = ()  # its token ids, truncated likewise
+    known_scores: tuple[float, ...] = ()  # scores of earlier responses; empty without any
 
     @property
     def prompt_digest(self) -> str:

@@ -50,38 +50,28 @@ VIDEOS: Final = Medium(pictures.VIDEO_COLUMN, pictures.VIDEO_MARK, "video")
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A readable row before tokenization.
-
-    Attributes:
-        answers: messages of each answer that is trained on, from its first assistant message on.
-        entry: index in the list of files of the specification.
-        number: index of the row in all files together.
-        columns: all columns of the row, read or not.
-    """
+    """A readable row before tokenization."""
 
     row: PromptRow
     difficulty: float
+    # Messages of each answer that is trained on, from its first assistant message on.
     answers: Sequence[Sequence[Message]]
     later: Sequence[bytes]
     inputs: TemplateInputs
-    entry: int
-    number: int
+    entry: int  # index in the list of files of the specification
+    number: int  # index of the row in all files together
     path: str
     place: str
-    columns: Collection[str]
+    columns: Collection[str]  # all columns of the row, read or not
 
 
 @dataclass(slots=True)
 class RowReader:
-    """Reads the rows of one dataset.
-
-    Attributes:
-        given: type of a job whose rows have their answers.
-    """
+    """Reads the rows of one dataset."""
 
     spec: DataSpec
     chat: ChatTokenizer
-    given: GivenType | None
+    given: GivenType | None  # type of a job whose rows have their answers
     agents: row_checks.RowAgents | None
     max_rows: int | None
     errors: Findings

@@ -30,13 +30,9 @@ Numbers = npt.NDArray[np.float64]
 
 
 class OpenSampler(msgspec.Struct, frozen=True, tag=True):
-    """Load a function and check its signature; the keyword arguments are JSON.
+    """Load a function and check its signature; the keyword arguments are JSON."""
 
-    Attributes:
-        path: file of the function; empty if it is built in.
-    """
-
-    path: str
+    path: str  # file of the function; empty if it is built in
     function: str
     arguments: bytes
 

@@ -53,20 +53,14 @@ _FORMS: tuple[_Form, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Suffix:
-    """The tokens that a template puts after a turn, without the texts of the messages.
+    """The tokens that a template puts after a turn, without the texts of the messages."""
 
-    Attributes:
-        pieces: (texts + 1,) template text around the texts of messages. The first begins right
-            after the dummy text of the turn, so it ends the call and the turn.
-        forms: (texts,) the template's transformation of each text.
-        closing: length of the end of the turn in the first piece, with its end token.
-        end: start of that end token; equal to `closing` if there is none.
-    """
-
+    # (texts + 1,) template text around the texts of messages. The first begins right after the
+    # dummy text of the turn, so it ends the call and the turn.
     pieces: tuple[str, ...]
-    forms: tuple[_Form, ...]
-    closing: int
-    end: int
+    forms: tuple[_Form, ...]  # (texts,) the template's transformation of each text
+    closing: int  # length of the end of the turn in the first piece, with its end token
+    end: int  # start of that end token; equal to `closing` if there is none
 
 
 class TurnTemplate:

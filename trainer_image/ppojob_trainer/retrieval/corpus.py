@@ -46,18 +46,12 @@ class Document(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class CorpusCopy:
-    """A copy under a temporary name in the folder of an index.
-
-    Attributes:
-        sha256: of the copy, so that it does not depend on gzip.
-        offsets: of each document, and the end of the last.
-        ranks: of each document's id among the sorted ids.
-    """
+    """A copy under a temporary name in the folder of an index."""
 
     folder: Path
-    sha256: str
-    offsets: NDArray[np.int64]
-    ranks: NDArray[np.int32]
+    sha256: str  # of the copy, so that it does not depend on gzip
+    offsets: NDArray[np.int64]  # of each document, and the end of the last
+    ranks: NDArray[np.int32]  # of each document's id among the sorted ids
 
     def keep(self) -> None:
         """Write the arrays, and rename all to their final names; replaces existing files."""

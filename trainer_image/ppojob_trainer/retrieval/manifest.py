@@ -24,21 +24,15 @@ Kind = Literal["bm25", "dense"]
 
 
 class EncoderSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How texts become vectors.
+    """How texts become vectors."""
 
-    Attributes:
-        folder: of the sentence encoder, when the index was built.
-        fingerprint: of the files in that folder.
-        pooling: the vector of a text: the mean of its tokens' vectors, or that of the first token.
-        max_tokens: longer texts are truncated.
-    """
-
-    folder: str
-    fingerprint: str
+    folder: str  # of the sentence encoder, when the index was built
+    fingerprint: str  # of the files in that folder
+    # The vector of a text: the mean of its tokens' vectors, or that of the first token.
     pooling: Literal["mean", "cls"]
     query_prefix: str
     passage_prefix: str
-    max_tokens: int
+    max_tokens: int  # longer texts are truncated
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,15 +57,11 @@ class IndexFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The contents of an index.
-
-    Attributes:
-        memory_bytes: memory of a search, including mapped files.
-    """
+    """The contents of an index."""
 
     version: int
     plan: Plan
-    memory_bytes: int
+    memory_bytes: int  # memory of a search, including mapped files
     files: tuple[IndexFile, ...]
 
 

@@ -32,15 +32,11 @@ _encode: Final = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A loaded function.
-
-    Attributes:
-        folder: folder of its file; empty for a built-in scorer.
-    """
+    """A loaded function."""
 
     call: Callable[..., object]
     arguments: bytes
-    folder: str
+    folder: str  # folder of its file; empty for a built-in scorer
     columns: frozenset[str]
 
     @property

@@ -34,18 +34,13 @@ BATCH_BYTES = 16 * 1024**2
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A reward function of the job.
-
-    Attributes:
-        name: prefix of its values; further functions of the same name are numbered.
-        drops: whether a response is dropped from training if a call fails.
-    """
+    """A reward function of the job."""
 
     label: str
-    name: str
+    name: str  # prefix of its values; further functions of the same name are numbered
     spec: RewardSpec
     seconds: float
-    drops: bool
+    drops: bool  # whether a response is dropped from training if a call fails
 
 
 class ScoringPool(Closeable):

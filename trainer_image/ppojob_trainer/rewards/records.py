@@ -19,24 +19,16 @@ FAILED: Final = "failed"
 
 @dataclass(frozen=True, slots=True)
 class RewardItem:
-    """One response to score.
+    """One response to score."""
 
-    Attributes:
-        row: number of the response in the step, for messages.
-        response: decoded text, without the prompt.
-        response_tokens: number of tokens, with the end token.
-        finish_reason: ``stop``, or ``length`` if the response reached the limit.
-        prompt: number of its prompt in the step.
-    """
-
-    row: int
+    row: int  # number of the response in the step, for messages
     data_source: str
-    response: str
+    response: str  # decoded text, without the prompt
     ground_truth: Json
     extra_info: Mapping[str, Json] = field(default_factory=dict)
-    response_tokens: int = 0
-    finish_reason: str = "stop"
-    prompt: int = 0
+    response_tokens: int = 0  # number of tokens, with the end token
+    finish_reason: str = "stop"  # ``stop``, or ``length`` if the response reached the limit
+    prompt: int = 0  # number of its prompt in the step
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,14 +46,10 @@ _decode_conversation: Final = msgspec.json.Decoder(wire.Conversation).decode
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """A loaded tool or user simulator.
-
-    Attributes:
-        call: a `Tool` or a `User`.
-    """
+    """A loaded tool or user simulator."""
 
     name: str
-    call: Callable[..., object]
+    call: Callable[..., object]  # a `Tool` or a `User`
     is_user: bool
     folder: str
 

@@ -14,21 +14,13 @@ Message = dict[str, Any]
 
 
 class UserTurn(msgspec.Struct, frozen=True, array_like=True):
-    """An earlier answer of a user simulator, or request of a program.
+    """An earlier answer of a user simulator, or request of a program."""
 
-    Attributes:
-        start: number of messages before it.
-        messages: number of its messages.
-        begins_context: whether they begin a context.
-        tools: of a program, tool schemas for the model from here on.
-        max_tokens: of a program, limit of the next turn of the model; 0 for the job's limit.
-    """
-
-    start: int
-    messages: int = 1
-    begins_context: bool = False
-    tools: list[Message] = []
-    max_tokens: int = 0
+    start: int  # number of messages before it
+    messages: int = 1  # number of its messages
+    begins_context: bool = False  # whether they begin a context
+    tools: list[Message] = []  # of a program, tool schemas for the model from here on
+    max_tokens: int = 0  # of a program, limit of the next turn of the model; 0 for the job's limit
 
 
 class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
@@ -43,36 +35,27 @@ class ModelTurn(msgspec.Struct, frozen=True, array_like=True):
 
 
 class ModelRequest(msgspec.Struct, frozen=True):
-    """A program's request to the model, or the messages of a user simulator.
+    """A program's request to the model, or the messages of a user simulator."""
 
-    Attributes:
-        messages: normalised messages (`tools.requests.read_message`): all of a new context, else
-            those after the last turn; none if the request is the prompt of the data.
-        max_tokens: limit of the turn; 0 for the job's limit.
-    """
-
+    # Normalised messages (`tools.requests.read_message`): all of a new context, else those after
+    # the last turn; none if the request is the prompt of the data.
     messages: list[Message]
     begins_context: bool = False
     tools: list[Message] = []
-    max_tokens: int = 0
+    max_tokens: int = 0  # limit of the turn; 0 for the job's limit
 
 
 class Conversation(msgspec.Struct):
-    """A conversation, as the input of its user simulator.
+    """A conversation, as the input of its user simulator."""
 
-    Attributes:
-        messages: messages of all contexts, concatenated.
-        prompt: number of messages of the prompt.
-        user_turns: answers of the user simulator, or requests of the program, in order.
-        model_turns: of a program, the turns that answered its requests.
-        sampling: of a program, settings of the job that it may repeat, by OpenAI's names.
-    """
-
-    messages: list[Message]
-    prompt: int
+    messages: list[Message]  # messages of all contexts, concatenated
+    prompt: int  # number of messages of the prompt
     # The encoded names are those of checkpoints with rows in flight.
+    # Answers of the user simulator, or requests of the program, in order.
     user_turns: list[UserTurn] = msgspec.field(default_factory=list, name="spoken")
+    # Of a program, the turns that answered its requests.
     model_turns: list[ModelTurn] = msgspec.field(default_factory=list, name="drawn")
+    # Of a program, settings of the job that it may repeat, by OpenAI's names.
     sampling: dict[str, float] = msgspec.field(default_factory=dict)
 
     def add_request(self, request: ModelRequest) -> None:
@@ -148,16 +131,11 @@ class AgentCode(msgspec.Struct, frozen=True):
 
 
 class LoadTools(msgspec.Struct, frozen=True, tag=True):
-    """Load the tools and users of a job; calls refer to them by position, first the tools.
-
-    Attributes:
-        elsewhere: names of tools that another role runs, which are not loaded.
-        compares: whether schemas are compared with those of the MCP servers.
-    """
+    """Load the tools and users of a job; calls refer to them by position, first the tools."""
 
     agent: AgentCode
-    elsewhere: list[str]
-    compares: bool
+    elsewhere: list[str]  # names of tools that another role runs, which are not loaded
+    compares: bool  # whether schemas are compared with those of the MCP servers
     sandbox: Settings
 
 
@@ -168,20 +146,14 @@ class ToolsLoaded(Loaded, frozen=True):
 
 
 class CallTool(Numbered, frozen=True, tag=True):
-    """Call a tool or a user simulator.
+    """Call a tool or a user simulator."""
 
-    Attributes:
-        tool: position in ``LoadTools``.
-        instance: name of the call, the same in every repetition.
-        arguments: JSON object; for a user simulator the `Conversation`.
-        created: JSON object: the row's constructor arguments, or arguments of the user simulator.
-        pictures: pictures of the row so far; None if tools cannot return pictures.
-    """
-
-    tool: int
-    instance: str
-    arguments: bytes
+    tool: int  # position in ``LoadTools``
+    instance: str  # name of the call, the same in every repetition
+    arguments: bytes  # JSON object; for a user simulator the `Conversation`
+    # JSON object: the row's constructor arguments, or arguments of the user simulator.
     created: bytes
+    # Pictures of the row so far; None if tools cannot return pictures.
     pictures: list[SeenPicture] | None = None
 
 
@@ -193,14 +165,10 @@ class DescribeTools(msgspec.Struct, frozen=True, tag=True):
 
 
 class Described(msgspec.Struct, frozen=True):
-    """Description of a tool, from a function or an MCP server.
-
-    Attributes:
-        function: name in the file or at the server.
-    """
+    """Description of a tool, from a function or an MCP server."""
 
     name: str
-    function: str
+    function: str  # name in the file or at the server
     description: str
     parameters: bytes
 
@@ -213,18 +181,12 @@ class ToolsDescribed(msgspec.Struct, frozen=True):
 
 
 class ToolCalled(Numbered, frozen=True):
-    """Answer to ``CallTool``.
+    """Answer to ``CallTool``."""
 
-    Attributes:
-        answer: without its pictures, which are encoded in `pictures`.
-        raised: exception of the tool, as text; empty without one.
-        where: place of the exception, for the log.
-    """
-
-    answer: ToolAnswer = ToolAnswer("")
+    answer: ToolAnswer = ToolAnswer("")  # without its pictures, which are encoded in `pictures`
     pictures: list[bytes] = msgspec.field(default_factory=list)
-    raised: str = ""
-    where: str = ""
+    raised: str = ""  # exception of the tool, as text; empty without one
+    where: str = ""  # place of the exception, for the log
 
 
 ToolRequest = LoadTools | CallTool | DescribeTools

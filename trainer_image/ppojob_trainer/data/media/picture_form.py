@@ -20,16 +20,13 @@ from ppojob_trainer.data.media.video_forms import VideoForm
 
 @dataclass(frozen=True, slots=True)
 class RequestedSize:
-    """The size to which a row or the job resizes a picture, before the model's processor does.
+    """The size to which a row or the job resizes a picture, before the model's processor does."""
 
-    Attributes:
-        min_pixels: smaller pictures are enlarged to it; None for the processor's limit.
-        max_pixels: larger pictures are reduced to it; None for the processor's limit.
-        size: width and height instead of the picture's own; None for its own.
-    """
-
+    # Smaller pictures are enlarged to it; None for the processor's limit.
     min_pixels: int | None = None
+    # Larger pictures are reduced to it; None for the processor's limit.
     max_pixels: int | None = None
+    # Width and height instead of the picture's own; None for its own.
     size: tuple[int, int] | None = None
 
 
@@ -78,15 +75,10 @@ class PictureForm(MediaForm):
 
 @dataclass(frozen=True, slots=True)
 class ResizablePictureForm(PictureForm):
-    """Picture format of a model whose pictures may have any size within limits.
+    """Picture format of a model whose pictures may have any size within limits."""
 
-    Attributes:
-        least: pixels (or tiles) to which a smaller picture is enlarged, about.
-        most: pixels (or tiles) to which a larger one is reduced.
-    """
-
-    least: float
-    most: float
+    least: float  # pixels (or tiles) to which a smaller picture is enlarged, about
+    most: float  # pixels (or tiles) to which a larger one is reduced
 
     def with_limits(self, requested: RequestedSize) -> Self:
         """Return the format with the requested limits, where there are some."""

@@ -40,19 +40,12 @@ _WITH_TOWER, _WITHOUT_TOWER = "Gemma4Image", "Gemma4UnifiedImage"
 
 @dataclass(frozen=True, slots=True)
 class Grid(ResizablePictureForm):
-    """Picture format of Qwen and GLM: rows and columns of tokens, with positions in 3 dimensions.
+    """Picture format of Qwen and GLM: lines of tokens, with positions in three dimensions."""
 
-    Attributes:
-        patch: pixels of a side of a patch of the tower.
-        merge: patches of a side that become one token.
-        of_videos: the model's video format; None if it takes no videos.
-        of_sounds: its sound format; None if it takes no sounds.
-    """
-
-    patch: int
-    merge: int
-    of_videos: VideoForm | None = None
-    of_sounds: SoundForm | None = None
+    patch: int  # pixels of a side of a patch of the tower
+    merge: int  # patches of a side that become one token
+    of_videos: VideoForm | None = None  # the model's video format; None if it takes no videos
+    of_sounds: SoundForm | None = None  # its sound format; None if it takes no sounds
 
     @classmethod
     def read(cls, kind: str, settings: GridSettings, folder: Path) -> Self | None:
@@ -129,22 +122,15 @@ class Grid(ResizablePictureForm):
 
 @dataclass(frozen=True, slots=True)
 class Lines(ResizablePictureForm):
-    """Picture format of Mistral and LightOnOCR: lines of tokens.
+    """Picture format of Mistral and LightOnOCR: lines of tokens."""
 
-    Attributes:
-        line_end: the tokens after a line: one in Mistral.
-        end: the tokens after the last line.
-        unit: pixels of a side of a token.
-        multiple: pixels of whose multiples the sides of a picture are: `unit` in Mistral. In
-            LightOnOCR a rest that is no whole token is not seen.
-        longest: pixels of a side at most.
-    """
-
-    line_end: tuple[int, ...]
-    end: tuple[int, ...]
-    unit: int
+    line_end: tuple[int, ...]  # the tokens after a line: one in Mistral
+    end: tuple[int, ...]  # the tokens after the last line
+    unit: int  # pixels of a side of a token
+    # Pixels of whose multiples the sides of a picture are: `unit` in Mistral. In LightOnOCR a rest
+    # that is no whole token is not seen.
     multiple: int
-    longest: int
+    longest: int  # pixels of a side at most
 
     @classmethod
     def read(cls, kind: str, settings: LinesSettings, folder: Path) -> Self | None:
@@ -203,22 +189,15 @@ class Lines(ResizablePictureForm):
 
 @dataclass(frozen=True, slots=True)
 class Pooled(PictureForm):
-    """Picture format of Gemma 4: square tokens, as many as fit; a picture keeps its aspect ratio.
+    """Picture format of Gemma 4: as many square tokens as fit; a picture keeps its aspect ratio."""
 
-    Attributes:
-        begin: the token before those of a picture; `end` is that after them.
-        unit: pixels of a side of a token.
-        most: tokens of a picture at most.
-        joined: whether the model has no tower, and so gets the pixels of a token as one patch.
-        ahead: whether attention among a picture's tokens is bidirectional, in sliding-window
-            layers. Models that read the same tokens may differ in it.
-    """
-
-    begin: int
+    begin: int  # the token before those of a picture; `end` is that after them
     end: int
-    unit: int
-    most: int
-    joined: bool
+    unit: int  # pixels of a side of a token
+    most: int  # tokens of a picture at most
+    joined: bool  # whether the model has no tower, and so gets the pixels of a token as one patch
+    # Whether attention among a picture's tokens is bidirectional, in sliding-window layers. Models
+    # that read the same tokens may differ in it.
     ahead: bool = field(default=False, compare=False)
     ahead_in_windows: ClassVar = True
 

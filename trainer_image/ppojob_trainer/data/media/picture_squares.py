@@ -49,19 +49,14 @@ class Tiles(ResizablePictureForm):
     """Picture format of InternVL: equal tiles, then the whole picture in the size of a tile.
 
     `least` and `most` are numbers of tiles, without the last one.
-
-    Attributes:
-        begin: the token before those of a picture; `end` is that after them.
-        tile: width and height in pixels of a tile.
-        features: tokens of a tile.
     """
 
     least: int
     most: int
-    begin: int
+    begin: int  # the token before those of a picture; `end` is that after them
     end: int
-    tile: tuple[int, int]
-    features: int
+    tile: tuple[int, int]  # width and height in pixels of a tile
+    features: int  # tokens of a tile
     processor_arguments: ClassVar = {"crop_to_patches": True}
 
     @classmethod
@@ -117,19 +112,12 @@ class Tiles(ResizablePictureForm):
 
 @dataclass(frozen=True, slots=True)
 class Squares(PictureForm):
-    """Picture format of Gemma 3: one size, and bidirectional attention among a picture's tokens.
+    """Picture format of Gemma 3: one size, and bidirectional attention among a picture's tokens."""
 
-    Attributes:
-        begin: text of the token that a template writes for a picture.
-        shown: text that replaces it, with `token` once.
-        size: width and height in pixels of every picture.
-        features: tokens of a picture.
-    """
-
-    begin: str
-    shown: str
-    size: tuple[int, int]
-    features: int
+    begin: str  # text of the token that a template writes for a picture
+    shown: str  # text that replaces it, with `token` once
+    size: tuple[int, int]  # width and height in pixels of every picture
+    features: int  # tokens of a picture
     processor_arguments: ClassVar = {"do_pan_and_scan": False}
     sees_ahead: ClassVar = True
 
@@ -173,25 +161,17 @@ class Crops(PictureForm):
     """Picture format of SmolVLM and Idefics3: squares, then the whole picture in one square.
 
     Before the tokens of a square is its name, with its row and column.
-
-    Attributes:
-        around: the token before each name, and after the last square.
-        names: tokens of the names of squares, by row and column; `whole` is that of the picture.
-        line_end: tokens after a row of squares.
-        gap: tokens after the last row.
-        side: pixels of a side of a square.
-        features: tokens of a square after its name.
-        longest: pixels of the longer side of a picture before it is cut; those of a square if it
-            is not cut.
     """
 
-    around: int
+    around: int  # the token before each name, and after the last square
+    # Tokens of the names of squares, by row and column; `whole` is that of the picture.
     names: tuple[tuple[tuple[int, ...], ...], ...]
     whole: tuple[int, ...]
-    line_end: tuple[int, ...]
-    gap: tuple[int, ...]
-    side: int
-    features: int
+    line_end: tuple[int, ...]  # tokens after a row of squares
+    gap: tuple[int, ...]  # tokens after the last row
+    side: int  # pixels of a side of a square
+    features: int  # tokens of a square after its name
+    # Pixels of the longer side of a picture before it is cut; those of a square if it is not cut.
     longest: int
 
     @classmethod
@@ -261,37 +241,25 @@ class Splits(ResizablePictureForm):
     A picture of up to `most_tokens`, times a tolerance, keeps its aspect ratio about. A larger one
     is resized to a grid of tiles. Before each tile is its name, with its row and column. The whole
     picture follows in the size that it would have without tiles.
-
-    Attributes:
-        begin: the token before those of a picture; `end` is that after them.
-        names: tokens of the names of tiles, by row and column; empty if pictures are not cut.
-        before_whole: tokens between the tiles and the whole picture; empty if it does not follow.
-        patch: pixels of a side of a patch of the tower.
-        merge: patches of a side that become one token.
-        tile: pixels of a side of a tile.
-        tiles: the least and the largest number of tiles.
-        least_tokens: of a whole picture; `most_tokens` is their upper limit.
-        tolerance: a picture of more than `most_tokens` times this is cut.
-        resample: Pillow's number of the filter that resizes: 2 is bilinear, 3 is bicubic.
-        mean: mean of each colour, of 0 to 1, that is subtracted; `std` is the divisor.
-        scale: factor from bytes to 0 to 1.
     """
 
-    begin: int
+    begin: int  # the token before those of a picture; `end` is that after them
     end: int
+    # Tokens of the names of tiles, by row and column; empty if pictures are not cut.
     names: tuple[tuple[tuple[int, ...], ...], ...]
+    # Tokens between the tiles and the whole picture; empty if it does not follow.
     before_whole: tuple[int, ...]
-    patch: int
-    merge: int
-    tile: int
-    tiles: tuple[int, int]
-    least_tokens: int
+    patch: int  # pixels of a side of a patch of the tower
+    merge: int  # patches of a side that become one token
+    tile: int  # pixels of a side of a tile
+    tiles: tuple[int, int]  # the least and the largest number of tiles
+    least_tokens: int  # of a whole picture; `most_tokens` is their upper limit
     most_tokens: int
-    tolerance: float
-    resample: int
-    mean: _Colours
+    tolerance: float  # a picture of more than `most_tokens` times this is cut
+    resample: int  # Pillow's number of the filter that resizes: 2 is bilinear, 3 is bicubic
+    mean: _Colours  # mean of each colour, of 0 to 1, that is subtracted; `std` is the divisor
     std: _Colours
-    scale: float
+    scale: float  # factor from bytes to 0 to 1
 
     @classmethod
     def read(cls, kind: str, settings: SplitsSettings, folder: Path) -> Self | None:

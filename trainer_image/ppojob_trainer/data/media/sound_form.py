@@ -50,16 +50,11 @@ class _Processor(msgspec.Struct):
 
 @dataclass(frozen=True, slots=True)
 class SoundForm(MediaForm):
-    """Sound format of a model; this is Qwen2-Audio, others are subclasses.
-
-    Attributes:
-        hop: samples between two frames of features.
-        seconds: of the longest sound.
-    """
+    """Sound format of a model; this is Qwen2-Audio, others are subclasses."""
 
     rate: int
-    hop: int
-    seconds: int
+    hop: int  # samples between two frames of features
+    seconds: int  # of the longest sound
 
     @property
     def least(self) -> int:

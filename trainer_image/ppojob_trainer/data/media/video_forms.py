@@ -60,23 +60,14 @@ def no_shorter(width: int, height: int, unit: int) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True)
 class VideoForm(ABC):
-    """Video format of a model.
+    """Video format of a model."""
 
-    Attributes:
-        token: placeholder of a video or a clip in text, and token of its features.
-        unit: pixels of a side of a token.
-        frames: frames of a clip, which the tower reads at once.
-        least: pixels to which smaller frames are enlarged, about.
-        most: pixels to which larger frames are reduced.
-        bound: tokens that limit the frames of a long video; None for no such limit.
-    """
-
-    token: int
-    unit: int
-    frames: int
-    least: float
-    most: float
-    bound: int | None
+    token: int  # placeholder of a video or a clip in text, and token of its features
+    unit: int  # pixels of a side of a token
+    frames: int  # frames of a clip, which the tower reads at once
+    least: float  # pixels to which smaller frames are enlarged, about
+    most: float  # pixels to which larger frames are reduced
+    bound: int | None  # tokens that limit the frames of a long video; None for no such limit
 
     @staticmethod
     def read(settings: GridSettings, unit: int) -> "VideoForm | None":
@@ -137,15 +128,11 @@ class VideoForm(ABC):
 
 @dataclass(frozen=True, slots=True)
 class Joined(VideoForm):
-    """Video format of Qwen2-VL, 2.5-VL and Qwen-Omni: one run of tokens, with time positions.
+    """Video format of Qwen2-VL, 2.5-VL and Qwen-Omni: one run of tokens, with time positions."""
 
-    Attributes:
-        per_second: time positions per second; None if each clip has the next one.
-        by_moments: whether a position is rounded from the clip's time, or from a multiple of the
-            rounded duration of a clip.
-    """
-
-    per_second: float | None
+    per_second: float | None  # time positions per second; None if each clip has the next one
+    # Whether a position is rounded from the clip's time, or from a multiple of the rounded duration
+    # of a clip.
     by_moments: bool = False
 
     def target_size(self, count: int, width: int, height: int) -> tuple[int, int]:
