@@ -20,8 +20,7 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import OnProgress, StoredCorpus
-from ppojob_trainer.retrieval.index import Scores
+from ppojob_trainer.retrieval.corpus import OnProgress, Scores, StoredCorpus
 
 K1: Final = 0.9
 B: Final = 0.4

@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ from ppojob_trainer.errors import ConfigError
 
 OnProgress = Callable[[str, int], None]
 """Called with the current stage, and the number of documents that it has processed."""
+Scores: TypeAlias = Callable[[str], NDArray[np.float32]]
+"""Query -> (documents,) scores of an index; -inf for documents that do not match."""
 
 DOCUMENTS: Final = "passages.jsonl"
 OFFSETS: Final = "offsets.npy"

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 
 from ppojob_trainer import durable
 from ppojob_trainer.errors import ConfigError
-from ppojob_trainer.retrieval.corpus import OnProgress, StoredCorpus, array_bytes
+from ppojob_trainer.retrieval.corpus import OnProgress, Scores, StoredCorpus, array_bytes
 from ppojob_trainer.retrieval.encoder import SentenceEncoder, encoder_settings
-from ppojob_trainer.retrieval.index import Scores
 from ppojob_trainer.retrieval.manifest import Plan
 
 SHARD_DOCUMENTS: Final = 2048

@@ -1,19 +1,15 @@
 """Local index, searched by one query at a time."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ppojob_trainer.closeable import Closeable
-from ppojob_trainer.retrieval.corpus import StoredCorpus
+from ppojob_trainer.retrieval.corpus import Scores, StoredCorpus
 from ppojob_trainer.retrieval.manifest import check_files, check_memory, read_manifest
 from ppojob_trainer.retrieval.passages import Passage
-
-Scores: TypeAlias = Callable[[str], NDArray[np.float32]]
-"""Query -> (documents,) scores; -inf for those that do not match."""
 
 
 class IndexRetriever(Closeable):
