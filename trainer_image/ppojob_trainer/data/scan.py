@@ -42,23 +42,22 @@ class Scan:
     digests: list[str] = field(default_factory=list)  # SHA-256 of each file's rows, in hex
     # SHA-256 of the rows' pictures, which may be separate files; None without any.
     media_digest: "hashlib._Hash | None" = None
-    kept: int = 0  # rows to draw from; ``kept_of`` counts those of each entry of the list of files
+    kept: int = 0  # rows to draw from
+    kept_of: list[int] = field(default_factory=list)  # of each entry of the list of files
     good: int = 0
-    kept_of: list[int] = field(default_factory=list)
     # (kept,) order of a curriculum; empty without one.
     difficulties: "array[float]" = field(default_factory=lambda: array("d"))
-    # Rows with scores of earlier responses; ``guided`` are those with given responses.
-    scored: int = 0
-    guided: int = 0
-    dropped: int = 0  # rows dropped as too long; ``untrained`` are rows without trained tokens
-    untrained: int = 0
+    scored: int = 0  # rows with scores of earlier responses
+    guided: int = 0  # rows with given responses
+    dropped: int = 0  # rows dropped as too long
+    untrained: int = 0  # rows without trained tokens
     errors: Findings = field(default_factory=Findings)
     warnings: Findings = field(default_factory=Findings)
     # (rows,) eight-byte digest of each prompt.
     prompt_keys: "array[int]" = field(default_factory=lambda: array("Q"))
     key_rows: "array[int]" = field(default_factory=lambda: array("q"))
-    prompt_kind: str = ""  # "text" or "messages", as in the first readable row, at ``prompt_place``
-    prompt_place: str = ""
+    prompt_kind: str = ""  # "text" or "messages", as in the first readable row
+    prompt_place: str = ""  # of that row
     reader: RowReader = field(init=False)
     _answers: Demonstrations | ScoredAnswers | None = None
 

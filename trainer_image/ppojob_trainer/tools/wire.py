@@ -50,8 +50,8 @@ class Conversation(msgspec.Struct):
 
     messages: list[Message]  # messages of all contexts, concatenated
     prompt: int  # number of messages of the prompt
-    # The encoded names are those of checkpoints with rows in flight.
-    # Answers of the user simulator, or requests of the program, in order.
+    # Answers of the user simulator, or requests of the program, in order. The encoded names, here
+    # and below, are those of checkpoints with rows in flight.
     user_turns: list[UserTurn] = msgspec.field(default_factory=list, name="spoken")
     # Of a program, the turns that answered its requests.
     model_turns: list[ModelTurn] = msgspec.field(default_factory=list, name="drawn")
