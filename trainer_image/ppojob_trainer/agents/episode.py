@@ -38,7 +38,7 @@ class Episode:
 
     name: str  # unique among the rows of a generation phase; begins the ids of its requests
     prompt: tuple[int, ...]
-    sampling: SamplingParams  # sampling parameters; `max_tokens` is set turn by turn
+    sampling: SamplingParams  # `max_tokens` is set turn by turn
     # The seed of a request, by its number from 0 among those that generated tokens.
     seed_of: Callable[[int], int]
     agent: AgentSpec  # limits of turns and calls, and the handling of failures and rewards

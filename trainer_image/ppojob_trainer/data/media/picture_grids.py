@@ -191,8 +191,8 @@ class Lines(ResizablePictureForm):
 class Pooled(PictureForm):
     """Picture format of Gemma 4: as many square tokens as fit; a picture keeps its aspect ratio."""
 
-    begin: int  # the token before those of a picture; `end` is that after them
-    end: int
+    begin: int  # the token before those of a picture
+    end: int  # the token after them
     unit: int  # pixels of a side of a token
     most: int  # tokens of a picture at most
     joined: bool  # whether the model has no tower, and so gets the pixels of a token as one patch

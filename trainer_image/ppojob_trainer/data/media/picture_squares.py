@@ -53,8 +53,8 @@ class Tiles(ResizablePictureForm):
 
     least: int
     most: int
-    begin: int  # the token before those of a picture; `end` is that after them
-    end: int
+    begin: int  # the token before those of a picture
+    end: int  # the token after them
     tile: tuple[int, int]  # width and height in pixels of a tile
     features: int  # tokens of a tile
     processor_arguments: ClassVar = {"crop_to_patches": True}
@@ -164,9 +164,9 @@ class Crops(PictureForm):
     """
 
     around: int  # the token before each name, and after the last square
-    # Tokens of the names of squares, by row and column; `whole` is that of the picture.
+    # Tokens of the names of squares, by row and column.
     names: tuple[tuple[tuple[int, ...], ...], ...]
-    whole: tuple[int, ...]
+    whole: tuple[int, ...]  # those of the name of the whole picture
     line_end: tuple[int, ...]  # tokens after a row of squares
     gap: tuple[int, ...]  # tokens after the last row
     side: int  # pixels of a side of a square
@@ -243,8 +243,8 @@ class Splits(ResizablePictureForm):
     picture follows in the size that it would have without tiles.
     """
 
-    begin: int  # the token before those of a picture; `end` is that after them
-    end: int
+    begin: int  # the token before those of a picture
+    end: int  # the token after them
     # Tokens of the names of tiles, by row and column; empty if pictures are not cut.
     names: tuple[tuple[tuple[int, ...], ...], ...]
     # Tokens between the tiles and the whole picture; empty if it does not follow.
@@ -253,12 +253,12 @@ class Splits(ResizablePictureForm):
     merge: int  # patches of a side that become one token
     tile: int  # pixels of a side of a tile
     tiles: tuple[int, int]  # the least and the largest number of tiles
-    least_tokens: int  # of a whole picture; `most_tokens` is their upper limit
-    most_tokens: int
+    least_tokens: int  # of a whole picture
+    most_tokens: int  # of a whole picture
     tolerance: float  # a picture of more than `most_tokens` times this is cut
     resample: int  # Pillow's number of the filter that resizes: 2 is bilinear, 3 is bicubic
-    mean: _Colours  # mean of each colour, of 0 to 1, that is subtracted; `std` is the divisor
-    std: _Colours
+    mean: _Colours  # mean of each colour, of 0 to 1, that is subtracted
+    std: _Colours  # the divisor after that
     scale: float  # factor from bytes to 0 to 1
 
     @classmethod
